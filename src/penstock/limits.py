@@ -12,9 +12,7 @@ _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_
 
 def machine_bytes() -> int | None:
     """Return the bytes of memory that the process may use; ``None`` if the system does not say.
-
-    That is the machine's memory, or the limit of its cgroup (v2 or v1) if that is lower.
-    """
+    That is the machine's memory, or the limit of its cgroup (v2 or v1) if that is lower."""
     sizes = []
     with suppress(AttributeError, OSError, ValueError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -26,10 +24,8 @@ def machine_bytes() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds checked while a model is loaded, compiled and run. ``None`` means no bound.
-
-    Exceeding one raises ``InvalidModel`` while loading, and ``LimitExceeded`` in a compile or run.
-    """
+    """Bounds checked while a model is loaded, compiled and run. ``None`` means no bound. Exceeding
+    one raises ``InvalidModel`` while loading, and ``LimitExceeded`` in a compile or run."""
 
     max_nodes: int | None = 5_000_000
     """nodes over all graphs of a model, function bodies expanded"""

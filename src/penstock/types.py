@@ -27,10 +27,8 @@ MAX_DATA = 128  # elements; shapes and their likes are shorter
 
 
 class ShapeError(ValueError):
-    """Types, shapes or attributes that do not fit an operation.
-
-    Raised by ``infer`` functions and kernels; their callers add the node and its origin.
-    """
+    """Types, shapes or attributes that do not fit an operation. Raised by ``infer`` functions and
+    kernels; their callers add the node and its origin."""
 
 
 class _Cached:
@@ -230,10 +228,8 @@ def join(a: Type, b: Type) -> Type:
 
 
 def accepts(declared: Type, actual: Type) -> bool:
-    """Whether a value of type ``actual`` may be used where ``declared`` is expected.
-
-    Symbolic dims accept any dim here: equal names are checked with all inputs of a run together.
-    """
+    """Whether a value of type ``actual`` may be used where ``declared`` is expected. Symbolic dims
+    accept any dim here: equal names are checked with all inputs of a run together."""
     if isinstance(declared, AnyType) or isinstance(actual, AnyType):
         return True
     if isinstance(declared, OptionalType):

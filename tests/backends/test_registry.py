@@ -6,7 +6,6 @@ import pytest
 from onnx import parser
 
 import penstock as ps
-from penstock.backends.base import HostBackend
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import BACKENDS, available, backend_of, backends_of, describe
 
@@ -28,31 +27,6 @@ def test_backends_by_default_are_those_available():
 def test_backends_of_one_name_are_refused():
     with pytest.raises(ValueError, match="two of one name"):
         backends_of(["numpy", NumpyBackend()])
-
-
-class OldHost(HostBackend):
-    name = "old"
-
-    def supports(self, node, types):
-        return True
-
-    def compile(self, node, types):
-        return node.op.compile(node, types)
-
-
-class OldNumpy(NumpyBackend):
-    name = "old"
-
-    def compile(self, node, types):
-        return node.op.compile(node, types)
-
-
-@pytest.mark.parametrize("backend", [OldHost(), OldNumpy()])
-def test_compile_with_a_backend_of_the_old_protocol_says_what_to_implement(backend):
-    with pytest.raises(
-        TypeError, match=r"Old.* with .*compile\(\): implement kernel\(node, types\)"
-    ):
-        ps.compile(parser.parse_model(MODEL), backends=[backend])
 
 
 def test_compile_with_an_object_that_is_no_backend_says_so():

@@ -41,10 +41,8 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """``size`` bytes, live from step ``first`` to step ``last``, both included.
-
-    A buffer of size 0 takes no memory. Raises ``ValueError`` for a negative size or lifetime.
-    """
+    """``size`` bytes, live from step ``first`` to step ``last``, both included. A buffer of size 0
+    takes no memory. Raises ``ValueError`` for a negative size or lifetime."""
 
     size: int
     first: int
@@ -155,10 +153,8 @@ def _run(planners: Mapping[str, Callable[[], Arena]], name: str) -> Arena:
 
 
 class _Blocks:
-    """Sizes of buffers, rounded up to units of alignment, and simple methods to place them.
-
-    Empty buffers stay at offset 0 and are ignored: ``filled`` are all others.
-    """
+    """Sizes of buffers, rounded up to units of alignment, and simple methods to place them. Empty
+    buffers stay at offset 0 and are ignored: ``filled`` are all others."""
 
     __slots__ = ("filled", "nbytes", "sizes")
 

@@ -113,11 +113,9 @@ class _Clusters:
                     break
 
     def join_siblings(self) -> None:
-        """Merge small groups with the same predecessors, as long as the result is small.
-
-        This creates no cycle: a path from one of them to another would lead through a predecessor
-        that they share, back to itself.
-        """
+        """Merge small groups with the same predecessors, as long as the result is small. This
+        creates no cycle: a path from one of them to another would lead through a predecessor that
+        they share, back to itself."""
         open_groups: dict[tuple[int, frozenset[int]], list[int]] = {}
         for i in list(self.alive):
             if self.cost[i] < self.grain:

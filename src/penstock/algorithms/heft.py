@@ -44,10 +44,8 @@ _BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class WorkerSchedule:
-    """Node i runs on ``worker[i]`` of ``backend[i]`` from ``start[i]`` to ``finish[i]``.
-
-    Workers are counted within their backend, from 0, and times from the start of the run.
-    """
+    """Node i runs on ``worker[i]`` of ``backend[i]`` from ``start[i]`` to ``finish[i]``. Workers
+    are counted within their backend, from 0, and times from the start of the run."""
 
     backend: tuple[int, ...]
     worker: tuple[int, ...]
@@ -263,10 +261,8 @@ def _variants(problem: _Problem) -> Iterator[_Problem]:
 
 
 def _near(problem: _Problem, plan: Sequence[int]) -> list[int]:
-    """``plan`` after moving nodes to backends where cost and adjacent transfers are less.
-
-    Iterated conditional modes (Besag 1986): the sum of all costs and transfers never grows.
-    """
+    """``plan`` after moving nodes to backends where cost and adjacent transfers are less. Iterated
+    conditional modes (Besag 1986): the sum of all costs and transfers never grows."""
     backend = list(plan)
     for _ in range(_SWEEPS if problem.arriving else 0):
         before = backend[:]
@@ -318,10 +314,8 @@ def _by_time(order: Sequence[int], placement: WorkerSchedule) -> list[int]:
 
 class _Idle:
     """The idle time of a worker: gaps between nodes, each (end, begin), and all from ``end`` on.
-
     Each block of gaps stores its last end and its longest gap, so that a search skips blocks of
-    gaps that are too short. Gaps shorter than every possible node are dropped.
-    """
+    gaps that are too short. Gaps shorter than every possible node are dropped."""
 
     __slots__ = ("blocks", "end", "ends", "longest", "shortest")
 

@@ -267,10 +267,8 @@ class _Assignment:
 
 
 class _SharedAssignment(_Assignment):
-    """Assignment to a bounded number of streams, which independent nodes share.
-
-    A stream runs its nodes in ``order``, so that no two streams can wait for each other.
-    """
+    """Assignment to a bounded number of streams, which independent nodes share. A stream runs its
+    nodes in ``order``, so that no two streams can wait for each other."""
 
     def __init__(
         self, work: _Work, order: Sequence[int], width: dict[int, int], max_streams: int
@@ -317,11 +315,9 @@ class _SharedAssignment(_Assignment):
 def _schedule(
     dag: Dag, order: list[int], own: Sequence[int], devices: Sequence[int]
 ) -> StreamSchedule:
-    """The schedule of nodes on streams that ``own`` numbers within their devices.
-
-    Vector clocks would find the waits that others imply, but with an entry for each stream they are
-    too large for wide graphs.
-    """
+    """The schedule of nodes on streams that ``own`` numbers within their devices. Vector clocks
+    would find the waits that others imply, but with an entry for each stream they are too large for
+    wide graphs."""
     number: dict[tuple[int, int], int] = {}
     stream = [0] * dag.n
     last: dict[int, int] = {}

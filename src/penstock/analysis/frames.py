@@ -117,9 +117,7 @@ class _Finder:
 
     def sources(self, node: Node) -> Iterator[tuple[str, Frame]]:
         """The name and the frame of each input and control input of ``node``, captures included.
-
-        Without those from the iteration before, whose producers come later in the graph.
-        """
+        Without those from the iteration before, whose producers come later in the graph."""
         for value in all_reads(node):
             producer = value.producer
             if producer is None:

@@ -21,10 +21,8 @@ from penstock.types import type_of
 
 
 def evaluate(node: Node, inputs: Sequence[Any], kernel: Kernel | None = None) -> tuple[Any, ...]:
-    """The outputs of one node without sub-graphs, from the values of its inputs.
-
-    ``kernel`` is the node's NumPy kernel; without one, it is compiled for the types of ``inputs``.
-    """
+    """The outputs of one node without sub-graphs, from the values of its inputs. ``kernel`` is the
+    node's NumPy kernel; without one, it is compiled for the types of ``inputs``."""
     if kernel is None:
         types = [
             None if v is None else type_of(x) for v, x in zip(node.inputs, inputs, strict=True)
@@ -38,10 +36,8 @@ def evaluate(node: Node, inputs: Sequence[Any], kernel: Kernel | None = None) ->
 def interpret(
     graph: Graph, feeds: Sequence[Any], outer: Mapping[Value, Any] | None = None
 ) -> list[Any]:
-    """The outputs of ``graph``, whose nodes must be sorted, for one value for each input.
-
-    ``outer`` has the values of enclosing graphs, if the graph is a sub-graph.
-    """
+    """The outputs of ``graph``, whose nodes must be sorted, for one value for each input. ``outer``
+    has the values of enclosing graphs, if the graph is a sub-graph."""
     return Interpreter().run(graph, feeds, outer or {})
 
 

@@ -64,9 +64,7 @@ class ValueMemory:
 
     def has_order(self, value: Value, order: Order) -> bool:
         """Whether the dims of a value are known to be in memory in ``order``, without gaps.
-
-        Constants and values of unknown shape count as such: kernels copy these themselves.
-        """
+        Constants and values of unknown shape count as such: kernels copy these themselves."""
         view = self.views.get(value)
         type_ = value.type if view is None else view.type
         if value.const is not None or not is_plannable(type_):

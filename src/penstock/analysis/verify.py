@@ -65,9 +65,7 @@ def verify(model: Model, limits: Limits = DEFAULT_LIMITS, *, partial: bool = Fal
 
 def function_cycle(calls: Mapping[str, Collection[str]]) -> list[str] | None:
     """Return functions that call each other in a cycle, caller before callee; or ``None``.
-
-    ``calls`` maps each function to those it calls; callees without a key are ignored.
-    """
+    ``calls`` maps each function to those it calls; callees without a key are ignored."""
     position = {name: i for i, name in enumerate(calls)}
     edges = [(position[a], position[b]) for a in calls for b in calls[a] if b in position]
     try:
@@ -419,10 +417,8 @@ def _check_scan_lists(index: _Index) -> Iterator[str]:
 
 
 def _check_primitives(index: _Index) -> Iterator[str]:
-    """Nodes of operations with a fixed arity have it, and an Enter has its attributes.
-
-    Frames are checked in ``analysis.frames``, only for the nodes that a run needs.
-    """
+    """Nodes of operations with a fixed arity have it, and an Enter has its attributes. Frames are
+    checked in ``analysis.frames``, only for the nodes that a run needs."""
     for _, _, node in index.nodes():
         arity = node.op.arity
         if arity is None:

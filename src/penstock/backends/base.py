@@ -173,9 +173,7 @@ class HostBackend:
 
 def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:
     """The kernel of a transfer between the host and one of ``backends``, named in its attributes.
-
-    Names of other backends, and of those in the host's memory, stand for the host.
-    """
+    Names of other backends, and of those in the host's memory, stand for the host."""
     away = {backend.name: backend for backend in backends if backend.memory != HOST}
     source, target = away.get(node.attrs["source"]), away.get(node.attrs["target"])
     if target is None:
@@ -183,24 +181,3 @@ def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:
         return Kernel(source.to_host)
     assert source is None
     return Kernel(target.from_host)
-
-
-def check_protocol(backend: object) -> None:
-    """Raise ``TypeError`` for a backend without ``kernel``, or with ``supports`` or ``compile`` of
-    the former protocol in a subclass of the class that defines ``kernel``."""
-    for cls in type(backend).__mro__:
-        if "kernel" in vars(cls):
-            return
-        old = [name for name in ("supports", "compile") if name in vars(cls)]
-        if old:
-            raise TypeError(
-                f"backends= has a {type(backend).__name__} with {' and '.join(old)}(): implement "
-                "kernel(node, types), which returns a Kernel, or None for nodes that the backend "
-                "cannot run; it replaces supports, compile and forget"
-            )
-    if not callable(getattr(backend, "kernel", None)):
-        raise TypeError(
-            f"backends= has a {type(backend).__name__}, which is no backend: it takes names of "
-            "backends, and objects with the methods of penstock.backends.base.Backend, such as "
-            "kernel(node, types)"
-        )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.base import Backend, check_protocol
+from penstock.backends.base import Backend
 
 BACKENDS = {
     "numpy": "penstock.backends.numpy.NumpyBackend",
@@ -45,7 +45,12 @@ def backend_of(chosen: str | Backend, precision: str = "float32") -> Backend:
     and ``TypeError`` for an object that does not answer ``kernel(node, types)``.
     """
     if not isinstance(chosen, str):
-        check_protocol(chosen)
+        if not callable(getattr(chosen, "kernel", None)):
+            raise TypeError(
+                f"backends= has a {type(chosen).__name__}, which is no backend: it takes names of "
+                "backends, and objects with the methods of penstock.backends.base.Backend, such as "
+                "kernel(node, types)"
+            )
         return chosen
     if chosen not in BACKENDS:
         raise ValueError(f"backend {chosen!r} is not one of {', '.join(BACKENDS)}")
@@ -58,10 +63,8 @@ def backend_of(chosen: str | Backend, precision: str = "float32") -> Backend:
 def backends_of(
     chosen: Sequence[str | Backend] | None, precision: str = "float32"
 ) -> list[Backend]:
-    """The backends of a session: those ``chosen``, or all that are available.
-
-    Raises ``ValueError`` for two of one name, and as ``backend_of`` does.
-    """
+    """The backends of a session: those ``chosen``, or all that are available. Raises ``ValueError``
+    for two of one name, and as ``backend_of`` does."""
     backends = [backend_of(backend, precision) for backend in chosen or available()]
     names = [backend.name for backend in backends]
     if len(set(names)) < len(names):

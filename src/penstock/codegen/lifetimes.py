@@ -32,11 +32,9 @@ class Lifetimes:
     def _block(
         self, steps: Sequence[Step], kept: Iterable[int], released: Iterable[int] = ()
     ) -> None:
-        """What is released in a block, or in one task of it, and in blocks inside.
-
-        ``kept`` are the values that outlive the steps, ``released`` values that were computed
-        elsewhere and that only these steps read.
-        """
+        """What is released in a block, or in one task of it, and in blocks inside. ``kept`` are the
+        values that outlive the steps, ``released`` values that were computed elsewhere and that
+        only these steps read."""
         kept = set(kept)
         last: dict[int, Step] = dict.fromkeys(released, steps[0]) if steps else {}
         for step in steps:

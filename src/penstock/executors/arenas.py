@@ -27,10 +27,8 @@ _PATIENCE_S = 0.02
 
 
 class Arenas(Generic[T]):
-    """A pool of arenas of ``size`` bytes each, as ``bind(memory)`` returns them.
-
-    Raises ``LimitExceeded`` if one arena is larger than ``limits.max_bytes``.
-    """
+    """A pool of arenas of ``size`` bytes each, as ``bind(memory)`` returns them. Raises
+    ``LimitExceeded`` if one arena is larger than ``limits.max_bytes``."""
 
     def __init__(
         self, size: int, host: Backend, limits: Limits, bind: Callable[[np.ndarray], T]

@@ -93,9 +93,7 @@ NEVER = Control()
 
 class CancelToken:
     """Cancels the runs that it was given to, from any thread: ``session.run(feeds, cancel=token)``.
-
-    Cancelling a token's ``parent`` cancels the token too, but not the other way round.
-    """
+    Cancelling a token's ``parent`` cancels the token too, but not the other way round."""
 
     def __init__(self, parent: CancelToken | None = None) -> None:
         self._parent = parent

@@ -155,11 +155,9 @@ class ParallelExecutor(CompiledExecutor):
 
 
 class _ArenaRequest:
-    """An asynchronous run that waits for an arena.
-
-    A class, because closures that refer to one another would form a reference cycle, which keeps
-    what was fed alive until the next garbage collection.
-    """
+    """An asynchronous run that waits for an arena. A class, because closures that refer to one
+    another would form a reference cycle, which keeps what was fed alive until the next garbage
+    collection."""
 
     __slots__ = ("_control", "_done", "_executor", "_inputs")
 

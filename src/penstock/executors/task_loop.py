@@ -33,10 +33,8 @@ class Queue:
 
 
 class Flow:
-    """What the loop obeys, the same for every run of a plan.
-
-    ``tasks`` say what waits for what; ``worthwhile[t]``: whether task t is worth another worker.
-    """
+    """What the loop obeys, the same for every run of a plan. ``tasks`` say what waits for what;
+    ``worthwhile[t]``: whether task t is worth another worker."""
 
     def __init__(
         self, tasks: Tasks, queues: Sequence[Queue], worthwhile: Sequence[bool], slots: int

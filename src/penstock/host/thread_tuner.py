@@ -22,9 +22,7 @@ _MARGIN = 0.97
 
 class ThreadTuner:
     """Chooses between one thread and ``most``: uses the faster, tries the other now and then.
-
-    Concurrent runs may share a tuner without a lock: a lost update only delays a decision.
-    """
+    Concurrent runs may share a tuner without a lock: a lost update only delays a decision."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -27,10 +27,8 @@ HOST = "host"
 
 @cache
 def core_budget() -> int:
-    """The number of cores that this process may keep busy.
-
-    The least of its CPU affinity, its cgroup's CPU quota and ``OMP_NUM_THREADS``.
-    """
+    """The number of cores that this process may keep busy. The least of its CPU affinity, its
+    cgroup's CPU quota and ``OMP_NUM_THREADS``."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:
@@ -95,11 +93,8 @@ class Workers:
         return thread in self._threads
 
     def submit(self, job: Job) -> None:
-        """Queue ``job``; jobs start in the order of submission.
-
-        Raises ``RuntimeError`` if the pool is closed, the process is ending, or the system cannot
-        start even one thread.
-        """
+        """Queue ``job``; jobs start in the order of submission. Raises ``RuntimeError`` if the pool
+        is closed, the process is ending, or the system cannot start even one thread."""
         with self._lock:
             if self._refuses():
                 raise RuntimeError(f"the pool {self.name!r} is closed and takes no more jobs")

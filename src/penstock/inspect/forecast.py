@@ -30,10 +30,8 @@ class Forecast:
 
 
 def check_static(plan: StepTable) -> None:
-    """Raise ``Unsupported`` for a plan that no schedule can be simulated of before a run.
-
-    That is one with loops of TensorFlow's frames, or with parts on several devices.
-    """
+    """Raise ``Unsupported`` for a plan that no schedule can be simulated of before a run. That is
+    one with loops of TensorFlow's frames, or with parts on several devices."""
     reasons: dict[Role | None, str] = {
         Role.NEXT_ITERATION: "how often its loop runs is known only during a run",
         Role.RECV: "the parts of the graph on its devices wait for one another during a run",

@@ -19,11 +19,8 @@ _ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class DeviceName:
-    """A full or partial name; None for the parts that are left open.
-
-    ``kind`` is in capitals (``CPU``), ``index`` the device's number among those of its kind in one
-    task.
-    """
+    """A full or partial name; None for the parts that are left open. ``kind`` is in capitals
+    (``CPU``), ``index`` the device's number among those of its kind in one task."""
 
     job: str | None = None
     replica: int | None = None

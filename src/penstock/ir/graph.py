@@ -166,9 +166,7 @@ class Node:
 
 class Graph:
     """Nodes in any order (``passes`` and ``order`` sort), with the values that enter and leave.
-
-    ``targets`` are nodes that run though no output may need them.
-    """
+    ``targets`` are nodes that run though no output may need them."""
 
     __slots__ = ("inputs", "name", "nodes", "outputs", "targets")
 
@@ -212,9 +210,7 @@ class Graph:
 
 class Model:
     """Graphs, of which ``graphs[entry]`` runs; the ``functions`` that nodes call; metadata.
-
-    ``aliases`` are further names by which values of the entry can be fed and fetched.
-    """
+    ``aliases`` are further names by which values of the entry can be fed and fetched."""
 
     __slots__ = ("aliases", "entry", "functions", "graphs", "metadata", "path")
 
@@ -259,9 +255,7 @@ def readers_of(graph: Graph) -> Readers:
 
 def captures(graph: Graph) -> list[Value]:
     """Return the values of outer graphs that a nested graph refers to, in order of first use.
-
-    Constants are not among them: they belong to no graph.
-    """
+    Constants are not among them: they belong to no graph."""
     own = set(graph.inputs)
     reads: list[Value | None] = []
     for node in graph.walk():
@@ -369,9 +363,7 @@ def clone(
 
 def embed(graph: Graph, inputs: Sequence[Value], suffix: str) -> tuple[list[Node], list[Value]]:
     """Return a copy of the nodes of ``graph`` that reads ``inputs``, and the copies of its outputs.
-
-    Captured values stay the same. Names of copied values end in ``suffix``.
-    """
+    Captured values stay the same. Names of copied values end in ``suffix``."""
     cloner = _Cloner(suffix)
     cloner.values.update((value, value) for value in captures(graph))
     cloner.values.update(zip(graph.inputs, inputs, strict=True))

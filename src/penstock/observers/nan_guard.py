@@ -31,12 +31,9 @@ class _Inspection:
 
 @dataclass(slots=True)
 class _RunState:
-    """Inspections of one run.
-
-    ``fixed``: of constants and of inputs of the model, by slot; these do not change during the run.
-    ``begun``: of the inputs of steps in progress, by step and thread; a step may overwrite its
-    inputs.
-    """
+    """Inspections of one run. ``fixed``: of constants and of inputs of the model, by slot; these do
+    not change during the run. ``begun``: of the inputs of steps in progress, by step and thread; a
+    step may overwrite its inputs."""
 
     fixed: dict[int, _Inspection] = field(default_factory=dict)
     begun: dict[tuple[Step, int], list[_Inspection | None]] = field(default_factory=dict)

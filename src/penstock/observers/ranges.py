@@ -65,10 +65,8 @@ class Ranges(Observer):
             self._add(name, range_)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the ranges to a ``.json`` or an ``.npz`` file, by the suffix of the name.
-
-        Raises ``ValueError`` for another suffix.
-        """
+        """Write the ranges to a ``.json`` or an ``.npz`` file, by the suffix of the name. Raises
+        ``ValueError`` for another suffix."""
         ranges = self.ranges
         if _suffix(path) == ".json":
             # JSON has no infinity: an empty range has null ends.
@@ -90,10 +88,8 @@ class Ranges(Observer):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Ranges:
-        """Read a file that ``save`` has written; more ranges may be added.
-
-        Raises ``ValueError`` for a file of another format, ``OSError`` for one that cannot be read.
-        """
+        """Read a file that ``save`` has written; more ranges may be added. Raises ``ValueError``
+        for a file of another format, ``OSError`` for one that cannot be read."""
         loaded, suffix = cls(), _suffix(path)
         rows: Iterable[tuple[Any, ...]]
         try:

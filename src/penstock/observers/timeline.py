@@ -21,10 +21,8 @@ Record: TypeAlias = tuple[int, int, int, ObservedRun, Any, Any]
 
 @dataclass(eq=False, slots=True)
 class Span:
-    """A run (``step`` is None), an execution of a step, or its wait from ready to begin.
-
-    ``first`` and ``last`` are the indices of the records of its begin and its end.
-    """
+    """A run (``step`` is None), an execution of a step, or its wait from ready to begin. ``first``
+    and ``last`` are the indices of the records of its begin and its end."""
 
     run: RunSpan
     step: Step | None
@@ -49,11 +47,8 @@ class Span:
 
 @dataclass(eq=False, slots=True)
 class RunSpan:
-    """The state of a run while its records are replayed.
-
-    ``makers`` has the last execution that computed the value of each slot, ``live`` is the number
-    of allocated bytes.
-    """
+    """The state of a run while its records are replayed. ``makers`` has the last execution that
+    computed the value of each slot, ``live`` is the number of allocated bytes."""
 
     number: int
     observed: ObservedRun
@@ -85,11 +80,9 @@ class RunSpan:
 
 
 class _Lineage:
-    """How the steps and slots of a plan are nested, for arrows and tracks.
-
-    ``parents``: the step whose block contains a step. ``sources``: the slots that the value of a
-    slot comes from if no step computes it: the base of a view, the values that enter a loop body.
-    """
+    """How the steps and slots of a plan are nested, for arrows and tracks. ``parents``: the step
+    whose block contains a step. ``sources``: the slots that the value of a slot comes from if no
+    step computes it: the base of a view, the values that enter a loop body."""
 
     def __init__(self, plan: StepTable) -> None:
         self.parents: dict[Step, Step] = {}

@@ -84,9 +84,7 @@ class Trace(Observer):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to ``path``: open it with https://ui.perfetto.dev or chrome://tracing.
-
-        Raises ``OSError`` where the file cannot be written.
-        """
+        Raises ``OSError`` where the file cannot be written."""
         text = json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":"))
         Path(path).write_text(text + "\n", encoding="ascii")
 
@@ -258,8 +256,6 @@ def _clean(text: str) -> str:
 
 def _microseconds(ns: int) -> float:
     """``ns`` in the unit of the format, rounded so that a reader recovers every nanosecond.
-
-    Perfetto multiplies by 1000 and truncates: nested spans could overlap by one nanosecond.
-    """
+    Perfetto multiplies by 1000 and truncates: nested spans could overlap by one nanosecond."""
     us = ns / 1000
     return us if int(us * 1000.0) == ns else math.nextafter(us, math.inf)

@@ -21,10 +21,8 @@ class DeadCode(Pass):
 
 
 def prune(graph: Graph) -> bool:
-    """Drop the nodes that no output needs, in nested graphs too; ``graph`` must be sorted.
-
-    Outputs of nested graphs without readers are dropped as well, except values that a loop carries.
-    """
+    """Drop the nodes that no output needs, in nested graphs too; ``graph`` must be sorted. Outputs
+    of nested graphs without readers are dropped as well, except values that a loop carries."""
     if any(node.op.role is Role.NEXT_ITERATION for node in graph.nodes):
         return _prune_cyclic(graph)
     changed = False

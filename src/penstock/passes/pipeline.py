@@ -82,10 +82,8 @@ PASSES = {step.name: step for step in (*STRUCTURE, *OPTIMIZE, *LOWER)}
 
 
 def optimize(graph: Graph, context: PassContext | None = None) -> bool:
-    """Run the passes of OPTIMIZE in turn until none of them changes ``graph`` any more.
-
-    The graph is simplified as far as the types of its inputs allow, whose dims may be symbolic.
-    """
+    """Run the passes of OPTIMIZE in turn until none of them changes ``graph`` any more. The graph
+    is simplified as far as the types of its inputs allow, whose dims may be symbolic."""
     context = context or PassContext()
     changed, unchanged_in_a_row = False, 0
     for step in OPTIMIZE * _MAX_ROUNDS:

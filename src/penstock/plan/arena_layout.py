@@ -73,10 +73,8 @@ def plan_arena_in_order(plan: Plan, order: Sequence[int], planner: str = "quick"
 
 
 def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "quick") -> ArenaPlan:
-    """Choose offsets for any order in which ``tasks`` may run, on any number of workers.
-
-    With many buffers, the planner "reuse" takes the place of those that compare all pairs.
-    """
+    """Choose offsets for any order in which ``tasks`` may run, on any number of workers. With many
+    buffers, the planner "reuse" takes the place of those that compare all pairs."""
     task_of = {step: number for number, task in enumerate(tasks.tasks) for step in task.steps}
     order = range(len(plan.steps))
     precedes = partial_order(tasks)

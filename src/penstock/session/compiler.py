@@ -76,11 +76,8 @@ class Compiler:
         return passes.unraised
 
     def compile(self, subgraph: Subgraph, values: Sequence[Any]) -> Executor:
-        """The executor of ``subgraph`` for values of these shapes.
-
-        Raises ``InvalidInput`` if it cannot run for them, ``Unsupported`` with all operations that
-        no kernel is available for.
-        """
+        """The executor of ``subgraph`` for values of these shapes. Raises ``InvalidInput`` if it
+        cannot run for them, ``Unsupported`` with all operations that no kernel is available for."""
         framed = self.context.executor == "frames" or subgraph.framed
         line = LINES["frames" if framed else self.context.executor]
         return self._run(line, subgraph, values)

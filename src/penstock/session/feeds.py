@@ -143,10 +143,8 @@ def _what(value: Any) -> str:
 
 
 def check_dims(inputs: Sequence[Value], values: Sequence[Any]) -> None:
-    """Check that ranks and dims fit the declared ones, and that dims of one name are equal.
-
-    Raises ``InvalidInput``.
-    """
+    """Check that ranks and dims fit the declared ones, and that dims of one name are equal. Raises
+    ``InvalidInput``."""
     bound: dict[str, tuple[int, str]] = {}
     for declared, value in zip(inputs, values, strict=True):
         if isinstance(declared.type, TensorType):
@@ -181,10 +179,8 @@ def _check_shape(
 
 
 def checked(input_type: Type, *, inside: bool = False) -> Type:
-    """The part of an input's type that is checked when the input is fed.
-
-    Names of dims ``inside`` of sequences and optionals are dropped: each element may have others.
-    """
+    """The part of an input's type that is checked when the input is fed. Names of dims ``inside``
+    of sequences and optionals are dropped: each element may have others."""
     if isinstance(input_type, SequenceType | OptionalType):
         return type(input_type)(checked(input_type.element, inside=True))
     if inside and isinstance(input_type, TensorType) and input_type.shape is not None:

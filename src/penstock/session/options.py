@@ -34,10 +34,8 @@ def option(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What ``penstock.compile`` takes beside the model.
-
-    Raises ``ValueError`` for a value that no option has.
-    """
+    """What ``penstock.compile`` takes beside the model. Raises ``ValueError`` for a value that no
+    option has."""
 
     executor: str = option(
         "auto",

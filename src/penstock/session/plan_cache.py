@@ -33,11 +33,8 @@ class PlanCache:
         self._executors: OrderedDict[_Place, Executor] = OrderedDict()
 
     def get(self, subgraph: Subgraph, key: Any, observed: bool, compile: Compile) -> Executor:
-        """The executor of a plan, compiled if it is new.
-
-        Of threads that need the same new plan one compiles it; threads with plans of their own go
-        on.
-        """
+        """The executor of a plan, compiled if it is new. Of threads that need the same new plan one
+        compiles it; threads with plans of their own go on."""
         place = (subgraph, key, observed)
         executor = self._lookup(place)
         if executor is None:

@@ -402,10 +402,8 @@ def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
 
 
 def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
-    """The frames executor of a graph whose nodes run as they are, on the host.
-
-    Raises ``Unsupported`` if another executor was asked for.
-    """
+    """The frames executor of a graph whose nodes run as they are, on the host. Raises
+    ``Unsupported`` if another executor was asked for."""
     graph = feeds.graph
     if not is_framed(graph):
         infer_types(graph)

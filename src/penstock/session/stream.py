@@ -115,10 +115,8 @@ class Stream:
 
     @takes(RunOptions, after=(Session,))
     def run(self, session: Session, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
-        """Put a run of ``session`` on the stream, as ``session.submit`` puts it on the pool.
-
-        The arrays that are fed are read when the run's turn comes.
-        """
+        """Put a run of ``session`` on the stream, as ``session.submit`` puts it on the pool. The
+        arrays that are fed are read when the run's turn comes."""
         job = session.job(make(RunOptions, "run", *arguments, **options))
 
         def begin() -> Future[dict[str, Any]]:

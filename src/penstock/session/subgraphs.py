@@ -229,20 +229,16 @@ class Subgraphs:
 
     @cached_property
     def _inferred(self) -> dict[str, Type]:
-        """Dtypes of the values whose types the model does not declare.
-
-        Shapes are left open: the graph behind a value that is fed decides which shapes fit.
-        """
+        """Dtypes of the values whose types the model does not declare. Shapes are left open: the
+        graph behind a value that is fed decides which shapes fit."""
         graph = clone(self._graph)
         infer_types(graph)
         types = {name: value.type for name, value in _values_by_name(graph).items()}
         return {name: TensorType(t.dtype) for name, t in types.items() if isinstance(t, TensorType)}
 
     def _targets(self, names: Collection[str]) -> tuple[list[Value], list[Node]]:
-        """Targets as values to compute, or as nodes to run.
-
-        In graphs with frames all are nodes: one of a frame runs many times, and has no one value.
-        """
+        """Targets as values to compute, or as nodes to run. In graphs with frames all are nodes:
+        one of a frame runs many times, and has no one value."""
         values: list[Value] = []
         nodes: list[Node] = []
         framed = bool(names) and is_framed(self._graph)

@@ -58,9 +58,7 @@ def parse_graph(text: str, find: Find = find_operation) -> Graph:
 
 def parse_model(text: str, find: Find = find_operation) -> Model:
     """The model that ``text`` describes, as ``format_model`` writes it; else as ``parse_graph``.
-
-    The text of a graph alone, as ``format_graph`` writes it, is a model of this graph.
-    """
+    The text of a graph alone, as ``format_graph`` writes it, is a model of this graph."""
     parser = _Parser(text, find)
     if parser.sees("graph"):
         graph = parser.build(parser.graph(), ChainMap())

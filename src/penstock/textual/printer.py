@@ -87,11 +87,8 @@ WRAPPERS: Mapping[str, type[SequenceType | OptionalType]] = {
 
 
 def format_graph(graph: Graph, max_elements: int | None = None) -> str:
-    """``graph`` as text.
-
-    With ``max_elements``, arrays with more elements than that are cut short: good to look at, and
-    refused by ``parse_graph``.
-    """
+    """``graph`` as text. With ``max_elements``, arrays with more elements than that are cut short:
+    good to look at, and refused by ``parse_graph``."""
     return "\n".join(_unnested(_Printer(graph, max_elements).lines(graph, "", "")))
 
 

@@ -140,10 +140,8 @@ class CostTable:
         return self._estimate(_transfer_group(source, target), nbytes)
 
     def save(self) -> None:
-        """Merge what was recorded since the last call into the file.
-
-        Where that fails, in a read-only folder for instance, the records stay in memory.
-        """
+        """Merge what was recorded since the last call into the file. Where that fails, in a
+        read-only folder for instance, the records stay in memory."""
         self._loaded()
         with self._file_lock:
             with self._lock:
@@ -277,11 +275,8 @@ DELETE FROM costs WHERE measured_at <=
 
 @contextmanager
 def _transaction(path: Path, *, create: bool = False) -> Iterator[Connection]:
-    """A transaction on the file: reading, or with ``create``, writing.
-
-    Raises ``OSError`` if the file cannot be read or written, ``ValueError`` if it is not a table
-    of costs.
-    """
+    """A transaction on the file: reading, or with ``create``, writing. Raises ``OSError`` if the
+    file cannot be read or written, ``ValueError`` if it is not a table of costs."""
     import sqlite3
 
     if not create or path.exists():

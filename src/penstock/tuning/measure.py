@@ -77,19 +77,15 @@ def _contiguous(values: Sequence[Any]) -> list[Any]:
 
 
 def threads_of(backend: Backend, among: Sequence[Backend], single_threaded: bool) -> int:
-    """The threads of a kernel of ``backend`` in a run that is alone.
-
-    NumPy has one thread beside a library whose threads belong to the calling thread.
-    """
+    """The threads of a kernel of ``backend`` in a run that is alone. NumPy has one thread beside a
+    library whose threads belong to the calling thread."""
     beside = any(other.threads_of_caller for other in among) and not backend.threads_of_caller
     return 1 if single_threaded or (beside and backend.memory == HOST) else backend.threads
 
 
 class CostModel:
-    """The seconds of nodes on ``backends``: from the table of costs, or else estimated.
-
-    Nodes of dynamic shapes are not in the table: their seconds are kept here, by label.
-    """
+    """The seconds of nodes on ``backends``: from the table of costs, or else estimated. Nodes of
+    dynamic shapes are not in the table: their seconds are kept here, by label."""
 
     def __init__(self, backends: Sequence[Backend] = ()) -> None:
         self.backends = backends
@@ -168,9 +164,7 @@ class CostModel:
 
 class GraphProfiler(CostModel):
     """The cost model of one graph, which runs it on ``values`` to measure what is missing.
-
-    ``allowed`` has the backends of each node that is to be measured.
-    """
+    ``allowed`` has the backends of each node that is to be measured."""
 
     def __init__(
         self,
@@ -248,11 +242,8 @@ class GraphProfiler(CostModel):
 
     def _measure(self, backend: Backend, single_threaded: bool, runs: int | None) -> Profile:
         """Run the graph once to warm up, then ``runs`` times, by default up to five, and keep what
-        its nodes and transfers take. Raises the errors of the run.
-
-        Nodes run on ``backend`` where it supports them, in planned memory and layouts, as in most
-        runs.
-        """
+        its nodes and transfers take. Raises the errors of the run. Nodes run on ``backend`` where
+        it supports them, in planned memory and layouts, as in most runs."""
         kernels, backends = self.kernels.without_state(), self.backends
         graph, placed = self._placed_on(backend, kernels)
         plan = compile_plan(graph, backends, placed, kernels=kernels)

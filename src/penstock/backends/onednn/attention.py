@@ -39,7 +39,7 @@ from penstock.backends.onednn.primitive import (
     reorder_primitive,
 )
 from penstock.backends.onednn.softmax import SINGLE_AXIS
-from penstock.host.threads import pool
+from penstock.host.threads import fulfil, pool
 from penstock.ir.graph import Node
 from penstock.ir.layout import ALIGNMENT
 from penstock.ir.op import Kernel
@@ -226,9 +226,14 @@ def _at_once(library: Library, programs: Sequence[_Program]) -> None:
     first one, and those for which no thread is idle."""
     own = [programs[0]]
     taken: list[Future[None]] = []
+
+    def run(program: _Program) -> None:
+        library.set_threads(1)
+        program.run()
+
     for program in programs[1:]:
         future: Future[None] = Future()
-        if pool().offer(partial(_fulfil, library, program, future)):
+        if pool().offer(partial(fulfil, future, partial(run, program))):
             taken.append(future)
         else:
             own.append(program)
@@ -240,16 +245,6 @@ def _at_once(library: Library, programs: Sequence[_Program]) -> None:
         _wait(taken)
     for future in taken:
         future.result()
-
-
-def _fulfil(library: Library, program: _Program, future: Future[None]) -> None:
-    try:
-        library.set_threads(1)
-        program.run()
-    except BaseException as error:
-        future.set_exception(error)
-    else:
-        future.set_result(None)
 
 
 def _wait(futures: Sequence[Future[None]]) -> None:
@@ -305,11 +300,8 @@ class _Program:
         first, _, second = blocks[rows]
         if queries % rows:
             blocks[queries % rows] = self._block(queries % rows, first, second)
-        layouts = [
-            descriptor_of(library, own_q),
-            first.query_argument(WEIGHTS),
-            second.query_argument(WEIGHTS),
-        ]
+        weights = [product.query_argument(WEIGHTS) for product in (first, second)]
+        layouts = [descriptor_of(library, own_q), *weights]
         copies = [
             reorder_primitive(library, descriptor_of(library, source[0]), layout)
             for source, layout in zip(sources, layouts, strict=True)
@@ -346,10 +338,8 @@ class _Program:
         _, _, width, keys, out = self.attention.dims
 
         def product(inner: int, columns: int, like: Primitive | None, attr: Any) -> Primitive:
-            if like is None:
-                weights = descriptor(library, (inner, columns), FLOAT32)
-            else:
-                weights = like.query_argument(WEIGHTS)
+            any_layout = descriptor(library, (inner, columns), FLOAT32)
+            weights = like.query_argument(WEIGHTS) if like else any_layout
             ends = self._plain(rows, inner), self._plain(rows, columns)
             return Primitive(library, "matmul", [ends[0], weights, None, ends[1]], attr)
 

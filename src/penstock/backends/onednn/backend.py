@@ -28,7 +28,6 @@ from penstock.backends.onednn.normalization import (
 from penstock.backends.onednn.op_desc import OpDesc, op_desc_of
 from penstock.backends.onednn.pooling import pooling
 from penstock.backends.onednn.prelu import prelu
-from penstock.backends.onednn.primitive_spec import PrimitiveSpec
 from penstock.backends.onednn.quantized import quantized
 from penstock.backends.onednn.quantized_forms import DTYPES, OPERATIONS
 from penstock.backends.onednn.recurrent import recurrent
@@ -37,6 +36,7 @@ from penstock.backends.onednn.reorder import reorder
 from penstock.backends.onednn.resampling import resampling
 from penstock.backends.onednn.shape_cache import dynamic_kernel, is_dynamic
 from penstock.backends.onednn.softmax import softmax
+from penstock.backends.onednn.spec import PrimitiveSpec
 from penstock.errors import PenstockError
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import DST, SOURCES
-from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
 
 
 def concat(desc: OpDesc) -> PrimitiveSpec | None:

@@ -10,12 +10,7 @@ import numpy as np
 
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
-from penstock.backends.onednn.primitive_spec import (
-    BoundPrimitive,
-    Constants,
-    PrimitiveSpec,
-    SpecContext,
-)
+from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
 from penstock.ir.layout import channels_last
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.windows import Window, behind, windows

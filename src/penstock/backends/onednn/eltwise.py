@@ -10,12 +10,7 @@ from penstock.backends.onednn.layouts import broadcasts, padded
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1
-from penstock.backends.onednn.primitive_spec import (
-    BoundPrimitive,
-    Constants,
-    PrimitiveSpec,
-    SpecContext,
-)
+from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
 from penstock.ir.graph import Node
 
 NARY = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}

@@ -41,10 +41,8 @@ def _with_alpha(name: str, default: float) -> Callable[[Node], Chain]:
 
 def _scalar(node: Node, i: int) -> float | None:
     """An input if it is a constant of one element."""
-    value = node.inputs[i] if i < len(node.inputs) else None
-    if value is None or value.const is None or value.const.size != 1:
-        return None
-    return float(value.const.reshape(())[()])
+    const = node.const(i)
+    return None if const is None or const.size != 1 else float(const.reshape(())[()])
 
 
 def _with_scalar(name: str, parameters: Parameters) -> Callable[[Node], Chain]:
@@ -54,23 +52,20 @@ def _with_scalar(name: str, parameters: Parameters) -> Callable[[Node], Chain]:
     def chain(node: Node) -> Chain:
         for i in (1, 0):
             scalar = _scalar(node, i)
-            if scalar is not None and (name != "clip" or _is_bound(node, scalar)):
-                return (Eltwise(name, *parameters(scalar)),)
+            # A Max or Min must be of two inputs, and its bound finite.
+            bounds = name == "clip"
+            if scalar is None or (bounds and (len(node.inputs) != 2 or not np.isfinite(scalar))):
+                continue
+            return (Eltwise(name, *parameters(scalar)),)
         return None
 
     return chain
 
 
-def _is_bound(node: Node, scalar: float) -> bool:
-    """Whether a Max or Min is of two inputs, and its bound finite."""
-    return len(node.inputs) == 2 and bool(np.isfinite(scalar))
-
-
 def _clip(node: Node) -> Chain:
     bounds = []
     for i, name, otherwise in ((1, "min", -np.inf), (2, "max", np.inf)):
-        left_out = i >= len(node.inputs) or node.inputs[i] is None
-        bound = node.attrs.get(name, otherwise) if left_out else _scalar(node, i)
+        bound = _scalar(node, i) if node.input(i) else node.attrs.get(name, otherwise)
         if bound is None:
             return None
         bounds.append(float(bound))
@@ -79,8 +74,7 @@ def _clip(node: Node) -> Chain:
 
 
 def _gelu(node: Node) -> Chain:
-    tanh = node.attrs.get("approximate", "none") == "tanh"
-    return (Eltwise("gelu_tanh" if tanh else "gelu_erf"),)
+    return (Eltwise("gelu_tanh" if node.attrs.get("approximate") == "tanh" else "gelu_erf"),)
 
 
 def _selu(node: Node) -> Chain:

@@ -22,12 +22,7 @@ from penstock.backends.onednn.primitive import (
     pointer,
     reorder_primitive,
 )
-from penstock.backends.onednn.primitive_spec import (
-    BoundPrimitive,
-    PrimitiveSpec,
-    SpecContext,
-    Strides,
-)
+from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext, Strides
 from penstock.ir.layout import address, packed_strides
 from penstock.ir.op import Kernel
 from penstock.types import TensorType

@@ -49,10 +49,7 @@ def regrouped_strides(
     dims: Sequence[int], strides: Sequence[int], target: Sequence[int], item: int = ITEM
 ) -> tuple[int, ...]:
     """The strides of the same memory viewed with the dims ``target``: dims joined, or dims of 1
-    added.
-
-    Raises ``DnnlError`` (unimplemented) if no strides express the view.
-    """
+    added. Raises ``DnnlError`` (unimplemented) if no strides express the view."""
     if tuple(dims) == tuple(target):
         return tuple(strides)
     # Dims above 1 with their strides, to be joined where they are adjacent in memory.

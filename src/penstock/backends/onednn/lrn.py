@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.backends.onednn.op_desc import OpDesc
-from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ir.layout import channels_last
 
 

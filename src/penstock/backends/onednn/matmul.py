@@ -13,12 +13,7 @@ from penstock.backends.onednn.layouts import padded
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
-from penstock.backends.onednn.primitive_spec import (
-    BoundPrimitive,
-    Constants,
-    PrimitiveSpec,
-    SpecContext,
-)
+from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
 from penstock.ops.common.constant_cache import shared
 from penstock.types import FLOAT32
 

@@ -14,12 +14,7 @@ from penstock.backends.onednn.layouts import broadcasts
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SCALE, SHIFT, SRC
-from penstock.backends.onednn.primitive_spec import (
-    BoundPrimitive,
-    Constants,
-    PrimitiveSpec,
-    SpecContext,
-)
+from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
 from penstock.ir.layout import channels_last
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.types import FLOAT32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.backends.onednn.op_desc import OpDesc
-from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ir.layout import channels_last
 from penstock.ops.common.windows import Window, behind
 from penstock.ops.onnx.pooling import pool_windows

@@ -172,9 +172,7 @@ def post_ops_of(
     constants: Sequence[np.ndarray | None],
 ) -> PostOps | None:
     """The post-ops that the nodes behind the first are; None if post-ops do not express them.
-
-    ``index`` maps the values that come from outside the nodes to ``tensors``.
-    """
+    ``index`` maps the values that come from outside the nodes to ``tensors``."""
     (value,) = nodes[0].outputs
     assert value is not None
     type_ = value.type
@@ -234,6 +232,4 @@ def _in_order_of(
     if strides is None or constant.ndim != len(dims):
         return np.ascontiguousarray(constant)
     order = sorted(range(len(dims)), key=lambda axis: -strides[axis])
-    if order == list(range(len(dims))):
-        return np.ascontiguousarray(constant)
     return np.ascontiguousarray(constant.transpose(order)).transpose(np.argsort(order))

@@ -9,7 +9,7 @@ from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import BROADCASTING_PRELU
 from penstock.backends.onednn.primitive import DST, SRC, WEIGHTS
-from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ir.layout import channels_last
 
 

@@ -21,10 +21,10 @@ from penstock.backends.onednn.matmul import batched, product
 from penstock.backends.onednn.op_desc import OpDesc, whole_desc_of
 from penstock.backends.onednn.post_ops import PostOp, PostOps
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1, WEIGHTS
-from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.backends.onednn.quant_attrs import ZERO_POINTS, Scaling
 from penstock.backends.onednn.quantized_forms import DTYPES, Codes, Form, form_of
 from penstock.backends.onednn.reorder import copy_spec
+from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, UINT8

@@ -12,12 +12,7 @@ from penstock.backends.onednn.layouts import ITEM
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
-from penstock.backends.onednn.primitive_spec import (
-    BoundPrimitive,
-    Constants,
-    PrimitiveSpec,
-    SpecContext,
-)
+from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
 from penstock.ir.layout import packed_strides
 from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
@@ -61,8 +56,10 @@ def recurrent(desc: OpDesc) -> PrimitiveSpec | None:
         return None
     layer = parse_layer(desc.node.op.name, desc.node.attrs)
     steps, batch = x.dims[:2][::-1] if layer.batch_first else x.dims[:2]
-    activation = _activation(layer, desc.node.attrs)
-    if activation is None or not _all_full(desc, steps):
+    activation, lengths = _activation(layer, desc.node.attrs), desc.node.input(4)
+    if activation is None or (
+        lengths is not None and (lengths.const is None or np.any(lengths.const != steps))
+    ):
         return None
     # oneDNN has the results of two directions side by side. So does ONNX for a batch of one, or
     # with the batch first.
@@ -94,11 +91,6 @@ class _Recurrence:
     activation: str
     weights: _Weights
 
-    @property
-    def state_dims(self) -> tuple[int, int, int, int]:
-        """The dims of a state, as oneDNN sees them: layers, directions, batch, hidden."""
-        return 1, len(self.layer.reverse), self.batch, self.hidden
-
     def states(self, arguments: Sequence[int]) -> Sequence[int]:
         """The arguments of states: two for an LSTM, else one."""
         return arguments[: 2 if self.layer.kind == "LSTM" else 1]
@@ -125,8 +117,9 @@ class _Recurrence:
             for argument, array in zip((WEIGHTS, _WEIGHTS_ITER, BIAS), weights, strict=True)
         }
         dropped = [] if DST in tensors else [DST]
+        state = 1, len(layer.reverse), self.batch, self.hidden  # layers, directions and so on
+        order = (1, 0, 2, 3) if layer.batch_first else ()
         # Of the two states of an LSTM, oneDNN takes and returns both or none.
-        state, order = self.state_dims, (1, 0, 2, 3) if layer.batch_first else ()
         if not tensors.keys().isdisjoint(before):
             zeros = np.zeros(state, FLOAT32)
             constants |= {i: (zeros, state) for i in before if i not in tensors}
@@ -171,13 +164,6 @@ def _activation(layer: Layer, attrs: Attrs) -> str | None:
     if layer.clip is not None or len(distinct) > 1:
         return None
     return _ACTIVATIONS.get(distinct.pop())
-
-
-def _all_full(desc: OpDesc, steps: int) -> bool:
-    """Whether all sequences have the full length."""
-    inputs = desc.node.inputs
-    lengths = inputs[4] if len(inputs) > 4 else None
-    return lengths is None or (lengths.const is not None and bool((lengths.const == steps).all()))
 
 
 def _weights(layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None) -> _Weights:

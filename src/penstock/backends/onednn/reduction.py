@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from penstock.backends.onednn.layouts import ITEM
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.op_desc import OpDesc
-from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ops.onnx.reduce import reduction_form
 from penstock.types import FLOAT32
 
@@ -34,12 +34,10 @@ def reduction(desc: OpDesc) -> PrimitiveSpec | None:
     node, x = desc.node, desc.input(0)
     if x is None or not x.dims or len(desc.post_ops):
         return None
-    axes: Sequence[int] = ()
-    if len(node.inputs) > 1 and node.inputs[1] is not None:
-        const = node.inputs[1].const
-        if const is None:
-            return None
-        axes = const.reshape(-1).tolist()
+    const = node.const(1)
+    if node.input(1) is not None and const is None:
+        return None
+    axes: Sequence[int] = () if const is None else const.reshape(-1).tolist()
     if not axes and node.attrs.get("noop_with_empty_axes"):
         return None
     form = reduction_form(x.dims, FLOAT32, axes or None, True)
@@ -83,10 +81,8 @@ def reduction(desc: OpDesc) -> PrimitiveSpec | None:
 
 
 def _order(dims: Sequence[int], steps: Sequence[int]) -> list[int]:
-    """The axes of more than one element, the outermost in memory first.
-
-    Raises ``DnnlError`` (unimplemented) if there are gaps between the elements.
-    """
+    """The axes of more than one element, the outermost in memory first. Raises ``DnnlError``
+    (unimplemented) if there are gaps between the elements."""
     order = sorted((axis for axis, n in enumerate(dims) if n > 1), key=lambda axis: -steps[axis])
     step = ITEM
     for axis in reversed(order):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from penstock.backends.onednn.op_desc import OpDesc
-from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ir.layout import channels_last
 from penstock.ops.common.shape_rules import normalize_axis
 
@@ -15,10 +15,7 @@ SINGLE_AXIS = 13
 
 def softmax(desc: OpDesc) -> PrimitiveSpec | None:
     """The specification along the last axis, or along the channels of images, which are then
-    innermost in memory.
-
-    For other axes oneDNN has reference code only.
-    """
+    innermost in memory. For other axes oneDNN has reference code only."""
     x = desc.input(0)
     if x is None or not x.dims or any(post.tensor >= 0 for post in desc.post_ops.ops):
         return None

@@ -56,10 +56,8 @@ class FrameGraphBuilder:
         self._asynchronous = False  # whether one of the called graphs has an asynchronous kernel
 
     def build(self, graph: Graph, parts: Sequence[GraphPart], devices: int = 1) -> FramesExecutor:
-        """The executor of the ``parts`` of ``graph``, which must be sorted.
-
-        ``devices``: how many share the host's cores.
-        """
+        """The executor of the ``parts`` of ``graph``, which must be sorted. ``devices``: how many
+        share the host's cores."""
         numbers = ValueNumbers()
         outputs = list(graph.outputs)
         compiled: list[DevicePart] = []
@@ -100,9 +98,7 @@ class FrameGraphBuilder:
 
     def _kernel(self, node: Node) -> Kernel:
         """The kernel of a node; if that has graphs without frames, an executor of its own runs it.
-
-        Such a kernel takes what the graphs capture behind the inputs of the node.
-        """
+        Such a kernel takes what the graphs capture behind the inputs of the node."""
         if not is_control(node):
             return self._kernel_of(node)
         graph, indices = isolate(node)

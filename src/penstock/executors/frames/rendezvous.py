@@ -23,11 +23,8 @@ def edge_key(source: str, target: str, name: str) -> str:
 
 
 class Rendezvous:
-    """The queues of one run.
-
-    A key is whatever both ends agree on: an ``edge_key``, with the frame and the iteration in which
-    a value is sent.
-    """
+    """The queues of one run. A key is whatever both ends agree on: an ``edge_key``, with the frame
+    and the iteration in which a value is sent."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

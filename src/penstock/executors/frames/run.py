@@ -144,10 +144,8 @@ class FramesRun:
         self.root.release()
 
     def _turn(self) -> bool:
-        """Let up to ``_TURN`` tokens pass their nodes; False if none are left.
-
-        The path of most tokens is inlined here: a method call for each takes a third longer.
-        """
+        """Let up to ``_TURN`` tokens pass their nodes; False if none are left. The path of most
+        tokens is inlined here: a method call for each takes a third longer."""
         back, control, ready = self.back, self.control, self.scheduler.ready
         observe, send, spent = self.observe, self.scheduler.send, self.scheduler.spent
         for _ in range(_TURN):

@@ -384,9 +384,7 @@ class TokenScheduler:
 
 def missing_output(call: CallInstance, chosen: Mapping[FrameNode, int]) -> DeadTensor | None:
     """The error of a call that has ended without one of its outputs; None if it has all.
-
-    ``chosen``: the output that each Switch has chosen last.
-    """
+    ``chosen``: the output that each Switch has chosen last."""
     for value, result in zip(call.frame_graph.graph.outputs, call.results, strict=True):
         if result is None or result is DEAD:
             return _dead(value, result is DEAD, chosen)

@@ -67,11 +67,8 @@ class Fuse(Pass):
 
 
 class _ChainSearch:
-    """The search for chains in one graph.
-
-    ``replacements`` maps the last node of each chosen chain to the fused node, and its other nodes
-    to themselves.
-    """
+    """The search for chains in one graph. ``replacements`` maps the last node of each chosen chain
+    to the fused node, and its other nodes to themselves."""
 
     def __init__(
         self,

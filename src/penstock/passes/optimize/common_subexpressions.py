@@ -15,10 +15,8 @@ _SMALL = 4096  # bytes up to which constants are compared by content rather than
 
 
 class CommonSubexpressions(Pass):
-    """Merge nodes with equal operation, inputs and attributes.
-
-    A nested graph may use what the graphs around it have computed, never the other way round.
-    """
+    """Merge nodes with equal operation, inputs and attributes. A nested graph may use what the
+    graphs around it have computed, never the other way round."""
 
     name = "common_subexpressions"
 

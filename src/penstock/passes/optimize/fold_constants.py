@@ -161,20 +161,16 @@ class _Folder:
 
     def has_unknown_size(self, node: Node, static: Sequence[TensorType], held: int) -> bool:
         """Whether nothing bounds the outputs of ``node``, of which ``static`` have known sizes.
-
         Sizes that depend on contents are bounded by those of the inputs, ``held`` bytes, for all
-        operations that infer anything; for the others nothing is known.
-        """
+        operations that infer anything; for the others nothing is known."""
         if node.op.infer is not unknown_types and held <= self.limits.max_folded_bytes:
             return False
         return len(static) < sum(value is not None for value in node.outputs)
 
     def replaced(self, node: Node, held: int) -> int:
         """Of the ``held`` bytes of constant inputs, those that are freed if ``node`` is folded.
-
         Inputs with other readers stay: a large constant with many readers would be there many
-        times.
-        """
+        times."""
         if held <= self.limits.max_folded_bytes:
             return held
         if self.readers is None:

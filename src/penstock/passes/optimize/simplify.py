@@ -157,10 +157,8 @@ def times(node: Node, value: Value, output: Value) -> Replacement | bool:
 
 
 def rank_zero(node: Node, value: Value, output: Value) -> bool:
-    """Constants of one element take rank 0, where that leaves the result's rank as it is.
-
-    NumPy adds a scalar three times as fast as an array of shape (1,).
-    """
+    """Constants of one element take rank 0, where that leaves the result's rank as it is. NumPy
+    adds a scalar three times as fast as an array of shape (1,)."""
     changed = False
     for i in (0, 1):
         const, operand, other = node.const(i), node.inputs[i], node.inputs[1 - i]

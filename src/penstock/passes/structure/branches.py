@@ -79,10 +79,8 @@ class Branches:
         outputs: Sequence[Value],
         around: Collection[Condition] = (),
     ) -> RaisedBlock:
-        """The block of ``nodes``, whose conditions are or imply ``condition``.
-
-        It may read values of the blocks around it, whose conditions are ``around``.
-        """
+        """The block of ``nodes``, whose conditions are or imply ``condition``. It may read values
+        of the blocks around it, whose conditions are ``around``."""
         return _BlockBuilder(self, condition, nodes, {*around, condition}).build(outputs)
 
     def check(self, edge: Collection[Node]) -> None:

@@ -86,12 +86,9 @@ class _Loop:
 
 
 class _Raising:
-    """Raises one graph, without those nested in it. ``retracted_before``: frames that must stay,
-    by name.
-
-    ``nodes`` and ``loops`` are those of each frame, ``remaining`` the nodes of frames that stay.
-    ``retracted``: frames that were raised and must not be.
-    """
+    """Raises one graph, without those nested in it. ``retracted_before``: frames that must stay, by
+    name. ``nodes`` and ``loops`` are those of each frame, ``remaining`` the nodes of frames that
+    stay. ``retracted``: frames that were raised and must not be."""
 
     def __init__(self, graph: Graph, retracted_before: Mapping[str, Unraised]) -> None:
         self.graph = graph
