@@ -187,9 +187,8 @@ class _Draft:
     def build(self, *, foremost: bool = False) -> GraphPart:
         whole = self.whole.graph
         inputs = [i for i, value in enumerate(whole.inputs) if value in self.fed]
-        default = self.device if foremost else None  # of outputs that are inputs
-        homes = [v.producer and self.whole.devices[v.producer] for v in whole.outputs]
-        outputs = [i for i, home in enumerate(homes) if (home or default) == self.device]
+        owners: set[Node | None] = {*self.own, None} if foremost else {*self.own}
+        outputs = [i for i, value in enumerate(whole.outputs) if value.producer in owners]
         sources = [whole.inputs[i] for i in inputs]
         sources += [value for node in self.copied for value in node.outputs if value is not None]
         sources += [need for need in self.received if isinstance(need, Value)]
