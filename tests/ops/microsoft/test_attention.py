@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.ops import standard
+from penstock.ops.registry import standard
 from penstock.types import ShapeError, TensorType
 from tests.ops.harness import check_node
 
