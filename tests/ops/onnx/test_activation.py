@@ -192,13 +192,6 @@ def test_prelu_over_many_blocks() -> None:
     check_node("PRelu", [x, s], expected=[np.where(x < 0, x * s, x)])
 
 
-def test_prelu_before_version_7_has_a_slope_for_each_channel() -> None:
-    x = normal(2, 3, 4, 5)
-    for s in (normal(3, seed=1), normal(1, seed=1)):
-        wanted = np.where(x < 0, x * s.reshape(-1, 1, 1), x)
-        check_node("PRelu", [x, s], expected=[wanted], opset=6)
-
-
 # Two inputs
 
 

@@ -38,13 +38,6 @@ def test_tile_edges() -> None:
     fails("Tile", [f32(2), i64(-1)], match="negative")
 
 
-def test_first_tile_repeats_one_axis() -> None:
-    x = f32(2, 3)
-    tiles, axis = np.array(2, np.float32), np.array(1, np.float32)
-    check_node("Tile", [x, tiles, axis], opset=1, expected=[np.tile(x, (1, 2))])
-    assert infer("Tile", [float_type("N", 3), i64(2), i64(1)], version=1) == [float_type("N", 6)]
-
-
 def test_tile_infers() -> None:
     x = float_type("N", 1, 4, None)
     assert shape_of("Tile", [x, int_type(1, "M", 2, 2)]) == ("N", "M", 8, None)

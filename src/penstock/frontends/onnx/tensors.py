@@ -21,6 +21,7 @@ from penstock.frontends.common.encoding import array_from_bytes, decode_text
 from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.onnx.file import Apart
 from penstock.limits import Limits
+from penstock.ops.common.dtypes import SUB_BYTE
 from penstock.types import STRING, TensorType
 
 MAX_DENSE_BYTES = 2**30
@@ -36,15 +37,7 @@ ELEMENT_TYPES: Mapping[str, int] = dict(TensorProto.DataType.items())
 """Codes of element types by their names in upper case."""
 
 # Bits of the types that are packed in files; in NumPy an element takes a byte.
-_PACKED: Mapping[int, int] = {
-    TensorProto.UINT4: 4,
-    TensorProto.INT4: 4,
-    TensorProto.FLOAT4E2M1: 4,
-    TensorProto.UINT2: 2,
-    TensorProto.INT2: 2,
-    TensorProto.FLOAT6E2M3: 6,
-    TensorProto.FLOAT6E3M2: 6,
-}
+_PACKED = {code: SUB_BYTE[dtype] for code, dtype in _DTYPES.items() if dtype in SUB_BYTE}
 
 # Fields that hold the elements if there is no raw data: int32_data for all other types.
 _FIELDS: Mapping[int, str] = {

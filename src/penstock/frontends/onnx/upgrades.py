@@ -121,6 +121,12 @@ def aligned(old: NodeUpgrade, axis: int) -> Value:
     return old.emit("Unsqueeze", [b, old.emit("Range", [start, stop, old.constant(1)])])
 
 
+@upgrade(6, "PRelu")
+def channel_prelu(old: NodeUpgrade) -> None:
+    """The slope has one element, or one for each channel."""
+    old.become("PRelu", [old.input(0), aligned(old, 1)])
+
+
 def rank_of(old: NodeUpgrade, value: Value) -> Value:
     """The rank of a value, as a scalar known during the run."""
     return old.emit("Size", [old.emit("Shape", [value])])
@@ -300,6 +306,16 @@ def split(old: NodeUpgrade) -> None:
         old.become("Split", [old.input(0)], {**attrs, "num_outputs": len(old.outputs)})
     else:
         old.become("Split", [old.input(0), lengths], attrs)
+
+
+@upgrade(5, "Tile")
+def tile(old: NodeUpgrade) -> None:
+    """The tensor was repeated along one axis; the number and the axis were inputs."""
+    x, one = old.input(0), old.constant([1])
+    numbers = [old.emit("Cast", [old.input(i)], to=ELEMENT_TYPES["INT64"]) for i in (1, 2)]
+    count, axis = (old.emit("Reshape", [number, one]) for number in numbers)
+    ones = old.emit("Expand", [one, old.emit("Shape", [old.emit("Shape", [x])])])
+    old.become("Tile", [x, old.emit("ScatterElements", [ones, axis, count])])
 
 
 # The text of ConvTranspose-1 has the sides of an uneven padding the other way round. No runtime

@@ -402,20 +402,6 @@ def prelu(node: Node, types: Types) -> Kernel:
     return _checked(kernel, _infer_like_first, types)
 
 
-@operator("PRelu", since=1, version=6, infer=same_type)
-def channel_prelu(node: Node, types: Types) -> Kernel:
-    """The slope is of one element, or has one for each channel."""
-    inner = formula(_prelu_formula, (), inputs=2, scratch=1)
-
-    def run(x: np.ndarray, slope: np.ndarray, out: np.ndarray | None = None) -> Any:
-        if slope.size != 1:
-            slope = slope.reshape(-1, *[1] * (x.ndim - 2))
-        _infer_like_first([TensorType(v.dtype, v.shape) for v in (x, slope)], {}, ())
-        return inner.function(x, slope, out)
-
-    return ufunc(run, 1)
-
-
 @operator("Relu", since=1, infer=same_type, elementwise=True)
 def relu_operator(node: Node, types: Types) -> Kernel:
     dtype = tensor(types, 0).dtype

@@ -19,7 +19,6 @@ from penstock.ops.common.shape_rules import (
     ints,
     known_ints,
     normalize_axis,
-    one_element,
     same_dtype,
     tensor,
     with_data,
@@ -31,12 +30,6 @@ from penstock.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 
 def _infer_tile(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (_tiled(tensor(types, 0), ints(types, consts, 1)),)
-
-
-def _along_axis(repeats: Dim, axis: int, rank: int) -> list[Dim]:
-    """The repeats of version 1, for every axis."""
-    where = normalize_axis(axis, rank)
-    return [repeats if i == where else 1 for i in range(rank)]
 
 
 def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:
@@ -74,26 +67,6 @@ def tile(node: Node, types: Types) -> Kernel:
 
     def run(x: np.ndarray, repeats: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         return _tile(x, repeats.tolist() if fixed is None else fixed, out)
-
-    return Kernel(run, run)
-
-
-def _infer_tile_1(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, tiles, axis = tensor(types, 0), ints(types, consts, 1), ints(types, consts, 2)
-    if x.shape is None or not tiles or not axis or not isinstance(axis[0], int):
-        return (_tiled(x, None),)
-    return (_tiled(x, _along_axis(tiles[0], axis[0], len(x.shape))),)
-
-
-@operator("Tile", since=1, version=5, infer=_infer_tile_1, moves=True, strings=True)
-def tile_1(node: Node, types: Types) -> Kernel:
-    """The first Tile repeats along one axis; the number and the axis are inputs."""
-
-    def run(
-        x: np.ndarray, tiles: np.ndarray, axis: np.ndarray, out: np.ndarray | None = None
-    ) -> np.ndarray:
-        count, where = int(one_element(tiles, "tiles")), int(one_element(axis, "axis"))
-        return _tile(x, _along_axis(count, where, x.ndim), out)
 
     return Kernel(run, run)
 
