@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 
 def end_of(program: str, *arguments: str) -> str:
@@ -15,6 +16,33 @@ def end_of(program: str, *arguments: str) -> str:
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
+
+
+LOAD = """
+import sys, penstock as ps
+
+def resident(key):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key))
+
+try:
+    ps.load(sys.argv[2])  # what a load imports
+except ps.PenstockError:
+    pass
+before, text = resident("VmRSS"), "loaded"
+try:
+    model = ps.load(sys.argv[1])
+except ps.PenstockError as error:
+    text = f"{type(error).__name__}: {error}"
+print(resident("VmHWM") - before, text)
+"""
+
+
+def load_in_child(path: Path, similar: Path) -> tuple[int, str]:
+    """The most bytes that a process of its own holds more while it loads a model, and the text of
+    the error, or "loaded". ``similar`` is a small model, which is loaded first."""
+    size, _, text = end_of(LOAD, str(path), str(similar)).rstrip("\n").partition(" ")
+    return int(size), text
 
 
 def in_child(job: Callable[[], object]) -> bool:

@@ -16,7 +16,8 @@ from penstock.frontends.tensorflow import checkpoint
 from penstock.frontends.tensorflow.checkpoint import Bundle
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import SavedModel
 from penstock.limits import DEFAULT_LIMITS
-from tests.support.tf_graphs import Builder, Type
+from tests.support.processes import load_in_child
+from tests.support.tf_graphs import Builder, Func, Type
 
 FOLDER = Path(__file__).parents[2] / "models" / "tf_saved"
 X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
@@ -197,6 +198,52 @@ def test_signature_without_kernels_is_left_out(tmp_path: Path) -> None:
     assert ps.compile(model).run({"x": 3.0})["y"] == -3
     with pytest.raises(Unsupported, match="Frobnicate"):
         ps.load(saved(tmp_path, g, serving_default="b"))
+
+
+def many_signatures(folder: Path, g: Builder, count: int) -> Path:
+    return saved(folder, g, serving_default="out", **{f"s{i}": "out" for i in range(count - 1)})
+
+
+def test_signatures_share_the_library_and_constants(tmp_path: Path) -> None:
+    g = Builder()
+    g.placeholder("in", "float32")
+    g.const(np.ones(2**20, np.float32), "weights")
+    g.node("Sum", "weights", g.const(np.int32(0), "axes"), name="sum", T=Type("float32"))
+    g.node("Mul", "in", "sum", name="out", T=Type("float32"))
+    function = g.proto.library.function.add()
+    function.signature.name = "unused"
+    function.node_def.add(name="c", op="Const").attr["value"].tensor.tensor_content = bytes(2**22)
+    peak, text = load_in_child(many_signatures(tmp_path, g, 50), FOLDER / "frozen")
+    assert text == "loaded"
+    assert peak < 5 * (tmp_path / "saved_model.pb").stat().st_size
+
+
+def test_signatures_that_multiply_the_nodes_are_refused(tmp_path: Path) -> None:
+    g = Builder()
+    g.placeholder("in", "float32")
+    last = "in"
+    for i in range(2000):
+        last = g.node("Neg", last, name=f"n{i}", T=Type("float32"))
+    g.node("Neg", last, name="out", T=Type("float32"))
+    with pytest.raises(InvalidModel, match="has 100 signatures, which share nodes more than 16"):
+        ps.load(many_signatures(tmp_path, g, 100))
+    assert len(ps.load(many_signatures(tmp_path, g, 5)).graphs) == 5
+
+
+def test_nodes_of_functions_count_over_all_signatures(tmp_path: Path) -> None:
+    g = Builder()
+    g.placeholder("in", "float32")
+    body = g.function("f", {"x": "float32"}, {"y": "float32"}, {"y": "n9:y:0"})
+    for i in range(10):
+        g.into = body.node_def
+        g.node("Neg", f"n{i - 1}:y:0" if i else "x", name=f"n{i}", T=Type("float32"))
+    g.into = g.proto.node
+    types = [Type("float32")]
+    g.node("PartitionedCall", "in", name="out", Tin=types, Tout=types, f=Func("f"))
+    folder = many_signatures(tmp_path, g, 5)
+    assert len(ps.load(folder, limits=ps.Limits(max_nodes=100)).graphs) == 5
+    with pytest.raises(InvalidModel, match="more nodes than"):
+        ps.load(folder, limits=ps.Limits(max_nodes=50))
 
 
 def test_signature_of_a_missing_tensor_is_refused(tmp_path: Path) -> None:

@@ -31,15 +31,16 @@ class TensorError(ConversionError):
 
 
 class Diagnostics:
-    """What is wrong with one model. ``where`` is what messages call it, such as ``model.onnx``."""
+    """What is wrong with one model. ``where`` is what messages call it, such as ``model.onnx``;
+    ``nodes`` counts those that have been read."""
 
-    def __init__(self, where: str, limits: Limits) -> None:
+    def __init__(self, where: str, limits: Limits, nodes: int = 0) -> None:
         self.where = where
         self.limits = limits
         self.problems: list[str] = []
         self._shared_problems: dict[str, list[str]] = {}
         self._unsupported: list[tuple[str, str, str]] = []
-        self._nodes = 0
+        self.nodes = nodes
 
     def problem(self, message: str) -> None:
         """Add a fault of the file, as a whole sentence that names the place."""
@@ -62,8 +63,8 @@ class Diagnostics:
 
     def count_nodes(self, count: int) -> None:
         """Count nodes before they are read. Raises ``InvalidModel`` beyond ``Limits.max_nodes``."""
-        self._nodes += count
-        if self.limits.max_nodes is not None and self._nodes > self.limits.max_nodes:
+        self.nodes += count
+        if self.limits.max_nodes is not None and self.nodes > self.limits.max_nodes:
             raise InvalidModel(
                 f"{self.where} has more nodes than Limits.max_nodes = {self.limits.max_nodes}, "
                 "function bodies expanded; raise the limit if you trust the model"

@@ -28,6 +28,7 @@ _FOOTER = 48
 _MAGIC = 0xDB4775248B80FB57
 _TRAILER = 5  # the type of compression, and a checksum
 _MAX_SHARDS = 10_000
+_INTERVAL = 16  # TensorFlow stores every 16th key in full
 _MASK_DELTA = 0xA282EAD8
 
 
@@ -45,7 +46,9 @@ class Bundle:
         self.prefix = prefix
         self.limits = limits
         self.map_weights = map_weights
-        self.entries: dict[str, BundleEntryProto] = {}
+        self.entries: dict[str, bytes] = {}
+        self._tensors: dict[str, np.ndarray] = {}
+        self._unread: dict[int, int] = {}
         self._shards: dict[int, WeightFile] = {}
         index = f"{prefix}.index"
         header = BundleHeaderProto()
@@ -55,8 +58,7 @@ class Bundle:
             if key == b"":
                 parsed(value, header, index)
             else:
-                entry = parsed(value, BundleEntryProto(), index)
-                self.entries[key.decode("utf-8", "surrogateescape")] = entry
+                self.entries[key.decode("utf-8", "surrogateescape")] = value
         if not 1 <= header.num_shards <= _MAX_SHARDS:
             raise InvalidModel(
                 f"{index} is damaged: it has {header.num_shards} as the number of data files; "
@@ -67,11 +69,16 @@ class Bundle:
         self.count = header.num_shards
 
     def read(self, key: str) -> np.ndarray:
-        """The tensor with that key. Raises ``InvalidModel``."""
-        entry = self.entries.get(key)
+        """The tensor with that key, which is read once. Raises ``InvalidModel``."""
+        if key not in self._tensors:
+            self._tensors[key] = self._tensor(key)
+        return self._tensors[key]
+
+    def _tensor(self, key: str) -> np.ndarray:
         where = f"tensor {key!r} of {self.prefix}"
-        if entry is None:
+        if key not in self.entries:
             raise InvalidModel(f"there is no {where}; the checkpoint belongs to another model")
+        entry = parsed(self.entries[key], BundleEntryProto(), where)
         if entry.slices:
             raise InvalidModel(f"{where} is stored in slices; save it in one piece")
         try:
@@ -103,11 +110,15 @@ class Bundle:
             if shard is None:
                 shard = WeightFile(self.folder, name, self.map_weights)
                 self._shards[entry.shard_id] = shard
-            if 0 <= entry.offset <= entry.offset + entry.size <= shard.size:
-                return shard.read(entry.offset, entry.size)
+                self._unread[entry.shard_id] = shard.size
+            if not 0 <= entry.offset <= entry.offset + entry.size <= shard.size:
+                raise InvalidModel(f"{where} reaches beyond the end of its file; copy that again")
+            self._unread[entry.shard_id] -= entry.size
+            if self._unread[entry.shard_id] < 0:
+                raise InvalidModel(f"{where} overlaps other tensors; save the checkpoint again")
+            return shard.read(entry.offset, entry.size)
         except ValueError as error:
             raise part_error(self.folder, name, error) from error
-        raise InvalidModel(f"{where} reaches beyond the end of its file; copy that again")
 
 
 def _unmasked(stored: int) -> int:
@@ -130,21 +141,38 @@ def _table(data: bytes, name: str) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _items(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a table. Raises ``ValueError``."""
+    """Keys and values of a table. Blocks that overlap are refused, so that reading takes memory
+    and time in proportion to the file. Raises ``ValueError``."""
     footer = data[-_FOOTER:]
     if len(footer) < _FOOTER or int.from_bytes(footer[-8:], "little") != _MAGIC:
         raise ValueError("it does not end as an index of a checkpoint does")
     at = 0
     for _ in range(2):  # offset and size of a block of metadata
         _, at = read_varint(footer, at)
-    for _, handle in _entries(data, footer[at:]):
-        yield from _entries(data, handle)
+    blocks = (handle for _, handle in _entries(data, *_span(footer[at:])))
+    end, last = 0, None
+    for offset, size in map(_span, blocks):
+        if offset < end:
+            raise ValueError("its blocks overlap")
+        end = offset + size
+        for key, value in _entries(data, offset, size):
+            if last is not None and key <= last:
+                raise ValueError("its keys are not in order")
+            last = key
+            yield key, value
 
 
-def _entries(data: bytes, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of the block at a handle. Restart points, which serve searches, follow
-    them."""
-    block = _block(data, handle)
+def _span(handle: bytes) -> tuple[int, int]:
+    """The offset and the size of the block at a handle."""
+    offset, at = read_varint(handle, 0)
+    return offset, read_varint(handle, at)[0]
+
+
+def _entries(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of a block. Restart points, which serve searches, follow them. A block that
+    stores each ``_INTERVAL``-th key in full has so many times its own bytes in keys at most."""
+    block = _block(data, offset, size)
+    room = _INTERVAL * size
     end = len(block) - 4
     restarts = int.from_bytes(block[end:], "little") if end >= 0 else 0
     end -= 4 * restarts
@@ -154,18 +182,19 @@ def _entries(data: bytes, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
     while at < end:
         shared, at = read_varint(block, at)
         added, at = read_varint(block, at)
-        size, at = read_varint(block, at)
-        if shared > len(key) or at + added + size > end:
+        length, at = read_varint(block, at)
+        if shared > len(key) or at + added + length > end:
             raise ValueError("an entry reaches beyond its block")
+        room -= shared + added
+        if room < 0:
+            raise ValueError("keys share more than they store")
         key = key[:shared] + block[at : at + added]
-        at += added + size
-        yield key, block[at - size : at]
+        at += added + length
+        yield key, block[at - length : at]
 
 
-def _block(data: bytes, handle: bytes) -> bytes:
-    """The contents of a block. A handle is its offset and its size."""
-    offset, at = read_varint(handle, 0)
-    size, _ = read_varint(handle, at)
+def _block(data: bytes, offset: int, size: int) -> bytes:
+    """The contents of a block."""
     end = offset + size
     if end + _TRAILER > len(data):
         raise ValueError("a block reaches beyond its end")

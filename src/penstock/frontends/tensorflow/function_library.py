@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.algorithms.dag import strongly_connected_components
-from penstock.frontends.common.diagnostics import Diagnostics, TensorError
+from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     FunctionDef,
     FunctionDefLibrary,
@@ -14,25 +15,33 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     OpDef,
 )
 from penstock.frontends.tensorflow.schemas import Argument, TfSchema, schemas
-from penstock.frontends.tensorflow.tensors import FunctionReference, decode_attribute, type_name
+from penstock.frontends.tensorflow.tensors import (
+    ConstantReader,
+    FunctionReference,
+    decode_attribute,
+    type_name,
+)
+from penstock.limits import Limits
 
 
 class FunctionLibrary:
     """Functions by name. ``recursive`` are those that call themselves, and stay functions;
     ``called`` has those of them that are called and not imported yet, by their name in the model.
+    ``problems`` says what is wrong with the library, ``constants`` reads those of all its users.
     """
 
-    def __init__(self, proto: FunctionDefLibrary, diagnostics: Diagnostics) -> None:
+    def __init__(self, proto: FunctionDefLibrary, where: str, limits: Limits) -> None:
         self.functions: dict[str, FunctionDef] = {}
-        self.limits = diagnostics.limits
+        self.problems: list[str] = []
+        self.limits = limits
+        self.constants = ConstantReader(limits)
         self.called: dict[str, tuple[FunctionDef, Mapping[str, Any]]] = {}
         self.names: dict[str, str] = {}
         self._schemas: dict[str, TfSchema] = {}
-        where = diagnostics.where
         for function in proto.function:
             name = function.signature.name
             if not name or name in self.functions or name in schemas():
-                diagnostics.problem(
+                self.problems.append(
                     f"{where} has a function {name!r} whose name is empty, or that of another "
                     "function or operation; rename it"
                 )
@@ -47,7 +56,13 @@ class FunctionLibrary:
             try:
                 self._schemas[name] = self._schema(function.signature)
             except (TensorError, RecursionError) as error:
-                diagnostics.problem(f"function {name!r} of {where}: {error}")
+                self.problems.append(f"function {name!r} of {where}: {error}")
+
+    def uncalled(self) -> FunctionLibrary:
+        """The same functions for the import of another graph."""
+        library = copy.copy(self)
+        library.called, library.names = {}, {}
+        return library
 
     def schema(self, name: str) -> TfSchema | None:
         """The schema of nodes whose operation is the function ``name``."""

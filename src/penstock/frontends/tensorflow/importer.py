@@ -44,7 +44,7 @@ from penstock.frontends.tensorflow import (  # noqa: F401 - modules register the
 from penstock.frontends.tensorflow.conversion import RULES, Conversion, ConversionContext
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
-from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, NodeDef
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
 from penstock.frontends.tensorflow.schemas import TfSchema, schemas
 from penstock.frontends.tensorflow.scope import (
     DeclaredNode,
@@ -75,12 +75,16 @@ def load_graph_def(source: bytes | Path, limits: Limits | None = None) -> Model:
     """
     path = None if isinstance(source, bytes) else source
     proto = read_graph(source)
+    diagnostics = Diagnostics("the model" if path is None else path.name, limits or DEFAULT_LIMITS)
     with gc_pause.paused():
-        return Importer(proto, path, limits or DEFAULT_LIMITS).model()
+        library = FunctionLibrary(proto.library, diagnostics.where, diagnostics.limits)
+        importer = Importer(proto.node, proto.versions.producer, library, diagnostics)
+        return importer.model(path)
 
 
 class Importer:
-    """Imports one graph with its library of functions.
+    """Imports one graph. ``producer`` is the version of its writer, ``library`` has the functions
+    that its nodes may call.
 
     ``store`` holds the variables; ``frozen`` has the values of those that nothing assigns to, by
     the name of the node that makes the handle.
@@ -88,16 +92,17 @@ class Importer:
 
     def __init__(
         self,
-        proto: GraphDef,
-        path: Path | None,
-        limits: Limits,
+        nodes: Sequence[NodeDef],
+        producer: int,
+        library: FunctionLibrary,
+        diagnostics: Diagnostics,
         frozen: Mapping[str, np.ndarray] | None = None,
         store: Store | None = None,
     ) -> None:
-        self.proto = proto
-        self.path = path
-        self.diagnostics = Diagnostics("the model" if path is None else path.name, limits)
-        self.library = FunctionLibrary(proto.library, self.diagnostics)
+        self.nodes = nodes
+        self.diagnostics = diagnostics
+        self.library = library
+        diagnostics.problems += library.problems
         self.variables = Variables(store or Store(), frozen or {})
         self.functions: dict[str, Graph] = {}
         importer = weakref.proxy(self)
@@ -106,13 +111,13 @@ class Importer:
             self.library,
             self.variables,
             InferredTypes(),
-            unique_prefixes(node.name for node in proto.node),
-            proto.versions.producer,
+            unique_prefixes(node.name for node in nodes),
+            producer,
             lambda scope, protos: importer.import_nodes(scope, protos),
         )
 
-    def model(self) -> Model:
-        """The model whose entry is the whole graph."""
+    def model(self, path: Path | None) -> Model:
+        """The model whose entry is the whole graph, which ``path`` has."""
         scope = self.main()
         graph = Graph(scope.inputs, _results(scope), scope.nodes, "main")
         self.diagnostics.raise_collected()
@@ -121,18 +126,18 @@ class Importer:
             for name, declared in scope.declared.items()
             if declared.values
         }
-        path = None if self.path is None else str(self.path)
-        return Model({graph.name: graph}, graph.name, self.functions, {}, path, aliases)
+        source = None if path is None else str(path)
+        return Model({graph.name: graph}, graph.name, self.functions, {}, source, aliases)
 
     def main(self) -> GraphScope:
         """Import the nodes of the graph itself, and the functions that remain functions."""
         where = self.diagnostics.where
-        if not self.proto.node:
+        if not self.nodes:
             raise InvalidModel(
                 f"{where} has no nodes: it is no GraphDef, or an empty one; export it again"
             )
-        scope = GraphScope(where, self.diagnostics.limits)
-        self.import_nodes(scope, self.proto.node)
+        scope = GraphScope(where, self.library.constants)
+        self.import_nodes(scope, self.nodes)
         while self.library.called:
             name, called = self.library.called.popitem()
             graph = rules_functions.remaining_function(self.context, name, *called)

@@ -11,8 +11,7 @@ from typing import Any
 
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, listed, rule
-from penstock.frontends.tensorflow.proto.graphdef_pb2 import TensorProto
-from penstock.frontends.tensorflow.tensors import declared_type, decode_tensor
+from penstock.frontends.tensorflow.tensors import declared_type
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
 
@@ -69,11 +68,9 @@ def as_in_tensorflow(c: Conversion) -> None:
 
 @rule("Const")
 def const(c: Conversion) -> None:
-    tensor = c.attrs.get("value")
-    if not isinstance(tensor, TensorProto):
+    array = c.scope.constant(c.own_name)
+    if array is None:
         raise NodeError("has no tensor as its value")
-    array = decode_tensor(tensor, c.context.diagnostics.limits)
-    array.flags.writeable = False  # a run may return it
     c.emit_final("Const", [], {"value": array}, domain=TENSORFLOW)
 
 

@@ -80,8 +80,8 @@ def _import_body(
     if schema is None:
         return FunctionBody([], [], [])
     bound = {**schema.defaults, **attrs}
-    limits = context.diagnostics.limits
-    scope = GraphScope(where, limits, prefix, depth, bound, function=True, anchors=anchors)
+    constants = context.library.constants
+    scope = GraphScope(where, constants, prefix, depth, bound, function=True, anchors=anchors)
     rest = list(arguments)
     for argument in schema.inputs:
         count = argument.times(bound)

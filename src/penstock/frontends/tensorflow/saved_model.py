@@ -16,14 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import InvalidModel, Unsupported
-from penstock.frontends.common.diagnostics import TensorError
+from penstock.frontends.common.diagnostics import Diagnostics, TensorError
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.tensorflow.file import read_saved_model
-from penstock.frontends.tensorflow.function_library import called_functions
+from penstock.frontends.tensorflow.function_library import FunctionLibrary, called_functions
 from penstock.frontends.tensorflow.importer import PLACEHOLDERS, Importer
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     FunctionDef,
-    GraphDef,
     MetaGraphDef,
     NodeDef,
     SavedModel,
@@ -44,6 +43,9 @@ _CHANGES = frozenset(
     {*_ASSIGN, "AssignAdd", "AssignSub", "AssignAddVariableOp", "AssignSubVariableOp"}
 )
 _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
+# Nodes that all signatures together have at most: so many, and each node of the file so many times.
+_FREE_NODES = 100_000
+_MAX_USES = 16
 _INTERNAL = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
 
 
@@ -80,7 +82,7 @@ class _Reader:
         self.limits = limits
         self.map_weights = map_weights
         self.nodes = {node.name: node for node in proto.graph_def.node}
-        self.library = {f.signature.name: f for f in proto.graph_def.library.function}
+        self.library = FunctionLibrary(proto.graph_def.library, folder.name, limits)
 
     def model(self) -> Model:
         signatures = {
@@ -91,36 +93,54 @@ class _Reader:
         if not signatures:
             raise InvalidModel(f"{self.folder.name} has no signatures: save it with some")
         entry = DEFAULT if DEFAULT in signatures else min(signatures)
-        parts = {name: self.part(name, signatures[name]) for name in sorted(signatures)}
+        parts = self.parts(signatures)
         values = self.values()
-        changes = any(_assigns(part, self.library) for part in parts.values())
+        changes = any(_assigns(part, self.library.functions) for part in parts.values())
         store = Store({self.shared_name(name): value for name, value in values.items()})
         frozen = {} if changes else values
         graphs: dict[str, Graph] = {}
         functions: dict[str, Graph] = {}
         aliases: dict[str, str] = {}
+        nodes = 0
         metadata = {"tensorflow_version": self.proto.meta_info_def.tensorflow_version}
         for name in sorted(signatures, key=lambda name: name != entry):
-            importer = Importer(parts[name], self.folder, self.limits, frozen, store)
+            diagnostics = Diagnostics(self.folder.name, self.limits, nodes)
+            producer = self.proto.graph_def.versions.producer
+            library = self.library.uncalled()
+            importer = Importer(parts[name], producer, library, diagnostics, frozen, store)
             try:
                 graphs[name] = self.graph(importer, name, signatures[name], aliases)
             except Unsupported as error:
                 if name == entry:
                     raise
                 metadata[f"left out: {name}"] = str(error)
+            finally:
+                nodes = diagnostics.nodes
             functions.update(importer.functions)
         return Model(graphs, entry, functions, metadata, str(self.folder), aliases)
 
     # Signatures.
 
-    def part(self, name: str, signature: SignatureDef) -> GraphDef:
+    def parts(self, signatures: Mapping[str, SignatureDef]) -> dict[str, list[NodeDef]]:
+        """The nodes that each signature needs. Raises ``InvalidModel`` where they are many times
+        the nodes of the file: each signature has a graph of its own."""
+        parts: dict[str, list[NodeDef]] = {}
+        most = _FREE_NODES + _MAX_USES * len(self.nodes)
+        for name in sorted(signatures):
+            parts[name] = self.part(name, signatures[name])
+            most -= len(parts[name])
+            if most < 0:
+                raise InvalidModel(
+                    f"{self.folder.name} has {len(signatures)} signatures, which share nodes more "
+                    f"than {_MAX_USES} times; save it with fewer"
+                )
+        return parts
+
+    def part(self, name: str, signature: SignatureDef) -> list[NodeDef]:
         """The nodes that a signature needs. The nodes that it feeds become placeholders."""
-        part = GraphDef(versions=self.proto.graph_def.versions)
-        part.library.CopyFrom(self.proto.graph_def.library)
         fed = {_node_of(info.name): info for info in signature.inputs.values()}
         needed: set[str] = set(fed)
-        for node, info in fed.items():
-            part.node.append(self.placeholder(node, info, name))
+        part = [self.placeholder(node, info, name) for node, info in fed.items()]
         stack = [_node_of(info.name) for info in signature.outputs.values()]
         while stack:
             node = stack.pop()
@@ -128,9 +148,7 @@ class _Reader:
                 needed.add(node)
                 if node in self.nodes:  # else the importer reports the nodes that read it
                     stack += [_node_of(text.removeprefix("^")) for text in self.nodes[node].input]
-        part.node.extend(
-            node for name, node in self.nodes.items() if name in needed and name not in fed
-        )
+        part += [node for name, node in self.nodes.items() if name in needed and name not in fed]
         return part
 
     def placeholder(self, name: str, info: TensorInfo, signature: str) -> NodeDef:
@@ -202,7 +220,7 @@ class _Reader:
         restore = self.nodes.get(_node_of(self.proto.saver_def.restore_op_name))
         if restore is None or "f" not in restore.attr:
             return
-        function = self.library.get(restore.attr["f"].func.name)
+        function = self.library.functions.get(restore.attr["f"].func.name)
         if function is None:
             return
         names = [argument.name for argument in function.signature.input_arg]
@@ -213,6 +231,7 @@ class _Reader:
         self, nodes: Mapping[str, NodeDef], arguments: Mapping[str, str]
     ) -> Iterator[tuple[str, str]]:
         """Variables and keys where ``nodes`` assign a restored tensor to a variable."""
+        constants: dict[str, np.ndarray] = {}
         for node in nodes.values():
             if node.op not in _ASSIGN or len(node.input) < 2:
                 continue
@@ -225,12 +244,18 @@ class _Reader:
             keys = nodes.get(_source(restore.input[1], nodes)[0])
             if variable is None or variable.op not in _HANDLES or keys is None:
                 continue
-            try:
-                names = decode_tensor(keys.attr["value"].tensor, self.limits).reshape(-1)
-            except TensorError as error:
-                raise InvalidModel(f"{keys.name} in {self.folder.name} {error}") from error
+            if keys.name not in constants:
+                constants[keys.name] = self.strings(keys)
+            names = constants[keys.name]
             if index < names.size:
                 yield variable.name, str(names[index])
+
+    def strings(self, constant: NodeDef) -> np.ndarray:
+        """The elements of a constant. Raises ``InvalidModel``."""
+        try:
+            return decode_tensor(constant.attr["value"].tensor, self.limits).reshape(-1)
+        except TensorError as error:
+            raise InvalidModel(f"{constant.name} in {self.folder.name} {error}") from error
 
     def shared_name(self, name: str) -> str:
         """The name of a node's variable in the store."""
@@ -268,9 +293,9 @@ def _named(value: Value, key: str, scope: GraphScope) -> Value:
     return output
 
 
-def _assigns(part: GraphDef, library: Mapping[str, FunctionDef]) -> bool:
+def _assigns(part: Sequence[NodeDef], library: Mapping[str, FunctionDef]) -> bool:
     """Whether a graph, or a function that it may call, assigns to a variable."""
-    bodies: list[Iterable[NodeDef]] = [part.node]
+    bodies: list[Iterable[NodeDef]] = [part]
     seen: set[str] = set()
     while bodies:
         for node in bodies.pop():

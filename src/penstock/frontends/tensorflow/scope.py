@@ -11,9 +11,8 @@ import numpy as np
 from penstock.frontends.common.builder import UniqueNames
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef, TensorProto
 from penstock.frontends.tensorflow.schemas import Argument
-from penstock.frontends.tensorflow.tensors import decode_tensor
+from penstock.frontends.tensorflow.tensors import ConstantReader
 from penstock.ir.graph import Node, Value
-from penstock.limits import Limits
 from penstock.ops.registry import standard
 
 # Identities between a constant and a node that reads it.
@@ -56,7 +55,7 @@ class GraphScope:
     def __init__(
         self,
         where: str,
-        limits: Limits,
+        constants: ConstantReader,
         prefix: str = "",
         depth: int = 1,
         bound: Mapping[str, Any] | None = None,
@@ -65,7 +64,7 @@ class GraphScope:
         anchors: Sequence[Node] = (),
     ) -> None:
         self.where = where
-        self.limits = limits
+        self.constants = constants
         self.prefix = prefix
         self.depth = depth
         self.bound = bound or {}
@@ -115,7 +114,7 @@ class GraphScope:
                 tensor = declared.attrs.get("value")
                 if not isinstance(tensor, TensorProto):
                     return None
-                return decode_tensor(tensor, self.limits)
+                return self.constants.read(self.where, source, proto.attr["value"], tensor)
             if proto.op not in _IDENTITIES or not proto.input:
                 return None
             source = proto.input[0].split(":")[0]

@@ -88,9 +88,32 @@ def decode_shape(proto: TensorShapeProto, limits: Limits) -> Shape | None:
     return tuple([None if size < 0 else size for size in sizes])
 
 
-def decode_tensor(proto: TensorProto, limits: Limits) -> np.ndarray:
-    """The elements of a tensor. If one element stands for all, they share memory. Raises
-    ``TensorError``."""
+class ConstantReader:
+    """Decodes the constants of one model, each once: graphs and calls of functions share them. The
+    bytes that repeated elements take are bounded over all of them."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._arrays: dict[tuple[str, str], np.ndarray] = {}
+        self._room = max(limits.max_folded_bytes, 2**20) * 64
+
+    def read(self, where: str, name: str, attribute: AttrValue, tensor: TensorProto) -> np.ndarray:
+        """The value of a Const ``name`` in ``where``. It is not kept if ``attribute`` only refers
+        to ``tensor``, an attribute of the call of a function. Raises ``TensorError``."""
+        array = self._arrays.get((where, name))
+        if array is None:
+            array = decode_tensor(tensor, self.limits, self._room)
+            array.flags.writeable = False  # a run may return it
+            if any(array.strides):
+                self._room -= max(array.nbytes - 16 * tensor.ByteSize(), 0)
+            if attribute.HasField("tensor"):
+                self._arrays[where, name] = array
+        return array
+
+
+def decode_tensor(proto: TensorProto, limits: Limits, room: int = 2**26) -> np.ndarray:
+    """The elements of a tensor. If one element stands for all, they share memory; otherwise those
+    that the file leaves out may take up to ``room`` bytes. Raises ``TensorError``."""
     dtype = numpy_dtype(proto.dtype)
     dims = decode_shape(proto.tensor_shape, limits)
     if dims is None or any(dim is None for dim in dims):
@@ -113,7 +136,7 @@ def decode_tensor(proto: TensorProto, limits: Limits) -> np.ndarray:
     if elements.size <= 1:
         zero = np.array("", STRING) if dtype == STRING else np.zeros((), dtype)
         return np.broadcast_to(elements.reshape(()) if elements.size else zero, shape)
-    if count * dtype.itemsize > max(limits.max_folded_bytes, 2**20) * 64:
+    if count * dtype.itemsize > room:
         raise TensorError(f"repeats its last element to {count} elements; store them all")
     full = np.empty(count, dtype)
     full[: elements.size] = elements
