@@ -46,7 +46,7 @@ def test_load_accepts_path_bytes_and_proto(tmp_path: Path) -> None:
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidModel, match=r"nothing\.onnx cannot be read: No such file"):
+    with pytest.raises(InvalidModel, match=r"nothing\.onnx' cannot be read: No such file"):
         load_onnx(tmp_path / "nothing.onnx")
     with pytest.raises(InvalidModel, match="cannot be read: Is a directory"):
         load_onnx(tmp_path)

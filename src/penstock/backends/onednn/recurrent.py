@@ -65,7 +65,7 @@ def recurrent(desc: OpDesc) -> PrimitiveSpec | None:
     # with the batch first.
     if len(layer.reverse) > 1 and batch > 1 and not layer.batch_first:
         return None
-    name = "onednn recurrent", layer.kind, layer.linear_before_reset
+    name = "onednn recurrent", layer.cell, layer.linear_before_reset
     held = shared(name, lambda: _weights(layer, w, r, bias), w, r, bias)
     recurrence = _Recurrence(desc, layer, steps, batch, r.shape[2], activation, held.value)
     return PrimitiveSpec(
@@ -93,7 +93,7 @@ class _Recurrence:
 
     def states(self, arguments: Sequence[int]) -> Sequence[int]:
         """The arguments of states: two for an LSTM, else one."""
-        return arguments[: 2 if self.layer.kind == "LSTM" else 1]
+        return arguments[: 2 if self.layer.cell == "LSTM" else 1]
 
     @property
     def inputs(self) -> dict[int, int]:
@@ -135,8 +135,8 @@ class _Recurrence:
             absent = tensors.keys().isdisjoint(arguments)
             return [None if absent else tensor(i, state, 3) for i in arguments]
 
-        name, is_rnn = _PRIMITIVES[layer.kind], layer.kind == "RNN"
-        if layer.kind == "GRU" and layer.linear_before_reset:
+        name, is_rnn = _PRIMITIVES[layer.cell], layer.cell == "RNN"
+        if layer.cell == "GRU" and layer.linear_before_reset:
             name = "lbr_gru"
         arguments = [
             *([f"eltwise_{self.activation}"] if is_rnn else ()),
@@ -145,7 +145,7 @@ class _Recurrence:
             *states(before),
             context.any(weights.w.shape),
             context.any(weights.r.shape),
-            *([None, None] if layer.kind == "LSTM" else ()),  # peepholes and a projection
+            *([None, None] if layer.cell == "LSTM" else ()),  # peepholes and a projection
             context.of(weights.bias),
             tensor(DST, (self.steps, self.batch, state[1] * self.hidden), 4),
             *states(after),
@@ -157,7 +157,7 @@ class _Recurrence:
 
 def _activation(layer: Layer, attrs: Attrs) -> str | None:
     """oneDNN's name of the activation of an RNN; of others any name, if theirs are the defaults."""
-    if layer.kind != "RNN":
+    if layer.cell != "RNN":
         return "tanh" if layer.plain else None
     names = (attrs.get("activations") or ["Tanh"])[: len(layer.reverse)]
     distinct = {name.lower() for name in names}
@@ -167,7 +167,7 @@ def _activation(layer: Layer, attrs: Attrs) -> str | None:
 
 
 def _weights(layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None) -> _Weights:
-    gates = list(_GATES[layer.kind])
+    gates = list(_GATES[layer.cell])
     directions, _, hidden = r.shape
 
     def by_gate(matrix: np.ndarray) -> np.ndarray:
@@ -175,7 +175,7 @@ def _weights(layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None
         return np.ascontiguousarray(split.transpose(0, 3, 1, 2)[None])
 
     count = len(gates)
-    linear = layer.kind == "GRU" and layer.linear_before_reset
+    linear = layer.cell == "GRU" and layer.linear_before_reset
     biases = np.zeros((1, directions, count + linear, hidden), FLOAT32)
     if bias is not None:
         of_w, of_r = bias.reshape(directions, 2, count, hidden)[:, :, gates].swapaxes(0, 1)

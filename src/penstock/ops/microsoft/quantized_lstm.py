@@ -19,10 +19,9 @@ from penstock.ops.common.shape_rules import (
     check_shape,
     constants,
     given,
-    pad_with_none,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, Tensors, specialized
+from penstock.ops.common.specialize import Routine, Tensors, specialized, static_type
 from penstock.ops.common.work import recurrent_work
 from penstock.ops.onnx.quantization import quantize_to_float, subtract_zero_point, zero_of
 from penstock.ops.onnx.recurrent import (
@@ -74,11 +73,10 @@ def _sizes(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Any]:
     """Check the shapes of all inputs against one another, and take the sizes from them."""
     as_lstm = [_swapped(s) if i in (_W, _R) else s for i, s in enumerate(shapes[:8])]
     sizes = sizes_of(layer, as_lstm)
-    for i in _PARAMETERS:
-        hidden = sizes["H"]
-        columns = layer.gates * hidden if isinstance(hidden, int) else None
-        n = len(layer.reverse)
-        check_shape("a scale or zero point", pad_with_none(shapes, 12)[i], (n,), (n, columns))
+    hidden, n = sizes["H"], len(layer.reverse)
+    columns = layer.gates * hidden if isinstance(hidden, int) else None
+    for shape in shapes[_PARAMETERS[0] :]:
+        check_shape("a scale or zero point", shape, (n,), (n, columns))
     return sizes
 
 
@@ -125,14 +123,13 @@ def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
         prepared = shared(name, lambda: _weights(layer, consts), *[consts[i] for i in ours])
 
     def weigh(inputs: Sequence[Any], single: bool) -> list[RecurrentWeights]:
-        return _weights(layer, pad_with_none(inputs, 12)) if prepared is None else prepared.value
+        return _weights(layer, inputs) if prepared is None else prepared.value
 
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
         as_lstm = list(inputs)
         for i in (_W, _R):
-            type_ = inputs[i]
-            assert type_ is not None
-            as_lstm[i] = TensorType(type_.dtype, _swapped(type_.dims))
+            dims, dtype = static_type(inputs, i)
+            as_lstm[i] = TensorType(dtype, _swapped(dims))
         return layer_routine(layer, as_lstm, outputs, weigh, tuple(ours) if fixed else ())
 
-    return specialized(node, types, make)
+    return specialized(node, types, make, arity=(12, 3))

@@ -25,7 +25,7 @@ from penstock.ops.common.shape_rules import (
     normalize_axis,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, Tensors, by_shape, specialized
+from penstock.ops.common.specialize import Routine, Tensors, by_shape, specialized, static_type
 from penstock.ops.common.work import product_work
 from penstock.ops.onnx.quantization import SOURCES, subtract_zero_point
 from penstock.ops.registry import MICROSOFT, operator
@@ -244,13 +244,13 @@ class _GatheredBlocks:
 @by_shape(arity=(4, 1), widen=False)
 def gather_blocks(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs, bits = node.attrs, node.attrs.get("bits", 4)
-    data_type, index_type, scale_type = (tensor(inputs, i) for i in range(3))
-    assert data_type.dtype is not None
-    per_byte = _per_byte(data_type.dtype, attrs)
-    blocks = _GatheredBlocks(data_type.dims, scale_type.dims, len(index_type.dims), attrs, per_byte)
-    axis, count = blocks.axis, data_type.dims[blocks.axis]
+    dims, dtype = static_type(inputs, 0)
+    index_type, scale_type = tensor(inputs, 1), tensor(inputs, 2)
+    per_byte = _per_byte(dtype, attrs)
+    blocks = _GatheredBlocks(dims, scale_type.dims, len(index_type.dims), attrs, per_byte)
+    axis, count = blocks.axis, dims[blocks.axis]
     if not count:
-        raise ShapeError(f"nothing can be gathered along axis {axis} of {data_type.dims}")
+        raise ShapeError(f"nothing can be gathered along axis {axis} of {dims}")
 
     def into(data: Any, indices: Any, scales: Any, zeros: Any, out: np.ndarray) -> None:
         outside = (indices < -count) | (indices >= count)

@@ -8,7 +8,7 @@ returns the body. Max and min with 0 are taken by ``clip``, which is several tim
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -97,7 +97,7 @@ def _exponential(
     return body
 
 
-def elu(dtype: np.dtype, attrs: Attrs) -> Body:
+def _elu(dtype: np.dtype, attrs: Attrs) -> Body:
     return _exponential(dtype, attrs.get("alpha", 1.0))
 
 
@@ -125,7 +125,7 @@ def leaky_relu(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-def softplus(dtype: np.dtype, attrs: Attrs) -> Body:
+def _softplus(dtype: np.dtype, attrs: Attrs) -> Body:
     """log(1 + exp(x)), without overflow as max(x, 0) + log(1 + exp(-|x|))."""
     positive = relu(dtype)
 
@@ -247,7 +247,7 @@ def _biased(make: Formula) -> Formula:
     return formula_of_sum
 
 
-def hard_sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
+def _hard_sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
     alpha, beta = _constants(dtype, attrs.get("alpha", 0.2), attrs.get("beta", 0.5))
     zero, one = _constants(dtype, 0, 1)
 
@@ -260,7 +260,7 @@ def hard_sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
 
 
 def _hard_swish(dtype: np.dtype, attrs: Attrs) -> Body:
-    gate = hard_sigmoid(dtype, {"alpha": 1 / 6, "beta": 0.5})
+    gate = _hard_sigmoid(dtype, {"alpha": 1 / 6, "beta": 0.5})
 
     def body(x: Any, out: Any, t: Any) -> None:
         gate(x, t)
@@ -269,7 +269,7 @@ def _hard_swish(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-def softsign(dtype: np.dtype, attrs: Attrs) -> Body:
+def _softsign(dtype: np.dtype, attrs: Attrs) -> Body:
     one = typed_scalar(1, dtype)
 
     def body(x: Any, out: Any, t: Any) -> None:
@@ -312,6 +312,40 @@ def applied(make: Formula, scratch: int, attrs: Attrs) -> Callable[[Any, Any], A
     return function
 
 
+def _affine(dtype: np.dtype, attrs: Attrs) -> Body:
+    return lambda x, out: np.add(np.multiply(x, attrs["alpha"], out), attrs["beta"], out)
+
+
+def _scaled_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
+    def body(x: Any, out: Any) -> None:
+        np.tanh(np.multiply(x, attrs["beta"], out), out)
+        np.multiply(out, attrs["alpha"], out)
+
+    return body
+
+
+def _recurrent_threshold(dtype: np.dtype, attrs: Attrs) -> Body:
+    """Unlike ThresholdedRelu, this keeps elements equal to ``alpha``."""
+    return lambda x, out: np.copyto(out, np.where(np.less(x, attrs["alpha"]), 0, x))
+
+
+ACTIVATIONS: Mapping[str, tuple[Formula, int, Mapping[str, float]]] = {
+    "tanh": (lambda dtype, attrs: np.tanh, 0, {}),
+    "relu": (relu, 0, {}),
+    "sigmoid": (sigmoid, 0, {}),
+    "affine": (_affine, 0, {"alpha": 1.0, "beta": 0.0}),
+    "leakyrelu": (leaky_relu, 1, {"alpha": 0.01}),
+    "thresholdedrelu": (_recurrent_threshold, 0, {"alpha": 1.0}),
+    "scaledtanh": (_scaled_tanh, 0, {"alpha": 1.0, "beta": 1.0}),
+    "hardsigmoid": (_hard_sigmoid, 0, {"alpha": 0.2, "beta": 0.5}),
+    "elu": (_elu, 1, {"alpha": 1.0}),
+    "softsign": (_softsign, 1, {}),
+    "softplus": (_softplus, 1, {}),
+}
+"""Functions within recurrent layers and FusedConv, by name in lower case: formula, scratch arrays,
+and parameters with their defaults."""
+
+
 def _compiled(make: Formula, scratch: int, node: Node, types: Types, inputs: int = 1) -> Kernel:
     return formula(lambda dtype: make(dtype, node.attrs), types, inputs=inputs, scratch=scratch)
 
@@ -322,17 +356,17 @@ def _register(name: str, make: Formula, scratch: int, since: int = 1, domain: st
     )
 
 
-_register("Elu", elu, 1)
+_register("Elu", _elu, 1)
 _register("Selu", _selu, 1)
 _register("Celu", _celu, 1, since=12)
 _register("LeakyRelu", leaky_relu, 1)
 _register("ThresholdedRelu", _thresholded_relu, 0)
 _register("Shrink", _shrink, 2, since=9)
 _register("Sigmoid", sigmoid, 0)
-_register("HardSigmoid", hard_sigmoid, 0)
+_register("HardSigmoid", _hard_sigmoid, 0)
 _register("HardSwish", _hard_swish, 1, since=14)
-_register("Softplus", softplus, 1)
-_register("Softsign", softsign, 1)
+_register("Softplus", _softplus, 1)
+_register("Softsign", _softsign, 1)
 _register("Swish", swish, 1, since=24)
 _register("Mish", _mish, 2, since=18)
 _register("Gelu", _gelu_exact, 3, domain=MICROSOFT)

@@ -14,7 +14,7 @@ They work in any dtype that NumPy multiplies; integers are exact as far as they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -46,15 +46,7 @@ from penstock.ops.common.specialize import (
 )
 from penstock.ops.common.windows import Window, window_counts, windows
 from penstock.ops.common.work import convolution_work
-from penstock.ops.onnx.activation import (
-    Formula,
-    applied,
-    hard_sigmoid,
-    leaky_relu,
-    relu,
-    sigmoid,
-    swish,
-)
+from penstock.ops.onnx.activation import ACTIVATIONS, applied, swish
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Shape, ShapeError, TensorType, Type
 
@@ -442,14 +434,7 @@ def _repeated(x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray) -
     return single._replace(into=into)
 
 
-_FUSED: Mapping[str, tuple[Formula, int, tuple[str, ...]]] = {
-    "Relu": (relu, 0, ()),
-    "Tanh": (lambda dtype, attrs: np.tanh, 0, ()),
-    "Sigmoid": (sigmoid, 0, ()),
-    "LeakyRelu": (leaky_relu, 1, ("alpha",)),
-    "HardSigmoid": (hard_sigmoid, 0, ("alpha", "beta")),
-}
-"""What FusedConv may do with its result, besides Clip: formula, scratch, names of parameters."""
+_FUSED = ("Relu", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid")
 
 
 def _activation(attrs: Attrs) -> Callable[[np.ndarray], Any] | None:
@@ -463,8 +448,8 @@ def _activation(attrs: Attrs) -> Callable[[np.ndarray], Any] | None:
             raise ShapeError(f"Clip has two bounds, not {list(parameters)}")
         low, high = parameters
         return lambda y: clip(y, low, high, y)
-    make, scratch, names = _FUSED[name]
-    run = applied(make, scratch, dict(zip(names, parameters, strict=False)))
+    make, scratch, defaults = ACTIVATIONS[name.lower()]
+    run = applied(make, scratch, dict(zip(defaults, parameters, strict=False)))
     return lambda y: run(y, y)
 
 

@@ -19,7 +19,7 @@ from penstock.ops.common.shape_rules import (
     same_dtype,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, Tensors, by_shape
+from penstock.ops.common.specialize import Routine, Tensors, by_shape, static_type
 from penstock.ops.common.work import product_work
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
@@ -154,20 +154,19 @@ def gemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     attrs = node.attrs
     trans_a, trans_b = attrs.get("transA", 0), attrs.get("transB", 0)
     alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
-    type_ = outputs[0]
-    assert type_ is not None and type_.dtype is not None
+    (_, columns), dtype = static_type(outputs, 0)
     has_c = given(inputs, 2) and beta != 0
     scale, scale_c = alpha, beta
-    integral = type_.dtype.kind in "iu"
+    integral = dtype.kind in "iu"
     if integral and alpha == int(alpha) and beta == int(beta):
         scale, scale_c, integral = int(alpha), int(beta), False
     weights = consts[1]
     repeated = weights is not None and weights.strides[0 if trans_b else 1] == 0
-    multiply = _repeated if repeated and type_.dims[1] > 1 else np.dot
+    multiply = _repeated if repeated and columns > 1 else np.dot
     scaled: np.ndarray | None = None
     prepared: tuple[int, ...] = ()
     if has_c and beta != 1 and consts[2] is not None and not integral:
-        scaled, prepared = np.multiply(consts[2], scale_c).astype(type_.dtype), (2,)
+        scaled, prepared = np.multiply(consts[2], scale_c).astype(dtype), (2,)
 
     def into(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
         multiply(a.T if trans_a else a, b.T if trans_b else b, out)

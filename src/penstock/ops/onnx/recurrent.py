@@ -10,7 +10,7 @@ the gates of an LSTM need a single ``tanh`` together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
@@ -21,28 +21,16 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, HALF
-from penstock.ops.common.elementwise import Body
 from penstock.ops.common.shape_rules import (
     all_constant,
     choice,
     constants,
     given,
-    pad_with_none,
     tensor,
 )
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.work import recurrent_work
-from penstock.ops.onnx.activation import (
-    Formula,
-    applied,
-    elu,
-    hard_sigmoid,
-    leaky_relu,
-    relu,
-    sigmoid,
-    softplus,
-    softsign,
-)
+from penstock.ops.onnx.activation import ACTIVATIONS, applied
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
@@ -56,63 +44,23 @@ Step: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 """``step(x, h, out)``: the next ``H`` from the previous and from this step's ``X @ W^T + bias``."""
 
 
-def _affine(dtype: np.dtype, attrs: Attrs) -> Body:
-    return lambda x, out: np.add(np.multiply(x, attrs["alpha"], out), attrs["beta"], out)
-
-
-def _scaled_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
-    def body(x: Any, out: Any) -> None:
-        np.tanh(np.multiply(x, attrs["beta"], out), out)
-        np.multiply(out, attrs["alpha"], out)
-
-    return body
-
-
-def _thresholded_relu(dtype: np.dtype, attrs: Attrs) -> Body:
-    """Unlike the operation of this name, this one keeps elements equal to ``alpha``."""
-    return lambda x, out: np.copyto(out, np.where(np.less(x, attrs["alpha"]), 0, x))
-
-
-class _Function(NamedTuple):
-    """An activation: its formula, scratch arrays, and parameters with their defaults."""
-
-    formula: Formula
-    scratch: int = 0
-    defaults: Mapping[str, float] = {}
-
-
-_ACTIVATIONS: Mapping[str, _Function] = {
-    "tanh": _Function(lambda dtype, attrs: np.tanh),
-    "relu": _Function(relu),
-    "sigmoid": _Function(sigmoid),
-    "affine": _Function(_affine, 0, {"alpha": 1.0, "beta": 0.0}),
-    "leakyrelu": _Function(leaky_relu, 1, {"alpha": 0.01}),
-    "thresholdedrelu": _Function(_thresholded_relu, 0, {"alpha": 1.0}),
-    "scaledtanh": _Function(_scaled_tanh, 0, {"alpha": 1.0, "beta": 1.0}),
-    "hardsigmoid": _Function(hard_sigmoid, 0, {"alpha": 0.2, "beta": 0.5}),
-    "elu": _Function(elu, 1, {"alpha": 1.0}),
-    "softsign": _Function(softsign, 1),
-    "softplus": _Function(softplus, 1),
-}
-
-
 def _activations(names: Sequence[str], attrs: Attrs) -> list[Activation]:
     """The named functions, each with the next alpha and beta of the lists if it has such."""
     values = {key: iter(attrs.get(f"activation_{key}") or ()) for key in ("alpha", "beta")}
     activations: list[Activation] = []
     for name in names:
-        function = _ACTIVATIONS.get(name.lower())
-        if function is None:
-            raise ShapeError(f"unknown activation {name!r}; known are {', '.join(_ACTIVATIONS)}")
-        parameters = {key: next(values[key], value) for key, value in function.defaults.items()}
-        activations.append(applied(function.formula, function.scratch, parameters))
+        if name.lower() not in ACTIVATIONS:
+            raise ShapeError(f"unknown activation {name!r}; known are {', '.join(ACTIVATIONS)}")
+        make, scratch, defaults = ACTIVATIONS[name.lower()]
+        parameters = {key: next(values[key], value) for key, value in defaults.items()}
+        activations.append(applied(make, scratch, parameters))
     return activations
 
 
 class Layer(NamedTuple):
     """A recurrent layer, from the attributes of its node."""
 
-    kind: str
+    cell: str
     gates: int
     reverse: tuple[bool, ...]  # by direction
     activations: tuple[tuple[Activation, ...], ...]  # by direction
@@ -144,9 +92,9 @@ _DIRECTIONS = {
 }
 
 
-def parse_layer(kind: str, attrs: Attrs, peepholes: bool = False) -> Layer:
+def parse_layer(cell: str, attrs: Attrs, peepholes: bool = False) -> Layer:
     reverse = _DIRECTIONS[choice(attrs, "direction", "forward", _DIRECTIONS)]
-    default, directions = _DEFAULT_ACTIVATIONS[kind], len(reverse)
+    default, directions = _DEFAULT_ACTIVATIONS[cell], len(reverse)
     usual = default * directions
     names = tuple(attrs.get("activations") or usual)
     if len(names) < len(usual):
@@ -156,8 +104,8 @@ def parse_layer(kind: str, attrs: Attrs, peepholes: bool = False) -> Layer:
     clip, input_forget = attrs.get("clip") or None, bool(attrs.get("input_forget", 0))
     plain = [name.lower() for name in names] == [name.lower() for name in usual]
     return Layer(
-        kind=kind,
-        gates=_GATES[kind],
+        cell=cell,
+        gates=_GATES[cell],
         reverse=reverse,
         activations=tuple(tuple(functions[i * n : i * n + n]) for i in range(directions)),
         plain=plain and not (clip or input_forget or peepholes),
@@ -212,15 +160,15 @@ def sizes_of(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
 
 def output_shapes(layer: Layer, steps: Dim, batch: Dim, hidden: Dim) -> list[Shape]:
     n = len(layer.reverse)
-    states = 2 if layer.kind == "LSTM" else 1
+    states = 2 if layer.cell == "LSTM" else 1
     if layer.batch_first:
         return [(batch, steps, n, hidden), *[(batch, n, hidden)] * states]
     return [(steps, n, batch, hidden), *[(n, batch, hidden)] * states]
 
 
-def _infer_recurrent(kind: str) -> Infer:
+def _infer_recurrent(cell: str) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        layer = parse_layer(kind, attrs)
+        layer = parse_layer(cell, attrs)
         sizes = sizes_of(layer, [tensor(types, i).shape for i in range(len(types))])
         shapes = output_shapes(layer, *(sizes.get(name) for name in "TBH"))
         return [TensorType(tensor(types, 0).dtype, shape) for shape in shapes]
@@ -244,15 +192,14 @@ class RecurrentWeights(NamedTuple):
 
 def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[RecurrentWeights]:
     """The weights of each direction; ``single`` if each step will multiply a vector with them."""
-    every = pad_with_none(inputs, 8)
-    ws, rs, bs, ps = (repeat(None) if every[i] is None else every[i] for i in (1, 2, 3, 7))
+    ws, rs, bs, ps = (repeat(None) if inputs[i] is None else inputs[i] for i in (1, 2, 3, 7))
     directions = []
     for w, r, b, p in zip(ws, rs, bs, ps, strict=False):
         n, hidden = r.shape
         bias = r_bias = None
         if b is not None:
             bias = b[:n].copy()
-            if layer.linear_before_reset and layer.kind == "GRU":
+            if layer.linear_before_reset and layer.cell == "GRU":
                 bias[: n - hidden] += b[n : 2 * n - hidden]
                 r_bias = b[2 * n - hidden :]
             else:
@@ -469,9 +416,9 @@ class _LayerRun:
         dtype, (first, second, width) = x.dtype, x.dims
         gates, hidden = layer.gates, w.dims[1] // layer.gates
         batch = first if layer.batch_first else second
-        self.layer, self.weigh, self.n_inputs = layer, weigh, len(inputs)
+        self.layer, self.weigh = layer, weigh
         self.batch, self.bias_shape = batch, (gates, 1, hidden)
-        self.lstm, self.rows, self.width = layer.kind == "LSTM", first * second, width
+        self.lstm, self.rows, self.width = layer.cell == "LSTM", first * second, width
         self.ends = given(inputs, 4)
         self.direct = outputs[0] is not None and not self.ends
         self.time_first: tuple[int, ...] = (gates, first, second, hidden)
@@ -488,10 +435,8 @@ class _LayerRun:
         self.c_next = layout.field(state if self.lstm else (batch, 0), dtype)
 
     def __call__(self, *arguments: Any) -> None:
-        batch, workspace = self.batch, arguments[-1]
-        values = pad_with_none(arguments[: self.n_inputs], 8)
+        batch, (*values, y, y_h, y_c, workspace) = self.batch, arguments
         x, _, _, _, lengths, h0, c0, _ = values[:8]
-        y, y_h, y_c = pad_with_none(arguments[self.n_inputs : -1], 3)
         product = self.product(workspace)
         # All with time first: views.
         xs = product.reshape(self.time_first).transpose(self.order)
@@ -516,13 +461,13 @@ class _LayerRun:
                 c = self.c(workspace) if y_c is None else y_c[d]
                 np.copyto(c, 0 if c0 is None else c0[d])
             cell = _State(c, c_next if self.ends else c)
-            step = _STEPS[self.layer.kind](self.layer, d, weights, self.gates(workspace), cell)
+            step = _STEPS[self.layer.cell](self.layer, d, weights, self.gates(workspace), cell)
             h = self.direction(d, step, cell, xs, y, live, h0, workspace)
             if y_h is not None:
                 np.copyto(y_h[d], h)
 
     def direction(
-        self, d: int, step: Step, cell: _State, xs: Any, y: Any, live: Any, h0: Any, workspace: Any
+        self, d: int, step: Step, state: _State, xs: Any, y: Any, live: Any, h0: Any, workspace: Any
     ) -> np.ndarray:
         """Run all steps of direction ``d``; return its last hidden state."""
         reverse = self.layer.reverse[d]
@@ -540,13 +485,13 @@ class _LayerRun:
                 h = out
             return h
         lives = repeat(None) if live is None else live[::-1] if reverse else live
-        return _buffered(step, h, self.spare(workspace), cell, xs, ys, lives)
+        return _buffered(step, h, self.spare(workspace), state, xs, ys, lives)
 
 
 def _compile(node: Node, types: Types) -> Kernel:
     layer = parse_layer(node.op.name, node.attrs, peepholes=given(node.inputs, 7))
     weights = tuple(i for i in (1, 2, 3, 7) if given(node.inputs, i))
-    consts, fixed = constants(node), all_constant(node, weights)
+    consts, fixed = constants(node, 8), all_constant(node, weights)
 
     @cache
     def prepared(single: bool) -> Shared[list[RecurrentWeights]]:
@@ -554,7 +499,7 @@ def _compile(node: Node, types: Types) -> Kernel:
             wide = [c.astype(FLOAT32) if c is not None and c.dtype in HALF else c for c in consts]
             return _weights(layer, wide, single)
 
-        name = layer.kind, single, layer.halved, layer.linear_before_reset
+        name = layer.cell, single, layer.halved, layer.linear_before_reset
         return shared(name, make, *[consts[i] for i in weights])
 
     def weigh(inputs: Sequence[Any], single: bool) -> list[RecurrentWeights]:
@@ -563,7 +508,7 @@ def _compile(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
         return layer_routine(layer, inputs, outputs, weigh, weights if fixed else ())
 
-    return specialized(node, types, make)
+    return specialized(node, types, make, arity=(8, 3))
 
 
 for _name in _GATES:

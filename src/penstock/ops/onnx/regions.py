@@ -15,11 +15,10 @@ from penstock.ops.common.shape_rules import (
     check_shape,
     choice,
     dim_product,
-    given,
     same_dtype,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, Tensors, by_shape
+from penstock.ops.common.specialize import Routine, Tensors, by_shape, static_type
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, conv_shape, kernel_dims
 from penstock.ops.registry import operator
@@ -115,11 +114,9 @@ def roi_align(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
             tables.append(_Samples(start, extent, count, ratio, size))
         return tables
 
-    x = tensor(inputs, 0)
-    (n, _, *sizes), dtype = x.dims, x.dtype
-    assert dtype is not None
+    (n, channels, *sizes), dtype = static_type(inputs, 0)
     if 0 in sizes:
-        raise ShapeError(f"no pixels in shape {x.dims}")
+        raise ShapeError(f"no pixels in shape {(n, channels, *sizes)}")
 
     def into(x: np.ndarray, rois: np.ndarray, batch: np.ndarray, out: np.ndarray) -> None:
         images = _check_batch(batch, n)
@@ -247,28 +244,24 @@ def _interpolate(
 
 
 @operator("DeformConv", since=19, infer=_infer_deform_conv)
-@by_shape(contiguous=True)
+@by_shape(arity=(5, 1), contiguous=True)
 def deform_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs = node.attrs
     group, groups = attrs.get("group", 1), attrs.get("offset_group", 1)
-    x = tensor(inputs, 0)
-    assert x.dtype is not None
-    (n, channels, *sizes), (filters, depth, *kernel) = x.dims, tensor(inputs, 1).dims
+    (n, channels, *sizes), dtype = static_type(inputs, 0)
+    filters, depth, *kernel = tensor(inputs, 1).dims
     axes = windows(attrs, kernel, sizes)
     rank, taps = len(axes), prod(kernel)
     counts = [axis.count for axis in axes]
     positions = prod(counts)
-    base = _window_positions(axes, x.dtype)
+    base = _window_positions(axes, dtype)
     pitch = [prod(sizes[i + 1 :]) for i in range(rank)]
-    step = max(BLOCK_BYTES // max(channels * taps * x.dtype.itemsize, 1), MIN_BLOCK)
-    has_bias = given(inputs, 3)
-    shape_offset = (n, groups, taps, rank, positions)
+    step = max(BLOCK_BYTES // max(channels * taps * dtype.itemsize, 1), MIN_BLOCK)
 
-    def into(x: np.ndarray, w: np.ndarray, offset: np.ndarray, *rest: Any) -> None:
-        out = rest[-1].reshape(n, group, filters // group, positions)
+    def into(x: Any, w: Any, offset: Any, bias: Any, mask: Any, y: np.ndarray) -> None:
+        out = y.reshape(n, group, filters // group, positions)
         matrix = w.reshape(group, filters // group, depth * taps)
-        offset = offset.reshape(shape_offset)
-        mask = rest[1] if len(rest) > 2 else None
+        offset = offset.reshape(n, groups, taps, rank, positions)
         if mask is not None:
             mask = mask.reshape(n, groups, 1, taps, positions)
         images = x.reshape(n, groups, channels // groups, prod(sizes))
@@ -282,7 +275,7 @@ def deform_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
                     columns.append(seen if mask is None else seen * mask[i, j, ..., block])
                 unfolded = np.concatenate(columns).reshape(group, depth * taps, -1)
                 np.matmul(matrix, unfolded, out[i, ..., block])
-        if has_bias:
-            np.add(rest[-1], rest[0].reshape(-1, *(1,) * rank), rest[-1])
+        if bias is not None:
+            np.add(y, bias.reshape(-1, *(1,) * rank), y)
 
     return Routine(into)

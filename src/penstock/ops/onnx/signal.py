@@ -23,7 +23,7 @@ from penstock.ops.common.shape_rules import (
     one_element,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
 
@@ -184,8 +184,7 @@ def _infer_stft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @by_shape(values=(1, 3))
 def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     function = _function(False, bool(node.attrs.get("onesided", 1)))
-    (batch, _, last), dtype = tensor(inputs, 0).dims, tensor(inputs, 0).dtype
-    assert dtype is not None
+    (batch, _, last), dtype = static_type(inputs, 0)
     step, length, frames = _stft_sizes(inputs, node.attrs, consts)
     assert isinstance(step, int) and isinstance(length, int) and isinstance(frames, int)
     layout, windowed, n_inputs = ScratchLayout(), given(inputs, 2), len(inputs)
