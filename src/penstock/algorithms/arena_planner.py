@@ -23,6 +23,8 @@ from heapq import heappop, heappush
 from itertools import accumulate, combinations
 from operator import attrgetter
 
+from penstock.algorithms.checkpoints import checkpoint, paced
+
 MEMORY_PLANNERS = ("quick", "best", "wic", "first_fit", "bump")
 """The planners of ``plan_memory``, those of the smallest arenas first."""
 
@@ -122,7 +124,7 @@ def plan_memory_dag(
 
     def neighbours() -> list[list[int]]:
         near: list[list[int]] = [[] for _ in sizes]
-        for i, j in combinations(by_size, 2):
+        for i, j in paced(combinations(by_size, 2)):
             if conflicts(min(i, j), max(i, j)):
                 near[i].append(j)
                 near[j].append(i)
@@ -179,7 +181,7 @@ class _Blocks:
         """Place each buffer in turn in the lowest gap between its placed neighbours."""
         offsets = [0] * len(self.sizes)
         ends = [0] * len(self.sizes)  # 0 for buffers not placed yet
-        for i in order:
+        for i in paced(order):
             taken = sorted([(offsets[j], ends[j]) for j in neighbours[i] if ends[j]])
             offsets[i] = _lowest_gap(taken, self.sizes[i])
             ends[i] = offsets[i] + self.sizes[i]
@@ -192,7 +194,7 @@ class _Blocks:
         tenant: list[int] = []
         sizes: list[int] = []
         place_of: dict[int, int] = {}
-        for i in self.filled:
+        for i in paced(self.filled):
             size = self.sizes[i]
             at = bisect_left(places, (size, -1))
             # Places that are large enough first, then smaller ones, which grow.
@@ -275,6 +277,7 @@ class _Search:
         out = [k for k, i in enumerate(order) if not ends[i]]  # sorted, hence a heap
         self.visits -= len(order)
         while out:
+            checkpoint()
             i = order[heappop(out)]
             self.visits -= 1 + len(self.neighbours[i])
             if self.visits < 0:
@@ -364,7 +367,7 @@ def _overlaps(buffers: Sequence[Buffer]) -> list[list[int]]:
     """For each buffer the other buffers that share a step with it."""
     neighbours: list[list[int]] = [[] for _ in buffers]
     live: list[int] = []
-    for i in _by_first_use(buffers):
+    for i in paced(_by_first_use(buffers)):
         first = buffers[i].first
         live = [j for j in live if buffers[j].last >= first]
         neighbours[i] += live
@@ -378,11 +381,12 @@ def _cliques(order: Sequence[int], neighbours: Sequence[Sequence[int]]) -> Itera
     """Cliques of conflicting buffers that cover all buffers, grown greedily in ``order``."""
     near = [set(others) for others in neighbours]
     covered: set[int] = set()
-    for seed in order:
+    for seed in paced(order):
         if seed not in covered:
             clique: list[int] = []
             candidates = [seed, *(i for i in order if i in near[seed])]
             while candidates:
+                checkpoint()
                 clique.append(candidates[0])
                 candidates = [i for i in candidates if i in near[clique[-1]]]
             covered.update(clique)
@@ -400,7 +404,7 @@ def _sweep(
     offsets = [0] * len(buffers)
     gaps = _Gaps(sum(sizes))
     dead = 0
-    for i in sorted(filled, key=lambda i: lives[i][0]):
+    for i in paced(sorted(filled, key=lambda i: lives[i][0])):
         while lives[by_last[dead]][1] < lives[i][0]:
             gaps.release(offsets[by_last[dead]], sizes[by_last[dead]])
             dead += 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import count
 
+from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
 
@@ -39,7 +40,7 @@ def implied_edges(order: Sequence[int], pred: Sequence[Sequence[int]]) -> set[tu
     """
     place = [0] * len(order)
     until: dict[int, int] = {}
-    for k, i in enumerate(order):
+    for k, i in enumerate(paced(order)):
         place[i] = k
         if len(pred[i]) > 1:
             until.update(dict.fromkeys(pred[i], k))
@@ -58,7 +59,7 @@ def _implied_by(
     bit = {p: 1 << b for b, p in enumerate(batch)}
     reached_by: dict[int, int] = {}
     edges: set[tuple[int, int]] = set()
-    for i in stretch:
+    for i in paced(stretch):
         direct = further = 0
         for p in pred[i]:
             if p in bit:
@@ -89,7 +90,7 @@ def fewest_chains(dag: Dag, order: Sequence[int], chain: Sequence[int]) -> list[
         pass
     numbered = [_NONE] * dag.n
     numbers = count()
-    for i in order:
+    for i in paced(order):
         if chain[i] != _NONE:
             numbered[i] = next(numbers) if before[i] == _NONE else numbered[before[i]]
     return numbered

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from penstock.algorithms.checkpoints import paced
+
 # Nodes of a long cycle that a message shows at either end.
 _SHOWN = 8
 
@@ -50,13 +52,13 @@ class Dag:
         if n < 0:
             raise ValueError(f"a graph cannot have {n} nodes")
         outgoing: list[list[int]] = [[] for _ in range(n)]
-        for a, b in edges:
+        for a, b in paced(edges):
             if not (0 <= a < n and 0 <= b < n):
                 raise ValueError(f"edge {a} -> {b} leaves the graph, whose n is {n}")
             outgoing[a].append(b)
         succ = tuple(tuple(sorted(set(after))) for after in outgoing)
         incoming: list[list[int]] = [[] for _ in range(n)]
-        for a, after in enumerate(succ):
+        for a, after in enumerate(paced(succ)):
             for b in after:
                 incoming[b].append(a)
         pred = tuple(map(tuple, incoming))

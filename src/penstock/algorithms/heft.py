@@ -18,6 +18,7 @@ from heapq import heapify, heappop, heappush
 from math import dist, fsum, inf, sqrt
 from operator import attrgetter
 
+from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.min_sum import Series
 from penstock.algorithms.ordering import critical_path, ranks, topological_order
@@ -266,7 +267,7 @@ def _near(problem: _Problem, plan: Sequence[int]) -> list[int]:
     backend = list(plan)
     for _ in range(_SWEEPS if problem.arriving else 0):
         before = backend[:]
-        for j in problem.order:
+        for j in paced(problem.order):
             around = (*problem.arrivals(j), *problem.departures(j))
             costs = {
                 b: c + sum(table[backend[i]][b] for i, table in around)
@@ -361,7 +362,7 @@ def _insert(problem: _Problem, order: Iterable[int]) -> WorkerSchedule:
     backend, worker, start, finish = [0] * n, [0] * n, [0.0] * n, [0.0] * n
     shortest = [min([of[b] for of in problem.options if b in of], default=0.0) for b in width]
     idle = [[_Idle(shortest[b]) for _ in range(min(n, problem.workers[b]))] for b in width]
-    for j in order:
+    for j in paced(order):
         ready = max([finish[i] for i in problem.dag.pred[j]], default=0.0)
         best_slot: list[int] = []
         earliest = (inf, inf)

@@ -23,6 +23,7 @@ from math import fsum, inf, isfinite, prod
 from operator import add
 from typing import NamedTuple
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
 
@@ -139,6 +140,7 @@ class Series:
             for start in range(-(_REGION // 2) * (turn % 2), self.dag.n, _REGION):
                 region = order[max(start, 0) : start + _REGION]
                 for pair in combinations(backends, 2):
+                    checkpoint()
                     self.swap(plan, region, pair)
             before, now = least, self.time(plan)
             if now < least:
@@ -223,6 +225,7 @@ class _Elimination:
         fewest = [(len(self.near[v]), v) for v, out in enumerate(gone) if not out]
         heapify(fewest)
         while fewest:
+            checkpoint()
             count, v = heappop(fewest)
             if gone[v] or count != len(self.near[v]):
                 continue  # there is a newer entry
@@ -372,6 +375,7 @@ class _Network:
         # Without a threshold, rounding errors would be augmented round by round.
         self.least = _ROUNDING * max(filter(isfinite, self.room), default=0.0)
         while True:
+            checkpoint()
             level = self.levels()
             if level[self.source] < 0:
                 return [distance >= 0 for distance in level]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from penstock.algorithms.checkpoints import CHECK_EVERY, checkpoint, paced
 from penstock.algorithms.dag import Dag, expect_one_per_node
 
 # An output of a node: its bytes, and the nodes that read it. See memory_order.
@@ -36,6 +37,8 @@ def topological_order(dag: Dag, priority: Sequence[float] | None = None) -> list
     heapify(heap)
     order: list[int] = []
     while heap:
+        if not len(order) % CHECK_EVERY:
+            checkpoint()
         i = choice[heappop(heap)]
         order.append(i)
         for j in dag.succ[i]:
@@ -58,7 +61,7 @@ def ranks(dag: Dag, cost: Sequence[float] | None = None) -> list[float]:
     if min(cost, default=0.0) < 0:
         raise ValueError(f"a node cannot have the negative cost {min(cost)}")
     rank = [0.0] * dag.n
-    for i in reversed(topological_order(dag)):
+    for i in paced(reversed(topological_order(dag))):
         rank[i] = float(max((cost[j] + rank[j] for j in dag.succ[i]), default=0.0))
     return rank
 
@@ -141,7 +144,7 @@ class _Liveness:
         untouched = [True] * len(self.sizes)
         remaining = [len(nodes) for nodes in self.touched_by]
         now = peak = 0
-        for i in order:
+        for i in paced(order):
             for b in self.touches[i]:
                 if untouched[b]:
                     untouched[b] = False
@@ -213,6 +216,8 @@ def _greedy(
         i = heappop(heap)[2]
         if done[i]:
             continue
+        if not len(order) % CHECK_EVERY:
+            checkpoint()
         run(i)
         order.append(i)
         for j in succ[i]:
@@ -237,7 +242,7 @@ def _postorder(dag: Dag, live: _Liveness) -> list[int]:
         return sorted(nodes, key=lambda i: leaves[i] - needs[i])
 
     inputs: list[list[int]] = [[]] * dag.n
-    for i in topological_order(dag):
+    for i in paced(topological_order(dag)):
         inputs[i] = hungriest_first(dag.pred[i])
         held = 0
         for j in inputs[i]:

@@ -20,6 +20,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from penstock.algorithms.chains import ChainEnds, fewest_chains, implied_edges, transitive_reduction
+from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag, expect_one_per_node
 from penstock.algorithms.ordering import ranks, topological_order
 
@@ -57,7 +58,7 @@ class StreamSchedule:
     def programs(self) -> list[list[int]]:
         """The nodes of each stream, in their order."""
         programs: list[list[int]] = [[] for _ in self.device_of]
-        for i in self.order:
+        for i in paced(self.order):
             programs[self.stream[i]].append(i)
         return programs
 
@@ -138,7 +139,7 @@ def simulate_streams(
         idle[s] = float(signal)
     emitted = [0.0] * schedule.n_signals
     start, finish = [0.0] * dag.n, [0.0] * dag.n
-    for i in schedule.order:
+    for i in paced(schedule.order):
         s, waits = schedule.stream[i], schedule.waits[i]
         start[i] = max([idle[s], *[emitted[k] for k in waits]]) + signal * len(waits)
         idle[s] = finish[i] = start[i] + cost[i]
@@ -219,10 +220,10 @@ class _Assignment:
         # The length of the longest chain that begins with each node.
         self.urgency = [a + b for a, b in zip(work.cost, ranks(work.dag, work.cost), strict=True)]
         self.stream = [_NONE] * work.dag.n
-        self.on = {d: _Device(work.dag.n) for d in work.devices}
+        self.on = {d: _Device(work.dag.n) for d in dict.fromkeys(work.devices)}
 
     def run(self) -> None:
-        for i in self.order:
+        for i in paced(self.order):
             if self.stream[i] == _NONE:
                 self.walk(i, self.choose(i))
             for device in self.on.values():
@@ -323,7 +324,7 @@ def _schedule(
     last: dict[int, int] = {}
     before: list[list[int]] = [[] for _ in order]
     begin = []
-    for i in order:
+    for i in paced(order):
         s = stream[i] = number.setdefault((devices[i], own[i]), len(number))
         before[i] = [p for p in dag.pred[i] if stream[p] != s]
         if s in last:

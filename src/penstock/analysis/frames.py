@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from penstock.algorithms.checkpoints import paced
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, all_reads
 from penstock.ir.op import Role
@@ -93,7 +94,7 @@ class _Finder:
         self.of: dict[Node, Frame] = {}
         self.after: dict[Node, Frame] = {}  # the frame of the outputs of a node
         self.by_name: dict[str, Frame] = {}
-        for node in graph.nodes:
+        for node in paced(graph.nodes):
             frame = self.common(node)
             self.of[node] = frame
             self.after[node] = self.through(node, frame)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from penstock.algorithms.checkpoints import paced
 from penstock.errors import PenstockError
 from penstock.ir.describe import compile_error
 from penstock.ir.graph import Graph, Node, Value
@@ -41,7 +42,7 @@ def infer_types(graph: Graph, *, certain: bool = True, settled: Settled | None =
     ``settled``: of an enclosing loop.
     """
     settled = {} if settled is None else settled
-    for node in graph.nodes:
+    for node in paced(graph.nodes):
         types = node_types(node, certain=certain, settled=settled)
         for i, value in enumerate(node.outputs):
             if value is not None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import paced
 from penstock.errors import LimitExceeded
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ir.layout import address, channels_last, packed_strides
@@ -120,7 +121,7 @@ def escaping_values(
     escapes = set(graph.outputs)
     for inner in graph.graphs():  # a graph before those nested in it
         own = set(inner.nodes)
-        for node in reversed(inner.nodes):
+        for node in paced(inner.nodes[::-1]):
             kernel = kernels.get(node)
             if kernel is not None and kernel.view and not escapes.isdisjoint(node.outputs):
                 # A view of memory that escapes with it need not be copied.
@@ -202,7 +203,7 @@ class _Annotator:
     _dummies: dict[Value, np.ndarray] = field(default_factory=dict)
 
     def graph(self, graph: Graph) -> None:
-        for node in graph.nodes:
+        for node in paced(graph.nodes):
             kernel = self.kernels.get(node)
             if kernel is None:
                 for _, inner in node.graphs:

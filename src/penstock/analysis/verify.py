@@ -19,6 +19,7 @@ from math import prod
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import CHECK_EVERY, checkpoint, paced
 from penstock.algorithms.dag import CycleError, Dag
 from penstock.errors import MAX_PROBLEMS, InvalidModel
 from penstock.ir.graph import Graph, Model, Node, Value, dependencies, ordered
@@ -107,7 +108,7 @@ class _Index:
         for i, scope in enumerate(self.scopes):
             read = list(scope.graph.outputs)
             scope.values += scope.graph.inputs
-            for node in scope.graph.nodes:
+            for node in paced(scope.graph.nodes):
                 self.home.setdefault(node, i)
                 scope.values += [v for v in node.outputs if v is not None]
                 read += [v for v in node.inputs if v is not None]
@@ -123,8 +124,11 @@ class _Index:
 
     def nodes(self) -> Iterator[tuple[int, _Scope, Node]]:
         for i, scope in enumerate(self.scopes):
-            for node in scope.graph.nodes:
-                yield i, scope, node
+            nodes = scope.graph.nodes
+            for start in range(0, len(nodes), CHECK_EVERY):
+                checkpoint()
+                for node in nodes[start : start + CHECK_EVERY]:
+                    yield i, scope, node
 
 
 def _nesting(roots: Iterable[Graph], limits: Limits) -> list[_Scope]:
@@ -242,7 +246,7 @@ def _check_names(index: _Index) -> Iterator[str]:
     # that would replace it is reported instead.
     latest: dict[str, tuple[int, Value]] = {}
     for i, scope in enumerate(index.scopes):
-        for value in scope.values:
+        for value in paced(scope.values):
             name = value.name
             if not name:
                 yield f"a value of {scope} ({_described(value)}) has no name; name it"
@@ -461,7 +465,7 @@ def _check_types(index: _Index) -> Iterator[str]:
     """Types have known dtypes, and dims whose product is within limits."""
     sound: set[int] = set()  # many values share a type; all of these outlive this loop
     for values in (*(scope.values for scope in index.scopes), index.constants):
-        for value in values:
+        for value in paced(values):
             if id(value.type) in sound:
                 continue
             fault = _type_fault(value.type, index.limits)
@@ -524,7 +528,7 @@ def _tensor_fault(type_: TensorType, limits: Limits) -> str | None:
 def _check_constants(index: _Index) -> Iterator[str]:
     """A constant is an array that fits its type; the bytes of all of them are bounded."""
     total = 0
-    for value in index.constants:
+    for value in paced(index.constants):
         array = value.const
         if not isinstance(array, np.ndarray):
             yield f"constant {value.name!r} is a {type(array).__name__}; make it a NumPy array"

@@ -8,6 +8,7 @@ from operator import is_
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.backends.base import Backend
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
@@ -75,6 +76,7 @@ class KernelTable:
         types = [None if v is None else v.type for v in (*inputs, *node.outputs)]
         constants = [None if v is None else v.const for v in inputs]
         if answer is None or not answer.holds(types, constants):
+            checkpoint()  # a library may take milliseconds to choose a kernel
             kernel, error = None, None
             try:
                 kernel = backend.kernel(node, types[: len(inputs)])

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import paced
 from penstock.codegen.helpers import HELPERS
 from penstock.ir.op import Kernel
 from penstock.plan.arena_layout import ArenaPlan
@@ -73,7 +74,7 @@ def program_names(
     """The names of a plan's slots and calls. ``shared``: the slots that several tasks touch."""
     slots: list[str] = []
     first_name: dict[tuple[Any, ...], str] = {}
-    for index, slot in enumerate(plan.slots):
+    for index, slot in enumerate(paced(plan.slots)):
         if slot.kind is SlotKind.CONSTANT:
             name = f"c{index}"
         elif slot.kind is SlotKind.DYNAMIC:
@@ -83,7 +84,7 @@ def program_names(
         slots.append(name)
     slots.append("None")
     calls: dict[Step, Call] = {}
-    for number, step in enumerate(plan.walk()):
+    for number, step in enumerate(paced(plan.walk())):
         if step.kernel is not None:
             function = _function_name(number, step, step.kernel)
             arguments = _arguments(plan, number, step, slots)
@@ -154,7 +155,7 @@ def bind_names(
     """The namespace of a program whose arena is ``memory`` (uint8)."""
     namespace: dict[str, Any] = dict(HELPERS)
     values: list[Any] = []
-    for index, slot in enumerate(plan.slots):
+    for index, slot in enumerate(paced(plan.slots)):
         name = names.slots[index]
         if slot.kind is SlotKind.DYNAMIC:
             values.append(object())  # a placeholder, for ``Kernel.bind``
@@ -167,7 +168,7 @@ def bind_names(
             namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
         values.append(namespace[name])
     values.append(None)  # for slots left out, whose index is -1
-    for number, step in enumerate(plan.walk()):
+    for number, step in enumerate(paced(plan.walk())):
         kernel = step.kernel
         if kernel is None:
             continue

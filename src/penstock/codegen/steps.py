@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+from penstock.algorithms.checkpoints import paced
 from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import ProgramNames
 from penstock.ops.work_estimate import flops
@@ -80,7 +81,7 @@ class StepWriter:
 
     def block(self, steps: Sequence[Step]) -> None:
         """The steps of one block, or of one task; values are released after their last use."""
-        for step in steps:
+        for step in paced(steps):
             for signal in self._signals.waits.get(step, ()):
                 self._wait(signal)
             self._observe("began", step, step.inputs)

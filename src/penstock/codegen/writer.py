@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import linecache
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import CodeType
@@ -38,6 +38,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import checkpoint, paced
 from penstock.codegen.control_flow import write_control_flow
 from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import ProgramNames, bind_names, program_names
@@ -48,6 +49,9 @@ from penstock.plan.tasks import Tasks
 
 # About what a line of a program takes in memory, with its step, its slots and its graph.
 _LINE_BYTES = 1500
+
+# Lines from which on functions are compiled apart from those before.
+_MANY_LINES = 2000
 
 # Numbers programs in tracebacks; it does not enter their text.
 _SERIAL = count()
@@ -73,7 +77,7 @@ class Program:
     steps: tuple[Step | None, ...]
     constants: Mapping[str, Any]
     filename: str
-    code: CodeType
+    code: tuple[CodeType, ...]
 
     @property
     def nbytes(self) -> int:
@@ -96,7 +100,8 @@ class Program:
         namespace = bind_names(self.plan, self.arena_plan, self.names, memory)
         namespace.update(self.constants)
         namespace.update(streams or {})
-        exec(self.code, namespace)
+        for code in self.code:
+            exec(code, namespace)
         # Functions refer to the namespace: if it referred to them, both and the arena would stay
         # until Python next looks for cycles.
         return [namespace.pop(name) for name in self.functions]
@@ -136,12 +141,23 @@ def write_program(
         tuple(writer.step_of_line),
         writer.constants,
         filename,
-        compile(source, filename, "exec", dont_inherit=True, optimize=2),
+        tuple(_compiled(writer.lines, filename)),
     )
     # Tracebacks through the program show its lines for as long as it exists.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     weakref.finalize(program, linecache.cache.pop, filename, None).atexit = False
     return program
+
+
+def _compiled(lines: Sequence[str], filename: str) -> Iterator[CodeType]:
+    """The code of a program, some functions at a time: Python's compiler cannot be interrupted."""
+    begin = 0
+    for end in range(1, len(lines) + 1):
+        if end == len(lines) or (end - begin >= _MANY_LINES and lines[end].startswith("def ")):
+            checkpoint()
+            source = "\n" * begin + "\n".join(lines[begin:end]) + "\n"
+            yield compile(source, filename, "exec", dont_inherit=True, optimize=2)
+            begin = end
 
 
 def _write_run(writer: StepWriter, order: Sequence[Step]) -> list[str]:
@@ -159,7 +175,7 @@ def _write_run(writer: StepWriter, order: Sequence[Step]) -> list[str]:
 def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
     """Each task as a function, and one for the outputs."""
     parameters = "control, V, S, emit" if tasks.signals.count else "control, V"
-    for number, task in enumerate(tasks.tasks):
+    for number, task in enumerate(paced(tasks.tasks)):
         writer.line(f"def t{number}({parameters}):")
         with writer.indented():
             writer.work = 0

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import paced
 from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
 from penstock.executors.arenas import Arenas
@@ -142,7 +143,7 @@ def share_of(
     """What a run of ``plan`` on ``streams`` workers enters to share the threads of kernels, of
     which the session may use ``threads``."""
     most: dict[str, int] = {}
-    for step in plan.walk():
+    for step in paced(plan.walk()):
         work = 0 if step.node.op.moves else flops(step.node)
         most[step.backend] = max(work, most.get(step.backend, 0))
     own = [b for b in hosts if b.threads_of_caller and b.name in most]

@@ -16,12 +16,14 @@ import heapq
 import math
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import count
 
+from penstock.algorithms.checkpoints import current_stop
 from penstock.errors import Cancelled, DeadlineExceeded
 from penstock.host.fork import in_child
+from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import report_thread_exception
 from penstock.observers.base import ObservedRun, Observer
 from penstock.plan.plan import StepTable
@@ -216,6 +218,21 @@ def begin_run(
     if cancel is not None:
         cancel.attach(control)
     return control
+
+
+@contextmanager
+def compile_run() -> Iterator[Control]:
+    """The control of a run that is part of compiling: what stops compiling stops it."""
+    stop = current_stop()
+    timeout, cancel = None, None
+    if isinstance(stop, StopCondition):
+        timeout = stop.seconds_left
+        cancel = stop.cancel if isinstance(stop.cancel, CancelToken) else None
+    control = begin_run(timeout, cancel)
+    try:
+        yield control
+    finally:
+        end_run(control, timeout, cancel)
 
 
 def end_run(

@@ -6,22 +6,30 @@ import os
 from pathlib import Path
 from typing import Any
 
+from penstock.algorithms.checkpoints import stopped_by
 from penstock.analysis.verify import verify
 from penstock.errors import InvalidModel
 from penstock.frontends.common.model_files import open_path
 from penstock.host import gc_pause
+from penstock.host.stop_condition import Cancellation, StopCondition
 from penstock.ir.graph import Model, sort
 from penstock.limits import DEFAULT_LIMITS, Limits
 
 
 def load(
-    source: str | Path | bytes | Any, *, limits: Limits | None = None, map_weights: bool = False
+    source: str | Path | bytes | Any,
+    *,
+    limits: Limits | None = None,
+    map_weights: bool = False,
+    timeout: float | None = None,
+    cancel: Cancellation | None = None,
 ) -> Model:
     """Load a model from a path, from bytes, or from an ``onnx.ModelProto``, and verify it.
 
     Reads ONNX models, TensorFlow's GraphDefs (``.pb``, ``.pbtxt``) and folders of SavedModels; the
     format is recognised by the path and the first byte. Raises ``InvalidModel`` with all faults of
-    the model, or ``Unsupported`` with all operations that have no kernel.
+    the model, or ``Unsupported`` with all operations that have no kernel; ``DeadlineExceeded``
+    after ``timeout`` seconds, ``Cancelled`` once the ``CancelToken`` is cancelled.
 
     ``map_weights``: files of weights beside the model (ONNX's external data, the shards of a
     SavedModel) are mapped into memory instead of being read: see ``penstock.compile``.
@@ -32,7 +40,8 @@ def load(
         if not path.exists():
             raise InvalidModel(f"there is no file {str(path)!r}; check the path")
         source = path
-    with gc_pause.paused():
+    stop = StopCondition(timeout, cancel, "loading the model")
+    with stopped_by(stop), gc_pause.paused():
         model = _read(source, limits, map_weights)
         check_and_sort(model, limits)
     return model

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from operator import length_hint
 from typing import Any
 from weakref import ref
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import CHECK_EVERY, checkpoint, paced
 from penstock.algorithms.dag import CycleError, Dag
 from penstock.algorithms.ordering import topological_order
 from penstock.errors import InvalidModel
@@ -188,13 +191,15 @@ class Graph:
         """Every node, those of nested graphs after the node that carries them."""
         stack = [iter(self.nodes)]
         while stack:
-            for node in stack[-1]:
+            checkpoint()
+            for node in islice(stack[-1], CHECK_EVERY):
                 yield node
                 if node._nests:
                     stack.extend([iter(graph.nodes) for _, graph in reversed(node.graphs)])
                     break
             else:
-                stack.pop()
+                if not length_hint(stack[-1]):
+                    stack.pop()
 
     def graphs(self) -> Iterator[Graph]:
         """This graph and every nested one."""
@@ -290,7 +295,7 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
         position = {node: i for i, node in enumerate(subgraph.nodes)}
         edges: list[tuple[int, int]] = []
         beyond: set[Node] = set()
-        for b, node in enumerate(subgraph.nodes):
+        for b, node in enumerate(paced(subgraph.nodes)):
             needed = [v.producer for v in node.inputs if v is not None and v.producer is not None]
             if node.op.role is Role.MERGE:
                 needed = [p for p in needed if p.op.role is not Role.NEXT_ITERATION]
@@ -367,7 +372,7 @@ def embed(graph: Graph, inputs: Sequence[Value], suffix: str) -> tuple[list[Node
     cloner = _Cloner(suffix)
     cloner.values.update((value, value) for value in captures(graph))
     cloner.values.update(zip(graph.inputs, inputs, strict=True))
-    nodes = [cloner.node(node) for node in graph.nodes]
+    nodes = [cloner.node(node) for node in paced(graph.nodes)]
     for node, copy in zip(graph.nodes, nodes, strict=True):
         copy.control_inputs = [cloner.nodes.get(source, source) for source in node.control_inputs]
     return nodes, [cloner.value(value) for value in graph.outputs]
@@ -392,7 +397,7 @@ class _Cloner:
         fed = [Value(value.name + self.suffix, value.type) for value in inputs]
         self.fed.update(inputs)
         self.values.update(zip(inputs, fed, strict=True))
-        nodes = [self.node(node) for node in graph.nodes]
+        nodes = [self.node(node) for node in paced(graph.nodes)]
         for node, copy in zip(graph.nodes, nodes, strict=True):
             if node.control_inputs:
                 # In loops, some of these are copied later.

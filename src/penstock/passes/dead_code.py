@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import compress
 
+from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ir.op import Role
 from penstock.ops.onnx.control_flow import is_control, loop_carried
@@ -29,7 +30,7 @@ def prune(graph: Graph) -> bool:
     needed: set[Value | None] = set(graph.outputs)
     controls: set[Node] = set(graph.targets)
     kept: list[Node] = []
-    for node in reversed(graph.nodes):
+    for node in paced(graph.nodes[::-1]):
         if needed.isdisjoint(node.outputs) and node not in controls:
             changed = True
             continue

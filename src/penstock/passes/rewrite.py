@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value
 
 Replacement = Sequence[Value | None] | None
@@ -24,7 +25,7 @@ def forward(graph: Graph, visit: Visit) -> bool:
 def _walk(graph: Graph, visit: Visit, substitution: Substitution) -> bool:
     changed = False
     kept = []
-    for node in graph.nodes:
+    for node in paced(graph.nodes):
         if substitution:
             substitution.apply(node)
         for _, inner in node.graphs:
@@ -100,7 +101,7 @@ class Substitution:
     def apply_throughout(self, graph: Graph) -> None:
         """Apply the replacements to ``graph`` and all graphs nested in it."""
         for inner in graph.graphs() if self else ():
-            for node in inner.nodes:
+            for node in paced(inner.nodes):
                 self.apply(node)
             self.apply_outputs(inner)
 

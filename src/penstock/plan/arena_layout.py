@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from penstock.algorithms.arena_planner import Buffer, lower_bound, plan_memory, plan_memory_dag
+from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.ordering import memory_order
 from penstock.plan.plan import Plan, Slot, SlotKind, Step, memory_of
 from penstock.plan.tasks import Tasks, reads, step_dag
@@ -179,7 +180,7 @@ class Intervals:
 
     def _run(self, steps: Sequence[Step]) -> None:
         outer_task = self._task
-        for step in steps:
+        for step in paced(steps):
             self._task = self._task_of.get(step, outer_task)
             for slot in step.inputs:
                 self._touch(slot)
@@ -302,7 +303,7 @@ def assign_buffers(plan: Plan, lifetimes: Intervals, precedes: Precedes | None =
     ``lifetimes`` those of buffers. ``precedes`` is the order of tasks, if tasks run the plan."""
     buffer_of: dict[int, int] = {}
     buffers = Buffers(buffer_of, lifetimes)
-    for time, step in lifetimes.steps:
+    for time, step in paced(lifetimes.steps):
         taken_over = _taken_over(plan, buffers, precedes, time, step)
         for slot in step.outputs:
             if slot in lifetimes.first and slot not in buffer_of:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import paced
 from penstock.analysis.value_memory import ValueMemory, has_buffers, value_memory
 from penstock.backends.base import Backend, transfer_kernel
 from penstock.backends.kernels import KernelTable
@@ -54,7 +55,7 @@ def compile_plan(
     table = kernels or KernelTable()
     compiled: dict[Node, CompiledNode] = {}
     for inner in graph.graphs():
-        for node in reversed(inner.nodes):
+        for node in paced(inner.nodes[::-1]):
             if not is_control(node):
                 compiled[node] = _compile(node, backends, placed or {}, table, inner is graph)
     memory = value_memory(
@@ -118,7 +119,7 @@ class _Builder:
 
     def steps(self, graph: Graph, *, certain: bool) -> tuple[Step, ...]:
         steps: list[Step | None] = []
-        for node in graph.nodes:
+        for node in paced(graph.nodes):
             if node not in self.compiled:
                 steps.append(self.branches(node) if node.op.name == "If" else self.loop(node))
             elif self.compiled[node].kernel.view:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import inf
 
+from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import list_schedule
@@ -119,7 +120,7 @@ class ClusteredGrouping(Grouping):
             for i, step in enumerate(steps)
         ]
         cost = [self.seconds(step) for step in steps]
-        for i, step in enumerate(steps):
+        for i, step in enumerate(paced(steps)):
             if classes[i] < 0:
                 times = [self._best(block.steps)[1] for block in step.blocks]
                 cost[i] = control_flow_cost(self.plan, step, times)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
+from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate_streams
 from penstock.ops.internal.transfer import is_transfer
@@ -115,7 +116,7 @@ class StreamSchedules(Grouping):
 
     def _schedule(self, steps: Sequence[Step]) -> BlockSchedule:
         dag = step_dag(self.plan.slots, steps)
-        cost = [self.seconds(step) for step in steps]
+        cost = [self.seconds(step) for step in paced(steps)]
         commands = [step.node.op.full_name for step in steps]
         devices = [self.device(step) for step in steps]
         used = len(set(devices))

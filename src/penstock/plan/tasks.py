@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.algorithms.checkpoints import checkpoint, paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import ranks, topological_order
 from penstock.ir.graph import Node
@@ -141,7 +142,7 @@ def step_dag(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
     place = {step.node: i for i, step in enumerate(steps)}
     edges = []
     effect = -1
-    for i, step in enumerate(steps):
+    for i, step in enumerate(paced(steps)):
         for slot in reads(step):
             source = producer.get(slot, producer.get(slots[slot].base, -1))
             if source >= 0 and source != i:
@@ -263,6 +264,7 @@ class Arranger:
         for draft in self.pieces(steps, number):
             self.blocks[number].append(draft)
             self.drafts.append(draft)
+            checkpoint()
             for step in draft.steps:
                 if step.control and self.grouping.expands(step):
                     blocks = [self.block(b.steps, b.outputs, draft) for b in step.blocks]
@@ -279,11 +281,11 @@ class Arranger:
         assert len(group_of) == len(steps)
         pairs = [(group_of[a], group_of[b]) for a, b in (*dag.edges, *self.grouping.orders(steps))]
         over = Dag(len(groups), [(a, b) for a, b in pairs if a != b])
-        seconds = [self.grouping.seconds(step) for step in steps]
+        seconds = [self.grouping.seconds(step) for step in paced(steps)]
         cost = [sum(seconds[i] for i in group) for group in groups]
         drafts = [
             Draft(tuple([steps[i] for i in group]), number, self.grouping.queue(steps[group[0]]), c)
-            for group, c in zip(groups, cost, strict=True)
+            for group, c in paced(zip(groups, cost, strict=True))
         ]
         for draft, before, after in zip(drafts, over.pred, over.succ, strict=True):
             draft.waits = len(before)
@@ -298,7 +300,7 @@ class Arranger:
         ends = (*self.plan.inputs, *self.plan.outputs)
         shared = {i for i in ends if slots[i].kind is SlotKind.DYNAMIC}
         first: dict[int, Draft] = {}
-        for draft in self.drafts:
+        for draft in paced(self.drafts):
             for step in draft.steps:
                 for i in touches(step, inside=step not in self.expanded):
                     dynamic = slots[i].kind is SlotKind.DYNAMIC
@@ -317,7 +319,7 @@ class Arranger:
             if i in shared and i not in self.kept[draft.block]
         }
         readers: dict[int, list[int]] = {}
-        for draft in self.drafts:
+        for draft in paced(self.drafts):
             for i in sorted({i for step in draft.steps for i in reads(step)}):
                 writer = writers.get(i)
                 if writer is None or writer.block != draft.block:

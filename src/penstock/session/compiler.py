@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InvalidInput, InvalidModel
@@ -90,6 +91,7 @@ class Compiler:
         with compile_guard():
             try:
                 for stage in line:
+                    checkpoint()
                     record = stage(record, self.context)
             except InvalidModel as error:
                 if not feeds.add_shapes or line is LINES["frames"]:
@@ -98,6 +100,7 @@ class Compiler:
                 ports = zip(feeds.graph.inputs, feeds.types, strict=True)
                 fed = ", ".join(f"{value.name}: {input_type}" for value, input_type in ports)
                 raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
+            checkpoint()  # an attempt that was stopped may have been taken for a failed one
         return record
 
     def profile(self, subgraph: Subgraph, values: Sequence[Any], runs: int) -> Profile:

@@ -108,6 +108,14 @@ class CompileOptions:
         ClusteredGrouping,
         'How steps form tasks for executor="parallel": a penstock.plan.grouping.ClusteredGrouping.',
     )
+    timeout: float | None = option(
+        None,
+        "Seconds after which reading and compiling end with DeadlineExceeded, counted from the "
+        "call; runs have a timeout of their own.",
+    )
+    cancel: CancelToken | None = option(
+        None, "A token whose cancel() ends reading and compiling with Cancelled."
+    )
     after_pass: AfterPass | None = option(
         None,
         "Function that is called with each compiler pass that ran (see penstock.passes.pipeline) "
@@ -148,7 +156,9 @@ class RunOptions:
     )
     _: KW_ONLY
     timeout: float | None = option(
-        None, "Seconds after which the run ends with DeadlineExceeded, counted from the call."
+        None,
+        "Seconds after which the run ends with DeadlineExceeded, counted from the call, also "
+        "while it is compiled.",
     )
     cancel: CancelToken | None = option(None, "A token whose cancel() ends the run with Cancelled.")
     trace: Observer | None = option(None, "A penstock.Trace that records the run.")

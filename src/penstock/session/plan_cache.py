@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from penstock.algorithms.checkpoints import hold_lock
 from penstock.executors.base import Executor
 from penstock.host.malloc import give_back_memory
 from penstock.session.subgraphs import Subgraph
@@ -38,7 +39,7 @@ class PlanCache:
         place = (subgraph, key, observed)
         executor = self._lookup(place)
         if executor is None:
-            with subgraph.lock:
+            with hold_lock(subgraph.lock):
                 executor = self._lookup(place)
                 if executor is None:
                     executor = compile()

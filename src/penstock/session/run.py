@@ -7,18 +7,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from penstock.algorithms.checkpoints import stopped_by
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control, begin_run, end_run
+from penstock.host.stop_condition import StopCondition
 from penstock.observers.base import ObservedRun, Observers
 from penstock.session.options import RunOptions
 from penstock.session.subgraphs import Request
+
+PreparedRun = tuple[Executor, Sequence[Any], Request]
+"""What a run needs: an executor, the values fed, and the names of its outputs."""
 
 
 class Run:
     """A run with a deadline, a token that cancels it, and observers.
 
-    The deadline counts from the construction. A run with observers (``observed``) needs an executor
-    that tells them of its steps.
+    The deadline counts from the construction, and holds for compiling, too. A run with observers
+    (``observed``) needs an executor that tells them of its steps.
     """
 
     def __init__(self, options: RunOptions) -> None:
@@ -27,9 +32,19 @@ class Run:
         self._began = False
         observers = options.all_observers
         self.observed = bool(observers)
+        self._stop = StopCondition(options.timeout, options.cancel)
         self.control: Control = begin_run(options.timeout, options.cancel)
         if observers:
             self.control.observer = Observers(observers)
+
+    def prepare(self, prepare: Callable[[bool], PreparedRun]) -> PreparedRun:
+        """What ``prepare(observed)`` returns, which may have to compile, unless that is stopped."""
+        try:
+            with stopped_by(self._stop):
+                return prepare(self.observed)
+        except BaseException as error:
+            self.end(error)
+            raise
 
     def begin(self, executor: Executor) -> None:
         """Tell observers that the run begins; raise what it was already stopped with, if so."""
@@ -65,10 +80,6 @@ class Run:
             del error  # it holds this frame
 
 
-PreparedRun = tuple[Executor, Sequence[Any], Request]
-"""What a run needs: an executor, the values fed, and the names of its outputs."""
-
-
 class Job:
     """A run on a pool; ``future`` gets its outputs by name.
 
@@ -93,7 +104,7 @@ class Job:
             self._run.end(None)
             return
         try:
-            executor, values, self._request = self._prepare(self._run.observed)
+            executor, values, self._request = self._run.prepare(self._prepare)
             self._run.begin(executor)
             executor.run_async(values, self._run.control, _once(self._done))
         except BaseException as error:

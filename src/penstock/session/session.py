@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import stopped_by
 from penstock.backends.registry import backends_of
 from penstock.errors import InvalidInput, PenstockError
 from penstock.executors.base import Executor
@@ -19,6 +20,7 @@ from penstock.frontends.load import load
 from penstock.host import gc_pause
 from penstock.host.fork import renewed
 from penstock.host.malloc import give_back_memory, keep_memory
+from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import pool
 from penstock.inspect.explain import format_plan
 from penstock.inspect.forecast import Forecast, forecast
@@ -77,14 +79,16 @@ class Session:
     def __init__(
         self, model: Model | str | Path | Any, options: CompileOptions = DEFAULT_OPTIONS
     ) -> None:
-        self.options = options
+        stop = StopCondition(options.timeout, options.cancel, "compiling")
+        # Not of later runs, and not of a copy that is unpickled.
+        self.options = options = replace(options, timeout=None, cancel=None)
         self.limits = options.limits or DEFAULT_LIMITS
         backends = backends_of(options.backends, options.precision)
         keep_memory()
         self._closed = False
         self._compiled = 0
         self._plans = PlanCache(self.limits.max_plans_bytes)
-        with gc_pause.paused():
+        with stopped_by(stop), gc_pause.paused():
             if not isinstance(model, Model):
                 model = load(model, limits=self.limits, map_weights=options.map_weights)
             self.model = model
@@ -119,7 +123,7 @@ class Session:
         if options:  # a run that can be stopped or observed
             record = make(RunOptions, "run", feeds, fetches, targets, **options)
             run = Run(record)
-            prepared, values, request = self._prepare(record, run.observed)
+            prepared, values, request = run.prepare(partial(self._prepare, record))
             return request.named(run.run_inline(prepared, values))
         request, key, values = self._subgraphs.resolve(feeds, fetches, targets)
         last, executor = request.subgraph.last
@@ -335,7 +339,7 @@ def compile(model: Model | str | Path | Any, *arguments: Any, **options: Any) ->
     Raises ``InvalidModel`` for a file or model that breaks the rules, ``Unsupported`` with all
     operations that no kernel is available for. TensorFlow's loops and conditions become structured
     control flow for all executors but "frames"; what cannot is run by frames with "auto", and
-    refused by the others.
+    refused by the others. ``DeadlineExceeded`` or ``Cancelled`` if it is stopped.
     """
     return Session(model, make(CompileOptions, "compile", *arguments, **options))
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.analysis.frames import GraphPart, find_frames
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
@@ -440,6 +441,7 @@ def _host_kernel(context: CompileContext, node: Node) -> Kernel:
     """The kernel of a node whose shapes are known only in runs."""
     types = [None if value is None else value.type for value in node.inputs]
     backend = context.hosts[-1]
+    checkpoint()
     try:
         kernel = backend.kernel(node, types)
     except PenstockError:

@@ -16,7 +16,7 @@ from penstock.backends.kernels import KernelTable, placed_kernels
 from penstock.codegen.writer import write_program
 from penstock.errors import PenstockError
 from penstock.executors.base import Executor
-from penstock.executors.control import Control
+from penstock.executors.control import compile_run
 from penstock.executors.linear import LinearExecutor
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph, Node, clone
@@ -58,13 +58,13 @@ def profile_runs(
     profile = Profile()
     begin = perf_counter()
     for i in range(1 + runs):
-        control = Control()
-        control.run = ObservedRun(executor.table, executor.name)
-        if i:
-            control.observer = profile
-        control.observer.run_begin(control.run)
-        executor.run(values, control)
-        control.observer.run_end(control.run, None)
+        with compile_run() as control:
+            control.run = ObservedRun(executor.table, executor.name)
+            if i:
+                control.observer = profile
+            control.observer.run_begin(control.run)
+            executor.run(values, control)
+            control.observer.run_end(control.run, None)
         if i and perf_counter() - begin > most_seconds:
             break
     return profile
@@ -232,7 +232,8 @@ class GraphProfiler(CostModel):
                     begin = perf_counter()
                     for _ in range(_MOST_RUNS):
                         start = perf_counter()
-                        executor.run(fed, Control())
+                        with compile_run() as control:
+                            executor.run(fed, control)
                         best[i] = min(best[i], perf_counter() - start)
                         if perf_counter() - begin > _MOST_SECONDS / 2:
                             break

@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import paced
 from penstock.analysis.frames import FramePath
 from penstock.executors.frames.rendezvous import edge_key
 from penstock.ir.graph import Graph, Node, Value, captures, clone
@@ -208,10 +209,10 @@ class FrameGraph:
         self._backend = backend
         self._numbers = numbers
         self._frames: dict[FramePath, StaticFrame] = {(): self.root}
-        self.nodes = [self._node(node, paths[node], kernel, call) for node in graph.nodes]
+        self.nodes = [self._node(node, paths[node], kernel, call) for node in paced(graph.nodes)]
         readers: _ReadersByValue = {}
         controls: dict[Node, list[FrameNode]] = {}
-        for node, original in zip(self.nodes, graph.nodes, strict=True):
+        for node, original in paced(zip(self.nodes, graph.nodes, strict=True)):
             self._place(node, _inputs(original, kernel), readers)
             predecessors = dict.fromkeys(original.control_inputs)
             for predecessor in predecessors:
@@ -232,7 +233,7 @@ class FrameGraph:
             node.counter = len(node.frame.waits)
             # Of a Merge, behind its count: how many of its inputs are dead.
             node.frame.waits += [node.waits, 0] if node.rule is TokenRule.MERGE else [node.waits]
-        for node, original in zip(self.nodes, graph.nodes, strict=False):
+        for node, original in paced(zip(self.nodes, graph.nodes, strict=False)):
             node.edges = tuple([_edges(readers, value) for value in original.outputs])
             node.controls = tuple(controls.get(original, ()))
             node.only_edge = _only_edge(node)

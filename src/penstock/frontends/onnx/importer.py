@@ -23,6 +23,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto
 
+from penstock.algorithms.checkpoints import checkpoint, paced
 from penstock.errors import InvalidModel
 from penstock.frontends.common.builder import UniqueNames
 from penstock.frontends.common.diagnostics import NO_KERNEL, ConversionError, Diagnostics
@@ -176,6 +177,7 @@ class _Importer:
         dense = chain(proto.initializer, self.weights if context.depth == 1 else ())
         sparse = ((tensor.values.name, tensor) for tensor in proto.sparse_initializer)
         for name, tensor in chain(((tensor.name, tensor) for tensor in dense), sparse):
+            checkpoint()
             if not name or name in seen:
                 fault = "has an initializer without a name; name it"
                 fault = f"has initializer {name!r} twice; remove one" if name else fault
@@ -204,7 +206,7 @@ class _Importer:
         names = context.scope.names
         declared: list[DeclaredNode] = []
         functions = self.functions.table
-        for index, proto in enumerate(nodes):
+        for index, proto in enumerate(paced(nodes)):
             outputs: list[Value | None] = []
             for name in proto.output:
                 value = None
@@ -219,7 +221,7 @@ class _Importer:
                 self.constant(proto, outputs, index, context)
             else:
                 declared.append((index, proto, outputs))
-        return iter(declared)
+        return paced(declared)
 
     def expand(
         self, into: list[Node], body: Iterator[DeclaredNode], context: ImportContext

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import paced
 from penstock.errors import InvalidModel
 from penstock.frontends.common.diagnostics import (
     NO_KERNEL,
@@ -148,8 +149,8 @@ class Importer:
     def import_nodes(self, scope: GraphScope, protos: Sequence[NodeDef]) -> None:
         """Import the nodes of a graph or of the body of a function."""
         self.diagnostics.count_nodes(len(protos))
-        importable = [proto for proto in protos if self.declare(scope, proto)]
-        for proto in producers_first(importable):
+        importable = [proto for proto in paced(protos) if self.declare(scope, proto)]
+        for proto in paced(producers_first(importable)):
             self.convert(scope, proto)
         scope.connect()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.algorithms.checkpoints import paced
 from penstock.analysis.value_memory import Order, ValueMemory, value_memory
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
@@ -56,7 +57,7 @@ class _Inserter:
         order."""
         copies = dict(copies)
         nodes: list[Node] = []
-        for node in graph.nodes:
+        for node in paced(graph.nodes):
             for _, inner in node.graphs:
                 self.graph(inner, copies)
             kernel, order = self.kernels.get(node), self.memory.orders.get(node)

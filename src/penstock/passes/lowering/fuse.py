@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
+from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.internal.fused import fused
 from penstock.ops.internal.zero_nan import ZERO_NAN
@@ -91,7 +92,7 @@ class _ChainSearch:
 
     def run(self, heavy: bool) -> None:
         beginnings = HEAVY if heavy else LIGHT
-        for node in self.nodes:
+        for node in paced(self.nodes):
             if self._is_free(node, beginnings):
                 self._begin(node, heavy)
 
@@ -191,7 +192,7 @@ def _next(chain: Sequence[Node]) -> Collection[str]:
 def _replace(graph: Graph, replacements: Mapping[Node, Node]) -> None:
     substitution = Substitution()
     nodes = []
-    for node in graph.nodes:
+    for node in paced(graph.nodes):
         replacement = replacements.get(node, node)
         if replacement is not node:
             substitution.replace(node.outputs, replacement.outputs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
@@ -37,7 +38,7 @@ class HoistScales(Pass):
         for inner in graph.graphs():
             inside = set(inner.nodes)
             nodes = []
-            for node in inner.nodes:
+            for node in paced(inner.nodes):
                 nodes.append(node)
                 if node.op.name != "MatMul" or node.op.domain or node.control_inputs:
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, captures
 from penstock.ops.internal.transfer import HOST, TRANSFER
 from penstock.ops.onnx.control_flow import is_control
@@ -59,7 +60,7 @@ def _insert(graph: Graph, placement: dict[Node, Place]) -> None:
             moved[key] = copy
         return moved[key]
 
-    for node in graph.nodes:
+    for node in paced(graph.nodes):
         place = home if is_control(node) else placement[node]
         for i, value in enumerate(node.inputs):
             if value is not None:

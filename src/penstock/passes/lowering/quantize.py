@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.internal.fused import fused
@@ -133,7 +134,7 @@ class _Computing:
 
     def run(self, graph: Graph) -> bool:
         inside, kept = set(graph.nodes), []
-        for node in graph.nodes:
+        for node in paced(graph.nodes):
             self.substitution.apply(node)
             for _, inner in node.graphs:
                 self.run(inner)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Substitution
@@ -36,7 +37,7 @@ class _Eliminator:
     def run(self, graph: Graph) -> None:
         self.scopes.append({})
         kept = []
-        for node in graph.nodes:
+        for node in paced(graph.nodes):
             if self.substitution:
                 self.substitution.apply(node)
             for _, inner in node.graphs:

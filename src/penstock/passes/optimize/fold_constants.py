@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import paced
 from penstock.analysis.interpreter import evaluate
 from penstock.analysis.type_inference import node_types
 from penstock.ir.describe import compile_error
@@ -53,7 +54,7 @@ class _Folder:
     def run(self, graph: Graph, *, certain: bool) -> None:
         kept: list[Node] = []
         # A stack of iterators instead of recursion, because branches are spliced in place.
-        stack = [iter(graph.nodes)]
+        stack = [paced(graph.nodes)]
         while stack:
             node = next(stack[-1], None)
             if node is None:
@@ -78,7 +79,7 @@ class _Folder:
         """Iterate over the nodes of ``branch``, which replace ``node``."""
         producers = [value.producer for value in branch.outputs if value.producer is not None]
         self.substitution.drop(node, [*branch.nodes, *producers])
-        yield from branch.nodes
+        yield from paced(branch.nodes)
         # Replacements of the outputs are known only after the branch has been walked.
         for old, new in zip(node.outputs, branch.outputs, strict=False):
             if old is not None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.context import Pass, PassContext, Property
@@ -47,7 +48,7 @@ class SinkTransposes(Pass):
                 continue
             readers = readers or readers_of(graph)
             nodes: list[Node] = []
-            for node in inner.nodes:
+            for node in paced(inner.nodes):
                 replacement = _through(node) or _before_pad(node, readers)
                 changed |= replacement is not None
                 nodes += replacement or (node,)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from penstock.algorithms.checkpoints import paced
 from penstock.analysis.frames import Frame
 from penstock.ir.graph import Graph, Node, Value, captures, embed
 from penstock.ir.op import Role
@@ -62,7 +63,7 @@ class FrameLoop:
         enters, again = set(self.frame.enters), set(self.again)
         read = {value for node in self.nodes for value in node.inputs}
         variables: dict[Node, LoopVariable] = {}
-        for node in self.nodes:
+        for node in paced(self.nodes):
             if node.op.role is not Role.MERGE:
                 continue
             sources = [v.producer for v in node.inputs if v is not None and v.producer is not None]
@@ -91,7 +92,7 @@ class FrameLoop:
             if variable.enter not in once:
                 raise UnraisedError(variable.enter, "it is constant, and begins a loop variable")
         again = set(self.again)
-        for node in self.nodes:
+        for node in paced(self.nodes):
             if node in self.variables:
                 continue
             sources = [None if v is None else v.producer for v in node.inputs]
@@ -139,7 +140,7 @@ class FrameLoop:
         condition.check(edge)
         always: list[Node] = []
         body_nodes: list[Node] = []
-        for node in self.nodes:
+        for node in paced(self.nodes):
             if node in edge:
                 continue
             if continues in conditions[node]:

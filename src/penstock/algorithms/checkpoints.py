@@ -1,0 +1,90 @@
+"""Checkpoints: where long work on a thread, such as compiling, looks whether it must stop.
+
+::
+
+    with stopped_by(StopCondition(timeout=2.0, cancel=token)):
+        for node in paced(nodes):      # raises DeadlineExceeded or Cancelled at a checkpoint
+            ...
+
+What stops the work belongs to the thread, so that functions need not pass it on. Between two
+checkpoints lie at most some hundred nodes, or one call of a library.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+CHECK_EVERY = 128
+"""Nodes between two checkpoints of a walk; no step of compiling takes longer than 0.2 ms a node."""
+
+# Seconds between two checkpoints while a thread waits for a lock.
+_WAIT_S = 0.02
+
+
+class Stop(Protocol):
+    """What stops work."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether it ever stops any."""
+
+    def check(self) -> None:
+        """Raise an error if the work must stop."""
+
+
+class _ThreadWork(threading.local):
+    stop: Stop | None = None
+
+
+_WORK = _ThreadWork()
+
+
+def current_stop() -> Stop | None:
+    """What stops the work of this thread, None if nothing does."""
+    return _WORK.stop
+
+
+@contextmanager
+def stopped_by(stop: Stop) -> Iterator[None]:
+    """Let checkpoints on this thread, and the end of the block, obey ``stop``; if that is not
+    limited, what they have obeyed so far."""
+    outer = _WORK.stop
+    if stop.limited:
+        _WORK.stop = stop
+    try:
+        yield
+        stop.check()
+    finally:
+        _WORK.stop = outer
+
+
+def checkpoint() -> None:
+    """Raise what the work of this thread must stop with, if it must."""
+    stop = _WORK.stop
+    if stop is not None:
+        stop.check()
+
+
+def paced(items: Iterable[T]) -> Iterator[T]:
+    """``items``, which must not change meanwhile, with a checkpoint before each ``CHECK_EVERY``."""
+    rest = iter(items)
+    while batch := list(islice(rest, CHECK_EVERY)):
+        checkpoint()
+        yield from batch
+
+
+@contextmanager
+def hold_lock(lock: threading.Lock) -> Iterator[None]:
+    """Hold a lock, with checkpoints while another thread has it."""
+    while not lock.acquire(timeout=_WAIT_S):
+        checkpoint()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,50 @@
+"""When work must stop: at a deadline, or when a token is cancelled."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Protocol
+
+from penstock.errors import Cancelled, DeadlineExceeded
+
+
+class Cancellation(Protocol):
+    """A token that may be cancelled from any thread."""
+
+    @property
+    def cancelled(self) -> bool: ...
+
+
+class StopCondition:
+    """When work must stop: ``timeout`` seconds after the construction, or when ``cancel`` is
+    cancelled. ``subject`` stands for the work in messages."""
+
+    __slots__ = ("cancel", "deadline", "subject", "timeout")
+
+    def __init__(
+        self, timeout: float | None, cancel: Cancellation | None, subject: str = "the run"
+    ) -> None:
+        self.timeout = timeout
+        self.cancel = cancel
+        self.subject = subject
+        self.deadline = math.inf if timeout is None else time.monotonic() + timeout
+
+    @property
+    def limited(self) -> bool:
+        """Whether anything can make it come true."""
+        return self.timeout is not None or self.cancel is not None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time until the deadline, None if there is none."""
+        return None if self.timeout is None else self.deadline - time.monotonic()
+
+    def check(self) -> None:
+        """Raise ``DeadlineExceeded`` or ``Cancelled`` if the work must stop."""
+        if self.cancel is not None and self.cancel.cancelled:
+            raise Cancelled(f"{self.subject} was cancelled by its caller")
+        if time.monotonic() >= self.deadline:
+            raise DeadlineExceeded(
+                f"{self.subject} did not end within its timeout of {self.timeout} s"
+            )
