@@ -44,6 +44,8 @@ def load(
     with stopped_by(stop), gc_pause.paused():
         model = _read(source, limits, map_weights)
         check_and_sort(model, limits)
+        if model.check_types is not None:
+            model.check_types(model.graph, {})
     return model
 
 

@@ -8,7 +8,7 @@ body of a Loop. A nested graph refers to a value of a graph around it by the sam
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import length_hint
 from typing import Any
@@ -215,9 +215,13 @@ class Graph:
 
 class Model:
     """Graphs, of which ``graphs[entry]`` runs; the ``functions`` that nodes call; metadata.
-    ``aliases`` are further names by which values of the entry can be fed and fetched."""
 
-    __slots__ = ("aliases", "entry", "functions", "graphs", "metadata", "path")
+    ``aliases`` are further names by which values of the entry can be fed and fetched.
+    ``check_types`` is the format's own check of types, for the entry and for types of values that
+    are fed, by name, if the format has one; it raises ``InvalidModel``.
+    """
+
+    __slots__ = ("aliases", "check_types", "entry", "functions", "graphs", "metadata", "path")
 
     def __init__(
         self,
@@ -227,6 +231,7 @@ class Model:
         metadata: Mapping[str, str] | None = None,
         path: str | None = None,
         aliases: Mapping[str, str] | None = None,
+        check_types: Callable[[Graph, Mapping[str, Type]], None] | None = None,
     ) -> None:
         self.graphs = dict(graphs)
         self.entry = entry
@@ -234,6 +239,7 @@ class Model:
         self.metadata = dict(metadata or {})
         self.path = path
         self.aliases = dict(aliases or {})
+        self.check_types = check_types
 
     @property
     def graph(self) -> Graph:

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.backends.registry import backends_of
-from penstock.errors import InvalidInput, PenstockError
+from penstock.errors import InvalidInput, InvalidModel, PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import NEVER, CancelToken
 from penstock.frontends.load import load
@@ -37,7 +37,7 @@ from penstock.session.run import Job, PreparedRun, Run
 from penstock.session.stages import CompileContext
 from penstock.session.subgraphs import Subgraph, Subgraphs
 from penstock.tuning.placement import check_overrides
-from penstock.types import TensorType, Type
+from penstock.types import TensorType, Type, type_of
 
 DEFAULT_OPTIONS = CompileOptions()
 
@@ -324,6 +324,12 @@ class Session:
         self._compiled += 1
         if self._compiled == _MANY_PLANS:
             self._save_memory()
+        if self.model.check_types is not None and subgraph.depends_on_dtypes:
+            fed = dict(zip(subgraph.names, map(type_of, values), strict=True))
+            try:
+                self.model.check_types(self.model.graph, fed)
+            except InvalidModel as error:
+                raise InvalidInput(f"the model takes no feeds of these dtypes: {error}") from error
         return self._compiler.compile(subgraph, values)
 
     def _save_memory(self) -> None:

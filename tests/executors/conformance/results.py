@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock as ps
 from tests.executors.conformance.base import INHERITED, ExecutorTests
 from tests.support.onnx_text import model_from_text
 from tests.support.random_graphs import graphs, seeded
@@ -44,6 +45,34 @@ class Results(ExecutorTests):
         x = np.ones(2, np.float32)
         session.run({"x": x})["y"][0] = 5
         assert session.run({"x": x})["y"].tolist() == [1, 2]
+
+    @pytest.mark.parametrize(
+        "nodes",
+        [
+            "y = ReduceMax<keepdims = 0>(x, a)",
+            "y = ReduceSum(x, a)",
+            "y = ReduceMean<keepdims = 0>(x, a)",
+            "h = Squeeze(x, a) y = Reshape(h, one)",
+            "h = Unsqueeze(x, a) y = Reshape(h, one)",
+            "h = Reshape(x, a) y = Reshape(h, one)",
+            "zeros = Constant<value_ints = [0, 0]>() y = Pad(x, zeros, , a)",
+        ],
+    )
+    def test_axis_out_of_range_of_one_element_is_refused(self, nodes):
+        text = "g (float[N] x, int64[1] a) => (float[A] y) <int64[1] one = {1}> { %s }"
+        session = self.compile(model_from_text(text % nodes))
+        for axis in (3, -4):
+            with pytest.raises(ps.RunError):
+                session.run({"x": np.ones(1, np.float32), "a": np.array([axis])})
+
+    @pytest.mark.parametrize("node", ["Concat<axis = 1>(x)", "Transpose<perm = [0, 1]>(x)"])
+    def test_axis_out_of_range_of_a_rank_known_in_the_run_is_refused(self, node):
+        text = f"g (float[N] x) => (float[A] y) {{ y = {node} }}"
+        model = model_from_text(text)
+        model.graph.input[0].type.tensor_type.ClearField("shape")
+        session = self.compile(model)
+        with pytest.raises((ps.InvalidInput, ps.InvalidModel, ps.RunError)):
+            session.run({"x": np.ones(1, np.float32)})
 
     def test_outputs_of_two_runs_share_no_memory(self):
         session = self.compile(

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.errors import InvalidModel
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ops import find
 from penstock.types import ShapeError, TensorType
@@ -271,7 +272,7 @@ def test_swiglu_of_two_shapes_raises() -> None:
 
 
 def test_gelu_of_unknown_approximation_raises() -> None:
-    with pytest.raises(ShapeError, match="approximate"):
+    with pytest.raises(InvalidModel, match="approximate"):
         check_node("Gelu", [normal(3)], {"approximate": "cubic"}, expected=[])
 
 

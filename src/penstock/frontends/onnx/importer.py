@@ -29,6 +29,7 @@ from penstock.frontends.common.builder import UniqueNames
 from penstock.frontends.common.diagnostics import NO_KERNEL, ConversionError, Diagnostics
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.common.inferred_types import InferredTypes
+from penstock.frontends.onnx.attribute_values import value_faults
 from penstock.frontends.onnx.attributes import AttributeReader
 from penstock.frontends.onnx.file import Source, Weights, opened
 from penstock.frontends.onnx.functions import (
@@ -52,6 +53,7 @@ from penstock.frontends.onnx.scopes import (
     Refusal,
 )
 from penstock.frontends.onnx.tensors import TensorReader
+from penstock.frontends.onnx.type_constraints import check_types
 from penstock.frontends.onnx.types import value_type
 from penstock.frontends.onnx.upgrades import Meaning, meaning
 from penstock.host import gc_pause
@@ -117,7 +119,7 @@ class _Importer:
             decode_text(entry.key): decode_text(entry.value) for entry in proto.metadata_props
         }
         path = None if self.path is None else str(self.path)
-        return Model({graph.name: graph}, graph.name, {}, metadata, path)
+        return Model({graph.name: graph}, graph.name, {}, metadata, path, check_types=check_types)
 
     def value(self, name: str, context: ImportContext, type_: Type = ANY) -> Value:
         """A new value, with a unique name within functions, which may be expanded many times."""
@@ -273,11 +275,12 @@ class _Importer:
         attrs = dict(meaning.defaults)
         for attribute in proto.attribute:
             self.attributes.read(attribute, attrs, types, name, context)
+        faults = list(value_faults(op_type, types, attrs)) if types else []
         if meaning.schema is not None:
-            faults = list(meaning.schema.faults(types, inputs, len(outputs)))
-            if faults:
-                self.diagnostics.problems += [f"{origin} {fault}" for fault in faults]
-                return None
+            faults += meaning.schema.faults(types, inputs, len(outputs))
+        if faults:
+            self.diagnostics.problems += [f"{origin} {fault}" for fault in faults]
+            return None
         if meaning.op is not None:
             into.append(Node(meaning.op, inputs, outputs, attrs, name=name, origin=origin))
             return None

@@ -117,10 +117,14 @@ def element_number(name: str) -> int:
 
 
 def choice(attrs: Attrs, name: str, default: str, allowed: Iterable[str]) -> str:
-    """A string attribute, which must be one of those allowed; empty means missing."""
-    value: str = attrs.get(name) or default
+    """A string attribute, which must be one of those allowed."""
+    value: str | None = attrs.get(name)
+    if value is None:
+        value = default
     if value not in allowed:
-        raise ShapeError(f"{name} is {value!r}, which is none of {', '.join(allowed)}")
+        raise ShapeError(
+            f"{name} is {value!r}, which is none of {', '.join(filter(None, allowed))}"
+        )
     return value
 
 

@@ -88,7 +88,8 @@ class Axis(NamedTuple):
 
 def parse_axes(attrs: Mapping[str, Any], rank: int) -> tuple[list[Axis], str]:
     """``strides``, ``dilations`` and ``pads`` of each of ``rank`` axes, and ``auto_pad``."""
-    auto_pad = choice(attrs, "auto_pad", "NOTSET", ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"))
+    modes = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", "")  # empty in some exports
+    auto_pad = choice(attrs, "auto_pad", "NOTSET", modes) or "NOTSET"
     strides = ints_of(attrs, "strides", rank, 1)
     dilations = ints_of(attrs, "dilations", rank, 1)
     pads = ints_of(attrs, "pads", 2 * rank, 0, low=0)

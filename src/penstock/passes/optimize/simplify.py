@@ -71,7 +71,9 @@ def whole_slice(node: Node, value: Value, output: Value) -> Replacement:
 def no_pad(node: Node, value: Value, output: Value) -> Replacement:
     """Pads of zero; others may leave the type as it is, if they crop as much as they add."""
     pads = node.const(1)
-    return None if pads is None or np.any(pads) else unchanged_type(node, value, output)
+    if pads is None or np.any(pads) or not _fixed(node, 3):
+        return None
+    return unchanged_type(node, value, output)
 
 
 def cast(node: Node, value: Value, output: Value) -> Replacement:
@@ -82,7 +84,8 @@ def cast(node: Node, value: Value, output: Value) -> Replacement:
 
 def single(node: Node, value: Value, output: Value) -> Replacement:
     """Concat, Sum, Max, Min or Mean of one input."""
-    return (value,) if len(node.inputs) == 1 else None
+    checked = node.op.name != "Concat" or value.rank is not None  # its axis is in range
+    return (value,) if len(node.inputs) == 1 and checked else None
 
 
 def transpose(node: Node, value: Value, output: Value) -> Replacement | bool:
@@ -99,7 +102,7 @@ def transpose(node: Node, value: Value, output: Value) -> Replacement | bool:
             node.attrs["perm"] = [first[axis] for axis in second]
             node.inputs[0] = before.inputs[0]
             return True
-    return (value,) if perm is not None and list(perm) == list(range(len(perm))) else None
+    return (value,) if perm is not None and list(perm) == list(range(value.rank or 0)) else None
 
 
 RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
@@ -112,6 +115,8 @@ def reshape(node: Node, value: Value, output: Value) -> Replacement | bool:
     if unchanged is not None or not isinstance(after, TensorType) or not after.static:
         return unchanged
     if before is None or before.op.full_name not in RESHAPES or before.control_inputs:
+        return None
+    if not _fixed(before, 1):
         return None
     if max(after.dims, default=0) > np.iinfo(np.int64).max:
         return None  # too large for any array, which planning reports
@@ -126,9 +131,15 @@ def reduction(node: Node, value: Value, output: Value) -> bool:
     if not (before.static and after.static) or before.dtype != after.dtype:
         return False
     elements = math.prod(before.dims)
-    if elements == 0 or elements != math.prod(after.dims):
+    if elements == 0 or elements != math.prod(after.dims) or not _fixed(node, 1):
         return False
     return _become_reshape(node, value, after.dims)
+
+
+def _fixed(node: Node, index: int) -> bool:
+    """Whether an input that says axes or a shape is a constant, which types were checked with, or
+    left out. What a run computes may be out of range, which the node's kernel finds."""
+    return node.input(index) is None or node.const(index) is not None
 
 
 def _become_reshape(node: Node, source: Value | None, dims: Shape) -> bool:

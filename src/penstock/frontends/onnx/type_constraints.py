@@ -1,0 +1,364 @@
+"""The types that ONNX's schemas allow, checked once for each node of a loaded model.
+
+The types of values are followed from the graph's inputs, node by node, without shapes and in the
+words of the schemas::
+
+    x: tensor(int64)          y = Softmax(x)      T of Softmax-13 is tensor(float), ..., and not
+                                                  tensor(int64): a problem
+    p: tensor(float)          q = Gather(p, x)    T is tensor(float) and Tind tensor(int64), so q
+                                                  is T, tensor(float)
+    r = Cast<to = BOOL>(q)                        the schema leaves T2 open: ask the operation
+
+A node may have the types that any version allows of what its operation means: later versions of
+an operation allow more types, and mean the same. Types that are unknown are not checked; where a
+model leaves those of its inputs open, they are checked when it is fed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import onnx
+
+from penstock.algorithms.checkpoints import paced
+from penstock.errors import InvalidModel
+from penstock.frontends.onnx.schemas import newest_opset
+from penstock.frontends.onnx.tensors import ELEMENT_TYPES, dtype_of_code
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Op, Role
+from penstock.ops.onnx.control_flow import loop_carried
+from penstock.ops.registry import MICROSOFT
+from penstock.types import ANY, MapType, OptionalType, SequenceType, TensorType, Type
+
+TypeName = str | None
+"""A type as schemas write it, such as "seq(tensor(float))"; None if it is unknown."""
+
+
+def check_types(graph: Graph, fed: Mapping[str, Type]) -> None:
+    """Raise ``InvalidModel`` with all nodes of a sorted graph whose types ONNX does not allow.
+
+    ``fed``: types of values that are fed, by name.
+    """
+    checker = _Checker({name: name_of(type_) for name, type_ in fed.items()})
+    checker.check(graph)
+    if checker.problems:
+        raise InvalidModel(checker.problems)
+
+
+# Names of types.
+
+_ELEMENTS = {
+    dtype_of_code(code): f"tensor({name.lower()})" for name, code in ELEMENT_TYPES.items() if code
+}
+_TENSORS = {name: TensorType(dtype) for dtype, name in _ELEMENTS.items()}
+
+
+def name_of(type_: Type) -> TypeName:
+    """The name of a type; None if a part of it is unknown."""
+    if isinstance(type_, TensorType):
+        return None if type_.dtype is None else _ELEMENTS.get(type_.dtype)
+    if isinstance(type_, SequenceType | OptionalType):
+        inner = name_of(type_.element)
+        outer = "seq" if isinstance(type_, SequenceType) else "optional"
+        return None if inner is None else f"{outer}({inner})"
+    if isinstance(type_, MapType):
+        key, value = _ELEMENTS.get(type_.key), name_of(type_.value)
+        return None if key is None or value is None else f"map({key[7:-1]},{value})"
+    return None
+
+
+def _type(name: TypeName) -> Type:
+    """The type of a name; unknown for maps, of which no operation's types are made."""
+    if name is None:
+        return ANY
+    if name in _TENSORS:
+        return _TENSORS[name]
+    outer, _, inner = name[:-1].partition("(")
+    if outer == "seq":
+        return SequenceType(_type(inner))
+    return OptionalType(_type(inner)) if outer == "optional" else ANY
+
+
+# Schemas.
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """An input or an output of an operation: its name, what its type is called in the schema (equal
+    names, equal types; "" if it stands for itself), and the types that it may have."""
+
+    name: str
+    variable: str
+    allowed: frozenset[str]
+
+    def has(self, type_: str) -> bool:
+        return type_ in self.allowed or not self.allowed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Signature:
+    """The ports of an operation. The last of ``inputs`` and ``outputs`` stands for all further."""
+
+    title: str
+    inputs: tuple[_Port, ...]
+    outputs: tuple[_Port, ...]
+
+
+_ANYTHING = _Port("zero_point", "", frozenset())
+_FLOAT = _Port(
+    "X", "T", frozenset(f"tensor({x})" for x in ("float", "double", "float16", "bfloat16"))
+)
+
+# Of operations of ONNX Runtime, for which the onnx package has no schemas, those whose kernels
+# would cut their results to integers.
+_MICROSOFT = {
+    **dict.fromkeys(("BiasGelu", "FastGelu", "FusedMatMul", "Gelu", "QuickGelu"), (_FLOAT,)),
+    "DequantizeLinear": (_ANYTHING, _FLOAT, _ANYTHING),
+    "QuantizeLinear": (_FLOAT, _FLOAT, _ANYTHING),
+}
+
+
+def _schemas(op: Op) -> Iterator[onnx.defs.OpSchema]:
+    """The schemas of the versions that ``op`` stands for, the newest first."""
+    version = min(op.version, newest_opset(op.domain))
+    while version >= max(op.since, 1):
+        try:
+            schema = onnx.defs.get_schema(op.name, version, op.domain)
+        except onnx.defs.SchemaError:
+            return
+        yield schema
+        version = schema.since_version - 1
+
+
+@cache
+def _signature(op: Op) -> _Signature | None:
+    """The ports of the newest version of an operation; None if ONNX has no such operation."""
+    if op.domain == MICROSOFT and op.name in _MICROSOFT:
+        return _Signature(op.full_name, _MICROSOFT[op.name], (_ANYTHING,))
+    schema = next(_schemas(op), None)
+    if schema is None:
+        return None
+    return _Signature(
+        f"{op.full_name}-{schema.since_version}",
+        tuple(map(_port, schema.inputs)),
+        tuple(map(_port, schema.outputs)),
+    )
+
+
+def _port(formal: onnx.defs.OpSchema.FormalParameter) -> _Port:
+    variadic = formal.option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+    variable = "" if variadic and not formal.is_homogeneous else formal.type_str
+    return _Port(formal.name, variable, frozenset(formal.types))
+
+
+@lru_cache(maxsize=4096)
+def _allowed_before(op: Op, side: str, index: int, type_: str) -> bool:
+    """Whether an older version of an operation allows a type that the newest does not."""
+    for schema in _schemas(op):
+        formals = getattr(schema, side)
+        if formals and type_ in formals[min(index, len(formals) - 1)].types:
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What a schema says of a node with inputs of certain types: ``faults``, as ends of sentences
+    that begin with the node, and its outputs' types. ``is_open``: some need the operation."""
+
+    faults: Sequence[str]
+    outputs: tuple[TypeName, ...]
+    is_open: bool
+
+
+def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
+    signature = _signature(op)
+    if signature is None:
+        return _Outcome((), (None,) * outputs, True)
+    faults: list[str] = []
+    bound: dict[str, tuple[str, str]] = {}
+    last = len(signature.inputs) - 1
+    for i, type_ in enumerate(inputs):
+        if type_ is None or last < 0:
+            continue
+        port = signature.inputs[min(i, last)]
+        if not port.has(type_) and not _allowed_before(op, "inputs", i, type_):
+            faults.append(
+                f"reads {type_} as input {i} ({port.name}), for which {signature.title} takes "
+                f"{_listed(port.allowed)}; insert a Cast, or correct the type"
+            )
+        elif port.variable:
+            name, other = bound.setdefault(port.variable, (port.name, type_))
+            if other != type_:
+                faults.append(
+                    f"reads {other} as {name} and {type_} as input {i} ({port.name}), which must "
+                    f"be of one type, {port.variable} of {signature.title}; insert a Cast"
+                )
+    last = len(signature.outputs) - 1
+    if last < 0:
+        return _Outcome(faults, (None,) * outputs, False)
+    ports = [signature.outputs[min(i, last)] for i in range(outputs)]
+    names = tuple(
+        bound[port.variable][1] if port.variable in bound else _only(port.allowed) for port in ports
+    )
+    return _Outcome(faults, names, None in names)
+
+
+def _only(types: frozenset[str]) -> TypeName:
+    return next(iter(types)) if len(types) == 1 else None
+
+
+def _listed(types: frozenset[str]) -> str:
+    names = sorted(types)
+    return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
+
+
+# Models.
+
+
+class _Checker:
+    """The types of the values of one model, and the problems with them."""
+
+    def __init__(self, fed: Mapping[str, TypeName]) -> None:
+        self.problems: list[str] = []
+        self._fed = fed
+        self._types: dict[Value | None, TypeName] = {None: None}  # an input may be left out
+        self._outcomes: dict[tuple[Any, ...], _Outcome] = {}
+
+    def check(self, graph: Graph) -> None:
+        """Check all nodes of ``graph``, and of the graphs in it."""
+        types, outcomes, of = self._types, self._outcomes, self._of
+        for node in paced(graph.nodes):
+            outputs = node.outputs
+            inputs = [types[v] if v in types else of(v) for v in node.inputs]
+            key = (node.op, len(outputs), *inputs)
+            outcome = outcomes.get(key)
+            if outcome is None:
+                outcome = outcomes[key] = _outcome(node.op, len(outputs), inputs)
+            if len(outputs) == 1 and (value := outputs[0]) is not None:  # faster, and most nodes
+                types[value] = outcome.outputs[0]
+            else:
+                types.update(zip(outputs, outcome.outputs, strict=True))
+                types[None] = None
+            if outcome.faults:
+                self._report(node, outcome.faults)
+            elif outcome.is_open:
+                self._ask_operation(node, inputs)
+            if self._fed:
+                fed = [v for v in outputs if v is not None and v.name in self._fed]
+                types.update((v, self._fed[v.name]) for v in fed)
+
+    def _of(self, value: Any) -> TypeName:
+        """The type of a constant or of an input of the graph."""
+        if value.const is not None:
+            return _ELEMENTS.get(value.const.dtype)
+        name = self._fed[value.name] if value.name in self._fed else name_of(value.type)
+        self._types[value] = name
+        return name
+
+    def _report(self, node: Node, faults: Sequence[str]) -> None:
+        self.problems += [f"{node.op.name} ({node.label}) {fault}" for fault in faults]
+        for _, graph in node.graphs:
+            self.check(graph)
+
+    def _ask_operation(self, node: Node, inputs: Sequence[TypeName]) -> None:
+        """Set the types of outputs that the schema leaves open, as the operation infers them."""
+        follow = _CONTROL.get(node.op.role)
+        if follow is not None:
+            inferred = list(follow(self, node, inputs))
+        else:
+            inferred = list(map(name_of, self._inferred(node, inputs)))
+        signature = _signature(node.op)
+        for i, (value, name) in enumerate(zip(node.outputs, inferred, strict=False)):
+            if value is None or name is None or self._types.get(value) is not None:
+                continue
+            self._types[value] = name
+            if signature is None:
+                continue
+            port = signature.outputs[min(i, len(signature.outputs) - 1)]
+            if not port.has(name) and not _allowed_before(node.op, "outputs", i, name):
+                allowed = _listed(port.allowed)
+                fault = f"gives {name} as output {i} ({port.name}), for which {signature.title} "
+                self.problems.append(f"{node.op.name} ({node.label}) {fault}gives {allowed}")
+
+    def _inferred(self, node: Node, inputs: Sequence[TypeName]) -> Sequence[Type]:
+        pairs = list(zip(node.inputs, inputs, strict=True))
+        types = [
+            None if v is None else v.type if v.const is not None else _type(t) for v, t in pairs
+        ]
+        try:
+            consts = [None if v is None else v.const for v in node.inputs]
+            return node.op.infer(types, node.attrs, consts)
+        except Exception:  # compiling reports it, if the node is needed
+            return ()
+
+    # Nodes with graphs. A body is checked for the types of its first iteration.
+
+    def _if(self, node: Node, inputs: Sequence[TypeName]) -> Iterator[TypeName]:
+        branches: list[Graph] = [node.attrs["then_branch"], node.attrs["else_branch"]]
+        for branch in branches:
+            self.check(branch)
+        for a, b in zip(*[branch.outputs for branch in branches], strict=True):
+            yield self._same(node, a, self._result(a), self._result(b), "the other branch")
+
+    def _loop(self, node: Node, inputs: Sequence[TypeName]) -> Iterator[TypeName]:
+        body: Graph = node.attrs["body"]
+        types = ["tensor(int64)", "tensor(bool)", *inputs[2:]]
+        self._types.update(zip(body.inputs, types, strict=True))
+        self.check(body)
+        condition = self._result(body.outputs[0])
+        self._same(node, body.outputs[0], condition, "tensor(bool)", "a condition")
+        yield from self._carried(node, inputs)
+
+    def _scan(self, node: Node, inputs: Sequence[TypeName]) -> Iterator[TypeName]:
+        body: Graph = node.attrs["body"]
+        self._types.update(zip(body.inputs, inputs, strict=True))
+        self.check(body)
+        yield from self._carried(node, inputs)
+
+    def _carried(self, node: Node, inputs: Sequence[TypeName]) -> Iterator[TypeName]:
+        body: Graph = node.attrs["body"]
+        entering, leaving = loop_carried(node)
+        for value, before in zip(body.outputs[leaving], inputs[entering], strict=True):
+            after = self._result(value)
+            yield self._same(node, value, after, before, "the iteration before")
+        yield from map(self._result, body.outputs[leaving.stop :])
+
+    def _sequence_map(self, node: Node, inputs: Sequence[TypeName]) -> Iterator[TypeName]:
+        body: Graph = node.attrs["body"]
+        for value, name in zip(body.inputs, inputs, strict=True):
+            self._types[value] = name[4:-1] if name and name.startswith("seq(") else name
+        self.check(body)
+        for value in body.outputs:
+            name = self._result(value)
+            yield None if name is None else f"seq({name})"
+
+    def _result(self, value: Value) -> TypeName:
+        return self._types[value] if value in self._types else self._of(value)
+
+    def _same(self, node: Node, value: Value, a: TypeName, b: TypeName, other: str) -> TypeName:
+        """The type of a value that a graph of ``node`` gives, and of what must have the same; one
+        may be the other as an optional."""
+        for wide, narrow in ((a, b), (b, a)):
+            if wide == f"optional({narrow})":
+                return wide
+        if a is not None and b is not None and a != b:
+            self.problems.append(
+                f"{node.op.name} ({node.label}): {value.name!r} is {a}, but {b} as {other}; "
+                "they must be of one type: insert a Cast"
+            )
+            return None
+        return a or b
+
+
+_CONTROL: Mapping[
+    Role | None, Callable[[_Checker, Node, Sequence[TypeName]], Iterator[TypeName]]
+] = {
+    Role.IF: _Checker._if,
+    Role.LOOP: _Checker._loop,
+    Role.SCAN: _Checker._scan,
+    Role.SEQUENCE_MAP: _Checker._sequence_map,
+}
