@@ -48,7 +48,7 @@ def test_load_accepts_path_bytes_and_proto(tmp_path: Path) -> None:
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match=r"nothing\.onnx' cannot be read: No such file"):
         load_onnx(tmp_path / "nothing.onnx")
-    with pytest.raises(InvalidModel, match="cannot be read: Is a directory"):
+    with pytest.raises(InvalidModel, match="cannot be read: that is not a regular file"):
         load_onnx(tmp_path)
 
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import AttributeProto, SparseTensorProto, TensorProto
 
 from penstock.errors import InvalidModel
 from penstock.frontends.common.diagnostics import Diagnostics, TensorError
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.file import Apart
 from penstock.frontends.onnx.schemas import LEGACY, TYPE_NAMES
-from penstock.frontends.onnx.scopes import ImportContext, PendingGraph
+from penstock.frontends.onnx.scopes import DeclaredNode, ImportContext, PendingGraph
 from penstock.frontends.onnx.tensors import TensorReader
 from penstock.frontends.onnx.types import value_type
 from penstock.ir.graph import Graph
@@ -75,65 +75,60 @@ class AttributeReader:
         self.diagnostics = diagnostics
         self.pending = pending
 
-    def read(
-        self,
-        proto: AttributeProto,
-        attrs: dict[str, Any],
-        types: dict[str, int],
-        name: str,
-        context: ImportContext,
-    ) -> None:
-        """Add one attribute of node ``name`` to its ``attrs`` and their ``AttributeProto`` types.
-        Raises ``InvalidModel`` for a graph beyond ``Limits.max_depth``; adds what else is wrong to
-        the diagnostics."""
-        key = decode_text(proto.name)
-        if key in types:
-            self.diagnostics.problem(
-                f"{name} in {context.where} has attribute {key!r} twice; remove one"
-            )
-        if proto.ref_attr_name:
-            referred = self.referred(proto, name, context)
-            if referred is None:
-                return
-            proto, context = referred
-        if key in LEGACY:
-            return
-        code = types[key] = attribute_type(proto)
-        field, read = _FIELDS.get(code, ("", None))
-        where = f"of {name} in {context.where}"
-        if read is not None:
-            try:
-                attrs[key] = read(getattr(proto, field))
-            except InvalidModel as error:
-                self.diagnostics.problem(f"attribute {key!r} {where}: {error}")
-        elif code == AttributeProto.GRAPH:
-            title = f"{key} {where}"
-            self.diagnostics.check_depth(context.depth + 1, title)
-            graph = attrs[key] = Graph([], [], [], decode_text(proto.g.name))
-            self.pending.append((graph, proto.g, context.nested(title)))
-        elif code in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR):
-            attrs[key] = self.tensor(getattr(proto, field), "attribute", key, where)
-        elif code in (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSORS):
-            tensors = getattr(proto, field)
-            attrs[key] = [self.tensor(tensor, "attribute", key, where) for tensor in tensors]
-        else:
-            fault = "is a list of graphs" if code == AttributeProto.GRAPHS else "has no value"
-            self.diagnostics.problem(
-                f"attribute {key!r} {where} {fault}, which no operation takes; remove it"
-            )
+    def read(self, node: DeclaredNode, attrs: dict[str, Any]) -> dict[str, int]:
+        """Add the attributes of a node to ``attrs``; return their ``AttributeProto`` types. Raises
+        ``InvalidModel`` for a graph beyond ``Limits.max_depth``; adds what else is wrong to the
+        diagnostics."""
+        types: dict[str, int] = {}
+        attributes = node.proto.attribute
+        where = f"of {node.origin}" if attributes else ""
+        for proto in attributes:
+            key, context = decode_text(proto.name), node.context
+            if key in types:
+                self.diagnostics.problem(f"{node.origin} has attribute {key!r} twice; remove one")
+            if proto.ref_attr_name:
+                referred = self.referred(proto, node)
+                if referred is None:
+                    continue
+                proto, context = referred
+            if key in LEGACY:
+                continue
+            code = types[key] = attribute_type(proto)
+            field, read = _FIELDS.get(code, ("", None))
+            if read is not None:
+                try:
+                    attrs[key] = read(getattr(proto, field))
+                except InvalidModel as error:
+                    self.diagnostics.problem(f"attribute {key!r} {where}: {error}")
+            elif code == AttributeProto.GRAPH:
+                title = f"{key} {where}"
+                self.diagnostics.check_depth(context.depth + 1, title)
+                graph = attrs[key] = Graph([], [], [], decode_text(proto.g.name))
+                self.pending.append((graph, proto.g, context.nested(title)))
+            elif code in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR):
+                attrs[key] = self.tensor(getattr(proto, field), "attribute", key, where)
+            elif code in (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSORS):
+                tensors = getattr(proto, field)
+                attrs[key] = [self.tensor(tensor, "attribute", key, where) for tensor in tensors]
+            else:
+                fault = "is a list of graphs" if code == AttributeProto.GRAPHS else "has no value"
+                self.diagnostics.problem(
+                    f"attribute {key!r} {where} {fault}, which no operation takes; remove it"
+                )
+        return types
 
     def referred(
-        self, proto: AttributeProto, name: str, context: ImportContext
+        self, proto: AttributeProto, node: DeclaredNode
     ) -> tuple[AttributeProto, ImportContext] | None:
         """The attribute that one within a function refers to, and the context that it was written
         in; ``None`` if the call leaves it out."""
+        context = node.context
         while proto.ref_attr_name:
             wanted = proto.ref_attr_name
             if context.call is None:
                 self.diagnostics.problem(
-                    f"attribute {decode_text(proto.name)!r} of {name} in {context.where} refers to "
-                    f"attribute {decode_text(wanted)!r} of a function, but is in none; give it a "
-                    "value"
+                    f"attribute {decode_text(proto.name)!r} of {node.origin} refers to attribute "
+                    f"{decode_text(wanted)!r} of a function, but is in none; give it a value"
                 )
                 return None
             argument = context.call.attributes.get(wanted)
@@ -142,26 +137,21 @@ class AttributeReader:
             proto, context = argument
         return proto, context
 
-    def constant(self, proto: NodeProto, index: int, context: ImportContext) -> np.ndarray | None:
+    def constant(self, node: DeclaredNode) -> np.ndarray | None:
         """The value of a Constant node, or ``None`` if something is wrong with it."""
-        name = f"{context.prefix}{decode_text(proto.name) or f'Constant_{index}'}"
         attrs: dict[str, Any] = {}
-        types: dict[str, int] = {}
-        for attribute in proto.attribute:
-            self.read(attribute, attrs, types, name, context)
+        types = self.read(node, attrs)
         if len(types) != 1 or not attrs.keys() & CONSTANTS.keys():
             self.diagnostics.problem(
-                f"{name} in {context.where} is a Constant with attributes {sorted(types)}; it must "
-                f"have one of {', '.join(CONSTANTS)}"
+                f"{node.origin} is a Constant with attributes {sorted(types)}; it must have one of "
+                f"{', '.join(CONSTANTS)}"
             )
             return None
         ((key, value),) = attrs.items()
         code, dtype = CONSTANTS[key]
         if types[key] != code:
-            self.diagnostics.problem(
-                f"{key} of {name} in {context.where} is of kind {TYPE_NAMES.get(types[key])}, not "
-                f"{TYPE_NAMES[code]}; write it as that"
-            )
+            kinds = f"{TYPE_NAMES.get(types[key])}, not {TYPE_NAMES[code]}"
+            self.diagnostics.problem(f"{key} of {node.origin} is of kind {kinds}; write it as that")
             return None
         array = np.asarray(value, dtype)
         array.flags.writeable = False

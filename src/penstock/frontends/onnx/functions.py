@@ -69,20 +69,15 @@ class FunctionTable:
         self.table: dict[Key, OnnxFunction] = {}
         self.problems: list[str] = []
         for proto in protos:
-            domain, name, overload = (
-                plain_domain(proto.domain),
-                decode_text(proto.name),
-                proto.overload,
-            )
-            suffix = f":{decode_text(overload)}" if overload else ""
+            domain, name = plain_domain(proto.domain), decode_text(proto.name)
+            suffix = f":{decode_text(proto.overload)}" if proto.overload else ""
             title = f"function {f'{domain}.' if domain else ''}{name}{suffix}"
-            key = (domain, name, overload)
+            key = (domain, name, proto.overload)
             if not name:
                 self.problems.append("the model has a function without a name; name it")
             if key in self.table:
                 self.problems.append(f"the model has {title} twice; remove one")
-            defaults = {a.name: a for a in proto.attribute_proto}
-            self.table[key] = _function(proto, title, defaults)
+            self.table[key] = _function(proto, title, {a.name: a for a in proto.attribute_proto})
 
     def find(self, node: NodeProto) -> OnnxFunction | None:
         """The function that a node calls, if it calls one."""
@@ -93,10 +88,9 @@ class FunctionTable:
         them would make more nodes than ``limits`` allow.
         """
         census = {key: self.census(function.nodes) for key, function in self.table.items()}
+        calls = {key: called for key, (_, called) in census.items()}
         titles = {key: function.title for key, function in self.table.items()}
-        cycle = function_cycle(
-            {titles[key]: [titles[c] for c in called] for key, (_, called) in census.items()}
-        )
+        cycle = function_cycle({titles[key]: [titles[c] for c in calls[key]] for key in calls})
         if cycle is not None:
             circle = " -> ".join([*cycle, cycle[0]])
             raise InvalidModel(
@@ -108,8 +102,7 @@ class FunctionTable:
         def expanded(own: int, called: Mapping[Key, int]) -> int:
             return own + sum(count * sizes[callee] for callee, count in called.items())
 
-        graph_of_calls = {key: called for key, (_, called) in census.items()}
-        for key in TopologicalSorter(graph_of_calls).static_order():
+        for key in TopologicalSorter(calls).static_order():
             sizes[key] = expanded(*census[key])
         most = limits.max_nodes
         if most is not None and expanded(*self.census(graph.node)) > most:

@@ -140,10 +140,9 @@ class _Importer:
             value = self.value(name, context)
             value.const, value.type = const, constant_type(const)
             names[name] = value
-        n = len(proto.input)
-        if outer_inputs and len(outer_inputs) != n:
-            problem = f"has {n} inputs, but must have {len(outer_inputs)}"
-            self.diagnostics.problem(f"{context.where} {problem}")
+        n, wanted = len(proto.input), len(outer_inputs)
+        if wanted not in (0, n):
+            self.diagnostics.problem(f"{context.where} has {n} inputs, but must have {wanted}")
         for info, outer in zip_longest(proto.input, outer_inputs[:n]):
             if outer is not None:
                 names[info.name] = outer
@@ -157,7 +156,7 @@ class _Importer:
             graph.inputs.append(value)
         body = self.declare(proto.node, context, {})
         graph.outputs += [self.output(info.name, context) for info in proto.output]
-        self.expand(graph.nodes, body, context)
+        self.expand(graph.nodes, body)
 
     def output(self, name: str, context: ImportContext) -> Value:
         """The value of an output of a graph or function."""
@@ -181,9 +180,9 @@ class _Importer:
         for name, tensor in chain(((tensor.name, tensor) for tensor in dense), sparse):
             checkpoint()
             if not name or name in seen:
-                fault = "has an initializer without a name; name it"
-                fault = f"has initializer {name!r} twice; remove one" if name else fault
-                self.diagnostics.problem(f"{context.where} {fault}")
+                fault = f"initializer {name!r} twice; remove one" if name else ""
+                fault = fault or "an initializer without a name; name it"
+                self.diagnostics.problem(f"{context.where} has {fault}")
             seen.add(name)
             yield name, self.attributes.tensor(tensor, "initializer", name, where)
 
@@ -218,22 +217,21 @@ class _Importer:
                         value = self.value(name, context)
                     names[name] = value
                 outputs.append(value)
+            node = DeclaredNode(proto, index, outputs, context)
             constant = proto.op_type == "Constant" and plain_domain(proto.domain) == ""
             if constant and not (functions and self.functions.find(proto)):
-                self.constant(proto, outputs, index, context)
+                self.constant(node)
             else:
-                declared.append((index, proto, outputs))
+                declared.append(node)
         return paced(declared)
 
-    def expand(
-        self, into: list[Node], body: Iterator[DeclaredNode], context: ImportContext
-    ) -> None:
+    def expand(self, into: list[Node], body: Iterator[DeclaredNode]) -> None:
         """Import nodes; the nodes of functions take the place of the calls."""
-        stack: list[Expansion] = [(body, context, [])]
+        stack: list[Expansion] = [(body, [])]
         while stack:
-            rest, context, last = stack[-1]
-            for index, proto, outputs in rest:
-                expansion = self.node(into, proto, outputs, index, context)
+            rest, last = stack[-1]
+            for node in rest:
+                expansion = self.node(into, node)
                 if expansion is not None:
                     stack.append(expansion)
                     break
@@ -241,29 +239,21 @@ class _Importer:
                 into += last
                 stack.pop()
 
-    def node(
-        self,
-        into: list[Node],
-        proto: NodeProto,
-        outputs: list[Value | None],
-        index: int,
-        context: ImportContext,
-    ) -> Expansion | None:
+    def node(self, into: list[Node], node: DeclaredNode) -> Expansion | None:
         """Import one node; the body to go on with, if it is a call of a function."""
-        op_type = proto.op_type
-        own_name = proto.name
-        name = f"{context.prefix}{decode_text(own_name) if own_name else f'{op_type}_{index}'}"
+        proto, _, outputs, context = node
+        name = node.name
         origin = f"{name} in {context.where}"
         names, scope = context.scope.names, context.scope
         inputs = [(names[i] if i in names else scope.find(i)) if i else None for i in proto.input]
         if self.functions.table:
             function = self.functions.find(proto)
             if function is not None:
-                return self.call(function, proto, inputs, outputs, name, context)
-        key = (proto.domain, op_type)
+                return self.call(function, node, inputs)
+        key = (proto.domain, proto.op_type)
         meaning = context.meanings.get(key)
         if meaning is None:
-            meaning = self.meaning(plain_domain(key[0]), op_type, context)
+            meaning = self.meaning(plain_domain(key[0]), key[1], context)
             context.meanings[key] = meaning
         if isinstance(meaning, Refusal):
             if meaning.undeclared:
@@ -271,11 +261,9 @@ class _Importer:
             else:
                 self.diagnostics.unsupported(_full_name(*key), meaning.reason, origin)
             return None
-        types: dict[str, int] = {}
         attrs = dict(meaning.defaults)
-        for attribute in proto.attribute:
-            self.attributes.read(attribute, attrs, types, name, context)
-        faults = list(value_faults(op_type, types, attrs)) if types else []
+        types = self.attributes.read(node, attrs)
+        faults = list(value_faults(proto.op_type, types, attrs)) if types else []
         if meaning.schema is not None:
             faults += meaning.schema.faults(types, inputs, len(outputs))
         if faults:
@@ -286,8 +274,7 @@ class _Importer:
             return None
         assert meaning.schema is not None
         if meaning.rule is None:
-            definition = definition_of(meaning.schema)
-            return self.call(definition, proto, inputs, outputs, name, context)
+            return self.call(definition_of(meaning.schema), node, inputs)
         old = NodeUpgrade(
             name, inputs, outputs, attrs, types=self.types, unique=self.names.unique, origin=origin
         )
@@ -326,47 +313,36 @@ class _Importer:
     # Functions
 
     def call(
-        self,
-        function: OnnxFunction,
-        proto: NodeProto,
-        inputs: Sequence[Value | None],
-        outputs: Sequence[Value | None],
-        name: str,
-        context: ImportContext,
+        self, function: OnnxFunction, node: DeclaredNode, inputs: Sequence[Value | None]
     ) -> Expansion | None:
         """The body of a function, with the values and attributes of one call in place."""
         for role, actual, formal in (
             ("inputs", inputs, function.inputs),
-            ("outputs", outputs, function.outputs),
+            ("outputs", node.outputs, function.outputs),
         ):
             if len(actual) > len(formal):
-                self.diagnostics.problem(
-                    f"{name} in {context.where} has {len(actual)} {role}, but {function.title} "
-                    f"has {len(formal)}"
-                )
+                counts = f"{len(actual)} {role}, but {function.title} has {len(formal)}"
+                self.diagnostics.problem(f"{node.origin} has {counts}")
                 return None
-        self.diagnostics.check_depth(
-            context.depth + 1, f"the call of {function.title} by {name} in {context.where}"
-        )
-        inside = self.inside(function, proto, name, context)
+        title = f"the call of {function.title} by {node.origin}"
+        self.diagnostics.check_depth(node.context.depth + 1, title)
+        inside = self.inside(function, node)
         names = inside.scope.names
         names.update((formal, None) for formal in function.inputs)
         names.update(zip(function.inputs, inputs, strict=False))
-        pairs = zip(function.outputs, outputs, strict=False)
+        pairs = zip(function.outputs, node.outputs, strict=False)
         results = [(formal, output) for formal, output in pairs if output is not None]
         bound = dict(reversed(results))
         own = set(bound.values())  # the other outputs repeat one of these
         body = self.declare(function.nodes, inside, bound)
         copies = [
-            self.copy(self.output(formal, inside), output, name, context)
+            self.copy(self.output(formal, inside), output, node)
             for formal, output in results
             if formal in bound or output not in own
         ]
-        return body, inside, [node for node in copies if node is not None]
+        return body, [copy for copy in copies if copy is not None]
 
-    def inside(
-        self, function: OnnxFunction, proto: NodeProto, name: str, context: ImportContext
-    ) -> ImportContext:
+    def inside(self, function: OnnxFunction, node: DeclaredNode) -> ImportContext:
         """The context of the body of a function in one call."""
         attributes: dict[str, tuple[AttributeProto, ImportContext]] = {}
         constants, meanings = self.bodies.setdefault(function, ({}, {}))
@@ -374,48 +350,46 @@ class _Importer:
             NameScope(),
             function.opsets,
             f"{function.title} of {self.diagnostics.where}",
-            context.depth + 1,
-            f"{name}/",
+            node.context.depth + 1,
+            f"{node.name}/",
             FunctionCall(attributes, constants),
             is_body=True,
             meanings=meanings,
         )
         outside = replace(inside, call=None)
         attributes.update((key, (a, outside)) for key, a in function.defaults.items())
-        for attribute in proto.attribute:
+        for attribute in node.proto.attribute:
             if attribute.name in function.attributes:
-                attributes[attribute.name] = (attribute, context)
+                attributes[attribute.name] = (attribute, node.context)
             else:
                 self.diagnostics.problem(
-                    f"{name} in {context.where} has an attribute {attribute.name!r}, which "
-                    f"{function.title} does not have"
+                    f"{node.origin} has an attribute {attribute.name!r}, which {function.title} "
+                    "does not have"
                 )
         return inside
 
-    def copy(self, value: Value, output: Value, name: str, context: ImportContext) -> Node | None:
+    def copy(self, value: Value, output: Value, call: DeclaredNode) -> Node | None:
         """Make ``output`` a copy of ``value``: a constant, or the output of a node."""
         if value.const is not None:
             output.const, output.type = value.const, value.type
             return None
         op, _ = current("Identity")
-        name = f"{name}/Identity"
-        return Node(op, [value], [output], name=name, origin=f"{name} in {context.where}")
+        name = f"{call.name}/Identity"
+        return Node(op, [value], [output], name=name, origin=f"{name} in {call.context.where}")
 
-    def constant(
-        self, proto: NodeProto, outputs: Sequence[Value | None], index: int, context: ImportContext
-    ) -> None:
+    def constant(self, node: DeclaredNode) -> None:
         """Make the output of a Constant node a constant."""
-        shared = context.call.constants if context.call is not None and context.is_body else {}
-        array = shared.get(index)
+        call = node.context.call
+        shared = call.constants if call is not None and node.context.is_body else {}
+        array = shared.get(node.number)
         if array is None:
-            array = self.attributes.constant(proto, index, context)
-            if not any(attribute.ref_attr_name for attribute in proto.attribute):
-                shared[index] = array
-        if len(outputs) != 1:
-            self.diagnostics.problem(
-                f"a Constant in {context.where} has {len(outputs)} outputs, not 1"
-            )
-        for value in outputs:
+            array = self.attributes.constant(node)
+            if not any(attribute.ref_attr_name for attribute in node.proto.attribute):
+                shared[node.number] = array
+        if len(node.outputs) != 1:
+            where, count = node.context.where, len(node.outputs)
+            self.diagnostics.problem(f"a Constant in {where} has {count} outputs, not 1")
+        for value in node.outputs:
             if value is not None and array is not None:
                 value.const, value.type = array, constant_type(array)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto
 
+from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.upgrades import Meaning
 from penstock.ir.graph import Graph, Node, Value
 
@@ -74,11 +75,28 @@ class ImportContext:
         return replace(self, scope=scope, where=where, depth=self.depth + 1, is_body=False)
 
 
-DeclaredNode: TypeAlias = tuple[int, NodeProto, list[Value | None]]
-"""A node with its position and its output values."""
+class DeclaredNode(NamedTuple):
+    """A node of a graph or body, whose output values have been made."""
 
-Expansion: TypeAlias = tuple[Iterator[DeclaredNode], ImportContext, list[Node]]
-"""Nodes left to import in a context, and nodes to add after them."""
+    proto: NodeProto
+    number: int
+    outputs: list[Value | None]
+    context: ImportContext
+
+    @property
+    def name(self) -> str:
+        own = self.proto.name
+        own = decode_text(own) if own else f"{self.proto.op_type}_{self.number}"
+        return f"{self.context.prefix}{own}"
+
+    @property
+    def origin(self) -> str:
+        """The node and where it stands, for messages."""
+        return f"{self.name} in {self.context.where}"
+
+
+Expansion: TypeAlias = tuple[Iterator[DeclaredNode], list[Node]]
+"""Nodes left to import, and nodes to add after them."""
 
 PendingGraph: TypeAlias = tuple[Graph, GraphProto, ImportContext]
 """An empty graph, and the contents to import into it."""

@@ -115,7 +115,8 @@ def formula(
         out, work = (*arguments[inputs:], None, None)[:2]
         dtype = values[0].dtype
         if out is None:
-            out = np.empty(_result_shape(values), dtype)
+            shape = values[0].shape if inputs == 1 else np.broadcast(*values).shape
+            out = np.empty(shape, dtype)
         computed = wide(dtype)
         body = bodies(computed)
         if out.size > BLOCK or any(v.dtype != computed for v in values):
@@ -160,10 +161,6 @@ def _bound(
         body(x, out, work.view(dtype).reshape(dims))
 
     return unary if scratch == 1 and inputs == 1 else into
-
-
-def _result_shape(values: Sequence[np.ndarray]) -> tuple[int, ...]:
-    return values[0].shape if len(values) == 1 else np.broadcast(*values).shape
 
 
 def _rows(count: int, shape: tuple[int, ...], dtype: np.dtype, work: Any) -> np.ndarray:

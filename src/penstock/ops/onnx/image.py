@@ -250,10 +250,6 @@ def _overlaps(rows: np.ndarray, columns: np.ndarray, threshold: float) -> np.nda
     return (share > threshold) & (area > 0) & (columns[4] > 0)
 
 
-def _bits(flags: np.ndarray) -> int:
-    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
-
-
 _BLOCK = 96
 
 
@@ -277,7 +273,8 @@ def _suppress(corners: np.ndarray, most: int, threshold: float) -> list[int]:
                 kept.append(box)
                 if len(kept) == most:
                     return kept
-                suppressed |= _bits(overlaps[i])
+                bits = np.packbits(overlaps[i], bitorder="little").tobytes()
+                suppressed |= int.from_bytes(bits, "little")
     return kept
 
 

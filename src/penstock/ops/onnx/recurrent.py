@@ -77,24 +77,19 @@ class Layer(NamedTuple):
         return self.gates - 1 if self.plain else 0
 
 
-_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-_DEFAULT_ACTIVATIONS = {
-    "RNN": ("Tanh",),
-    "GRU": ("Sigmoid", "Tanh"),
-    "LSTM": ("Sigmoid", "Tanh", "Tanh"),
+# Of each cell the gates, and the default activations.
+_CELLS = {
+    "RNN": (1, ("Tanh",)),
+    "GRU": (3, ("Sigmoid", "Tanh")),
+    "LSTM": (4, ("Sigmoid", "Tanh", "Tanh")),
 }
-# The first schema of GRU misspells its default.
-_DIRECTIONS = {
-    "forward": (False,),
-    "foward": (False,),
-    "reverse": (True,),
-    "bidirectional": (False, True),
-}
+_DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+_DIRECTIONS["foward"] = (False,)  # the first schema of GRU misspells its default
 
 
 def parse_layer(cell: str, attrs: Attrs, peepholes: bool = False) -> Layer:
     reverse = _DIRECTIONS[choice(attrs, "direction", "forward", _DIRECTIONS)]
-    default, directions = _DEFAULT_ACTIVATIONS[cell], len(reverse)
+    (gates, default), directions = _CELLS[cell], len(reverse)
     usual = default * directions
     names = tuple(attrs.get("activations") or usual)
     if len(names) < len(usual):
@@ -105,7 +100,7 @@ def parse_layer(cell: str, attrs: Attrs, peepholes: bool = False) -> Layer:
     plain = [name.lower() for name in names] == [name.lower() for name in usual]
     return Layer(
         cell=cell,
-        gates=_GATES[cell],
+        gates=gates,
         reverse=reverse,
         activations=tuple(tuple(functions[i * n : i * n + n]) for i in range(directions)),
         plain=plain and not (clip or input_forget or peepholes),
@@ -511,5 +506,5 @@ def _compile(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, arity=(8, 3))
 
 
-for _name in _GATES:
+for _name in _CELLS:
     operator(_name, infer=_infer_recurrent(_name), work=recurrent_work)(_compile)

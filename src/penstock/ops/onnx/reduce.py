@@ -117,18 +117,13 @@ def _highest(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
         before, count, after = form.group
         if after == 1 and before >= row_reduce.MANY and 1 < count <= row_reduce.SHORT:
             return _into(row_reduce.maxima(x.reshape(before, count)).reshape(form.kept), out)
-    return _maximum(x, form.axes, None, out, True, _extreme(x.dtype, -1))
+    least = False if x.dtype.kind == "b" else smallest(x.dtype)
+    return _maximum(x, form.axes, None, out, True, least)
 
 
 def _lowest(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
-    return _minimum(x, form.axes, None, out, True, _extreme(x.dtype, 1))
-
-
-def _extreme(dtype: np.dtype, sign: int) -> Any:
-    """The maximum (sign -1) or minimum (sign 1) of nothing."""
-    if dtype.kind == "b":
-        return sign > 0
-    return largest(dtype) if sign > 0 else smallest(dtype)
+    most = True if x.dtype.kind == "b" else largest(x.dtype)
+    return _minimum(x, form.axes, None, out, True, most)
 
 
 def _multiplied(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
@@ -140,11 +135,9 @@ def _absolute_sum(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
 
 
 def _square_sum(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
-    if form.group is not None and form.ones is not None and x.flags.c_contiguous:
-        before, count, after = form.group
-        if after == 1:
-            matrix = x.reshape(before, count)
-            return _into(np.vecdot(matrix, matrix).reshape(form.kept), out)
+    if form.ones is not None and form.group and form.group[2] == 1 and x.flags.c_contiguous:
+        matrix = x.reshape(form.group[:2])
+        return _into(np.vecdot(matrix, matrix).reshape(form.kept), out)
     return _total(np.square(x), form, out)
 
 

@@ -150,8 +150,7 @@ def _every_axis(types: Types, attrs: Attrs, consts: Consts) -> list[_Axis]:
 
 
 def _corners(axis: _Axis, x: np.ndarray) -> np.ndarray:
-    last = axis.size - 1
-    return x * 0.0 if axis.width == 1 else x * last / (axis.width - 1)
+    return x * 0.0 if axis.width == 1 else x * (axis.size - 1) / (axis.width - 1)
 
 
 def _crop(axis: _Axis, x: np.ndarray) -> np.ndarray:
@@ -184,10 +183,6 @@ _NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def _triangle(x: np.ndarray, a: float) -> np.ndarray:
-    return np.maximum(1 - np.abs(x), 0)
-
-
 def _cubic(x: np.ndarray, a: float) -> np.ndarray:
     """Keys' kernel, equation (4) of https://ieeexplore.ieee.org/document/1163711."""
     x = np.abs(x)
@@ -196,7 +191,9 @@ def _cubic(x: np.ndarray, a: float) -> np.ndarray:
     return np.where(x <= 1, inner, np.where(x < 2, outer, 0))
 
 
-_FILTERS = {"linear": (1, _triangle), "cubic": (2, _cubic)}  # radius and shape
+_Filter = tuple[int, Callable[[np.ndarray, float], np.ndarray]]  # radius and shape
+_FILTERS: dict[str, _Filter]
+_FILTERS = {"linear": (1, lambda x, _: np.maximum(1 - np.abs(x), 0)), "cubic": (2, _cubic)}
 
 
 class Table(NamedTuple):
