@@ -16,7 +16,7 @@ from penstock.frontends.common.diagnostics import Diagnostics, TensorError
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.file import Apart
 from penstock.frontends.onnx.schemas import LEGACY, TYPE_NAMES
-from penstock.frontends.onnx.scopes import DeclaredNode, ImportContext, PendingGraph
+from penstock.frontends.onnx.scopes import ImportContext, OnnxNode, PendingGraph
 from penstock.frontends.onnx.tensors import TensorReader
 from penstock.frontends.onnx.types import value_type
 from penstock.ir.graph import Graph
@@ -75,7 +75,7 @@ class AttributeReader:
         self.diagnostics = diagnostics
         self.pending = pending
 
-    def read(self, node: DeclaredNode, attrs: dict[str, Any]) -> dict[str, int]:
+    def read(self, node: OnnxNode, attrs: dict[str, Any]) -> dict[str, int]:
         """Add the attributes of a node to ``attrs``; return their ``AttributeProto`` types. Raises
         ``InvalidModel`` for a graph beyond ``Limits.max_depth``; adds what else is wrong to the
         diagnostics."""
@@ -118,7 +118,7 @@ class AttributeReader:
         return types
 
     def referred(
-        self, proto: AttributeProto, node: DeclaredNode
+        self, proto: AttributeProto, node: OnnxNode
     ) -> tuple[AttributeProto, ImportContext] | None:
         """The attribute that one within a function refers to, and the context that it was written
         in; ``None`` if the call leaves it out."""
@@ -137,7 +137,7 @@ class AttributeReader:
             proto, context = argument
         return proto, context
 
-    def constant(self, node: DeclaredNode) -> np.ndarray | None:
+    def constant(self, node: OnnxNode) -> np.ndarray | None:
         """The value of a Constant node, or ``None`` if something is wrong with it."""
         attrs: dict[str, Any] = {}
         types = self.read(node, attrs)

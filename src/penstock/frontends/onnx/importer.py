@@ -43,12 +43,12 @@ from penstock.frontends.onnx.functions import (
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
 from penstock.frontends.onnx.schemas import newest_opset
 from penstock.frontends.onnx.scopes import (
-    DeclaredNode,
     Expansion,
     FunctionCall,
     ImportContext,
     Meanings,
     NameScope,
+    OnnxNode,
     PendingGraph,
     Refusal,
 )
@@ -199,13 +199,13 @@ class _Importer:
 
     def declare(
         self, nodes: Sequence[NodeProto], context: ImportContext, bound: dict[str, Value]
-    ) -> Iterator[DeclaredNode]:
+    ) -> Iterator[OnnxNode]:
         """Make the output values of all nodes, and the constants of Constant nodes. Nodes may come
         in any order, so that outputs are needed before inputs are looked up. ``bound`` has values
         for outputs of a function by name; names that no node produces are left in it."""
         self.diagnostics.count_nodes(len(nodes))
         names = context.scope.names
-        declared: list[DeclaredNode] = []
+        declared: list[OnnxNode] = []
         functions = self.functions.table
         for index, proto in enumerate(paced(nodes)):
             outputs: list[Value | None] = []
@@ -217,7 +217,7 @@ class _Importer:
                         value = self.value(name, context)
                     names[name] = value
                 outputs.append(value)
-            node = DeclaredNode(proto, index, outputs, context)
+            node = OnnxNode(proto, index, outputs, context)
             constant = proto.op_type == "Constant" and plain_domain(proto.domain) == ""
             if constant and not (functions and self.functions.find(proto)):
                 self.constant(node)
@@ -225,7 +225,7 @@ class _Importer:
                 declared.append(node)
         return paced(declared)
 
-    def expand(self, into: list[Node], body: Iterator[DeclaredNode]) -> None:
+    def expand(self, into: list[Node], body: Iterator[OnnxNode]) -> None:
         """Import nodes; the nodes of functions take the place of the calls."""
         stack: list[Expansion] = [(body, [])]
         while stack:
@@ -239,7 +239,7 @@ class _Importer:
                 into += last
                 stack.pop()
 
-    def node(self, into: list[Node], node: DeclaredNode) -> Expansion | None:
+    def node(self, into: list[Node], node: OnnxNode) -> Expansion | None:
         """Import one node; the body to go on with, if it is a call of a function."""
         proto, _, outputs, context = node
         name = node.name
@@ -313,7 +313,7 @@ class _Importer:
     # Functions
 
     def call(
-        self, function: OnnxFunction, node: DeclaredNode, inputs: Sequence[Value | None]
+        self, function: OnnxFunction, node: OnnxNode, inputs: Sequence[Value | None]
     ) -> Expansion | None:
         """The body of a function, with the values and attributes of one call in place."""
         for role, actual, formal in (
@@ -342,7 +342,7 @@ class _Importer:
         ]
         return body, [copy for copy in copies if copy is not None]
 
-    def inside(self, function: OnnxFunction, node: DeclaredNode) -> ImportContext:
+    def inside(self, function: OnnxFunction, node: OnnxNode) -> ImportContext:
         """The context of the body of a function in one call."""
         attributes: dict[str, tuple[AttributeProto, ImportContext]] = {}
         constants, meanings = self.bodies.setdefault(function, ({}, {}))
@@ -368,7 +368,7 @@ class _Importer:
                 )
         return inside
 
-    def copy(self, value: Value, output: Value, call: DeclaredNode) -> Node | None:
+    def copy(self, value: Value, output: Value, call: OnnxNode) -> Node | None:
         """Make ``output`` a copy of ``value``: a constant, or the output of a node."""
         if value.const is not None:
             output.const, output.type = value.const, value.type
@@ -377,7 +377,7 @@ class _Importer:
         name = f"{call.name}/Identity"
         return Node(op, [value], [output], name=name, origin=f"{name} in {call.context.where}")
 
-    def constant(self, node: DeclaredNode) -> None:
+    def constant(self, node: OnnxNode) -> None:
         """Make the output of a Constant node a constant."""
         call = node.context.call
         shared = call.constants if call is not None and node.context.is_body else {}

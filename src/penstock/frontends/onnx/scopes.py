@@ -75,7 +75,7 @@ class ImportContext:
         return replace(self, scope=scope, where=where, depth=self.depth + 1, is_body=False)
 
 
-class DeclaredNode(NamedTuple):
+class OnnxNode(NamedTuple):
     """A node of a graph or body, whose output values have been made."""
 
     proto: NodeProto
@@ -95,7 +95,7 @@ class DeclaredNode(NamedTuple):
         return f"{self.name} in {self.context.where}"
 
 
-Expansion: TypeAlias = tuple[Iterator[DeclaredNode], list[Node]]
+Expansion: TypeAlias = tuple[Iterator[OnnxNode], list[Node]]
 """Nodes left to import, and nodes to add after them."""
 
 PendingGraph: TypeAlias = tuple[Graph, GraphProto, ImportContext]
