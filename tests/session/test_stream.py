@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.host.threads import pool
+from penstock.host.threads import Workers, pool
+from penstock.observers.base import Observer
 from tests.support.onnx_text import compile_text
 
 
@@ -225,3 +226,23 @@ def test_stream_of_a_forked_child_is_empty(double, gate):
         good = stream.query() and stream.run(double, ones()).result(10)["y"].tolist() == [2, 2, 2]
         os._exit(0 if good else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_stream_run_is_on_the_pool_of_its_session(double):
+    class Threads(Observer):
+        def step_begin(self, run, step, inputs):
+            names.append(threading.current_thread().name)
+
+    names: list[str] = []
+    workers = Workers("own", 1)
+    own = compiled("g (float[n] x) => (float[n] y) { y = Add(x, x) }", pool=workers)
+    stream = ps.Stream()
+    for session in (own, double, own):
+        stream.run(session, ones(), observers=[Threads()])
+    assert stream.wait(20)
+    assert [name.rsplit("-", 1)[0] for name in names] == [
+        "penstock-own",
+        "penstock-host",
+        "penstock-own",
+    ]
+    workers.close()

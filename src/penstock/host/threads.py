@@ -88,10 +88,6 @@ class Workers:
         """The number of threads that were started."""
         return len(self._threads)
 
-    def has(self, thread: threading.Thread) -> bool:
-        """Whether ``thread`` belongs to the pool."""
-        return thread in self._threads
-
     def submit(self, job: Job) -> None:
         """Queue ``job``; jobs start in the order of submission. Raises ``RuntimeError`` if the pool
         is closed, the process is ending, or the system cannot start even one thread."""
@@ -205,6 +201,11 @@ def pool(name: str = HOST, size: int | None = None) -> Workers:
             workers = _POOLS[name] = Workers(name, size)
     workers.grow(size)
     return workers
+
+
+def on_worker() -> bool:
+    """Whether the calling thread belongs to a pool."""
+    return any(threading.current_thread() in workers._threads for workers in _ALL)
 
 
 def fulfil(future: Future[T], function: Callable[[], T]) -> None:

@@ -1,8 +1,9 @@
 """User streams: queues of runs, concurrent with one another.
 
-Work on a stream runs in order, on the process-wide pool; to enqueue it returns at once. A signal
-marks a point of a stream: another stream can wait for it, and so can a thread. The terms are those
-of CUDA (stream, event) and of NNC (stream context, signal).
+Work on a stream runs in order: runs on the pool of their session, callbacks on that of the work
+before them. To enqueue it returns at once. A signal marks a point of a stream: another stream can
+wait for it, and so can a thread. The terms are those of CUDA (stream, event) and of NNC (stream
+context, signal).
 
 No thread waits for a stream: a command that reaches the front of the queue and cannot proceed
 leaves its thread, and the event that lets it proceed resumes the queue.
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import PenstockError
 from penstock.host.fork import renewed
-from penstock.host.threads import fulfil, pool
+from penstock.host.threads import Workers, fulfil, on_worker, pool
 from penstock.session.options import RunOptions, make, takes
 from penstock.session.session import Session
 
@@ -81,7 +82,7 @@ class Signal:
         mark = self._mark
         if mark is None or mark.done():
             return True
-        if pool().has(threading.current_thread()):
+        if on_worker():
             raise PenstockError(
                 "a run on a stream cannot block until a signal is emitted: order it behind the "
                 "signal with stream.wait_for(signal)"
@@ -109,13 +110,14 @@ class Stream:
     def forked(self) -> None:
         """Empty the stream, as in a forked child: its parent runs the work on it."""
         self._lock = threading.Lock()
-        self._commands: deque[_Command] = deque()
+        # Commands, and the pool that each must run on, if it must.
+        self._commands: deque[tuple[_Command, Workers | None]] = deque()
         self._busy = False
         self._last: _Mark | None = None
 
     @takes(RunOptions, after=(Session,))
     def run(self, session: Session, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
-        """Put a run of ``session`` on the stream, as ``session.submit`` puts it on the pool. The
+        """Put a run of ``session`` on the stream, as ``session.submit`` puts it on its pool. The
         arrays that are fed are read when the run's turn comes."""
         job = session.job(make(RunOptions, "run", *arguments, **options))
 
@@ -123,7 +125,7 @@ class Stream:
             job()
             return job.future
 
-        self._put(begin)
+        self._put(begin, workers=session.options.pool or pool())
         return job.future
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -155,10 +157,12 @@ class Stream:
         last = self._last
         return not self._busy or (last is not None and last.done())
 
-    def _put(self, command: _Command, mark: _Mark | None = None) -> None:
+    def _put(
+        self, command: _Command, mark: _Mark | None = None, workers: Workers | None = None
+    ) -> None:
         """Queue a command; ``mark`` is the point that it passes, if that is all it does."""
         with self._lock:
-            self._commands.append(command)
+            self._commands.append((command, workers))
             self._last = mark
             if self._busy:
                 return
@@ -166,21 +170,30 @@ class Stream:
         self._resume()
 
     def _resume(self) -> None:
+        """Continue on the pool of the next command."""
+        with self._lock:
+            workers = (self._commands[0][1] if self._commands else None) or pool()
         try:
-            pool().submit(self._go)
+            workers.submit(partial(self._go, workers))
         except RuntimeError:  # the process ends
             with self._lock:
                 self._busy = False
             raise
 
-    def _go(self) -> None:
-        """Run commands until one cannot proceed."""
+    def _go(self, workers: Workers) -> None:
+        """Run commands until one cannot proceed, or must run on another pool than ``workers``."""
         while True:
             with self._lock:
                 if not self._commands:
                     self._busy = False
                     return
-                command = self._commands.popleft()
+                command, wanted = self._commands[0]
+                moves = wanted not in (None, workers)
+                if not moves:
+                    self._commands.popleft()
+            if moves:
+                self._resume()
+                return
             blocker = command()
             if blocker is not None and not blocker.done():
                 blocker.add_done_callback(lambda _: self._resume())
