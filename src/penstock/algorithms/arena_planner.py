@@ -331,9 +331,7 @@ def _best(buffers: Sequence[Buffer], blocks: _Blocks, rounds: int = _ROUNDS) -> 
         variants = ((True, False), (False, True), (True, True))
         return _smallest(best, *(_sweep(buffers, blocks, *v) for v in variants))
     neighbours = _overlaps(buffers)
-    best = min(
-        best, blocks.bump(), blocks.place(_by_size(buffers), neighbours), key=attrgetter("size")
-    )
+    best = _smallest(best, blocks.bump(), blocks.place(_by_size(buffers), neighbours))
     bound = _largest_load(zip(buffers, blocks.sizes, strict=True))
     return _Search(blocks, neighbours).run(best, bound, rounds)
 

@@ -12,11 +12,9 @@ _SHOWN = 8
 
 
 class CycleError(ValueError):
-    """Raised for edges that form a cycle.
-
-    ``cycle`` has its nodes in the direction of the edges, the lowest first: ``[1, 4, 2]`` stands
-    for 1 -> 4 -> 2 -> 1. The message omits the middle of a long cycle.
-    """
+    """Raised for edges that form a cycle. ``cycle`` has its nodes in the direction of the edges,
+    the lowest first: ``[1, 4, 2]`` stands for 1 -> 4 -> 2 -> 1. The message omits the middle of a
+    long cycle."""
 
     def __init__(self, cycle: list[int]) -> None:
         super().__init__(cycle)

@@ -49,11 +49,9 @@ _ROUNDING = 1e-13
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Nodes that run one at a time.
-
-    ``options[i][b]`` is the time of node i on backend b, ``costs[i][a, b]`` the time to copy its
-    results from backend a to b, for all readers there; 0 if not given.
-    """
+    """Nodes that run one at a time. ``options[i][b]`` is the time of node i on backend b,
+    ``costs[i][a, b]`` the time to copy its results from backend a to b, for all readers there; 0 if
+    not given."""
 
     dag: Dag
     options: Sequence[dict[int, float]]
@@ -191,10 +189,8 @@ def eliminate(
     tables: Sequence[Sequence[float]], pairs: Iterable[Pair], entries: int
 ) -> list[int] | None:
     """The states of least sum; None if that takes too many tables, or one of over ``entries``.
-
     ``tables[v][s]`` is the cost of variable v in state s; no two of ``pairs`` have the same two
-    variables. Deterministic, and linear in variables and pairs times ``entries``.
-    """
+    variables. Deterministic, and linear in variables and pairs times ``entries``."""
     return _Elimination(tables, pairs, entries).run()
 
 

@@ -65,11 +65,9 @@ class Frames:
 
 @dataclass(frozen=True, eq=False)
 class GraphPart:
-    """The part of a graph that one device runs (``passes.lowering.partition``).
-
-    ``inputs`` and ``outputs``: which inputs and outputs of the whole graph its own are. ``paths``:
-    the frame that each of its nodes runs in.
-    """
+    """The part of a graph that one device runs (``passes.lowering.partition``). ``inputs`` and
+    ``outputs``: which inputs and outputs of the whole graph its own are. ``paths``: the frame that
+    each of its nodes runs in."""
 
     device: str
     graph: Graph
@@ -79,11 +77,9 @@ class GraphPart:
 
 
 def find_frames(graph: Graph) -> Frames:
-    """The frames of ``graph``, which must be sorted.
-
-    Raises ``InvalidModel`` where the inputs of a node are in different frames, an Exit or a
-    NextIteration is in none, or a frame has two parents or two LoopConds.
-    """
+    """The frames of ``graph``, which must be sorted. Raises ``InvalidModel`` where the inputs of a
+    node are in different frames, an Exit or a NextIteration is in none, or a frame has two parents
+    or two LoopConds."""
     finder = _Finder(graph)
     return Frames(finder.of, finder.after)
 

@@ -12,11 +12,9 @@ from penstock.types import TensorType
 
 
 def check_sizes(graph: Graph, limits: Limits) -> None:
-    """Raise ``LimitExceeded`` for a tensor above ``limits`` that a node reads or produces.
-
-    A constant with strides of 0 counts in full: kernels iterate over all of it, and some copy it.
-    Nodes of nested graphs count too: a plan reserves memory for them whether they run or not.
-    """
+    """Raise ``LimitExceeded`` for a tensor above ``limits`` that a node reads or produces. A
+    constant with strides of 0 counts in full: kernels iterate over all of it, and some copy it.
+    Nodes of nested graphs count too: a plan reserves memory for them whether they run or not."""
     for node in graph.walk():
         constants = [v for v in node.inputs if v is not None and v.const is not None]
         for value in (*node.outputs, *constants):

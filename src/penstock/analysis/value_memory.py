@@ -237,8 +237,7 @@ class _Annotator:
         )
 
     def _order(self, node: Node, kernel: Kernel) -> Order:
-        """The order of dims that a kernel writes: its own, or that of its inputs, so that a layout
-        stays until a reader wants another."""
+        """The order of dims that a kernel writes: its own, or else that of its inputs."""
         if kernel.any_layout:
             first = node.outputs[0]
             return (first is not None and self.transposed.get(first)) or kernel.dims_order
@@ -307,8 +306,7 @@ class _Annotator:
                 self._place(value)
 
     def _dummy(self, value: Value | None) -> np.ndarray | None:
-        """An uninitialised array with the strides of a value in the arena, to evaluate views; None
-        for other values, and for values without elements."""
+        """An array with the strides of a value in the arena, to evaluate views; else None."""
         if value is None or (value not in self.memory.strides and value not in self.memory.views):
             return None
         dummy = self._dummies.get(value)

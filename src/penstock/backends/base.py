@@ -54,11 +54,9 @@ class Device(Protocol):
 
 
 class Backend(Protocol):
-    """Where kernels run: offers kernels, allocates and copies.
-
-    ``name`` is the name that users give. ``memory`` names the memory, layout included, of the
-    values that its kernels read and write: backends of one ``memory`` share values without copies.
-    """
+    """Where kernels run: offers kernels, allocates and copies. ``name`` is the name that users
+    give. ``memory`` names the memory, layout included, of the values that its kernels read and
+    write: backends of one ``memory`` share values without copies."""
 
     name: str
 

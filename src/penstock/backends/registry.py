@@ -39,11 +39,9 @@ def describe(name: str) -> str:
 
 
 def backend_of(chosen: str | Backend, precision: str = "float32") -> Backend:
-    """The backend of a name, or the object given as one.
-
-    Raises ``ValueError`` for an unknown name, ``PenstockError`` if it cannot run on this machine,
-    and ``TypeError`` for an object that does not answer ``kernel(node, types)``.
-    """
+    """The backend of a name, or the object given as one. Raises ``ValueError`` for an unknown name,
+    ``PenstockError`` if it cannot run on this machine, and ``TypeError`` for an object that does
+    not answer ``kernel(node, types)``."""
     if not isinstance(chosen, str):
         if not callable(getattr(chosen, "kernel", None)):
             raise TypeError(

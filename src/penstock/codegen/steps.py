@@ -12,7 +12,7 @@ from penstock.codegen.names import ProgramNames
 from penstock.ops.work_estimate import flops
 from penstock.plan.plan import Plan, Step
 from penstock.plan.tasks import NO_SIGNALS, Tasks
-from penstock.types import TensorType, Type
+from penstock.types import TensorType
 
 # Estimated operations between two checks for a stop: a few milliseconds of NumPy on one core.
 _CHECK_EVERY = 50_000_000
@@ -146,7 +146,9 @@ class StepWriter:
                 call = f"if status := {call}: {name}(status)"
             self.line(call, step, comment(step))
             return
-        if any(_may_be_scalar(self.slots[i].type) for i in step.outputs if i >= 0):
+        types = [self.slots[i].type for i in step.outputs if i >= 0]
+        if any(not isinstance(type_, TensorType) or not type_.shape for type_ in types):
+            # NumPy may return a scalar for such a value.
             call = f"array_of({call})" if len(step.outputs) == 1 else f"map(array_of, {call})"
         targets = [self.name[i] if i >= 0 else "_" for i in step.outputs]
         self.line(f"{', '.join(targets) or '_'} = {call}", step, comment(step))
@@ -174,8 +176,3 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join([c if c.isprintable() else ascii(c)[1:-1] for c in text])
-
-
-def _may_be_scalar(type_: Type) -> bool:
-    """Whether NumPy may return a scalar for a value of this type."""
-    return not isinstance(type_, TensorType) or not type_.shape

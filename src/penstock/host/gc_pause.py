@@ -16,12 +16,9 @@ _was_enabled = False
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Pause cyclic garbage collection.
-
-    Building a graph allocates hundreds of thousands of objects that all stay alive. Python's
-    collector would walk them repeatedly, which takes a quarter of the time to compile a graph of
-    100,000 nodes. Its counts and generations are left as they are.
-    """
+    """Pause cyclic garbage collection. Building a graph allocates hundreds of thousands of objects
+    that all stay alive. Python's collector would walk them repeatedly, which takes a quarter of the
+    time to compile a graph of 100,000 nodes. Its counts and generations are left as they are."""
     global _holders, _was_enabled
     with _LOCK:
         if _holders == 0:

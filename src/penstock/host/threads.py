@@ -116,11 +116,9 @@ class Workers:
                 pass
 
     def close(self) -> None:
-        """End all threads after running and queued jobs, and the jobs that these submit.
-
-        Jobs from other threads are refused from now on. A job of the pool must not call this: it
-        would wait for itself.
-        """
+        """End all threads after running and queued jobs, and the jobs that these submit. Jobs from
+        other threads are refused from now on. A job of the pool must not call this: it would wait
+        for itself."""
         with self._lock:
             if not self._closing:
                 self._closing = True
@@ -188,12 +186,9 @@ _POOLS: dict[str, Workers] = {}
 
 
 def pool(name: str = HOST, size: int | None = None) -> Workers:
-    """The pool named ``name`` of this process, created on first use.
-
-    ``size`` is the maximum number of its threads, by default the core budget. Backends whose
-    threads wait for a device may ask for more. An existing pool grows to the largest size asked
-    for, and never shrinks.
-    """
+    """The pool named ``name`` of this process, created on first use. ``size`` is the maximum number
+    of its threads, by default the core budget. Backends whose threads wait for a device may ask for
+    more. An existing pool grows to the largest size asked for, and never shrinks."""
     size = core_budget() if size is None else size
     with _LOCK:
         workers = _POOLS.get(name)
@@ -225,8 +220,7 @@ def fulfil(future: Future[T], function: Callable[[], T]) -> None:
 
 
 def _finish() -> None:
-    """Finish all submitted jobs. The host's pool is first: its jobs may submit to the pools of
-    backends."""
+    """Finish all jobs, of the host's pool first: they may submit to the pools of backends."""
     with _LOCK:
         pools = sorted(_ALL, key=lambda workers: workers.name != HOST)
     for workers in pools:

@@ -18,11 +18,9 @@ from penstock.plan.tasks import Tasks
 
 
 def format_plan(plan: StepTable, arena_plan: ArenaPlan | None, tasks: Tasks | None = None) -> str:
-    """A plan with a line for each step; offsets are in bytes from the start of the arena.
-
-    With ``tasks``, steps are listed under their tasks, the most urgent first. Without an
-    ``arena_plan``, neither an order nor memory is planned.
-    """
+    """A plan with a line for each step; offsets are in bytes from the start of the arena. With
+    ``tasks``, steps are listed under their tasks, the most urgent first. Without an ``arena_plan``,
+    neither an order nor memory is planned."""
     memory = "no order and no arena planned"
     if arena_plan is not None:
         views = plan.views if isinstance(plan, Plan) else 0

@@ -46,10 +46,8 @@ def check_static(plan: StepTable) -> None:
 
 def forecast(plan: StepTable, seconds: Seconds, workers: int) -> Forecast:
     """Simulate the outermost steps of ``plan`` on ``workers``; an If or a loop counts as one step.
-
     ``seconds(step)`` is the cost of a step with a kernel. Raises ``ValueError`` if there are no
-    workers, and ``Unsupported`` as ``check_static`` does.
-    """
+    workers, and ``Unsupported`` as ``check_static`` does."""
     check_static(plan)
     if workers < 1:
         raise ValueError(f"a machine with {workers} workers cannot run anything")

@@ -15,11 +15,9 @@ from penstock.plan.streams import StreamSchedules
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A step on its stream.
-
-    Times are simulated, in seconds from the beginning of the block. ``rank`` is the time of the
-    longest chain of steps that follow. ``waits`` and ``emits`` are signals of the block.
-    """
+    """A step on its stream. Times are simulated, in seconds from the beginning of the block.
+    ``rank`` is the time of the longest chain of steps that follow. ``waits`` and ``emits`` are
+    signals of the block."""
 
     number: int
     operation: str

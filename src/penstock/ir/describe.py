@@ -10,11 +10,9 @@ from penstock.types import ShapeError
 
 
 def describe_node(node: Node, inputs: Sequence[str] | None = None) -> str:
-    """Return operation, origin and inputs of ``node`` for an error message.
-
-    ``inputs`` are the inputs as they are at hand ("x: float32[2]"), by default with the types that
-    they have in the graph.
-    """
+    """Return operation, origin and inputs of ``node`` for an error message. ``inputs`` are the
+    inputs as they are at hand ("x: float32[2]"), by default with the types that they have in the
+    graph."""
     if inputs is None:
         inputs = ["none" if v is None else f"{v.name}: {v.type}" for v in node.inputs]
     return f"{node.op.name} ({node.label}) with inputs ({', '.join(inputs)})"
@@ -22,10 +20,8 @@ def describe_node(node: Node, inputs: Sequence[str] | None = None) -> str:
 
 def compile_error(node: Node, error: Exception) -> PenstockError:
     """Return the exception to raise for one out of an operation's own code, before any run.
-
     Operations raise ``ShapeError`` for what is wrong with a model. Errors of Penstock's own stay as
-    they are; anything else but a lack of memory is a bug.
-    """
+    they are; anything else but a lack of memory is a bug."""
     if isinstance(error, PenstockError):
         return error
     place = describe_node(node)

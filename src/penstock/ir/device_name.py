@@ -113,10 +113,8 @@ def _number(text: str, name: str) -> int | None:
 
 def local(devices: int | Sequence[str]) -> tuple[str, ...]:
     """Return the full names of virtual devices of this process: a number of CPUs, or those named.
-
     Raises ``ValueError`` for an empty list, a repeated name, and a name that is not that of one CPU
-    of this process.
-    """
+    of this process."""
     if isinstance(devices, str) or (not isinstance(devices, int) and not len(devices)):
         raise ValueError(f'devices={devices!r}: give a number, or names such as ["cpu:0", "cpu:1"]')
     if isinstance(devices, int):

@@ -25,11 +25,9 @@ from penstock.types import ANY, Shape, TensorType, Type, constant_type
 
 
 class Value:
-    """A named result of a node, an input of a graph (no producer), or a constant (``const``).
-
-    Nodes own their values, not the reverse: a graph that is dropped is freed at once, with its
-    constants, without waiting for the garbage collector.
-    """
+    """A named result of a node, an input of a graph (no producer), or a constant (``const``). Nodes
+    own their values, not the reverse: a graph that is dropped is freed at once, with its constants,
+    without waiting for the garbage collector."""
 
     __slots__ = ("_producer", "const", "name", "type")
 
@@ -322,10 +320,8 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
 
 def topological(graph: Graph) -> list[Node]:
     """Return the nodes of ``graph`` itself, each after all of its dependencies (``dependencies``).
-
     Their order is kept if it is valid; else, of the nodes that are ready, the one that is listed
-    first comes first. Raises ``InvalidModel`` that names a cycle if there is one.
-    """
+    first comes first. Raises ``InvalidModel`` that names a cycle if there is one."""
     ((_, edges),) = deque(dependencies(graph), maxlen=1)  # the last are those of graph itself
     return ordered(graph, edges)
 

@@ -104,10 +104,8 @@ class Kernel:
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Return the function and the arguments that compute ``outputs`` from ``inputs``.
-
         Placeholders may stand for arrays that are known only during the run: they are passed on as
-        arguments, and not inspected.
-        """
+        arguments, and not inspected."""
         if self.binder is not None:
             return self.binder.bind(inputs, outputs, workspace)
         assert self.into is not None

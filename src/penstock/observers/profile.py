@@ -38,11 +38,9 @@ class Row:
 
 
 class Profile(Observer):
-    """Adds up seconds by step over any number of runs, also concurrent ones.
-
-    An If or a loop has no time of its own: the steps of its graphs have, and the rest of it counts
-    as time ``outside`` of kernels, as does that of the executor.
-    """
+    """Adds up seconds by step over any number of runs, also concurrent ones. An If or a loop has no
+    time of its own: the steps of its graphs have, and the rest of it counts as time ``outside`` of
+    kernels, as does that of the executor."""
 
     def __init__(self) -> None:
         self.entries: dict[tuple[Node, str], Entry] = {}

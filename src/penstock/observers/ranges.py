@@ -21,11 +21,9 @@ from penstock.plan.plan import Slot, Step
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The range of a value's finite elements over all observations.
-
-    ``min`` is inf and ``max`` is -inf if no element was finite. ``count`` is the number of
-    observations, ``nonfinite`` the number of elements that were NaN or infinite.
-    """
+    """The range of a value's finite elements over all observations. ``min`` is inf and ``max`` is
+    -inf if no element was finite. ``count`` is the number of observations, ``nonfinite`` the number
+    of elements that were NaN or infinite."""
 
     min: float = math.inf
     max: float = -math.inf

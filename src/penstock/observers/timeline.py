@@ -107,12 +107,9 @@ class _Lineage:
 
 
 class Replay:
-    """Replays records in the order of time.
-
-    ``spans`` are in the order in which they began. ``arrows`` lead from an execution to one that
-    reads a value it computed, with the name of the value. ``memory`` and ``ready`` are counters:
-    pairs of a time and the value from then on.
-    """
+    """Replays records in the order of time. ``spans`` are in the order in which they began.
+    ``arrows`` lead from an execution to one that reads a value it computed, with the name of the
+    value. ``memory`` and ``ready`` are counters: pairs of a time and the value from then on."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.origin = records[0][1] if records else 0

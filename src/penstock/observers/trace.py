@@ -39,10 +39,8 @@ from penstock.types import TensorType
 
 class Trace(Observer):
     """Records runs: ``session.run(feeds, trace=trace)``, any number of them, also concurrent ones.
-
     Each execution of a step takes a few hundred bytes. Until ``clear``, the trace keeps the plans
-    of its runs, and so their constants, but no tensors.
-    """
+    of its runs, and so their constants, but no tensors."""
 
     def __init__(self) -> None:
         # Appending to a list and setting an item of a dict are atomic.
@@ -51,11 +49,9 @@ class Trace(Observer):
 
     @property
     def counts(self) -> Counter[str]:
-        """The number of completed executions of each node over all runs, by name.
-
-        Nodes of the same name count together; one without a name counts under its label. Nodes that
-        were folded and views of planned memory do not run.
-        """
+        """The number of completed executions of each node over all runs, by name. Nodes of the same
+        name count together; one without a name counts under its label. Nodes that were folded and
+        views of planned memory do not run."""
         ended = (r[4] for r in self._records.copy() if r[0] == END)
         return Counter(_name(step) for step in ended if step is not None)
 

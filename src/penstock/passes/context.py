@@ -37,12 +37,9 @@ class Unraised:
 
 
 class Pass(Protocol):
-    """One transformation of a graph, in place.
-
-    ``name`` is the name of its module, by which users refer to it. ``requires`` are the properties
-    that must hold before it runs, ``establishes`` those that hold afterwards. Every pass needs a
-    sorted graph, and leaves one.
-    """
+    """One transformation of a graph, in place. ``name`` is the name of its module, by which users
+    refer to it. ``requires`` are the properties that must hold before it runs, ``establishes``
+    those that hold afterwards. Every pass needs a sorted graph, and leaves one."""
 
     name: ClassVar[str]
     requires: ClassVar[frozenset[Property]] = frozenset()

@@ -44,11 +44,9 @@ def _walk(graph: Graph, visit: Visit, substitution: Substitution) -> bool:
 
 
 class Substitution:
-    """Replacements of values and removals of nodes, applied to each node when a walk reaches it.
-
-    A control input (``Node.control_inputs``) that is removed is replaced by the nodes that it
-    depended on.
-    """
+    """Replacements of values and removals of nodes, applied to each node when a walk reaches it. A
+    control input (``Node.control_inputs``) that is removed is replaced by the nodes that it
+    depended on."""
 
     __slots__ = ("_removed", "_values", "used")
 

@@ -110,8 +110,7 @@ _MOST_BUFFERS = 2500
 
 
 def _released_outputs(plan: Plan) -> list[list[tuple[int, list[int]]]]:
-    """For each outermost step, the bytes of its outputs, each with the steps that must run before
-    it is released."""
+    """For each outermost step, the bytes of its outputs, and the steps that read them."""
     readers: dict[int, set[int]] = {}
     for i, step in enumerate(plan.steps):
         for slot in reads(step):

@@ -172,8 +172,7 @@ class _Builder:
         return base if base >= 0 else index
 
     def written(self, value: Value | None) -> int:
-        """The slot of an output that a kernel writes into the arena: a slot of its own, or one of
-        the two buffers of a loop."""
+        """The slot of an output in the arena: its own, or one of the two buffers of a loop."""
         if value is None:
             return -1
         inside = self.memory.alternating.get(value)
@@ -254,7 +253,12 @@ class _Builder:
         """A view that the strides of its source do not allow."""
         name = self.compiled[node].backend.name
         if node in self.memory.orders:
-            kernel = Kernel(kernel.function, kernel.into or _copy_of(kernel, len(inputs)))
+            function = kernel.function
+
+            def copy(*arguments: Any) -> None:
+                np.copyto(arguments[-1], function(*arguments[:-1]))
+
+            kernel = Kernel(function, kernel.into or copy)
             target = self.written(node.outputs[0])
             return Step(node, kernel, inputs, (target,), into=True, backend=name)
         if len(node.outputs) > 1 or node.outputs[0] is None:
@@ -324,7 +328,9 @@ class _Builder:
                 self.slot(value),
                 results[i] if i < len(results) else -1,
                 pair,
-                direct=self.is_direct(value, inside[i]),
+                # Whether a step of the body writes the updated value straight into a buffer.
+                direct=value.producer in self.memory.orders
+                and self.memory.alternating.get(value) is inside[i],
             )
             for i, (value, pair) in enumerate(zip(updated, pairs, strict=True))
         ]
@@ -340,23 +346,9 @@ class _Builder:
         self.buffers[inside] = first, second
         return first, second
 
-    def is_direct(self, updated: Value, inside: Value) -> bool:
-        """Whether a step of the body writes the updated value straight into a buffer."""
-        producer = updated.producer
-        return producer in self.memory.orders and self.memory.alternating.get(updated) is inside
-
 
 def _is_tensor(type_: Type) -> bool:
     return isinstance(type_, TensorType)
-
-
-def _copy_of(kernel: Kernel, n: int) -> Any:
-    function = kernel.function
-
-    def copy(*arguments: Any) -> None:
-        np.copyto(arguments[n], function(*arguments[:n]))
-
-    return copy
 
 
 def _failing(node: Node, error: Exception, certain: bool) -> Kernel:

@@ -32,10 +32,8 @@ DEFAULT_TRIP_COUNT = 10
 
 class ClusteredGrouping(Grouping):
     """Tasks that are each worth a worker, if a simulated schedule is faster than one task.
-
     ``seconds(step)`` is the time of a step with a kernel on one thread, ``workers`` the number that
-    run at once on the host; ``queues`` maps names of backends to queues, others have queue 0.
-    """
+    run at once on the host; ``queues`` maps names of backends to queues, others have queue 0."""
 
     hand_over_s = HAND_OVER_S
     grains: Sequence[float] = (HAND_OVER_S, 4 * HAND_OVER_S, 16 * HAND_OVER_S)
@@ -82,7 +80,9 @@ class ClusteredGrouping(Grouping):
             return False
         dag = step_dag(self.plan.slots, steps)
         graphs = any(step.control for step in steps)
-        if (not graphs and _is_chain(dag)) or self.serial < _WORTH_S:
+        starts = sum(not before for before in dag.pred)
+        is_chain = starts <= 1 and all(len(after) <= 1 for after in dag.succ)
+        if (not graphs and is_chain) or self.serial < _WORTH_S:
             return False
         longest = critical_path(dag, list(map(self.seconds, steps)))
         if not graphs and longest > _CHAIN * self.serial:
@@ -161,8 +161,3 @@ def trip_count(plan: StepTable, step: Step) -> int:
     if const is None or const.size != 1:
         return DEFAULT_TRIP_COUNT
     return max(0, int(const.reshape(-1)[0]))
-
-
-def _is_chain(dag: Dag) -> bool:
-    """Whether no node has more than one successor, and only one has no predecessor."""
-    return all(len(after) <= 1 for after in dag.succ) and sum(not b for b in dag.pred) <= 1

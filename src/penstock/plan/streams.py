@@ -25,12 +25,9 @@ _MARGIN = 0.95
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockSchedule:
-    """The static schedule of one block.
-
-    ``start`` and ``finish``: the simulated times of each step, in seconds. ``segments[s]``: the
-    steps of stream s, cut before those that wait and behind those that emit; within a segment, in
-    the order of the plan.
-    """
+    """The static schedule of one block. ``start`` and ``finish``: the simulated times of each step,
+    in seconds. ``segments[s]``: the steps of stream s, cut before those that wait and behind those
+    that emit; within a segment, in the order of the plan."""
 
     dag: Dag
     schedule: StreamSchedule

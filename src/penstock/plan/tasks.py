@@ -39,12 +39,9 @@ from penstock.plan.plan import Plan, Slot, SlotKind, Step, walk
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """Steps that run one after the other, in the order given.
-
-    ``block``: the number of its block; 0 is the plan's own. ``blocks``: the numbers of the blocks
-    of its expanded steps. ``queue``: the queue whose workers run it. ``seconds``: its estimated
-    time.
-    """
+    """Steps that run one after the other, in the order given. ``block``: the number of its block; 0
+    is the plan's own. ``blocks``: the numbers of the blocks of its expanded steps. ``queue``: the
+    queue whose workers run it. ``seconds``: its estimated time."""
 
     steps: tuple[Step, ...]
     block: int

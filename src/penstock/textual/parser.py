@@ -45,11 +45,9 @@ def find_operation(name: str, domain: str, version: int | None) -> ops.Op | None
 
 
 def parse_graph(text: str, find: Find = find_operation) -> Graph:
-    """The graph that ``text`` describes, as ``format_graph`` writes it.
-
-    ``find(name, domain, version)`` says which operation is meant; version ``None`` is the newest.
-    Raises ``InvalidModel`` with line and column. What comes back is well-formed, but not verified.
-    """
+    """The graph that ``text`` describes, as ``format_graph`` writes it. ``find(name, domain,
+    version)`` says which operation is meant; version ``None`` is the newest. Raises
+    ``InvalidModel`` with line and column. What comes back is well-formed, but not verified."""
     parser = _Parser(text, find)
     graph = parser.graph()
     parser.end()
@@ -512,8 +510,7 @@ class _Parser:
     def build(
         self, text: _GraphText, around: Scope, arguments: Sequence[Value] | None = None
     ) -> Graph:
-        """The graph, its names resolved to values, nested graphs included. ``arguments`` are values
-        to take for its inputs."""
+        """The graph with its names resolved. ``arguments`` are values to take for its inputs."""
         scope = around.new_child()
 
         def declare(declared: _Declaration) -> Value:

@@ -313,8 +313,7 @@ def _constants_by_graph(root: Graph) -> dict[Graph, list[Value]]:
 
 
 def _node_references(graph: Graph) -> dict[Node, str]:
-    """How ``after`` and ``targets`` refer to a node: by its name if no other has it, else by its
-    position."""
+    """How ``after`` and ``targets`` name a node: by its name if unique, else its position."""
     if not graph.targets and not any(node.control_inputs for node in graph.nodes):
         return {}
     count = Counter(node.name for node in graph.nodes)

@@ -74,11 +74,9 @@ _Records = dict[_Group, dict[str, _Record]]
 
 
 class CostTable:
-    """Seconds of operations on backends, and of transfers between these; for any thread to use.
-
-    The rows of ``machine`` in the file ``path`` are read when they are first needed. A file that is
-    not a table of costs is ignored, with a warning, and replaced by ``save``.
-    """
+    """Seconds of operations on backends, and of transfers between these; for any thread to use. The
+    rows of ``machine`` in the file ``path`` are read when they are first needed. A file that is not
+    a table of costs is ignored, with a warning, and replaced by ``save``."""
 
     def __init__(self, path: Path, machine: str) -> None:
         self.path = path
@@ -98,11 +96,9 @@ class CostTable:
         self._file_lock = threading.Lock()  # taken first; looking up never waits for a write
 
     def record(self, backend: str, where: NodeSignature, threads: int, seconds: float) -> None:
-        """Record what a node took on ``backend``, with ``threads`` threads for a kernel.
-
-        Repeated measurements are averaged. Raises ``ValueError`` for seconds that are negative or
-        not finite.
-        """
+        """Record what a node took on ``backend``, with ``threads`` threads for a kernel. Repeated
+        measurements are averaged. Raises ``ValueError`` for seconds that are negative or not
+        finite."""
         self._record(_node_group(backend, where, threads), where.exact, where.bytes, seconds)
 
     def knows(self, operation: str) -> bool:

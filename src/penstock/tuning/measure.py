@@ -71,8 +71,7 @@ def profile_runs(
 
 
 def _contiguous(values: Sequence[Any]) -> list[Any]:
-    """Copies of ``values`` with strides of zero, which stand for a shape: reading them would be
-    faster than reading real values."""
+    """Copies of values that stand for a shape: reading strides of zero would be too fast."""
     return [np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x for x in values]
 
 
@@ -200,11 +199,9 @@ class GraphProfiler(CostModel):
         ]
 
     def complete(self, *, single_threaded: bool) -> None:
-        """Measure the nodes that were never measured on some backend that supports them.
-
-        If the graph cannot run on these values, the missing costs are estimated: the user's own run
-        will raise the error.
-        """
+        """Measure the nodes that were never measured on some backend that supports them. If the
+        graph cannot run on these values, the missing costs are estimated: the user's own run will
+        raise the error."""
         for backend in self.backends:
             if self._missing(backend, single_threaded):
                 with suppress(PenstockError):

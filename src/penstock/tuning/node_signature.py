@@ -37,11 +37,8 @@ def tensor_bytes(value: Value | None) -> int | None:
 
 def node_signature(node: Node) -> NodeSignature | None:
     """The signature of a node; None if it has sub-graphs, or a value that is not a numeric tensor
-    of static shape.
-
-    Of its attributes, numbers, strings and lists of these count. Versions of an operation's schema
-    are not told apart.
-    """
+    of static shape. Of its attributes, numbers, strings and lists of these count. Versions of an
+    operation's schema are not told apart."""
     if node.graphs:
         return None
     total = 0

@@ -142,11 +142,8 @@ class Placement:
 
     def fastest(self, graph: Graph) -> dict[Node, Backend]:
         """The backend of each node, nested ones included, that is expected to be the fastest, for
-        backends that share a memory.
-
-        Raises ``Unsupported``, which lists all operations for which none of the backends, or not
-        the one that the user wants, has a kernel.
-        """
+        backends that share a memory. Raises ``Unsupported``, which lists all operations for which
+        none of the backends, or not the one that the user wants, has a kernel."""
         return self._chosen(graph, self._fastest)
 
     def _allowed(self, node: Node) -> list[Backend]:

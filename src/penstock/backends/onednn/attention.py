@@ -248,8 +248,7 @@ def _at_once(library: Library, programs: Sequence[_Program]) -> None:
 
 
 def _wait(futures: Sequence[Future[None]]) -> None:
-    """Wait for all, since they write into memory of the run. An interrupt of the calling thread is
-    raised afterwards."""
+    """Wait for all: they write into memory of the run. An interrupt is raised afterwards."""
     interrupt: BaseException | None = None
     while not all(future.done() for future in futures):
         try:

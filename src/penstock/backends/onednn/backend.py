@@ -87,12 +87,9 @@ _WORTH_ROUNDING = 5_000_000
 
 
 class OneDnnBackend(HostBackend):
-    """Runs the operations that oneDNN has primitives for.
-
-    With ``precision="bf16"`` operands of convolutions and of products with constants are rounded to
-    bfloat16, and summed in float32, if the processor has instructions for that. Raises
-    ``PenstockError`` if oneDNN is not installed.
-    """
+    """Runs the operations that oneDNN has primitives for. With ``precision="bf16"`` operands of
+    convolutions and of products with constants are rounded to bfloat16, and summed in float32, if
+    the processor has instructions for that. Raises ``PenstockError`` if oneDNN is not installed."""
 
     name = "onednn"
     fuses = True
@@ -151,8 +148,7 @@ class OneDnnBackend(HostBackend):
         return None if family is None or desc is None else family(desc)
 
     def _faster(self, node: Node, types: Sequence[Type | None]) -> Kernel:
-        """The kernel of a node of known shapes on oneDNN or NumPy, whichever is expected to be
-        faster."""
+        """The kernel for known shapes on oneDNN or NumPy, whichever is expected to be faster."""
         if self.seconds(node) > self._numpy.seconds(node):
             return node.op.compile(node, types)
         return self.kernel(node, types) or node.op.compile(node, types)

@@ -103,10 +103,8 @@ def _binary_behind(desc: OpDesc, first: int, posts: Sequence[PostOp]) -> Primiti
 
 def binary_spec(desc: OpDesc, first: int) -> PrimitiveSpec:
     """A binary primitive of tensor ``first``: the first post-op of ``desc``, with the others as its
-    post-ops.
-
-    A binary primitive is used because eltwise primitives have no fast code for binary post-ops.
-    """
+    post-ops. A binary primitive is used because eltwise primitives have no fast code for binary
+    post-ops."""
     post, *rest = desc.post_ops.ops
     assert post.binary
     dims, target = desc.output.dims, desc.outputs[0]

@@ -46,8 +46,7 @@ def _scalar(node: Node, i: int) -> float | None:
 
 
 def _with_scalar(name: str, parameters: Parameters) -> Callable[[Node], Chain]:
-    """The algorithm for two inputs of which one is a constant scalar, which decides about the
-    parameters."""
+    """The algorithm for two inputs, one of them a constant scalar that gives the parameters."""
 
     def chain(node: Node) -> Chain:
         for i in (1, 0):

@@ -86,10 +86,8 @@ def kernel_of(library: Library, spec: PrimitiveSpec) -> Kernel:
 
 class PrimitiveCache:
     """The primitives of one specification, by the strides of the tensors and the number of threads.
-
     ``packed`` is the primitive for tensors without gaps, ``packed_strides`` are their strides, in
-    bytes. Raises ``DnnlError`` if oneDNN has none.
-    """
+    bytes. Raises ``DnnlError`` if oneDNN has none."""
 
     def __init__(self, library: Library, spec: PrimitiveSpec) -> None:
         self.library = library
@@ -192,8 +190,7 @@ class PrimitiveCache:
         return run, tuple([x for _, x, _ in late])
 
     def _call_on_copies(self, tensors: Sequence[Any], workspace: np.ndarray | None) -> Call:
-        """As ``call``, on copies of the tensors without gaps: oneDNN has no primitive for the
-        tensors as they are."""
+        """As ``call``, on copies without gaps, where oneDNN has no primitive for the tensors."""
         desc = self.spec.desc
         packed = list(tensors)
         late: list[Any] = []
@@ -258,8 +255,7 @@ def _in_turn(calls: Sequence[Call]) -> Callable[[], int]:
 def _with_handles(
     library: Library, call: Call, memories: Sequence[tuple[Any, bool]]
 ) -> Callable[..., None]:
-    """The call, with the addresses of some of its tensors set each time. Of tensors that are only
-    read (True) it may take a copy."""
+    """The call, with some addresses set each time; of tensors that are read, also of copies."""
     function, arguments = call
     set_handle = library.lib.dnnl_memory_set_data_handle
 

@@ -85,11 +85,8 @@ class Library:
 
     def kept(self, handle: Any, destroy: Any, keep: Any) -> Any:
         """``handle``, which keeps ``keep`` alive until ``destroy`` is called, with the last
-        reference gone.
-
-        That runs no Python code of ours: a signal handler may raise KeyboardInterrupt there, and an
-        exception in a destructor is lost.
-        """
+        reference gone. That runs no Python code of ours: a signal handler may raise
+        KeyboardInterrupt there, and an exception in a destructor is lost."""
         destructor: Any = partial(destroy)
         destructor.keep = keep
         return self.ffi.gc(handle, destructor)
@@ -113,11 +110,9 @@ class DnnlError(PenstockError):
 
 @cache
 def library() -> Library | None:
-    """The library of this process; None if there is none.
-
-    It is the one that ``PENSTOCK_DNNL`` names (``PenstockError`` if that is no libdnnl 3), else
-    that of the wheel ``onednn-cpu-gomp``, else the system's.
-    """
+    """The library of this process; None if there is none. It is the one that ``PENSTOCK_DNNL``
+    names (``PenstockError`` if that is no libdnnl 3), else that of the wheel ``onednn-cpu-gomp``,
+    else the system's."""
     named = os.environ.get(_PATH)
     if named:
         loaded = _open(named)

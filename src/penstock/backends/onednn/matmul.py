@@ -74,11 +74,8 @@ def product(
     flipped: tuple[bool, bool] = (False, False),
 ) -> PrimitiveSpec:
     """A product of two matrices. The first one, and the result, may have more than two dims, which
-    are joined.
-
-    ``weights`` is the second matrix if it is a constant. Those of the two that are ``flipped`` and
-    no constants are read transposed.
-    """
+    are joined. ``weights`` is the second matrix if it is a constant. Those of the two that are
+    ``flipped`` and no constants are read transposed."""
     width = desc.output.dims[-1]
     bias, posts = desc.post_ops.without_bias(-1)
     desc = replace(desc, post_ops=posts)

@@ -148,8 +148,7 @@ class PostOps:
         tensors: Sequence[TensorType | None],
         strides: Sequence[Sequence[int] | None],
     ) -> tuple[np.ndarray | None, Sequence[int], Sequence[int]]:
-        """The operand of a binary post-op if it is a constant, and its dims and strides as the
-        primitive sees them."""
+        """A binary post-op's operand if constant, and its dims and strides in the primitive."""
         constant, own = self.constants[op.tensor], self._dims(op, tensors)
         if constant is None:
             own_strides = strides[op.tensor] or packed_strides(own, ITEM)

@@ -133,8 +133,7 @@ def _posts(desc: OpDesc, form: Form) -> list[PostOp]:
 
 
 def _bias(desc: OpDesc, form: Form) -> np.ndarray | None:
-    """The term of each channel or column, one for all, or 0; None if the addend has another form or
-    is no constant."""
+    """The term of each channel or column; None if the addend has another form, or varies."""
     addend = form.inputs[2] if len(form.inputs) > 2 else None
     bias = np.zeros(1) if form.bias is None else form.bias
     if addend is not None:

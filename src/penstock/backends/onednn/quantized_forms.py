@@ -195,8 +195,7 @@ def _between_conversions(desc: OpDesc) -> Form | None:
 
 
 def _of_integers(desc: OpDesc) -> Form | None:
-    """The form of a ConvInteger or MatMulInteger, whose result is cast to float32, and of the nodes
-    behind it."""
+    """The form of a ConvInteger or MatMulInteger, and of the Cast and the nodes behind it."""
     region = desc.node.attrs["region"]
     node, cast = region.nodes[:2]
     place = {value: i for i, value in enumerate(region.inputs)}

@@ -41,8 +41,7 @@ def resampling(desc: OpDesc) -> PrimitiveSpec | None:
 
 
 def _positions(table: Table) -> np.ndarray:
-    """The positions on an axis of the input at which oneDNN samples it, one for each element of the
-    result."""
+    """The positions on an axis of the input at which oneDNN samples it for each output."""
     return (np.arange(table.out) + 0.5) * table.size / table.out - 0.5
 
 

@@ -122,10 +122,7 @@ class NodeBuilder:
         return None if value is None else self._dtype_of(value)
 
     def _dtype_of(self, value: Value) -> np.dtype | None:
-        type_ = value.type
-        if not isinstance(type_, TensorType) or type_.dtype is None:
-            type_ = self.types.tensor(value)
-        return type_.dtype
+        return self.types.tensor(value).dtype if value.dtype is None else value.dtype
 
     def shape(self, index: int) -> Shape | None:
         """The shape of input ``index`` as far as it can be inferred."""

@@ -23,11 +23,9 @@ _FORWARDING = frozenset({"Identity", "Assign", "AssignAdd", "AssignSub"})
 
 
 def assign_devices(graph: Graph, devices: Sequence[str]) -> None:
-    """Set the ``device`` of each node of ``graph`` to one of ``devices``, which are full names.
-
-    Of several devices that a node's partial name allows, the first one is chosen; a node without a
-    name may run on any. Raises ``InvalidModel`` with all nodes whose device does not exist.
-    """
+    """Set the ``device`` of each node of ``graph`` to one of ``devices``, which are full names. Of
+    several devices that a node's partial name allows, the first one is chosen; a node without a
+    name may run on any. Raises ``InvalidModel`` with all nodes whose device does not exist."""
     available = [DeviceName.parse(device) for device in devices]
     wanted = {node.device for node in graph.nodes}
     fitting = {name: _fitting(name, available) for name in wanted}
@@ -70,7 +68,8 @@ def _homes(graph: Graph) -> dict[Node, Node]:
             node = home[node]
         return node
 
-    stack = [node.outputs[0] for node in graph.nodes if _makes_handle(node)]
+    makers = [n for n in graph.nodes if n.op.name in _MAKERS and n.op.domain == TENSORFLOW]
+    stack = [node.outputs[0] for node in makers]
     seen: set[Value] = set()
     while stack:
         handle = stack.pop()
@@ -83,14 +82,8 @@ def _homes(graph: Graph) -> dict[Node, Node]:
             home[root(node)] = maker
             if node.op.role is Role.SWITCH and handle is node.inputs[0]:
                 stack += node.outputs
-            elif node.op.role is Role.MERGE or (_forwards(node) and handle is node.inputs[0]):
+            elif node.op.role is Role.MERGE:
                 stack.append(node.outputs[0])
+            elif node.op.role in PRIMITIVES or node.op.name in _FORWARDING:
+                stack += node.outputs[:1] if handle is node.inputs[0] else ()
     return {node: root(node) for node in home}
-
-
-def _forwards(node: Node) -> bool:
-    return node.op.role in PRIMITIVES or node.op.name in _FORWARDING
-
-
-def _makes_handle(node: Node) -> bool:
-    return node.op.name in _MAKERS and node.op.domain == TENSORFLOW

@@ -53,8 +53,7 @@ class _Inserter:
         self.names: set[str] = set()
 
     def graph(self, graph: Graph, copies: dict[tuple[Value, Order], Value]) -> None:
-        """Insert copies into ``graph``; ``copies`` has those that exist already, by value and
-        order."""
+        """Insert copies into ``graph``, but for the ``copies`` that exist, by value and order."""
         copies = dict(copies)
         nodes: list[Node] = []
         for node in paced(graph.nodes):

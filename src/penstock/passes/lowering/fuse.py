@@ -132,8 +132,7 @@ class _ChainSearch:
         )
 
     def _chain(self, first: Node, most: int) -> list[Node]:
-        """The longest chain of up to ``most`` nodes from ``first``, each the only reader of the one
-        before."""
+        """The longest chain of at most ``most`` nodes, each the only reader of the one before."""
         chain = [first]
         while len(chain) < most:
             (output,) = chain[-1].outputs
@@ -177,8 +176,7 @@ class _ChainSearch:
 
 
 def _next(chain: Sequence[Node]) -> Collection[str]:
-    """The operations that may follow a chain: a product may continue with its softmax, and the
-    softmax with another product, as in attention."""
+    """The operations that may follow a chain; behind a product also the rest of attention."""
     names = [node.op.name for node in chain]
     if names[-1] in INTEGERS:
         return {"Cast"}

@@ -53,8 +53,7 @@ class HoistScales(Pass):
 
 
 def _unscale(node: Node, i: int, readers: Readers, inside: set[Node]) -> float:
-    """Skip a multiplication by a constant behind input ``i`` of ``node``, on the other side of
-    views; return the factor, 1 if there is none."""
+    """Skip a multiplication by a constant behind views at input ``i``; return the factor."""
     for _ in range(_MOST_VIEWS):
         value = node.inputs[i]
         before = None if value is None else value.producer

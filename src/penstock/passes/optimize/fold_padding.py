@@ -103,8 +103,7 @@ def _value(pad: Node) -> float | None:
 
 
 def _has_no_empty_window(node: Node, own: Sequence[int], borders: Sequence[int]) -> bool:
-    """Whether every window has an element of the input. The maximum of padding alone would be -inf
-    instead of the value of the Pad."""
+    """Whether each window has an element of the input: padding alone has the maximum -inf."""
     kernel = [*node.attrs.get("kernel_shape", ())] * 2
     plain = all(n == 1 for n in node.attrs.get("dilations") or ())
     total = [a + b for a, b in zip(own, borders, strict=True)]

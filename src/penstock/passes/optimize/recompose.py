@@ -261,8 +261,7 @@ def _is_square(value: Value | None, x: Value) -> bool:
 
 
 def _trailing(node: Node) -> int | None:
-    """The first of the axes of a reduction that keeps its dims, if they are all from there on;
-    counted from the end."""
+    """The first axis, from the end, of a reduction of all trailing axes that keeps dims."""
     x = node.inputs[0]
     if x is None or x.rank is None or not node.attrs.get("keepdims", 1):
         return None

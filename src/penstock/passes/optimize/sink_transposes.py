@@ -221,8 +221,7 @@ _RULES: dict[str, _Rule] = {
 
 
 def _before_pad(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence[Node] | None:
-    """The Transpose in front of a convolution, of what has its channels last, moved before a Pad
-    that no other node reads."""
+    """A Transpose to channels first of a Pad that no other node reads, before the Pad."""
     perm = _perm(node)
     if perm is None:
         return None

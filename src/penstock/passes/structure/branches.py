@@ -54,11 +54,9 @@ class RaisedBlock:
 
 
 class Branches:
-    """Raises the nodes that ``deadness`` knows to blocks.
-
-    ``values`` maps values to those that stand for them in the blocks. ``forced`` nodes must run,
-    as those with side effects must. ``edits`` is what ``apply`` will change in the nodes.
-    """
+    """Raises the nodes that ``deadness`` knows to blocks. ``values`` maps values to those that
+    stand for them in the blocks. ``forced`` nodes must run, as those with side effects must.
+    ``edits`` is what ``apply`` will change in the nodes."""
 
     def __init__(
         self,
@@ -259,8 +257,7 @@ class _BlockBuilder:
     # Ifs.
 
     def add_if(self, predicate: Value, merges: Sequence[Node], forced: Iterable[Node]) -> None:
-        """Add one If for ``merges`` of the two sides of one predicate, and for those of the
-        ``forced`` nodes that are in one of its branches."""
+        """Add an If for ``merges`` by one predicate, and the ``forced`` nodes in its branches."""
         regions = [self.condition | {(predicate, choice)} for choice in (0, 1)]
         conditions = self.deadness.conditions
         within = [n for n in forced if any(region <= conditions[n] for region in regions)]
@@ -317,8 +314,7 @@ class _BlockBuilder:
     def leading_to(
         self, merges: Iterable[Node], choice: int, region: Condition, forced: Iterable[Node]
     ) -> list[Node]:
-        """The nodes of a region that are ``forced``, or lead to those that are, or to the inputs of
-        ``merges`` for one choice."""
+        """The nodes of a region that lead to ``forced`` ones, or to ``merges`` by one choice."""
         deadness = self.deadness
         nodes: set[Node] = set()
         stack: list[Node | None] = [*forced]

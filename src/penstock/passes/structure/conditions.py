@@ -38,10 +38,8 @@ def is_switch(node: Node) -> bool:
 
 class Deadness:
     """Conditions of the nodes of one frame, in one iteration of it; ``nodes`` must be sorted.
-
     ``running`` nodes always run. Values of nodes that are not among ``nodes`` live, but for those
-    that leave inner frames, and those of ``doubtful`` nodes.
-    """
+    that leave inner frames, and those of ``doubtful`` nodes."""
 
     def __init__(
         self, nodes: Sequence[Node], running: Collection[Node] = (), doubtful: Collection[Node] = ()
@@ -82,10 +80,7 @@ class Deadness:
         value = switch.inputs[1]
         while value is not None and value.producer in self.conditions:
             node = value.producer
-            if node is None or not (
-                node.op.role is Role.LOOP_COND
-                or (node.op.name == "Identity" and not node.op.domain)
-            ):
+            if not node or (node.op.role is not Role.LOOP_COND and node.op.full_name != "Identity"):
                 break
             value = node.inputs[0]
         assert value is not None
@@ -96,12 +91,10 @@ class Deadness:
         return self._order.has_side_effects(node)
 
     def _of_node(self, node: Node) -> Condition:
-        condition = self.conditions.get(node)
-        if condition is not None:
-            return condition
-        if node in self._doubtful or node.op.role is Role.EXIT:
-            return frozenset({(node, LIVES)})
-        return ALWAYS
+        if node in self.conditions:
+            return self.conditions[node]
+        doubtful = node in self._doubtful or node.op.role is Role.EXIT
+        return frozenset({(node, LIVES)}) if doubtful else ALWAYS
 
     def _condition(self, node: Node) -> Condition:
         if node.op.role is Role.MERGE:

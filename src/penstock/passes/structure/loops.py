@@ -127,11 +127,8 @@ class FrameLoop:
 
     def raised(self, targets: Collection[Node]) -> list[Node]:
         """The nodes that replace the frame in the frame around it, a Loop first. The frame's Enters
-        and Exits become Identities.
-
-        ``targets`` are nodes that must run. Raises ``UnraisedError``, with nothing changed, where
-        the nodes of the frame do not fit into a Loop.
-        """
+        and Exits become Identities. ``targets`` are nodes that must run. Raises ``UnraisedError``,
+        with nothing changed, where the nodes of the frame do not fit into a Loop."""
         conditions = self.deadness.conditions
         edge = {*self.variables, *self.exits, *self.again}
         continues, ends = (self.predicate, 1), (self.predicate, 0)

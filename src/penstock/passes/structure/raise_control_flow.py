@@ -47,10 +47,8 @@ class RaiseControlFlow(Pass):
 
 def raise_control_flow(graph: Graph) -> tuple[Graph, list[Unraised]]:
     """A copy of ``graph``, nested graphs included, with Loop and If for primitives; and the reasons
-    for those that stay. ``graph`` must be sorted.
-
-    A graph with invalid frames (``analysis.frames``) stays as it is.
-    """
+    for those that stay. ``graph`` must be sorted. A graph with invalid frames (``analysis.frames``)
+    stays as it is."""
     retracted_before: dict[tuple[int, str], Unraised] = {}
     for _ in range(_MAX_ATTEMPTS):
         copy = clone(graph)
@@ -194,8 +192,7 @@ class _Raising:
         self.loops[parent] += self.loops[frame]
 
     def check_loops(self, frame: Frame, deadness: Deadness) -> None:
-        """Retract the loops in a frame of which not all variables live or die together, with all
-        constants alive whenever these are."""
+        """Retract loops whose variables and constants do not live or die together."""
         for loop in self.loops[frame]:
             first, *others = {deadness.conditions[enter] for enter in loop.starts}
             entered = [deadness.conditions[enter] for enter in loop.frame.enters]
