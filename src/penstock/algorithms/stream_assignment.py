@@ -341,13 +341,8 @@ def _schedule(
     end = [i for i in order if stream[i] and i not in followed]
     emitting = {*chain(*waited), *end}
     signal = {i: k for k, i in enumerate([i for i in order if i in emitting])}
-    return StreamSchedule(
-        order,
-        tuple(stream),
-        tuple([(signal[i],) if i in signal else () for i in range(dag.n)]),
-        tuple([tuple(sorted([signal[p] for p in needed])) for needed in waited]),
-        len(signal),
-        tuple(begin),
-        tuple([signal[i] for i in end]),
-        tuple([d for d, _ in number]),
-    )
+    emits = tuple([(signal[i],) if i in signal else () for i in range(dag.n)])
+    waits = tuple([tuple(sorted([signal[p] for p in needed])) for needed in waited])
+    ends = tuple(begin), tuple([signal[i] for i in end])
+    device_of = tuple([d for d, _ in number])
+    return StreamSchedule(order, tuple(stream), emits, waits, len(signal), *ends, device_of)

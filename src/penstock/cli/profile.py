@@ -94,15 +94,9 @@ def profile(
 
     def rows(table: Sequence[Row]) -> list[dict[str, Any]]:
         total = sum(row.seconds for row in table) or 1.0
-        return [
-            {
-                "name": row.name,
-                "count": row.count,
-                "ms": row.seconds / count * 1e3,
-                "share": row.seconds / total,
-            }
-            for row in table
-        ]
+        keys = ("name", "count", "ms", "share")
+        cells = [(r.name, r.count, r.seconds / count * 1e3, r.seconds / total) for r in table]
+        return [dict(zip(keys, row, strict=True)) for row in cells]
 
     return {
         "nodes": rows(measured.by_node()),

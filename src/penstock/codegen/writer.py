@@ -129,20 +129,9 @@ def write_program(
     functions = _write_tasks(writer, tasks) if tasks else _write_run(writer, order)
     source = "\n".join(writer.lines) + "\n"
     filename = f"<penstock {printable(plan.name) or 'graph'} {next(_SERIAL)}>"
-    program = Program(
-        plan,
-        arena_plan,
-        tasks,
-        max_iterations,
-        observed,
-        names,
-        tuple(functions),
-        source,
-        tuple(writer.step_of_line),
-        writer.constants,
-        filename,
-        tuple(_compiled(writer.lines, filename)),
-    )
+    code = tuple(_compiled(writer.lines, filename))
+    text = tuple(functions), source, tuple(writer.step_of_line), writer.constants, filename, code
+    program = Program(plan, arena_plan, tasks, max_iterations, observed, names, *text)
     # Tracebacks through the program show its lines for as long as it exists.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     weakref.finalize(program, linecache.cache.pop, filename, None).atexit = False

@@ -54,10 +54,6 @@ def forecast(plan: StepTable, seconds: Seconds, workers: int) -> Forecast:
     whole = ClusteredGrouping(plan, seconds, 1)
     dag = step_dag(plan.slots, plan.steps)
     single = [whole.seconds(step) for step in plan.steps]
-    return Forecast(
-        workers,
-        sum(single),
-        place(dag, [[seconds] for seconds in single], workers=[workers]).makespan,
-        critical_path(dag, single),
-        bound(dag, single, workers),
-    )
+    makespan = place(dag, [[seconds] for seconds in single], workers=[workers]).makespan
+    least = critical_path(dag, single), bound(dag, single, workers)
+    return Forecast(workers, sum(single), makespan, *least)

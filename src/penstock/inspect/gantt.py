@@ -75,28 +75,14 @@ def _charts(steps: Sequence[Step], name: str, schedules: StreamSchedules) -> Ite
     number = {i: k for k, i in enumerate(schedule.order, 1)}
 
     def bar(i: int) -> Bar:
-        node = steps[i].node
-        return Bar(
-            number[i],
-            format_operation(node),
-            node.origin or node.name,
-            block.start[i],
-            block.finish[i],
-            rank[i],
-            schedule.waits[i],
-            schedule.emits[i],
-        )
+        node, times = steps[i].node, (block.start[i], block.finish[i], rank[i])
+        what, signals = format_operation(node), (schedule.waits[i], schedule.emits[i])
+        return Bar(number[i], what, node.origin or node.name, *times, *signals)
 
-    yield Chart(
-        name,
-        tuple([tuple(map(bar, program)) for program in schedule.programs]),
-        tuple([schedules.devices[d] for d in schedule.device_of]),
-        schedule.n_signals,
-        schedule.begin,
-        schedule.end,
-        block.makespan,
-        sum(cost),
-    )
+    streams = tuple([tuple(map(bar, program)) for program in schedule.programs])
+    devices = tuple([schedules.devices[d] for d in schedule.device_of])
+    signals = schedule.n_signals, schedule.begin, schedule.end
+    yield Chart(name, streams, devices, *signals, block.makespan, sum(cost))
     for i in schedule.order:
         step = steps[i]
         if step.control and schedules.expands(step):

@@ -79,16 +79,8 @@ class Node:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_nests",
-        "attrs",
-        "control_inputs",
-        "device",
-        "inputs",
-        "name",
-        "op",
-        "origin",
-        "outputs",
+        *("__weakref__", "_nests", "attrs", "control_inputs", "device", "inputs", "name"),
+        *("op", "origin", "outputs"),
     )
 
     def __init__(

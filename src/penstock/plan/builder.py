@@ -58,12 +58,8 @@ def compile_plan(
         for node in paced(inner.nodes[::-1]):
             if not is_control(node):
                 compiled[node] = _compile(node, backends, placed or {}, table, inner is graph)
-    memory = value_memory(
-        graph,
-        {node: entry.kernel for node, entry in compiled.items()},
-        lambda node: compiled[node].on_host,
-        planned=planned,
-    )
+    of_nodes = {node: entry.kernel for node, entry in compiled.items()}
+    memory = value_memory(graph, of_nodes, lambda node: compiled[node].on_host, planned=planned)
     return _Builder(compiled, memory, planned).plan(graph)
 
 
@@ -241,12 +237,8 @@ class _Builder:
                 self.define(value, SlotKind.ALIAS, view.type, **place)
             return None
         source = inputs[0]
-        slots = self.define_all(
-            node.outputs,
-            roots=self.roots(source),
-            base=self.holder(source),
-            owned=self.slots[source].owned,
-        )
+        roots, base, owned = self.roots(source), self.holder(source), self.slots[source].owned
+        slots = self.define_all(node.outputs, roots=roots, base=base, owned=owned)
         return Step(node, kernel, inputs, slots, backend=backend.name)
 
     def copying(self, node: Node, kernel: Kernel, inputs: tuple[int, ...]) -> Step:
@@ -281,12 +273,11 @@ class _Builder:
             blocks.append(Block((), results, steps))
             # The If owns values that its branch computed (in later slots) and hands out only once.
             holders = [self.holder(index) for index in results]
-            owned_by_branch.append(
-                [
-                    self.slots[index].owned and holder >= before and holders.count(holder) == 1
-                    for index, holder in zip(results, holders, strict=True)
-                ]
-            )
+            pairs = zip(results, holders, strict=True)
+            flags = [
+                self.slots[i].owned and h >= before and holders.count(h) == 1 for i, h in pairs
+            ]
+            owned_by_branch.append(flags)
         outputs = [-1] * len(node.outputs)
         for i, value in enumerate(node.outputs):
             if value is None:

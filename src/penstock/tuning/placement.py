@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import TypeVar
@@ -63,6 +64,7 @@ def wanted(node: Node, overrides: Mapping[str, str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name is not None]
 
 
+@dataclass
 class Placement:
     """Chooses the backends of nodes by their expected costs, and decides about fused nodes.
 
@@ -71,23 +73,15 @@ class Placement:
     measured costs count as faster: all that have kernels are to be measured.
     """
 
-    def __init__(
-        self,
-        backends: Sequence[Backend],
-        overrides: Mapping[str, str],
-        kernels: KernelTable,
-        costs: CostModel,
-    ) -> None:
-        self.backends = list(backends)
-        self.overrides = overrides
-        self.kernels = kernels
-        self.costs = costs
-        self.measured_only = False
-        self._by_name = {backend.name: backend for backend in backends}
-        # Of the nodes of chains, which stand in several proposals.
-        self._least: dict[Node, float] = {}
-        # Of the parts of fused nodes that were measured to be slower than these apart.
-        self._measured_fastest: dict[Node, Backend] = {}
+    backends: Sequence[Backend]
+    overrides: Mapping[str, str]
+    kernels: KernelTable
+    costs: CostModel
+    measured_only: bool = False
+    # Of the nodes of chains, which stand in several proposals.
+    _least: dict[Node, float] = field(default_factory=dict)
+    # Of the parts of fused nodes that were measured to be slower than these apart.
+    _measured_fastest: dict[Node, Backend] = field(default_factory=dict)
 
     def has_kernel(self, node: Node) -> bool:
         """Whether a backend has a kernel for a fused node, and the user wants no part of the node
@@ -146,10 +140,11 @@ class Placement:
         none of the backends, or not the one that the user wants, has a kernel."""
         return self._chosen(graph, self._fastest)
 
-    def _allowed(self, node: Node) -> list[Backend]:
+    def _allowed(self, node: Node) -> Sequence[Backend]:
         names = wanted(node, self.overrides)
         if names:
-            return [self._by_name[name] for name in names]
+            by_name = {backend.name: backend for backend in self.backends}
+            return [by_name[name] for name in names]
         measured = self._measured_fastest.get(node)
         return self.backends if measured is None else [measured]
 

@@ -85,17 +85,11 @@ def _spec(
     def create(context: SpecContext) -> BoundPrimitive:
         narrows = name == "convolution"
         operand = context.operand if narrows else context.descriptor
-        arguments = [
-            f"{name}_direct",
-            operand(source, seen(desc.dims(source))),
-            (context.weights if narrows else context.any)(weights[1]),
-            context.of(bias),
-            context.descriptor(target, seen(desc.output.dims)),
-            [a.stride for a in axes],
-            [a.dilation - 1 for a in axes],
-            [a.begin for a in axes],
-            behind(axes),
-        ]
+        own = (context.weights if narrows else context.any)(weights[1])
+        result = context.descriptor(target, seen(desc.output.dims))
+        layouts = [operand(source, seen(desc.dims(source))), own, context.of(bias), result]
+        steps = [[a.stride for a in axes], [a.dilation - 1 for a in axes]]
+        arguments = [f"{name}_direct", *layouts, *steps, [a.begin for a in axes], behind(axes)]
         tensors = {SRC: source, DST: target}
         return context.primitive(f"{name}_forward", arguments, tensors, constants, view=seen)
 

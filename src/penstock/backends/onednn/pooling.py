@@ -30,16 +30,9 @@ def pooling(desc: OpDesc) -> PrimitiveSpec | None:
         algorithm = "avg_include_padding"
 
     def create(context: SpecContext) -> BoundPrimitive:
-        arguments = [
-            f"pooling_{algorithm}",
-            context.source,
-            context.target,
-            [a.stride for a in axes],
-            [a.kernel for a in axes],
-            [a.dilation - 1 for a in axes],
-            [a.begin for a in axes],
-            after,
-        ]
+        rows = zip(*[(a.stride, a.kernel, a.dilation - 1, a.begin) for a in axes], strict=True)
+        ends = context.source, context.target
+        arguments = [f"pooling_{algorithm}", *ends, *map(list, rows), after]
         return context.primitive("pooling_forward", arguments)
 
     order = channels_last(len(desc.output.dims))

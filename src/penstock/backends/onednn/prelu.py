@@ -9,7 +9,7 @@ from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import BROADCASTING_PRELU
 from penstock.backends.onednn.primitive import DST, SRC, WEIGHTS
-from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
 from penstock.ir.layout import channels_last
 
 
@@ -39,15 +39,13 @@ def prelu(desc: OpDesc) -> PrimitiveSpec | None:
         if layouts[0] not in layouts[1:]:
             # oneDNN 3.2 reads slopes of channels wrongly in other orders.
             raise DnnlError(UNIMPLEMENTED)
-        weights = (
-            context.descriptor(slopes, dims) if constant is None else context.packed(dims, order)
-        )
-        return context.primitive(
-            "prelu_forward",
-            [context.source, weights, context.target],
-            tensors,
-            {} if constant is None else {WEIGHTS: (constant, dims)},
-        )
+        constants: Constants = {}
+        if constant is None:
+            weights = context.descriptor(slopes, dims)
+        else:
+            weights, constants[WEIGHTS] = context.packed(dims, order), (constant, dims)
+        ends = [context.source, weights, context.target]
+        return context.primitive("prelu_forward", ends, tensors, constants)
 
     # Never in place: several threads of oneDNN 3.2 write some elements twice.
     whole = (source, slopes) if constant is None and slope == x else (source,)

@@ -226,20 +226,11 @@ def _matrices(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
     shift = int(w.zero[0]) - 128 * unsigned
     if shift:
         zeros[WEIGHTS] = shift
-    scaling = Scaling(
-        {WEIGHTS: (0, x.scale * w.scale / y.scale)},
-        zeros,
-        late=_late(x),
-        signed=(w.tensor,) if unsigned else (),
-    )
-    posts = (*_posts(desc, form), *form.post_ops.ops)
-    desc = replace(
-        desc,
-        node=form.node,
-        inputs=(x.tensor, w.tensor),
-        post_ops=PostOps(desc.output.dims, posts, desc.constants),
-        scaling=scaling,
-    )
+    scales, signed = {WEIGHTS: (0, x.scale * w.scale / y.scale)}, (w.tensor,) if unsigned else ()
+    scaling = Scaling(scales, zeros, late=_late(x), signed=signed)
+    posts, inputs = (*_posts(desc, form), *form.post_ops.ops), (x.tensor, w.tensor)
+    post_ops = PostOps(desc.output.dims, posts, desc.constants)
+    desc = replace(desc, node=form.node, inputs=inputs, post_ops=post_ops, scaling=scaling)
     return batched(desc, max(ranks))
 
 

@@ -10,6 +10,7 @@ constants and types of inputs, and emits nodes. The last one has the node's name
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class UniqueNames:
         return candidate
 
 
+@dataclass(eq=False)
 class NodeBuilder:
     """A node of the file as its conversion rule sees it.
 
@@ -60,31 +62,17 @@ class NodeBuilder:
     node's name. ``unique`` makes a name that nothing in the model has.
     """
 
+    name: str
     inputs: Sequence[Value | None]
     outputs: Sequence[Value | None]
-
-    def __init__(
-        self,
-        name: str,
-        inputs: Sequence[Value | None],
-        outputs: Sequence[Value | None],
-        attrs: Mapping[str, Any],
-        *,
-        types: InferredTypes,
-        unique: Callable[[str], str] = str,
-        origin: str = "",
-        device: str = "",
-    ) -> None:
-        self.name = name
-        self.inputs = inputs
-        self.outputs = outputs
-        self.attrs = attrs
-        self.types = types
-        self.unique = unique
-        self.origin = origin
-        self.device = device
-        self.nodes: list[Node] = []
-        self.final: Node | None = None
+    attrs: Mapping[str, Any]
+    _: KW_ONLY
+    types: InferredTypes
+    unique: Callable[[str], str] = str
+    origin: str = ""
+    device: str = ""
+    nodes: list[Node] = field(default_factory=list, init=False)
+    final: Node | None = field(default=None, init=False)
 
     # What the file says of the inputs.
 
@@ -213,15 +201,9 @@ class NodeBuilder:
     ) -> Node:
         """Emit a node. Raises ``InexpressibleError`` if there is no such operation."""
         operation, defaults = self.operation(op, domain)
-        node = Node(
-            operation,
-            inputs,
-            outputs,
-            {**defaults, **(attrs or {})} if defaults else attrs,
-            name=name,
-            device=self.device,
-            origin=self.origin,
-        )
+        attrs = {**defaults, **(attrs or {})} if defaults else attrs
+        node = Node(operation, inputs, outputs, attrs, name=name, origin=self.origin)
+        node.device = self.device
         self.nodes.append(node)
         return node
 

@@ -11,6 +11,7 @@ and whether that kernel is expected to be faster than the nodes one by one. Othe
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.algorithms.checkpoints import paced
@@ -59,7 +60,7 @@ class Fuse(Pass):
             # A node with outgoing control edges must run at its own time.
             awaited = {before for node in graph.walk() for before in node.control_inputs}
             for subgraph in list(graph.graphs()):
-                search = _ChainSearch(subgraph, readers, awaited, context.fusion)
+                search = _ChainSearch(subgraph.nodes, readers, awaited, context.fusion)
                 search.run(heavy)
                 if search.replacements:
                     _replace(subgraph, search.replacements)
@@ -67,30 +68,24 @@ class Fuse(Pass):
         return changed
 
 
+@dataclass
 class _ChainSearch:
     """The search for chains in one graph. ``replacements`` maps the last node of each chosen chain
     to the fused node, and its other nodes to themselves."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        readers: Mapping[Value, Sequence[Node | None]],
-        awaited: Collection[Node],
-        policy: FusionPolicy,
-    ) -> None:
-        self.nodes = graph.nodes
-        self.inside = set(graph.nodes)
-        self.readers = readers
-        self.awaited = awaited
-        self.policy = policy
-        self.replacements: dict[Node, Node] = {}
-        # Nodes of chains that are faster unfused, as are all parts of these chains.
-        self.left: set[Node] = set()
-        # Whether there was no kernel for the first two nodes of the last chain: probably, there is
-        # none for those of the next chain, which is the same chain without its first node.
-        self.doubtful = False
+    nodes: Sequence[Node]
+    readers: Mapping[Value, Sequence[Node | None]]
+    awaited: Collection[Node]
+    policy: FusionPolicy
+    replacements: dict[Node, Node] = field(default_factory=dict)
+    # Nodes of chains that are faster unfused, as are all parts of these chains.
+    left: set[Node] = field(default_factory=set)
+    # Whether there was no kernel for the first two nodes of the last chain: probably, there is none
+    # for those of the next chain, which is the same chain without its first node.
+    doubtful: bool = False
 
     def run(self, heavy: bool) -> None:
+        self.inside = set(self.nodes)
         beginnings = HEAVY if heavy else LIGHT
         for node in paced(self.nodes):
             if self._is_free(node, beginnings):

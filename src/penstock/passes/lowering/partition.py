@@ -192,12 +192,9 @@ class _Draft:
         sources = [whole.inputs[i] for i in inputs]
         sources += [value for node in self.copied for value in node.outputs if value is not None]
         sources += [need for need in self.received if isinstance(need, Value)]
-        graph = clone(
-            Graph([], [], self.own, whole.name),
-            sources,
-            [whole.outputs[i] for i in outputs],
-            [node for node in whole.targets if self.whole.devices[node] == self.device],
-        )
+        targets = [node for node in whole.targets if self.whole.devices[node] == self.device]
+        part = Graph([], [], self.own, whole.name)
+        graph = clone(part, sources, [whole.outputs[i] for i in outputs], targets)
         self.value_of = dict(zip(sources, graph.inputs, strict=True))
         self.node_of = dict(zip(self.own, graph.nodes, strict=True))
         for node, own in self.node_of.items():
@@ -234,16 +231,12 @@ class _Draft:
     def add_sends(self) -> None:
         for need, target in self.sent:
             name = _name(need)
-            node = Node(
-                SEND,
-                [self.value_of[need]] if isinstance(need, Value) else [],
-                [],
-                _transfer(self.device, target, name),
-                name=f"{name} sent to {target}",
-                control_inputs=[] if isinstance(need, Value) else [self.node_of[need]],
-                device=_source(need).device,
-                origin=f"the transfer of {name!r}",
-            )
+            inputs = [self.value_of[need]] if isinstance(need, Value) else []
+            waits = [] if isinstance(need, Value) else [self.node_of[need]]
+            attrs = _transfer(self.device, target, name)
+            node = Node(SEND, inputs, [], attrs, name=f"{name} sent to {target}")
+            node.control_inputs, node.device = waits, _source(need).device
+            node.origin = f"the transfer of {name!r}"
             self.add(node, self.whole.after[_source(need)])
 
     def add_copies(self) -> None:

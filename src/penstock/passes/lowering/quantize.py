@@ -82,9 +82,8 @@ class _Moving:
         moving = None if value is None else value.producer
         if value is None or output is None or moving is None or moving.op.domain:
             return None
-        if len(self.readers.get(value, ())) != 1 or not _is_alone(moving, self.awaited):
-            return None
-        if moving.op.name not in MOVING:
+        alone = len(self.readers.get(value, ())) == 1 and _is_alone(moving, self.awaited)
+        if not alone or moving.op.name not in MOVING:
             return None
         count = len(moving.inputs) if moving.op.name == "Concat" else 1
         sources = [producer(operand, "DequantizeLinear") for operand in moving.inputs[:count]]

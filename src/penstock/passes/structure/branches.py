@@ -53,22 +53,19 @@ class RaisedBlock:
         return Graph([], self.outputs, self.nodes, name, self.effects)
 
 
+@dataclass(eq=False)
 class Branches:
     """Raises the nodes that ``deadness`` knows to blocks. ``values`` maps values to those that
     stand for them in the blocks. ``forced`` nodes must run, as those with side effects must.
     ``edits`` is what ``apply`` will change in the nodes."""
 
-    def __init__(
-        self,
-        deadness: Deadness,
-        values: Mapping[Value, Value] | None = None,
-        forced: Collection[Node] = (),
-    ) -> None:
-        self.deadness = deadness
-        self.values = dict(values or {})
-        self.forced = forced
-        self.position = {node: i for i, node in enumerate(deadness.conditions)}
-        self.edits: list[tuple[Node, dict[Value, Value], list[Node]]] = []
+    deadness: Deadness
+    values: dict[Value, Value] = field(default_factory=dict)
+    forced: Collection[Node] = ()
+    edits: list[tuple[Node, dict[Value, Value], list[Node]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.position = {node: i for i, node in enumerate(self.deadness.conditions)}
 
     def block(
         self,

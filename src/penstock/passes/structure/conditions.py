@@ -57,12 +57,8 @@ class Deadness:
             reads = self.reads[node] = all_reads(node)
             self.conditions[node] = ALWAYS if node in running else self._condition(node)
             # A Switch is removed; its readers wait for what it has waited for.
-            inherited = [
-                effect
-                for value in reads
-                if value.producer is not None and is_switch(value.producer)
-                for effect in self.waits.get(value.producer, ())
-            ]
+            switches = [v.producer for v in reads if v.producer and is_switch(v.producer)]
+            inherited = [effect for switch in switches for effect in self.waits.get(switch, ())]
             self.waits[node] = self._order.add(node, reads, inherited)
 
     def of(self, value: Value) -> Condition:
