@@ -83,7 +83,7 @@ def check(node: Node, values: Sequence[Any]) -> Sequence[Any]:
 
 
 @pytest.mark.parametrize("name", graphs())
-def test_all_forms(name):
+def test_official_case_passes_in_every_form_of_kernel(name):
     graph, inputs = graphs()[name]
     values = dict(zip(graph.inputs, inputs, strict=False))
     for node in graph.nodes:

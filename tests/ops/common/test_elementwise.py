@@ -73,7 +73,7 @@ def test_types_unknown_when_compiled(
 
 @pytest.mark.parametrize(("op", "arrays"), [("Gelu", 3), ("Mish", 2), ("Elu", 1), ("Sigmoid", 0)])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])
-def test_workspace_is_bounded(op: str, arrays: int, dtype: str) -> None:
+def test_formula_workspace_is_bounded_by_blocks(op: str, arrays: int, dtype: str) -> None:
     itemsize = 8 if dtype == "f8" else 4
     for shape in ((1024, 1024, 1024), (3, 5), (0, 4)):
         kind = TensorType(np.dtype(dtype), shape)

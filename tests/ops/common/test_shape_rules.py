@@ -109,6 +109,6 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_chain(name: str) -> None:
+def test_chain_of_shape_operations_infers_its_shape(name: str) -> None:
     body, wanted = CHAINS[name]
     assert inferred(body).shape == wanted

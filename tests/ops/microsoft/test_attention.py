@@ -138,7 +138,9 @@ def test_attention_half() -> None:
         (0, normal(BATCH, LENGTH, 12), {"qkv_hidden_sizes": [32, 16, 48]}),
     ],
 )
-def test_attention_errors(index: int, value: np.ndarray, attrs: dict[str, Any]) -> None:
+def test_attention_with_bad_inputs_is_refused(
+    index: int, value: np.ndarray, attrs: dict[str, Any]
+) -> None:
     values = attention_inputs()
     values[index] = value
     with pytest.raises(ShapeError):
@@ -159,7 +161,7 @@ def mha_inputs(packing: str, keys: int = LENGTH, bias: bool = False) -> list[Any
 
 
 @pytest.mark.parametrize("packing", ["none", "all", "keys and values", "cache"])
-def test_mha_packing(packing: str) -> None:
+def test_multi_head_attention_with_packed_inputs_matches_onnx_runtime(packing: str) -> None:
     values = mha_inputs(packing, LENGTH if packing == "all" else 7)
     if packing in ("none", "cache"):
         check("MultiHeadAttention", values, {})
@@ -174,7 +176,9 @@ def test_mha_packing(packing: str) -> None:
 @pytest.mark.parametrize("keys", [LENGTH, 7])
 @pytest.mark.parametrize("form", ["none", "ends", "keys", "queries"])
 @pytest.mark.parametrize("added", [None, 1, BATCH])
-def test_mha_masks(keys: int, form: str, added: int | None) -> None:
+def test_multi_head_attention_with_masks_matches_onnx_runtime(
+    keys: int, form: str, added: int | None
+) -> None:
     values = mha_inputs("none", keys)
     values[4] = mask_of(form, keys)
     if added is not None:
@@ -185,7 +189,9 @@ def test_mha_masks(keys: int, form: str, added: int | None) -> None:
 @pytest.mark.parametrize("past", [0, 3])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("unidirectional", [0, 1])
-def test_mha_past(past: int, bias: bool, unidirectional: int) -> None:
+def test_multi_head_attention_with_a_past_matches_onnx_runtime(
+    past: int, bias: bool, unidirectional: int
+) -> None:
     values = mha_inputs("none", bias=bias)
     values[6:] = [normal(BATCH, HEADS, past, SIZE) for _ in range(2)] if past else [None, None]
     attrs = {"unidirectional": unidirectional, "scale": 0.4}
@@ -221,7 +227,7 @@ def test_mha_other_value_size() -> None:
         (6, normal(BATCH, HEADS, 3, SIZE)),
     ],
 )
-def test_mha_errors(index: int, value: np.ndarray) -> None:
+def test_multi_head_attention_with_misfit_inputs_is_refused(index: int, value: np.ndarray) -> None:
     values = mha_inputs("none")
     values[index] = value
     with pytest.raises(ShapeError):

@@ -53,20 +53,24 @@ def check(values: list[Any], attrs: dict[str, Any], **more: Any) -> list[np.ndar
 @pytest.mark.parametrize("heads", [(4, 2), (3, 3), (4, 1)])
 @pytest.mark.parametrize("per_key", [False, True])
 @pytest.mark.parametrize("past", [False, True])
-def test_rules(rule: str, heads: tuple[int, int], per_key: bool, past: bool) -> None:
+def test_linear_attention_by_every_update_rule_equals_the_definition(
+    rule: str, heads: tuple[int, int], per_key: bool, past: bool
+) -> None:
     attrs = {"update_rule": rule, "q_num_heads": heads[0], "kv_num_heads": heads[1]}
     check(inputs(rule, *heads, per_key=per_key, past=past, shared=past), attrs)
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.3])
 @pytest.mark.parametrize("length", [0, 1])
-def test_scale_and_length(scale: float, length: int) -> None:
+def test_linear_attention_with_scale_and_length_equals_the_definition(
+    scale: float, length: int
+) -> None:
     attrs = {"q_num_heads": 4, "kv_num_heads": 2, "scale": scale}
     check(inputs("gated_delta", past=True, length=length), attrs)
 
 
 @pytest.mark.parametrize(("dtype", "tol"), [(np.float16, 1e-2), (ml_dtypes.bfloat16, 5e-2)])
-def test_dtypes(dtype: Any, tol: float) -> None:
+def test_linear_attention_of_every_dtype_equals_the_definition(dtype: Any, tol: float) -> None:
     attrs = {"q_num_heads": 4, "kv_num_heads": 2}
     values = [x.astype(dtype) for x in inputs("gated_delta", past=True)]
     wide = [x.astype(np.float32) for x in values]
@@ -97,7 +101,9 @@ def test_dtypes(dtype: Any, tol: float) -> None:
         ("linear", {}, {"update_rule": "quadratic"}),
     ],
 )
-def test_errors(rule: str, change: dict[int, Any], attrs: dict[str, Any]) -> None:
+def test_linear_attention_with_misfit_inputs_is_refused(
+    rule: str, change: dict[int, Any], attrs: dict[str, Any]
+) -> None:
     values = inputs(rule)
     for index, shape in change.items():
         values[index] = None if shape is None else np.zeros(shape, np.float32)
@@ -106,7 +112,7 @@ def test_errors(rule: str, change: dict[int, Any], attrs: dict[str, Any]) -> Non
         check(values, attrs, expected=[None, None])
 
 
-def test_infer() -> None:
+def test_linear_attention_infers_its_types() -> None:
     op = find("LinearAttention")
     assert op is not None
     attrs = {"update_rule": "linear", "q_num_heads": 4, "kv_num_heads": 2}

@@ -43,7 +43,9 @@ def test_functions_of_one_input(dtype: np.dtype, op: str, attrs: dict[str, float
 @pytest.mark.parametrize(
     "a, b", [((3, 4), (3, 4)), ((3, 4), (4,)), ((1, 4), (3, 1)), ((), (3,)), ((0, 2), (2,))]
 )
-def test_functions_of_two(dtype: np.dtype, op: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+def test_qlinear_functions_of_two_inputs_match_onnx_runtime(
+    dtype: np.dtype, op: str, a: tuple[int, ...], b: tuple[int, ...]
+) -> None:
     inputs = [
         *(codes(dtype, *a), scale(), codes(dtype)),
         *(codes(dtype, *b), scale(), codes(dtype)),

@@ -52,7 +52,9 @@ def real_lstm(values: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("batch", [1, B])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-def test_like_onnx_runtime(dtype: type, channels: bool, batch: int, direction: str) -> None:
+def test_dynamic_quantize_lstm_matches_onnx_runtime(
+    dtype: type, channels: bool, batch: int, direction: str
+) -> None:
     directions = 2 if direction == "bidirectional" else 1
     values = inputs(dtype, batch, directions, channels)
     attrs = {"hidden_size": H, "direction": direction}

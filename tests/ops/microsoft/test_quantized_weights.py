@@ -178,7 +178,7 @@ def test_gather_along_any_axes(gather_axis: int, quantize_axis: int, name: str) 
     check_node("GatherBlockQuantized", [data, indices, scales], attrs, **MS, expected=[want])
 
 
-def test_gather_outside_gives_zeros_and_misfits_are_errors() -> None:
+def test_gather_outside_gives_zeros_and_misfits_are_with_bad_inputs_is_refused() -> None:
     data = np.full((3, 16), 9, np.uint8)
     indices, scales = np.array([0, 3, -4, -3]), np.ones((3, 1), np.float32)
     attrs = {"bits": 8, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}

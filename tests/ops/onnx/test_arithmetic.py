@@ -157,7 +157,9 @@ def test_pow_of_many_blocks() -> None:
 @pytest.mark.parametrize("base", ["f4", "f8", "f2", BF16, "i4", "i8"])
 @pytest.mark.parametrize("exponent", ["f4", "f8", "f2", BF16, "i4", "i8", "u1", "u8", "i1"])
 @pytest.mark.parametrize("constants", [[], [1]])
-def test_pow_of_mixed_dtypes(base: Any, exponent: Any, constants: list[int]) -> None:
+def test_pow_of_mixed_of_every_dtype_matches_the_definition(
+    base: Any, exponent: Any, constants: list[int]
+) -> None:
     x = np.array([1, 2, 3, 2, 3], base)
     y = np.array([0, 1, 2, 3, 4], exponent)
     wanted = np.array([1, 2, 9, 8, 81], base)
@@ -395,7 +397,7 @@ def test_contents_of_one_input() -> None:
     assert infer("Sign", x).data == (-1, 1, None)
 
 
-def test_symbolic_shapes() -> None:
+def test_arithmetic_with_symbolic_dims_infers_shapes() -> None:
     a, b = TensorType(F32, ("n", 1, None)), TensorType(F32, (4, 5))
     assert infer("Add", a, b) == TensorType(F32, ("n", 4, 5))
     assert infer("Sum", a, b, TensorType()) == TensorType(F32, None)

@@ -29,7 +29,7 @@ def test_tile(repeats: tuple[int, ...]) -> None:
     check_both("Tile", [f32(3, 4)[:, ::2].T, i64(*repeats)])
 
 
-def test_tile_edges() -> None:
+def test_tile_of_edge_cases_matches_the_definition() -> None:
     check_both("Tile", [np.array(["a", "b"], object), i64(2)])
     check_both("Tile", [f32(2, 0), i64(2, 2)])
     check_both("Tile", [np.float32(1).reshape(()), i64()])
@@ -38,7 +38,7 @@ def test_tile_edges() -> None:
     fails("Tile", [f32(2), i64(-1)], match="negative")
 
 
-def test_tile_infers() -> None:
+def test_tile_infers_its_types() -> None:
     x = float_type("N", 1, 4, None)
     assert shape_of("Tile", [x, int_type(1, "M", 2, 2)]) == ("N", "M", 8, None)
     assert shape_of("Tile", [x, int_type(None, 0, 1, 1)]) == (None, 0, 4, None)
@@ -56,7 +56,7 @@ def test_concat(axis: int, count: int) -> None:
     check_node("Concat", inputs, {"axis": axis})
 
 
-def test_concat_dtypes_and_edges() -> None:
+def test_concat_dtypes_and_of_edge_cases_matches_the_definition() -> None:
     check_node("Concat", [f32(0, 2), f32(3, 2)], {"axis": 0})
     check_node("Concat", [np.array(["a"], object), np.array(["b", "c"], object)], {"axis": 0})
     for dtype in (ml_dtypes.bfloat16, np.bool_, np.float16):
@@ -70,7 +70,7 @@ def test_concat_dtypes_and_edges() -> None:
     fails("Concat", [np.float32(1).reshape(())] * 2, {"axis": 0})
 
 
-def test_concat_infers() -> None:
+def test_concat_infers_its_types() -> None:
     a, b = float_type("N", 3, None), float_type(None, 4, 8)
     assert shape_of("Concat", [a, b], {"axis": 1}) == ("N", 7, 8)
     assert shape_of("Concat", [a, float_type(2, None, 8)], {"axis": -2}) == (2, None, 8)
@@ -104,7 +104,7 @@ def test_split_by_sizes() -> None:
     check_node("Split", [f32(6)], outputs=3, opset=13, expected=list(f32(6).reshape(3, 2)))
 
 
-def test_split_refuses() -> None:
+def test_split_with_bad_inputs_is_refused() -> None:
     fails("Split", [f32(6), i64(1, 2)], match="add up", outputs=2)
     fails("Split", [f32(6), i64(7, -1)], match="negative", outputs=2)
     fails("Split", [f32(6), i64(2, 2, 2)], match="outputs", outputs=2)
@@ -112,7 +112,7 @@ def test_split_refuses() -> None:
     fails("Split", [f32(5)], {"axis": 1, "num_outputs": 1})
 
 
-def test_split_infers() -> None:
+def test_split_infers_its_types() -> None:
     x = float_type("N", 7)
     kinds = infer("Split", [x], {"axis": 1, "num_outputs": 3})
     assert kinds == [float_type("N", 3), float_type("N", 3), float_type("N", 1)]
@@ -126,7 +126,7 @@ def test_split_infers() -> None:
 
 
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])
-def test_depth_and_space(mode: str) -> None:
+def test_depth_to_space_and_back_match_the_reference(mode: str) -> None:
     x = f32(2, 8, 3, 5)
     (deep,) = check_node("DepthToSpace", [x], {"blocksize": 2, "mode": mode})
     (back,) = check_node(
@@ -138,7 +138,7 @@ def test_depth_and_space(mode: str) -> None:
     check_node("DepthToSpace", [f32(0, 4, 2, 2)], {"blocksize": 2, "mode": mode})
 
 
-def test_depth_and_space_edges() -> None:
+def test_depth_and_space_of_edge_cases_matches_the_definition() -> None:
     fails("DepthToSpace", [f32(1, 6, 2, 2)], {"blocksize": 2}, "divisible")
     fails("SpaceToDepth", [f32(1, 1, 3, 2)], {"blocksize": 2}, "divisible")
     fails("DepthToSpace", [f32(4, 2, 2)], {"blocksize": 2}, "four dims")

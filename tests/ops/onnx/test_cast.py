@@ -192,7 +192,7 @@ def test_casts_of_unknown_types_share_no_memory() -> None:
         assert not np.shares_memory(y, x)
 
 
-def test_cast_infers() -> None:
+def test_cast_infers_its_types() -> None:
     to = {"to": code_of("int32")}
     assert infer("Cast", [int_type("N", 3, None)], to) == [
         TensorType(np.dtype(np.int32), (3,), ("N", 3, None))
@@ -228,7 +228,7 @@ def test_bit_cast(source: str, target: str) -> None:
     check_node("BitCast", [x.T], {"to": code_of(target)}, expected=[want.T])
 
 
-def test_bit_cast_edges() -> None:
+def test_bit_cast_of_edge_cases_matches_the_definition() -> None:
     x = np.array([-1, 7, -8], ml_dtypes.int4)
     want = np.array([15, 7, 8], ml_dtypes.uint4)
     check_node("BitCast", [x], {"to": code_of("uint4")}, expected=[want])
@@ -275,7 +275,7 @@ def test_constant(attrs: dict[str, Any], want: np.ndarray) -> None:
     np.testing.assert_array_equal(out, want)
 
 
-def test_constant_refuses() -> None:
+def test_constant_with_bad_inputs_is_refused() -> None:
     with pytest.raises(ShapeError, match="one value"):
         infer("Constant", [], {})
     with pytest.raises(ShapeError, match="one value"):

@@ -34,7 +34,7 @@ COMPARISONS = {
 
 @pytest.mark.parametrize("op", list(COMPARISONS))
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS])
-def test_comparisons(op: str, dtype: Any) -> None:
+def test_comparisons_of_every_dtype_equal_numpy(op: str, dtype: Any) -> None:
     for shapes in (((3, 4), (3, 4)), ((2, 1, 4), (3, 1)), ((), ()), ((0, 2), (2,))):
         a, b = (values(*s, dtype=dtype, seed=i) for i, s in enumerate(shapes))
         check_node(op, [a, b], expected=[np.asarray(COMPARISONS[op](a, b))])
@@ -55,7 +55,7 @@ def test_equality_of_strings_and_truth_values() -> None:
 
 
 @pytest.mark.parametrize("op", ["And", "Or", "Xor"])
-def test_logic(op: str) -> None:
+def test_logical_operations_equal_numpy(op: str) -> None:
     a, b = (values(3, 4, dtype=bool, seed=i) for i in (0, 1))
     check_node(op, [a, b])
     check_node(op, [a, b[0]])
@@ -65,7 +65,7 @@ def test_logic(op: str) -> None:
 
 @pytest.mark.parametrize("op", ["BitwiseAnd", "BitwiseOr", "BitwiseXor"])
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_bits(op: str, dtype: str) -> None:
+def test_bitwise_operations_equal_numpy(op: str, dtype: str) -> None:
     a, b = (values(3, 4, dtype=dtype, seed=i) for i in (0, 1))
     function = {"BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or}
     check_node(op, [a, b[0]], expected=[function.get(op, np.bitwise_xor)(a, b[0])])
@@ -73,7 +73,7 @@ def test_bits(op: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_shifts(dtype: str) -> None:
+def test_bit_shifts_of_every_amount_equal_numpy(dtype: str) -> None:
     x, y = np.array([16, 4, 1, 100], dtype), np.array([1, 2, 3, 0], dtype)
     left, right = np.array([32, 16, 8, 100], dtype), np.array([8, 1, 0, 100], dtype)
     check_node("BitShift", [x, y], {"direction": "LEFT"}, expected=[left])
@@ -98,7 +98,7 @@ FLOAT8 = [
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8])
-def test_nan_and_infinity(dtype: Any) -> None:
+def test_is_nan_and_is_inf_find_special_values(dtype: Any) -> None:
     x = np.array([math.nan, 1, -2, math.inf, -math.inf, 0], dtype)
     wide = x.astype(np.float32)
     check_node("IsNaN", [x], expected=[np.isnan(wide)])
@@ -161,13 +161,13 @@ def known(*data: Any) -> TensorType:
     return TensorType(I64, (len(data),), data)
 
 
-def test_contents_of_comparisons() -> None:
+def test_comparisons_infer_contents() -> None:
     kind = infer("Equal", known(1, 2, "n", "n", "n", None), known(1, 3, "n", -1, 2, -1))
     assert kind.dtype == BOOL
     assert kind.data == (1, 0, 1, 0, None, None)
 
 
-def test_contents_of_selections() -> None:
+def test_where_infers_contents() -> None:
     condition = TensorType(BOOL, (4,), (1, 0, None, None))
     assert infer("Where", condition, known("a", 2, 3, 4), known(5, "b", 3, 7)).data == (
         *("a", "b", 3, None),
@@ -181,7 +181,7 @@ def test_where_infers_the_shape_of_an_expand_with_minus_ones() -> None:
     assert kind.data == ("batch", 9, 64)
 
 
-def test_inference_of_types() -> None:
+def test_comparisons_and_where_infer_types() -> None:
     x = TensorType(np.dtype("f4"), ("n", 3))
     assert infer("Less", x, TensorType()) == TensorType(BOOL, None)
     assert infer("IsNaN", x) == TensorType(BOOL, ("n", 3))

@@ -88,7 +88,7 @@ def test_conv_2d(strategy, x, w, group, attrs):
         ((1, 70, 8, 9), (140, 1, 3, 3), {"group": 70, "pads": [1, 0, 1, 1], "strides": [2, 2]}),
     ],
 )
-def test_conv_ranks_and_edges(strategy, x, w, attrs, bias):
+def test_conv_ranks_and_of_edge_cases_matches_the_definition(strategy, x, w, attrs, bias):
     if x[0] == 0:
         y = np.zeros((0, 4, 3, 3), np.float32)
         check_node("Conv", [draw(*x), draw(*w)], attrs, expected=[y])
@@ -131,7 +131,7 @@ def test_conv_takes_strided_inputs(strategy):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("w", [(4, 4, 3, 3), (4, 1, 3, 3), (4, 4, 1, 1)])
-def test_conv_dtypes(strategy, dtype, w):
+def test_conv_of_every_dtype_matches_the_definition(strategy, dtype, w):
     group = 4 // w[1]
     inputs = [draw(2, 4, 6, 6, dtype=dtype), draw(*w, dtype=dtype), draw(4, dtype=dtype)]
     wide = [x.astype(np.float64) for x in inputs]
@@ -144,7 +144,7 @@ def test_conv_dtypes(strategy, dtype, w):
 
 
 @pytest.mark.parametrize("group", [1, 2, 4])
-def test_convolve_integers(strategy, group):
+def test_convolution_strategies_on_integers_are_exact(strategy, group):
     x = rng.integers(-128, 128, (2, 4, 7, 7)).astype(np.int32)
     w = rng.integers(-128, 128, (4, 4 // group, 3, 3)).astype(np.int32)
     attrs = {"group": group, "pads": [1, 1, 1, 1], "strides": [2, 2]}
@@ -172,7 +172,7 @@ def test_convolve_integers(strategy, group):
         ((1, 3, 0, 5), (4, 3, 3, 3), {}),
     ],
 )
-def test_conv_refuses(x, w, attrs):
+def test_conv_with_bad_inputs_is_refused(x, w, attrs):
     with pytest.raises(ShapeError):
         check_node("Conv", [draw(*x), draw(*w)], attrs, expected=[])
 
@@ -271,12 +271,12 @@ def test_causal_conv_narrow(dtype):
         (((2, 3, 5), (3, 1, 4)), {"activation": "relu"}),
     ],
 )
-def test_causal_conv_refuses(shapes, attrs):
+def test_causal_conv_with_bad_inputs_is_refused(shapes, attrs):
     with pytest.raises(ShapeError):
         check_node("CausalConvWithState", [draw(*s) for s in shapes], attrs, expected=[], outputs=2)
 
 
-def test_workspaces_are_bounded():
+def test_convolution_workspaces_are_bounded():
     for x, w, group in [
         ((1, 64, 224, 224), (64, 64, 3, 3), 1),
         ((1, 32, 112, 112), (32, 1, 3, 3), 32),

@@ -73,7 +73,7 @@ def test_conv_transpose_in_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
-def test_conv_transpose_dtypes(dtype):
+def test_conv_transpose_of_every_dtype_matches_the_definition(dtype):
     x, w = draw(1, 2, 3, dtype=dtype), draw(2, 3, 2, dtype=dtype)
     want = np.zeros((1, 3, 6))
     for i in range(3):
@@ -107,7 +107,7 @@ def test_conv_transpose_fills_what_no_window_reaches(attrs):
         ((1, 3, 4, 4), (3, 4, 0, 3), {}, None),
     ],
 )
-def test_conv_transpose_refuses(x, w, attrs, bias):
+def test_conv_transpose_with_bad_inputs_is_refused(x, w, attrs, bias):
     inputs = [draw(*x), draw(*w)] + ([draw(bias)] if bias else [])
     with pytest.raises(ShapeError):
         check_node("ConvTranspose", inputs, attrs, expected=[])
@@ -163,7 +163,7 @@ def test_col2im(image, block, attrs, dtype):
         ((1, 5, 5), (5, 5), (6, 5)),
     ],
 )
-def test_col2im_refuses(x, image, block):
+def test_col2im_with_bad_inputs_is_refused(x, image, block):
     with pytest.raises(ShapeError):
         check_node("Col2Im", [draw(*x), np.array(image), np.array(block)], expected=[])
 

@@ -74,7 +74,7 @@ def test_einsum(equation, shapes):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int8, np.uint16, np.int64])
 @pytest.mark.parametrize("equation", ["ij,jk->ik", "ij,jk->k", "ij,jk->ijk"])
-def test_einsum_dtypes(equation, dtype):
+def test_einsum_of_every_dtype_matches_the_definition(equation, dtype):
     a, b = draw((2, 3), dtype), draw((3, 4), dtype)
     want = np.einsum(equation, a, b)
     check_node("Einsum", [a, b], {"equation": equation}, expected=[want])
@@ -113,7 +113,7 @@ def test_many_operands_fold_from_the_left():
         ("ii", [(2, 3)]),
     ],
 )
-def test_einsum_refuses(equation, shapes):
+def test_einsum_with_bad_inputs_is_refused(equation, shapes):
     with pytest.raises(ShapeError):
         check_node("Einsum", [draw(s) for s in shapes], {"equation": equation}, expected=[])
 

@@ -34,14 +34,14 @@ def test_constant_of_shape(shape: tuple[int, ...]) -> None:
         check_node("ConstantOfShape", [i64(*shape)], value_of(value))
 
 
-def test_constant_of_shape_edges() -> None:
+def test_constant_of_shape_of_edge_cases_matches_the_definition() -> None:
     half = np.array([1.5], ml_dtypes.bfloat16)
     check_node("ConstantOfShape", [i64(2)], value_of(half), expected=[half.repeat(2)])
     fails("ConstantOfShape", [i64(2, -1)], match="no shape")
     fails("ConstantOfShape", [i64(2)], value_of(i64(1, 2)), "scalar")
 
 
-def test_constant_of_shape_infers() -> None:
+def test_constant_of_shape_infers_its_types() -> None:
     (kind,) = infer("ConstantOfShape", [int_type("N", None, 3)])
     assert kind == TensorType(F32, ("N", None, 3))
     ones = {"value": i64(1)}
@@ -76,14 +76,14 @@ def test_range_of_floats() -> None:
     check_node("Range", [np.array(v, np.float16) for v in (0, 1, 0.1)], double)
 
 
-def test_range_refuses() -> None:
+def test_range_with_bad_inputs_is_refused() -> None:
     fails("Range", [np.array(v) for v in (0, 3, 0)], match="delta")
     fails("Range", [np.array(v, np.float32) for v in (0, np.inf, 1)], match="length")
     fails("Range", [np.array(v, np.float32) for v in (0, np.nan, 1)], match="length")
     fails("Range", [np.array(0), i64(1, 2), np.array(1)], match="scalar")
 
 
-def test_range_infers() -> None:
+def test_range_infers_its_types() -> None:
     zero, one = np.array(0), np.array(1)
     named = TensorType(INT64, (), ("N",))
     assert infer("Range", [zero, named, one]) == [TensorType(INT64, ("N",))]
@@ -110,7 +110,7 @@ def test_eye_like(k: int) -> None:
     check_node("EyeLike", [f32(3, 3)], attrs, expected=[np.eye(3, k=k, dtype=np.int64)])
 
 
-def test_eye_like_edges() -> None:
+def test_eye_like_of_edge_cases_matches_the_definition() -> None:
     brain = int(TensorProto.BFLOAT16)
     want = np.eye(2).astype(ml_dtypes.bfloat16)
     check_node("EyeLike", [f32(2, 2)], {"dtype": brain}, expected=[want])
@@ -133,7 +133,7 @@ def test_one_hot(axis: int, dtype: Any) -> None:
     check_both("OneHot", [indices, i64(3), small], attrs, expected=[want.astype(np.int8)])
 
 
-def test_one_hot_edges() -> None:
+def test_one_hot_of_edge_cases_matches_the_definition() -> None:
     values = np.array([0, 1], np.int64)
     indices = i64(-1, -3, -4, 3, 0)
     check_node("OneHot", [indices, np.array(3.0, np.float32), values])
@@ -171,7 +171,7 @@ def test_trilu(upper: int, k: int | None) -> None:
             check_node("Trilu", inputs, attrs, expected=[want], constants=(1,))
 
 
-def test_trilu_edges() -> None:
+def test_trilu_of_edge_cases_matches_the_definition() -> None:
     x = np.array([[np.nan, np.inf], [np.inf, np.nan]], np.float32)
     check_node("Trilu", [x])
     check_node("Trilu", [np.ones((2, 2), np.bool_)])

@@ -44,7 +44,7 @@ def test_grid_sample(mode: str, padding: str, corners: int, rank: int) -> None:
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("corners", [0, 1])
-def test_grid_sample_ort(mode: str, padding: str, corners: int) -> None:
+def test_grid_sample_matches_onnx_runtime(mode: str, padding: str, corners: int) -> None:
     inputs = [normal(2, 3, 6, 5), grid(2, 4, 7, 2)]
     attrs = {"mode": mode, "padding_mode": padding, "align_corners": corners}
     check_node("GridSample", inputs, attrs, expected="ort", opset=20, atol=2e-5, rtol=1e-4)
@@ -53,7 +53,7 @@ def test_grid_sample_ort(mode: str, padding: str, corners: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
-def test_grid_sample_dtypes(dtype: Any) -> None:
+def test_grid_sample_of_every_dtype_matches_the_definition(dtype: Any) -> None:
     x, where = normal(1, 2, 4, 4, dtype=dtype), grid(1, 3, 3, 2)
     inputs = [x.astype(np.float32), where]
     (want,) = check_node("GridSample", inputs, atol=1e-5)
@@ -63,7 +63,7 @@ def test_grid_sample_dtypes(dtype: Any) -> None:
     )
 
 
-def test_grid_sample_other_dtypes() -> None:
+def test_grid_sample_other_of_every_dtype_matches_the_definition() -> None:
     x, where = rng.integers(0, 90, (1, 1, 4, 4)).astype(np.int32), grid(1, 3, 3, 2)
     (want,) = check_node("GridSample", [x.astype(np.float64), where], atol=1e-5)
     check_node("GridSample", [x, where], expected=[np.trunc(want).astype(np.int32)])
@@ -122,14 +122,14 @@ def test_grid_sample_empty() -> None:
         ((1, 1, 3, 3), (1, 2, 2, 2), {"padding_mode": "wrap"}),
     ],
 )
-def test_grid_sample_errors(
+def test_grid_sample_with_bad_inputs_is_refused(
     x: tuple[int, ...], where: tuple[int, ...], attrs: dict[str, Any]
 ) -> None:
     with pytest.raises(ShapeError):
         check_node("GridSample", [normal(*x), grid(*where)], attrs, expected=[None])
 
 
-def test_grid_sample_infer() -> None:
+def test_grid_sample_infers_its_types() -> None:
     op = find("GridSample")
     assert op is not None
     types = [TensorType(FLOAT, (None, "c", 4, 4)), TensorType(FLOAT, ("n", 5, "w", 2))]
@@ -183,12 +183,12 @@ def test_affine_grid_of_one_pixel() -> None:
         ((2, 2, 3), [2, 1, 4, -1]),
     ],
 )
-def test_affine_grid_errors(theta: tuple[int, ...], size: list[int]) -> None:
+def test_affine_grid_with_bad_inputs_is_refused(theta: tuple[int, ...], size: list[int]) -> None:
     with pytest.raises(ShapeError):
         check_node("AffineGrid", [normal(*theta), np.array(size)], expected=[None])
 
 
-def test_affine_grid_infer() -> None:
+def test_affine_grid_infers_its_types() -> None:
     op = find("AffineGrid")
     assert op is not None
     size = TensorType(INT64, (4,), ("n", 3, "h", 8))
@@ -267,20 +267,22 @@ def test_nms_empty() -> None:
         (((1, 5, 4), (1, 2, 5)), -0.5),
     ],
 )
-def test_nms_errors(shapes: tuple[tuple[int, ...], ...], overlap: float) -> None:
+def test_nms_with_bad_inputs_is_refused(
+    shapes: tuple[tuple[int, ...], ...], overlap: float
+) -> None:
     inputs = [np.zeros(shape, np.float32) for shape in shapes]
     inputs += [scalar(3, np.int64), scalar(overlap, np.float32)]
     with pytest.raises(ShapeError):
         check_node("NonMaxSuppression", inputs, expected=[None])
 
 
-def test_nms_infer() -> None:
+def test_nms_infers_its_types() -> None:
     op = find("NonMaxSuppression")
     assert op is not None
     assert op.infer([TensorType()] * 2, {}, [None] * 2) == (TensorType(INT64, (None, 3)),)
 
 
-def test_constant_size() -> None:
+def test_affine_grid_of_constant_size_infers_its_shape() -> None:
     op = find("AffineGrid")
     assert op is not None
     size = np.array([2, 3, 4, 5])

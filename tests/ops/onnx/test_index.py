@@ -57,7 +57,7 @@ def test_gather(axis: int, indices: np.ndarray) -> None:
         check_both("Gather", [x, indices], {"axis": axis})
 
 
-def test_gather_large_outputs_and_dtypes() -> None:
+def test_gather_large_outputs_and_of_every_dtype_matches_the_definition() -> None:
     table = f32(100, 256)
     indices = np.array([[0, 99, -1], [-100, 5, 5]])
     check_both("Gather", [table, indices])
@@ -134,7 +134,7 @@ def test_gather_in_shape_arithmetic() -> None:
         infer("Gather", [shape, int_type(4)])
 
 
-def test_gather_infers() -> None:
+def test_gather_infers_its_types() -> None:
     x = float_type("N", 3, 4)
     assert shape_of("Gather", [x, int_type("M", 2)], {"axis": 1}) == ("N", 2, 4)
     assert shape_of("Gather", [x, TensorType(INT64, ())], {"axis": -1}) == ("N", 3)
@@ -156,7 +156,7 @@ def test_gather_elements(axis: int) -> None:
         check_node("GatherElements", [x, given], {"axis": axis}, expected="ort", opset=13)
 
 
-def test_gather_elements_edges() -> None:
+def test_gather_elements_of_edge_cases_matches_the_definition() -> None:
     check_node("GatherElements", [f32(4), i64(3, -4, 0)])
     check_node("GatherElements", [f32(2, 3), np.empty((0, 3), np.int64)])
     check_node("GatherElements", [np.array(["a", "b"], object), i64(1, 1)])
@@ -201,7 +201,7 @@ def nd_by_loops(x: np.ndarray, indices: np.ndarray, batch: int) -> np.ndarray:
     return np.array(rows).reshape(*leading, *x.shape[batch + indices.shape[-1] :])
 
 
-def test_gather_nd_edges() -> None:
+def test_gather_nd_of_edge_cases_matches_the_definition() -> None:
     check_node("GatherND", [f32(2, 3), np.empty((0, 2), np.int64)], expected=[f32(0)])
     fails("GatherND", [f32(2, 3), np.array([[2, 0]])], match="does not fit")
     fails("GatherND", [f32(2, 3), np.array([[0, 0, 0]])], match="rank 2")
@@ -256,13 +256,13 @@ def test_slice_starts_before_the_first_element_going_backward() -> None:
     np.testing.assert_array_equal(kernel(*inputs), f32(5)[:1])
 
 
-def test_slice_refuses() -> None:
+def test_slice_with_bad_inputs_is_refused() -> None:
     fails("Slice", [f32(5), i64(0), i64(1), i64(1)])
     fails("Slice", [f32(5), i64(0), i64(1), i64(0), i64(0)], match="step")
     fails("Slice", [f32(5, 5), i64(0), i64(1, 2)], match="length")
 
 
-def test_slice_infers() -> None:
+def test_slice_infers_its_types() -> None:
     x = float_type("N", 8, None)
     cases: list[tuple[list[Any], Any]] = [
         ([i64(2), i64(6), i64(1)], ("N", 4, None)),
@@ -297,7 +297,7 @@ def test_compress(axis: int | None) -> None:
         check_node("Compress", [f32(3, 3), given], attrs, expected=[want])
 
 
-def test_compress_edges() -> None:
+def test_compress_of_edge_cases_matches_the_definition() -> None:
     fails("Compress", [f32(2), np.array([False, False, True])])
     fails("Compress", [f32(2), np.array([True])], {"axis": 1})
     assert shape_of("Compress", [float_type("N", 4)], {"axis": 0}) == (None, 4)
@@ -311,7 +311,7 @@ def test_nonzero(dtype: Any) -> None:
     check_node("NonZero", [np.zeros((0, 3), dtype)])
 
 
-def test_nonzero_edges() -> None:
+def test_nonzero_of_edge_cases_matches_the_definition() -> None:
     for value, count in ((3.0, 1), (0.0, 0)):
         x = np.array(value, np.float32)
         check_node("NonZero", [x], expected=[np.empty((0, count), np.int64)])
@@ -342,7 +342,7 @@ def test_unique(ascending: int, axis: int | None, dtype: Any) -> None:
     np.testing.assert_array_equal(only, values)
 
 
-def test_unique_edges() -> None:
+def test_unique_of_edge_cases_matches_the_definition() -> None:
     check_node("Unique", [f32(0)], outputs=4)
     check_node("Unique", [np.float32(3).reshape(())], outputs=4)
     x = np.array([3, 1, 3], np.float32).astype(ml_dtypes.bfloat16)
@@ -363,7 +363,7 @@ def test_reverse_sequence(time: int, batch: int) -> None:
         check_node("ReverseSequence", [f32(4, 4, 3), lengths], attrs)
 
 
-def test_reverse_sequence_edges() -> None:
+def test_reverse_sequence_of_edge_cases_matches_the_definition() -> None:
     fails("ReverseSequence", [f32(2, 2), i64(1, 3)], match="length")
     fails("ReverseSequence", [f32(2, 2), i64(1, -1)], match="length")
     fails("ReverseSequence", [f32(2, 2), i64(1)], match="fit")

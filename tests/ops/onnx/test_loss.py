@@ -35,7 +35,7 @@ def data(
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("ignore", [None, 2, -100, 77])
-def test_losses(
+def test_losses_match_the_reference(
     name: str, shape: tuple[int, ...], reduction: str, weighted: bool, ignore: int | None
 ) -> None:
     attrs: dict[str, Any] = {"reduction": reduction}
@@ -48,7 +48,7 @@ def test_losses(
         check_node(name, inputs, attrs, outputs=2, expected="ort", opset=13)
 
 
-def test_ignored_minus_one() -> None:
+def test_losses_ignore_targets_of_minus_one() -> None:
     """The mean is over the samples that count, whatever number marks the others."""
     x = np.log(np.full((4, 2), 0.5, np.float32))
     target = np.array([0, -1, 1, -1])
@@ -57,7 +57,7 @@ def test_ignored_minus_one() -> None:
     check_node(LOSSES[1], [x, target], {"ignore_index": -1}, expected=[want])
 
 
-def test_ignored_infinity() -> None:
+def test_losses_ignore_targets_of_infinite_loss() -> None:
     x = np.array([[0, -np.inf], [np.log(0.5), np.log(0.5)]], np.float32)
     attrs = {"ignore_index": 1}
     check_node(LOSSES[0], [x, np.array([1, 0])], attrs, expected=[np.float32(np.log(2))])
@@ -66,7 +66,7 @@ def test_ignored_infinity() -> None:
     check_node(LOSSES[0], [x, np.array([1, 0])], attrs, expected=[want])
 
 
-def test_everything_ignored() -> None:
+def test_losses_with_all_targets_ignored_match_the_definition() -> None:
     inputs = [np.zeros((2, 3), np.float32), np.array([9, 9])]
     for name in LOSSES:
         check_node(name, inputs, {"ignore_index": 9}, expected=[np.array(np.nan, np.float32)])
@@ -75,7 +75,7 @@ def test_everything_ignored() -> None:
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_dtypes(name: str, dtype: Any, reduction: str) -> None:
+def test_losses_of_every_dtype_match_the_definition(name: str, dtype: Any, reduction: str) -> None:
     inputs = data((3, 5, 4), weighted=True, dtype=dtype)
     wide = [x.astype(np.float32) if i != 1 else x.astype(np.int32) for i, x in enumerate(inputs)]
     (want,) = check_node(name, wide, {"reduction": reduction})
@@ -90,21 +90,21 @@ def test_dtypes(name: str, dtype: Any, reduction: str) -> None:
     )
 
 
-def test_scores_far_apart() -> None:
+def test_cross_entropy_of_scores_far_apart_is_accurate() -> None:
     """The softmax of some vanishes; its logarithm does not."""
     x = np.array([[0, 1000.0, -1000.0]], np.float32)
     want = [np.float32(2000), np.array([[-1000, 0, -2000]], np.float32)]
     check_node(LOSSES[1], [x, np.array([2])], outputs=2, expected=want)
 
 
-def test_outputs_left_out() -> None:
+def test_losses_without_the_first_output_give_the_second() -> None:
     inputs = data((3, 4))
     _, log_prob = check_node(LOSSES[1], inputs, outputs=2)
     check_node(LOSSES[1], inputs, outputs=[False, True], expected=[log_prob])
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_empty(name: str) -> None:
+def test_losses_of_empty_batches_match_the_definition(name: str) -> None:
     inputs = [np.zeros((0, 3), np.float32), np.zeros(0, np.int64)]
     check_node(name, inputs, {"reduction": "none"}, expected=[np.zeros(0, np.float32)])
     check_node(name, inputs, {"reduction": "sum"}, expected=[np.float32(0)])
@@ -125,7 +125,7 @@ def test_empty(name: str) -> None:
         ((3, 4), [0, 1, 2], None, {"reduction": "median"}),
     ],
 )
-def test_errors(
+def test_losses_with_bad_inputs_are_refused(
     name: str, x: tuple[int, ...], target: Any, weight: int | None, attrs: dict[str, Any]
 ) -> None:
     inputs = [np.zeros(x, np.float32), np.array(target)]
@@ -135,7 +135,7 @@ def test_errors(
         check_node(name, inputs, attrs, expected=[None])
 
 
-def test_infer() -> None:
+def test_losses_infer_their_types() -> None:
     op = find(LOSSES[1])
     assert op is not None
     x = TensorType(FLOAT, ("n", 10, None, 4))

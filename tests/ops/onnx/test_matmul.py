@@ -46,7 +46,7 @@ def test_matmul(a, b):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint64, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("a, b", [((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((4,), (4,))])
-def test_matmul_dtypes(a, b, dtype):
+def test_matmul_of_every_dtype_matches_the_definition(a, b, dtype):
     x, y = draw(*a, dtype=dtype), draw(*b, dtype=dtype)
     wide = np.float64 if np.dtype(dtype).kind not in "iu" else np.int64
     want = np.matmul(x.astype(wide), y.astype(wide)).astype(dtype)
@@ -71,7 +71,7 @@ def _node(op, *inputs):
 
 
 @pytest.mark.parametrize("a, b", [((3, 4), (3, 4)), ((2, 3, 4), (3, 4, 5)), ((4,), (3,))])
-def test_matmul_refuses(a, b):
+def test_matmul_with_bad_inputs_is_refused(a, b):
     with pytest.raises(ShapeError):
         check_node("MatMul", [draw(*a), draw(*b)], expected=[])
     kernel = find("MatMul").compile(_node("MatMul", draw(*a), draw(*a))[0], [TensorType()] * 2)
@@ -137,7 +137,7 @@ def test_gemm_narrow(dtype):
 
 
 @pytest.mark.parametrize("shapes", [((3, 4), (5, 6)), ((3, 4, 1), (4, 5)), ((3, 4), (4, 5), (4,))])
-def test_gemm_refuses(shapes):
+def test_gemm_with_bad_inputs_is_refused(shapes):
     with pytest.raises(ShapeError):
         check_node("Gemm", [draw(*s) for s in shapes], expected=[])
 

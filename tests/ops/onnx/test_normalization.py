@@ -30,7 +30,7 @@ def statistics(c, dtype=np.float32):
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4), (2, 3, 4, 5), (1, 3, 2, 2, 2), (0, 3, 4, 4)])
 @pytest.mark.parametrize("epsilon", [1e-5, 0.1])
 @pytest.mark.parametrize("constants", [(), (1, 2, 3, 4)])
-def test_batch(shape, epsilon, constants):
+def test_batch_normalization_equals_the_definition(shape, epsilon, constants):
     inputs = [draw(*shape), *statistics(3)]
     check_node("BatchNormalization", inputs, {"epsilon": epsilon}, constants=constants, **TOLERANCE)
 
@@ -43,7 +43,7 @@ def test_batch_of_a_vector_has_one_channel():
 
 @pytest.mark.parametrize("dtype", [np.float64, *NARROW])
 @pytest.mark.parametrize("constants", [(), (1, 2, 3, 4)])
-def test_batch_dtypes(dtype, constants):
+def test_batch_normalization_computes_in_every_dtype(dtype, constants):
     for parameters in (statistics(3, dtype), statistics(3, np.float32)):
         x = draw(2, 3, 4, dtype=dtype)
         a, b, mean, variance = (p.astype(np.float64)[:, None] for p in parameters)
@@ -53,7 +53,7 @@ def test_batch_dtypes(dtype, constants):
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.25])
-def test_batch_training(momentum):
+def test_batch_normalization_in_training_updates_its_statistics(momentum):
     inputs = [draw(2, 3, 4, 5), *statistics(3)]
     attrs = {"training_mode": 1, "momentum": momentum}
     check_node("BatchNormalization", inputs, attrs, outputs=3, **TOLERANCE)
@@ -62,7 +62,7 @@ def test_batch_training(momentum):
     )
 
 
-def test_batch_refuses():
+def test_batch_normalization_with_misfit_inputs_is_refused():
     with pytest.raises(ShapeError, match="scale has shape"):
         check_node("BatchNormalization", [draw(2, 4, 5), *statistics(3)], expected=[])
     with pytest.raises(ShapeError):
@@ -79,7 +79,7 @@ def test_batch_refuses():
 
 @pytest.mark.parametrize("shape", [(2, 4, 5), (2, 4, 5, 6), (1, 4, 2, 3, 2), (0, 4, 3)])
 @pytest.mark.parametrize("epsilon", [1e-5, 0.1])
-def test_instance(shape, epsilon):
+def test_instance_normalization_equals_the_definition(shape, epsilon):
     inputs = [draw(*shape), draw(4), draw(4)]
     if 0 in shape:
         check_node("InstanceNormalization", inputs, expected=[inputs[0]])
@@ -100,7 +100,7 @@ def grouped(x, groups, scale, bias, epsilon=1e-5):
 
 @pytest.mark.parametrize("shape", [(2, 6), (2, 6, 5), (2, 6, 4, 3)])
 @pytest.mark.parametrize("groups", [1, 2, 6])
-def test_group(shape, groups):
+def test_group_normalization_equals_the_definition(shape, groups):
     x = draw(*shape)
     scale, bias = draw(6), draw(6)
     want = grouped(x, groups, scale, bias, 0.01)
@@ -109,7 +109,7 @@ def test_group(shape, groups):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, *NARROW])
-def test_instance_and_group_dtypes(dtype):
+def test_instance_and_group_of_every_dtype_matches_the_definition(dtype):
     x, scale, bias = draw(2, 4, 5, dtype=dtype), draw(4, dtype=dtype), draw(4, dtype=dtype)
     check_node("InstanceNormalization", [x, scale, bias], expected=[grouped(x, 4, scale, bias)],
                **LOOSE)  # fmt: skip
@@ -136,7 +136,7 @@ def test_instance_and_group_refuse():
 @pytest.mark.parametrize("axis", [-1, -2, 0, 1])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_layer(axis, bias, outputs):
+def test_layer_normalization_equals_the_definition(axis, bias, outputs):
     x = draw(3, 4, 5)
     scale = draw(*x.shape[axis:])
     inputs = [x, scale] + ([draw(*x.shape[axis:])] if bias else [])
@@ -162,7 +162,7 @@ def test_layer_of_constant_rows_is_its_bias():
 
 
 @pytest.mark.parametrize("dtype", [np.float64, *NARROW])
-def test_layer_and_rms_dtypes(dtype):
+def test_layer_and_rms_of_every_dtype_matches_the_definition(dtype):
     x, scale, bias = draw(3, 8, dtype=dtype), draw(8, dtype=dtype), draw(8, dtype=dtype)
     wide = x.astype(np.float64)
     mean = wide.mean(1, keepdims=True)
@@ -190,13 +190,13 @@ def _layer(x, scale, stash):
 
 
 @pytest.mark.parametrize("axis", [-1, -2, 0, 1])
-def test_rms(axis):
+def test_rms_normalization_equals_the_definition(axis):
     x = draw(3, 4, 5)
     check_node("RMSNormalization", [x, draw(*x.shape[axis:])], {"axis": axis}, **TOLERANCE)
     check_node("RMSNormalization", [x, draw(5)], {"axis": axis, "epsilon": 0.1}, **TOLERANCE)
 
 
-def test_rms_of_mixed_dtypes():
+def test_rms_of_mixed_of_every_dtype_matches_the_definition():
     x, scale = draw(3, 8, dtype=np.float16), draw(8)
     wide = x.astype(np.float64)
     want = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5) * scale
@@ -205,7 +205,7 @@ def test_rms_of_mixed_dtypes():
 
 
 @pytest.mark.parametrize("domain", ["", "com.microsoft"])
-def test_simplified_layer(domain):
+def test_simplified_layer_normalization_equals_rms_normalization(domain):
     from penstock.ir.graph import Graph, Node, Value
     from penstock.ir.op import Kernel
     from penstock.types import type_of
@@ -256,7 +256,7 @@ def test_lrn(size, attrs, shape):
 
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("axis", [-1, 0, 1])
-def test_lp(p, axis):
+def test_lp_normalization_equals_the_definition(p, axis):
     x = draw(3, 4, 5)
     x[:, 1] = x[1] = x[..., 1] = 0
     norm = np.linalg.norm(x, p, axis=axis, keepdims=True)
@@ -265,13 +265,13 @@ def test_lp(p, axis):
 
 
 @pytest.mark.parametrize("axes", [None, [0, 1], [-1], [0, 1, 2, 3]])
-def test_mvn(axes):
+def test_mean_variance_normalization_equals_the_definition(axes):
     attrs = {} if axes is None else {"axes": axes}
     check_node("MeanVarianceNormalization", [draw(2, 3, 4, 5)], attrs, **TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, *NARROW])
-def test_lrn_lp_and_mvn_dtypes(dtype):
+def test_lrn_lp_and_mvn_of_every_dtype_matches_the_definition(dtype):
     x = draw(2, 3, 4, 5, dtype=dtype)
     wide = x.astype(np.float64)
     want = wide / (1 + 1e-4 / 1 * wide**2) ** 0.75
@@ -313,7 +313,7 @@ def test_normalization_infer_keeps_symbolic_dims():
 @pytest.mark.parametrize("skip", [(2, 3, 8), (1, 3, 8), (3, 8)])
 @pytest.mark.parametrize("beta, bias", [(0, 0), (1, 0), (0, 1), (1, 1)])
 @pytest.mark.parametrize("outputs", [[True], [True, False, False, True]])
-def test_skip_layer(skip, beta, bias, outputs):
+def test_skip_layer_normalization_matches_onnx_runtime(skip, beta, bias, outputs):
     inputs = [draw(2, 3, 8), draw(*skip), draw(8), draw(8) if beta else None]
     inputs += [draw(8)] if bias else []
     if inputs[-1] is None:
@@ -324,13 +324,13 @@ def test_skip_layer(skip, beta, bias, outputs):
 @pytest.mark.parametrize("shape", [(2, 3, 8), (6, 8)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("outputs", [[True], [True, False, False, True]])
-def test_skip_simplified(shape, bias, outputs):
+def test_skip_simplified_layer_normalization_matches_onnx_runtime(shape, bias, outputs):
     inputs = [draw(*shape), draw(*shape), draw(8)] + ([draw(8)] if bias else [])
     check_node("SkipSimplifiedLayerNormalization", inputs, {"epsilon": 1e-3}, outputs=outputs, **MS)
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_skip_narrow(dtype):
+def test_skip_layer_normalization_of_16_bit_floats_is_rounded_once(dtype):
     x, skip, gamma = draw(2, 3, 8, dtype=dtype), draw(2, 3, 8, dtype=dtype), draw(8, dtype=dtype)
     total = x.astype(float) + skip.astype(float)
     d = total - total.mean(-1, keepdims=True)
@@ -345,7 +345,7 @@ def test_skip_narrow(dtype):
 @pytest.mark.parametrize("op", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
 @pytest.mark.parametrize("shapes", [((8,), (8,), (8,)), ((2, 3, 8), (2, 2, 8), (8,)),
                                     ((2, 3, 8), (2, 3, 8), (7,)), ((3, 8), (2, 3, 8), (8,))])  # fmt: skip
-def test_skip_refuses(op, shapes):
+def test_skip_layer_normalization_with_misfit_inputs_is_refused(op, shapes):
     with pytest.raises(ShapeError):
         check_node(op, [draw(*s) for s in shapes], domain="com.microsoft", opset=1, expected=[])
 
@@ -385,7 +385,7 @@ def test_embed_layer(segments, masked, places):
         {5: np.zeros(7, np.float32)},
     ],
 )
-def test_embed_layer_refuses(change):
+def test_embed_layer_with_bad_inputs_is_refused(change):
     inputs = [np.array([[1]], np.int32), None, draw(10, 8), draw(6, 8), None, draw(8), draw(8)]
     for i, value in change.items():
         inputs[i] = value

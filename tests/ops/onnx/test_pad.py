@@ -56,7 +56,7 @@ def test_pad_with_negative_pads_crops(mode: str, pads: tuple[int, ...]) -> None:
     check_both("Pad", [x, i64(*pads)], {"mode": mode}, expected=[want])
 
 
-def test_pad_values_and_dtypes() -> None:
+def test_pad_values_and_of_every_dtype_matches_the_definition() -> None:
     check_both("Pad", [f32(2, 2), i64(1, 0, 0, 1), scalar(7)], constants=(1, 2))
     check_both("Pad", [f32(2, 2), i64(1, 0, 0, 1), np.array([7], np.float32)], constants=(1,))
     check_node("Pad", [np.array([True]), i64(1, 1)])
@@ -74,7 +74,7 @@ def test_pad_values_and_dtypes() -> None:
     check_both("Pad", [f32(3), i64(5, -4)], expected=want)
 
 
-def test_pad_refuses() -> None:
+def test_pad_with_bad_inputs_is_refused() -> None:
     fails("Pad", [f32(2, 2), i64(1, 1)], match="pads")
     fails("Pad", [f32(2), i64(-2, -1)], match="cut more")
     fails("Pad", [f32(2), i64(1, 1), None, i64(1)], match="axis 1")
@@ -83,7 +83,7 @@ def test_pad_refuses() -> None:
     fails("Pad", [f32(2), i64(1, 1), f32(2)], match="scalar")
 
 
-def test_pad_infers() -> None:
+def test_pad_infers_its_types() -> None:
     x = float_type("N", 3, None, 8)
     assert shape_of("Pad", [x, i64(0, 1, 0, 2, 0, 1, 0, 2)]) == ("N", 5, None, 12)
     assert shape_of("Pad", [x, i64(1, 2), None, i64(3)]) == ("N", 3, None, 11)
@@ -112,7 +112,7 @@ def test_center_crop_pad_some_axes(axes: list[int]) -> None:
     check_both("CenterCropPad", [f32(4, 5, 6), target], {"axes": axes})
 
 
-def test_center_crop_pad_edges() -> None:
+def test_center_crop_pad_of_edge_cases_matches_the_definition() -> None:
     fails("CenterCropPad", [f32(2, 2), i64(1)], match="does not fit")
     fails("CenterCropPad", [f32(2, 2), i64(1, -1)])
     attrs: dict[str, Any] = {"axes": [0, -1]}

@@ -81,7 +81,7 @@ def test_max_pool_keeps_nans():
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int8, np.uint8])
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_max_pool_dtypes(dtype, outputs):
+def test_max_pool_of_every_dtype_matches_the_definition(dtype, outputs):
     attrs = {"kernel_shape": [3, 2], "pads": [1, 1, 1, 0], "strides": [2, 1]}
     check_node("MaxPool", [draw(2, 3, 6, 7, dtype=dtype)], attrs, expected="ort", opset=21,
                outputs=outputs)  # fmt: skip
@@ -190,7 +190,7 @@ def test_average_pool_narrow(dtype):
 @pytest.mark.parametrize("op", ["GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"])
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 3, 5, 6), (2, 3, 2, 3, 4), (0, 3, 4, 4)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_global_pool(op, shape, dtype):
+def test_global_pools_match_the_reference(op, shape, dtype):
     x = draw(*shape, dtype=dtype)
     axes = tuple(range(2, x.ndim))
     want = {
@@ -225,7 +225,7 @@ def test_global_pool_of_empty_images_is_refused(op, shape):
     ],
 )
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
-def test_pool_refuses(op, shape, attrs):
+def test_pool_with_bad_inputs_is_refused(op, shape, attrs):
     with pytest.raises(ShapeError):
         check_node(op, [draw(*shape)], attrs, expected=[])
 
@@ -276,7 +276,7 @@ def test_max_unpool_narrow(dtype):
         ([[[0, 1]]], [1, 1, -4]),
     ],
 )
-def test_max_unpool_refuses(where, shape):
+def test_max_unpool_with_bad_inputs_is_refused(where, shape):
     inputs = [np.ones((1, 1, 2), np.float32), np.array(where)]
     if shape is not None:
         inputs.append(np.array(shape))

@@ -95,7 +95,9 @@ def test_quantized_product_wraps_in_32_bits() -> None:
         ((3, 0), (0, 2)),
     ],
 )
-def test_quantized_product_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+def test_quantized_products_of_all_ranks_match_the_definition(
+    a: tuple[int, ...], b: tuple[int, ...]
+) -> None:
     inputs = [whole(U8, *a), whole(I8, *b), np.array(7, np.uint8), np.array(-3, np.int8)]
     want = [exactly(*inputs)]
     check_node("MatMulInteger", inputs, expected=want)

@@ -135,7 +135,7 @@ def test_quantized_conv_channels_last() -> None:
     check_node("QLinearConv", inputs, {"channels_last": 1}, expected=[want], **ms)
 
 
-def test_quantized_conv_infer() -> None:
+def test_quantized_conv_infers_its_types() -> None:
     op = find("ConvInteger")
     assert op is not None
     types = [TensorType(U8, ("n", 3, "h", 9)), TensorType(I8, (4, 3, 3, 3))]

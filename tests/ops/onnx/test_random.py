@@ -69,7 +69,7 @@ def test_without_a_seed_every_kernel_draws_its_own() -> None:
     assert (a != b).any()
 
 
-def test_random_infers() -> None:
+def test_random_infers_its_types() -> None:
     assert infer("RandomNormal", [], {"shape": [2, 3], "dtype": 1}) == [float_type(2, 3)]
     assert infer("RandomUniformLike", [float_type("N", 3)]) == [float_type("N", 3)]
     kinds = infer("RandomNormalLike", [TensorType(INT64, ("N",))], {"dtype": 1})
@@ -159,7 +159,7 @@ def test_dropout_in_inference() -> None:
     assert y is x
 
 
-def test_dropout_edges() -> None:
+def test_dropout_of_edge_cases_matches_the_definition() -> None:
     x = f32(4) + 1
     half = x.astype(np.float16)
     attrs = {"seed": 1}

@@ -199,7 +199,9 @@ def test_recurrent_outputs_left_out(
     ("dtype", "tolerance"),
     [(np.float64, 1e-6), (np.float16, 2e-3), (ml_dtypes.bfloat16, 2e-2)],
 )
-def test_recurrent_dtypes(kind: str, dtype: Any, tolerance: float) -> None:
+def test_recurrent_of_every_dtype_matches_the_definition(
+    kind: str, dtype: Any, tolerance: float
+) -> None:
     inputs = data(kind, states=True, dtype=dtype)
     wide = [None if x is None else x.astype(np.float32) for x in inputs]
     count = 3 if kind == "LSTM" else 2

@@ -66,7 +66,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("op", list(REDUCTIONS))
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("constant", [True, False])
-def test_reduction(op: str, dtype: Any, constant: bool) -> None:
+def test_reductions_match_the_reference(op: str, dtype: Any, constant: bool) -> None:
     close = TOLERANCE[dtype]
     for shape, axes in LAYOUTS:
         x = positive(*shape, dtype=dtype)
@@ -120,7 +120,7 @@ def test_mean_of_integers_does_not_overflow() -> None:
 
 @pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
 @pytest.mark.parametrize("dtype", ["u1", "i1", "?", "i8", F16, F32])
-def test_extrema(op: str, dtype: Any) -> None:
+def test_reductions_to_extrema_match_numpy(op: str, dtype: Any) -> None:
     x = np.random.default_rng(0).integers(0, 2, (30, 4)).astype(dtype)
     function = np.max if op == "ReduceMax" else np.min
     for axis in (0, 1):
@@ -201,7 +201,9 @@ def test_float16_sums_are_float32() -> None:
 @pytest.mark.parametrize("exclusive", [0, 1])
 @pytest.mark.parametrize("reverse", [0, 1])
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
-def test_cumulative(op: str, exclusive: int, reverse: int, dtype: Any) -> None:
+def test_cumulative_operations_match_the_definition(
+    op: str, exclusive: int, reverse: int, dtype: Any
+) -> None:
     dtype = np.dtype(dtype)
     x = positive(3, 4, 5, dtype=F64)
     x = (x * 4 if dtype.kind in "iu" else x).astype(dtype)

@@ -41,7 +41,7 @@ def test_roi_align(mode, ratio, scale, size):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("mode", ["avg", "max"])
-def test_roi_align_dtypes(dtype, mode):
+def test_roi_align_of_every_dtype_matches_the_definition(dtype, mode):
     x, rois = draw(1, 2, 5, 5, dtype=dtype), np.array([[0, 0, 4, 4], [1, 2, 3, 3]], dtype)
     wide = [x.astype(np.float32), rois.astype(np.float32), np.array([0, 0])]
     attrs = {"mode": mode, "output_height": 2, "output_width": 2, "sampling_ratio": 2}
@@ -75,7 +75,7 @@ def test_roi_align_of_a_region_turned_over_is_zero(mode):
         ((1, 2, 5, 5), [[0, 0, 4, 4]], [0], {"output_width": 0}),
     ],
 )
-def test_roi_align_refuses(x, rois, batch, attrs):
+def test_roi_align_with_bad_inputs_is_refused(x, rois, batch, attrs):
     with pytest.raises(ShapeError):
         check_node("RoiAlign", [draw(*x), np.array(rois, np.float32), np.array(batch)], attrs,
                    expected=[])  # fmt: skip
@@ -103,7 +103,7 @@ def test_max_roi_pool(scale, size, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
-def test_max_roi_pool_dtypes(dtype):
+def test_max_roi_pool_of_every_dtype_matches_the_definition(dtype):
     x = draw(1, 2, 4, 4, dtype=dtype)
     want = x.astype(np.float32).reshape(1, 2, 2, 2, 2, 2).max((3, 5)).astype(dtype)
     rois = np.array([[0, 0, 0, 3, 3]], dtype)
@@ -120,7 +120,7 @@ def test_max_roi_pool_dtypes(dtype):
         ([[0, 0, 0, 3, 3]], [0, 1]),
     ],
 )
-def test_max_roi_pool_refuses(rois, size):
+def test_max_roi_pool_with_bad_inputs_is_refused(rois, size):
     with pytest.raises(ShapeError):
         check_node("MaxRoiPool", [draw(1, 2, 4, 4), np.array(rois, np.float32)],
                    {"pooled_shape": size}, expected=[])  # fmt: skip
@@ -190,7 +190,7 @@ def test_deform_conv_reads_nothing_outside():
         (((1, 4, 5, 5), (3, 4, 2, 2), (1, 8, 4, 4), (3,), (1, 8, 4, 4)), {}),
     ],
 )
-def test_deform_conv_refuses(shapes, attrs):
+def test_deform_conv_with_bad_inputs_is_refused(shapes, attrs):
     with pytest.raises(ShapeError):
         check_node("DeformConv", [draw(*s) for s in shapes], attrs, expected=[])
 

@@ -177,7 +177,7 @@ DTYPES = [np.float64, np.float16, ml_dtypes.bfloat16, np.uint8, np.int8, np.int3
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_resize_dtypes(dtype: Any, mode: str) -> None:
+def test_resize_of_every_dtype_matches_the_definition(dtype: Any, mode: str) -> None:
     x = image(1, 2, 5, 7, dtype=dtype)
     wide = x.astype(np.float64)
     inputs = [wide, None, None, sizes(1, 2, 8, 4)]
@@ -189,7 +189,7 @@ def test_resize_dtypes(dtype: Any, mode: str) -> None:
     check(inputs, {"mode": mode}, expected=[want.astype(dtype)], rtol=tolerance, atol=tolerance)
 
 
-def test_resize_other_dtypes() -> None:
+def test_resize_other_of_every_dtype_matches_the_definition() -> None:
     inputs = [np.array([["a", "b"]], object), None, scales(2, 2)]
     want = inputs[0].repeat(2, 0).repeat(2, 1)
     check_node("Resize", inputs, expected=[want])
@@ -284,7 +284,7 @@ def test_resize_of_empty_axis_is_refused() -> None:
         check_node("Resize", [image(3, 0), None, None, sizes(3, 2)], expected=[None])
 
 
-def test_resize_infer() -> None:
+def test_resize_infers_its_types() -> None:
     op = find("Resize")
     assert op is not None
     f = np.dtype(np.float32)

@@ -59,7 +59,7 @@ def test_rotary_microsoft(rank: int, interleaved: int, start: int | None, turnin
 
 
 @pytest.mark.parametrize(("dtype", "tol"), [(np.float16, 1e-2), (ml_dtypes.bfloat16, 5e-2)])
-def test_rotary_dtypes(dtype: Any, tol: float) -> None:
+def test_rotary_of_every_dtype_matches_the_definition(dtype: Any, tol: float) -> None:
     values = inputs(4, True, dtype=dtype)
     wide = [x.astype(np.float32) if i < 3 else x for i, x in enumerate(values)]
     (want,) = check_node("RotaryEmbedding", wide)
@@ -104,7 +104,7 @@ def test_rotary_caches_without_positions() -> None:
         check_node("RotaryEmbedding", values, expected=[None])
 
 
-def test_rotary_infer() -> None:
+def test_rotary_infers_its_types() -> None:
     op = find("RotaryEmbedding")
     assert op is not None
     x = TensorType(FLOAT, ("b", 4, "s", 16))

@@ -36,7 +36,7 @@ def test_scatter_elements(reduction: str, axis: int, dtype: Any) -> None:
     )
 
 
-def test_scatter_elements_edges() -> None:
+def test_scatter_elements_of_edge_cases_matches_the_definition() -> None:
     check_node(
         "Scatter", [f32(1, 5), np.array([[1, 3]]), f32(1, 2)], {"axis": 1}, opset=9, expected="ort"
     )
@@ -62,7 +62,7 @@ def test_scatter_elements_edges() -> None:
     fails("ScatterElements", [f32(3), i64(0), f32(1)], {"reduction": "mean"}, "none of")
 
 
-def test_scatter_infers() -> None:
+def test_scatter_infers_its_types() -> None:
     x = float_type("N", 3)
     index = TensorType(INT64, (2, "M"))
     assert infer("ScatterElements", [x, index, float_type(2, "M")]) == [x]
@@ -97,7 +97,7 @@ def test_scatter_nd(reduction: str, depth: int, dtype: Any) -> None:
     check_node("ScatterND", [x, indices, updates], {"reduction": reduction}, expected=[want])
 
 
-def test_scatter_nd_edges() -> None:
+def test_scatter_nd_of_edge_cases_matches_the_definition() -> None:
     check_node("ScatterND", [f32(4), np.empty((0, 1), np.int64), f32(0)])
     check_node("ScatterND", [f32(4), i64(2), np.float32(9).reshape(())])
     words = np.array(["a", "b"], object)
@@ -127,7 +127,7 @@ def test_tensor_scatter(mode: str) -> None:
     check_node("TensorScatter", flat, {"axis": 1, "mode": mode})
 
 
-def test_tensor_scatter_edges() -> None:
+def test_tensor_scatter_of_edge_cases_matches_the_definition() -> None:
     cache = f32(2, 4, 3)
     fails("TensorScatter", [cache, f32(2, 2, 3), i64(0, 3)], match="beyond")
     fails("TensorScatter", [cache, f32(2, 2, 3), i64(0, -1)], match="beyond")

@@ -36,7 +36,7 @@ def few(*shape: int, dtype: Any, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("last", [0, 1])
-def test_arg_extremes(op: str, dtype: Any, last: int) -> None:
+def test_arg_max_and_arg_min_match_the_reference(op: str, dtype: Any, last: int) -> None:
     x = few(3, 4, 5, dtype=dtype)
     find_place = np.argmax if op == "ArgMax" else np.argmin
     for axis in (0, 1, -1):
@@ -158,7 +158,7 @@ def infer(op: str, *types: Any, **attrs: Any) -> Any:
     return found.infer(types, attrs, [None] * len(types))
 
 
-def test_arg_extremes_infer() -> None:
+def test_arg_max_and_arg_min_infer_their_types() -> None:
     x = TensorType(F32, ("n", 3))
     assert infer("ArgMax", x) == (TensorType(INT64, (1, 3)),)
     assert infer("ArgMax", x, axis=-1, keepdims=0) == (TensorType(INT64, ("n",)),)
@@ -167,7 +167,7 @@ def test_arg_extremes_infer() -> None:
         infer("ArgMax", x, axis=2)
 
 
-def test_top_k_infer() -> None:
+def test_top_k_infers_its_types() -> None:
     x = TensorType(F32, ("n", 3))
     k = TensorType(INT64, (1,), (2,))
     assert infer("TopK", x, k) == (TensorType(F32, ("n", 2)), TensorType(INT64, ("n", 2)))

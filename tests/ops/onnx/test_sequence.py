@@ -47,7 +47,7 @@ def test_sequence_insert(position: int | None) -> None:
     check_node("SequenceInsert", inputs, expected=[want])
 
 
-def test_sequence_insert_refuses() -> None:
+def test_sequence_insert_with_bad_inputs_is_refused() -> None:
     fails("SequenceInsert", [three(), f32(1), np.array(4)], match="out of range")
     fails("SequenceInsert", [three(), f32(1), np.array(-4)], match="out of range")
     empty = SequenceType(TensorType(F32))
@@ -76,7 +76,7 @@ def test_sequence_at(position: int) -> None:
     check_node("SequenceLength", [three()])
 
 
-def test_sequence_at_refuses() -> None:
+def test_sequence_at_with_bad_inputs_is_refused() -> None:
     for position in (3, -4):
         fails("SequenceAt", [three(), np.array(position)], match="out of range")
         fails("SequenceErase", [three(), np.array(position)], match="out of range")
@@ -97,7 +97,7 @@ def test_split_to_sequence(axis: int) -> None:
     check_node("SplitToSequence", [x], {"axis": axis, "keepdims": 0}, expected=[parts])
 
 
-def test_split_to_sequence_edges() -> None:
+def test_split_to_sequence_of_edge_cases_matches_the_definition() -> None:
     fails("SplitToSequence", [f32(4), np.array(0)], match="parts of 0")
     fails("SplitToSequence", [f32(4), i64(1, 2)], match="add up")
     fails("SplitToSequence", [f32(4), i64(5, -1)], match="add up")
@@ -132,7 +132,7 @@ def test_concat_from_sequence(axis: int, new_axis: int) -> None:
     assert infer("ConcatFromSequence", [FLOATS], attrs) == [float_type(*wanted)]
 
 
-def test_concat_from_sequence_edges() -> None:
+def test_concat_from_sequence_of_edge_cases_matches_the_definition() -> None:
     check_node("ConcatFromSequence", [[f32(2), f32(3)]], {"axis": 0})
     fails("ConcatFromSequence", [[f32(2), f32(3)]], {"axis": 0, "new_axis": 1}, "concatenated")
     fails("ConcatFromSequence", [[f32(2), f32(3)]], {"axis": 1})

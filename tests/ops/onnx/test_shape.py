@@ -90,7 +90,7 @@ def test_reshape_keeps_dims_of_an_empty_batch() -> None:
         ((2, 3), (0, 3), {"allowzero": 1}),
     ],
 )
-def test_reshape_refuses(
+def test_reshape_with_bad_inputs_is_refused(
     shape: tuple[int, ...], target: tuple[int, ...], attrs: dict[str, int]
 ) -> None:
     fails("Reshape", [f32(*shape), i64(*target)], attrs)
@@ -142,7 +142,7 @@ def test_flatten(axis: int) -> None:
     check_node("Flatten", [x], {"axis": axis}, expected=[x.reshape(rows, columns)])
 
 
-def test_flatten_edges() -> None:
+def test_flatten_of_edge_cases_matches_the_definition() -> None:
     check_node("Flatten", [np.float32(3).reshape(())], {"axis": 0})
     check_node("Flatten", [f32(3)])
     fails("Flatten", [f32(2, 3)], {"axis": 3}, "axis 3 is out of range")
@@ -157,7 +157,7 @@ def test_squeeze(axes: tuple[int, ...]) -> None:
     check_both("Squeeze", [f32(1, 3, 1, 2)[:, :, :, ::-1], i64(*axes)])
 
 
-def test_squeeze_edges() -> None:
+def test_squeeze_of_edge_cases_matches_the_definition() -> None:
     check_node("Squeeze", [f32(1, 3, 1)])
     check_node("Squeeze", [f32(1, 1)])
     check_node("Squeeze", [f32(2, 3), None])
@@ -168,7 +168,7 @@ def test_squeeze_edges() -> None:
     fails("Squeeze", [f32(1, 1), i64(0, -2)])
 
 
-def test_squeeze_infers() -> None:
+def test_squeeze_infers_its_types() -> None:
     x = float_type("N", 1, None)
     assert shape_of("Squeeze", [x, i64(1)]) == ("N", None)
     assert shape_of("Squeeze", [x, i64(-1, 1)]) == ("N",)
@@ -186,7 +186,7 @@ def test_unsqueeze(axes: tuple[int, ...]) -> None:
     check_both("Unsqueeze", [f32(3, 4)[:, ::2], i64(*axes)])
 
 
-def test_unsqueeze_edges() -> None:
+def test_unsqueeze_of_edge_cases_matches_the_definition() -> None:
     check_both("Unsqueeze", [np.float32(3).reshape(()), i64(0, 1)])
     check_both("Unsqueeze", [np.float32(3).reshape(()), i64()])
     fails("Unsqueeze", [f32(2), i64(3)])
@@ -206,7 +206,7 @@ def test_transpose(perm: list[int] | None) -> None:
         check_node("Transpose", [x], attrs)
 
 
-def test_transpose_edges() -> None:
+def test_transpose_of_edge_cases_matches_the_definition() -> None:
     check_node("Transpose", [np.float32(1).reshape(())])
     check_node("Transpose", [np.array([["a", "b"]], object)])
     fails("Transpose", [f32(2, 3)], {"perm": [0, 0]})
@@ -235,13 +235,13 @@ def test_expand(shape: tuple[int, ...], target: tuple[int, ...]) -> None:
     check_both("Expand", [f32(*shape), i64(*target)])
 
 
-def test_expand_edges() -> None:
+def test_expand_of_edge_cases_matches_the_definition() -> None:
     check_both("Expand", [np.array(["a"], object), i64(3)])
     fails("Expand", [f32(2, 3), i64(2, 2)], match="expand")
     fails("Expand", [f32(1, 3), i64(-1, 3)])
 
 
-def test_expand_infers() -> None:
+def test_expand_infers_its_types() -> None:
     x = float_type("N", 1, 4)
     assert shape_of("Expand", [x, int_type("N", "T", 1)]) == ("N", "T", 4)
     assert shape_of("Expand", [x, int_type(None, 3, 1)]) == (None, 3, 4)
@@ -253,7 +253,7 @@ def test_expand_infers() -> None:
         infer("Expand", [x, i64(2, -1, 4)])
 
 
-def test_identity() -> None:
+def test_identity_passes_every_value_on() -> None:
     check_node("Identity", [f32(2, 3)])
     check_node("Identity", [np.array("text", object)])
     check_node("Identity", [[f32(2), f32(3)]])
@@ -292,6 +292,6 @@ def test_views_can_also_be_copied(name: str, inputs: list[Any], attrs: dict[str,
             np.testing.assert_array_equal(out, want)
 
 
-def test_first_versions() -> None:
+def test_shape_operations_of_first_versions_match_the_current_ones() -> None:
     assert find("Squeeze", version=11) is None
     assert find("Reshape", version=5) is find("Reshape")

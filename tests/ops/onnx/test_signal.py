@@ -53,7 +53,7 @@ def test_dft(parts: int, inverse: int, onesided: int, n: int | None, axis: int) 
 @pytest.mark.parametrize("opset", [17, 20])
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("inverse", [0, 1])
-def test_dft_ort(opset: int, parts: int, inverse: int) -> None:
+def test_dft_matches_onnx_runtime(opset: int, parts: int, inverse: int) -> None:
     check_node(
         "DFT", [signal(3, 8, parts)], {"inverse": inverse}, expected="ort", opset=opset, atol=1e-5
     )
@@ -70,7 +70,7 @@ def test_dft_default_axis() -> None:
     ("dtype", "tolerance"),
     [(np.float64, 1e-9), (np.float16, 1e-2), (ml_dtypes.bfloat16, 1e-1)],
 )
-def test_dft_dtypes(dtype: Any, tolerance: float) -> None:
+def test_dft_of_every_dtype_matches_the_definition(dtype: Any, tolerance: float) -> None:
     x = signal(2, 6, 1, dtype=dtype)
     want = spectrum(x, None, 1, False, True)
     check_node("DFT", [x], {"onesided": 1}, expected=[want], rtol=tolerance, atol=tolerance)
@@ -97,7 +97,9 @@ def test_dft_strided_input() -> None:
         ((2, 8, 1), None, 2, 17),
     ],
 )
-def test_dft_errors(shape: tuple[int, ...], length: int | None, axis: int, opset: int) -> None:
+def test_dft_with_bad_inputs_is_refused(
+    shape: tuple[int, ...], length: int | None, axis: int, opset: int
+) -> None:
     inputs: list[Any] = [signal(*shape), None if length is None else np.array(length, np.int64)]
     attrs = {}
     if opset == 17:
@@ -108,7 +110,7 @@ def test_dft_errors(shape: tuple[int, ...], length: int | None, axis: int, opset
         check_node("DFT", inputs, attrs, expected=[None], opset=opset)
 
 
-def test_dft_infer() -> None:
+def test_dft_infers_its_types() -> None:
     op = find("DFT", version=20)
     assert op is not None
     f = np.dtype(np.float32)
@@ -142,7 +144,7 @@ def test_stft(
     check_node("STFT", inputs, {"onesided": onesided}, atol=1e-5, constants=constants)
 
 
-def test_stft_ort() -> None:
+def test_stft_matches_onnx_runtime() -> None:
     inputs = [signal(2, 64, 1), np.array(4, np.int64), signal(16), np.array(16, np.int64)]
     check_node("STFT", inputs, expected="ort", opset=17, atol=1e-5)
 
@@ -160,7 +162,7 @@ def test_stft_complex(onesided: int) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tol"), [(np.float64, 1e-9), (np.float16, 2e-2)])
-def test_stft_dtypes(dtype: Any, tol: float) -> None:
+def test_stft_of_every_dtype_matches_the_definition(dtype: Any, tol: float) -> None:
     inputs = [signal(2, 20, 1, dtype=dtype), np.array(5, np.int32), signal(8, dtype=dtype)]
     check_node("STFT", inputs, rtol=tol, atol=tol)
 
@@ -177,7 +179,7 @@ def test_stft_dtypes(dtype: Any, tol: float) -> None:
         ((2, 6, 1), 2, None, 0),
     ],
 )
-def test_stft_errors(
+def test_stft_with_bad_inputs_is_refused(
     shape: tuple[int, ...], step: int, window: int | None, length: int | None
 ) -> None:
     inputs = [
@@ -190,7 +192,7 @@ def test_stft_errors(
         check_node("STFT", inputs, expected=[None])
 
 
-def test_stft_infer() -> None:
+def test_stft_infers_its_types() -> None:
     op = find("STFT")
     assert op is not None
     f, step = np.dtype(np.float32), np.array(4)
@@ -208,7 +210,7 @@ WINDOWS = ["HannWindow", "HammingWindow", "BlackmanWindow"]
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("periodic", [0, 1])
 @pytest.mark.parametrize("size", [0, 2, 7, 400])
-def test_windows(name: str, periodic: int, size: int) -> None:
+def test_window_operations_match_the_reference(name: str, periodic: int, size: int) -> None:
     check_node(name, [np.array(size, np.int64)], {"periodic": periodic})
     check_node(name, [np.array(size, np.int32)], {"periodic": periodic}, constants=[0])
 
@@ -216,7 +218,7 @@ def test_windows(name: str, periodic: int, size: int) -> None:
 @pytest.mark.parametrize(
     ("name", "curve"), [("HannWindow", np.hanning), ("BlackmanWindow", np.blackman)]
 )
-def test_window_against_numpy(name: str, curve: Any) -> None:
+def test_window_operations_equal_windows_of_numpy(name: str, curve: Any) -> None:
     want = curve(12).astype(np.float32)
     check_node(name, [np.array(12, np.int64)], {"periodic": 0}, expected=[want])
 
@@ -225,7 +227,7 @@ def test_window_against_numpy(name: str, curve: Any) -> None:
 @pytest.mark.parametrize(
     "code", [TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT32]
 )
-def test_window_dtypes(name: str, code: int) -> None:
+def test_window_operations_give_every_dtype(name: str, code: int) -> None:
     attrs = {"output_datatype": code}
     tolerance = {TensorProto.DOUBLE: 1e-12, TensorProto.INT32: 0}.get(code, 1e-2)
     # Of a periodic window of an odd size no sample is an integer, but the first of Hann's.
@@ -245,7 +247,7 @@ def _first(name: str) -> np.ndarray:
     return np.array([first], np.float32)
 
 
-def test_window_errors() -> None:
+def test_window_operations_with_bad_sizes_are_refused() -> None:
     with pytest.raises(ShapeError):
         check_node("HannWindow", [np.array(-1, np.int64)], expected=[None])
     with pytest.raises(ShapeError):
@@ -266,7 +268,7 @@ def test_mel_weight_matrix(bands: int, length: int, rate: int, low: float, high:
     )
 
 
-def test_mel_errors() -> None:
+def test_mel_with_bad_inputs_is_refused() -> None:
     inputs = [np.array(x, np.int64) for x in (4, 16, 0)] + [np.array(x, np.float32) for x in (0, 9)]
     with pytest.raises(ShapeError):
         check_node("MelWeightMatrix", inputs, expected=[None])

@@ -35,7 +35,7 @@ def test_concat_broadcasts() -> None:
 
 
 @pytest.mark.parametrize("attrs", [{}, {"maxsplit": 1}, {"maxsplit": 0}, {"delimiter": ""}])
-def test_split_at_whitespace(attrs: dict[str, Any]) -> None:
+def test_string_split_at_whitespace_matches_the_reference(attrs: dict[str, Any]) -> None:
     x = text(" a b  c  ", "", "   ", "x", "d e", "f", shape=(2, 3))
     check_node("StringSplit", [x], attrs, outputs=2, expected="ort", opset=20)
 
@@ -295,7 +295,7 @@ def test_tfidf_of_empty_and_wrong_shapes() -> None:
 # Types
 
 
-def test_text_infer() -> None:
+def test_text_operations_infer_their_types() -> None:
     x = TensorType(STRING, ("n", 3))
     split, concat = find("StringSplit"), find("StringConcat")
     normalizer, match, tfidf = (

@@ -254,7 +254,7 @@ def test_zip_map() -> None:
 # Types
 
 
-def test_features_infer() -> None:
+def test_feature_operations_infer_their_types() -> None:
     def inferred(name: str, types: list[Any], attrs: dict[str, Any]) -> Any:
         op = find(name, "ai.onnx.ml")
         assert op is not None

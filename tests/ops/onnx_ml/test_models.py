@@ -182,7 +182,7 @@ def test_svm_classifiers_of_wrong_attributes_are_refused() -> None:
     fails("SVMClassifier", good, X[:, :2])
 
 
-def test_models_infer() -> None:
+def test_models_infer_their_types() -> None:
     x = TensorType(FLOAT32, ("n", 3))
     linear, vectors = find("LinearClassifier", "ai.onnx.ml"), find("SVMClassifier", "ai.onnx.ml")
     assert linear is not None

@@ -408,7 +408,7 @@ def test_tree_ensemble_of_wrong_attributes_is_refused(bad: dict[str, Any], says:
         check_node("TreeEnsembleRegressor", [x], {**SMALL, **bad}, **ml(expected=[None]))
 
 
-def test_tree_infer() -> None:
+def test_tree_infers_its_types() -> None:
     x = TensorType(FLOAT32, ("n", 3))
     regressor, classifier = (
         find(f"TreeEnsemble{kind}", "ai.onnx.ml") for kind in ("Regressor", "Classifier")
