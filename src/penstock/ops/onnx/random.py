@@ -16,14 +16,8 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.dtypes import FLOAT64, INT32
-from penstock.ops.common.shape_rules import (
-    check_shape,
-    dtype_attribute,
-    given,
-    one_element,
-    pad_with_none,
-    tensor,
-)
+from penstock.ops.common.shape_rules import check_shape, dtype_attribute, one_element, tensor
+from penstock.ops.common.specialize import Routine, specialized
 from penstock.ops.onnx.shape import view_kernel
 from penstock.ops.registry import operator
 from penstock.types import BOOL, FLOAT32, Shape, ShapeError, TensorType, Type
@@ -148,7 +142,7 @@ def _truth(x: np.ndarray | None) -> bool:
 
 @operator("Dropout", since=12, infer=_infer_dropout, pure=False)
 def dropout(node: Node, types: Types) -> Kernel:
-    mode, with_mask = pad_with_none(node.inputs, 3)[2], given(node.outputs, 1)
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
     inactive = mode is None or (mode.const is not None and not _truth(mode.const))
     if inactive and len(node.outputs) == 1:
         return view_kernel(lambda x, *_: x)
@@ -172,17 +166,5 @@ def dropout(node: Node, types: Types) -> Kernel:
         if mask is not None:
             mask[...] = kept
 
-    def run(*inputs: Any) -> Any:
-        x, ratio, training = pad_with_none(inputs, 3)
-        out, mask = np.empty(x.shape, x.dtype), np.empty(x.shape, np.bool_)
-        drop(x, ratio, training, out, mask)
-        return (out, mask) if len(node.outputs) > 1 else out
-
-    count = len(node.inputs)
-
-    def into(*arrays: Any) -> None:
-        x, ratio, training = pad_with_none(arrays[:count], 3)
-        out, mask = pad_with_none(arrays[count:], 2)
-        drop(x, ratio, training, out, mask if with_mask else None)
-
-    return Kernel(run, into, inplace=(0,))
+    routine = Routine(drop)
+    return specialized(node, types, lambda *_: routine, arity=(3, 2), widen=False, inplace=(0,))
