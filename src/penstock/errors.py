@@ -10,8 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-MAX_PROBLEMS = 50
+MAX_PROBLEMS = 20
 """The number of problems that a message lists in full; the rest is only counted."""
+MAX_SENTENCE = 2_000
+"""Characters of a problem in a message; the middle of a longer one is left out."""
+MAX_NAME = 200
+"""Characters of a name in a message."""
+
+
+def shortened(text: str, most: int = MAX_NAME) -> str:
+    """``text`` without its middle if it has more than ``most`` characters."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}...[{len(text) - 2 * half} characters]...{text[-half:]}"
 
 
 class PenstockError(Exception):
@@ -19,12 +31,12 @@ class PenstockError(Exception):
 
 
 class InvalidModel(PenstockError):  # noqa: N818 - the public names are fixed by the design
-    """The model breaks a rule of its format; ``problems`` has one sentence for each fault found."""
+    """The model breaks a rule of its format; ``problems`` has one sentence for each fault found,
+    shortened if names make it long."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems: tuple[str, ...] = (
-            (problems,) if isinstance(problems, str) else tuple(problems)
-        )
+        sentences = (problems,) if isinstance(problems, str) else problems
+        self.problems = tuple([shortened(sentence, MAX_SENTENCE) for sentence in sentences])
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
@@ -40,22 +52,27 @@ class UnsupportedOperation:
     nodes: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.operation}: {self.reason} (used by {used_by(self.nodes)})"
+        text = f"{shortened(self.operation)}: {self.reason} (used by {used_by(self.nodes)})"
+        return shortened(text, MAX_SENTENCE)
 
 
 def used_by(nodes: Sequence[str]) -> str:
     """Return the names of the first five ``nodes`` and the number of the others."""
     more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
-    return f"{', '.join(nodes[:5])}{more}"
+    return f"{', '.join(map(shortened, nodes[:5]))}{more}"
 
 
 class Unsupported(PenstockError):  # noqa: N818
-    """The model is valid, but Penstock has no kernel for these operations, all listed at once."""
+    """The model is valid, but Penstock has no kernel for these ``operations``; the message lists
+    the first ``MAX_PROBLEMS``."""
 
     def __init__(self, operations: Sequence[UnsupportedOperation]) -> None:
         self.operations = tuple(operations)
-        lines = "\n".join(f"  {operation}" for operation in self.operations)
-        super().__init__(f"{len(self.operations)} unsupported operation(s):\n{lines}")
+        lines = [f"  {operation}" for operation in self.operations[:MAX_PROBLEMS]]
+        if len(self.operations) > MAX_PROBLEMS:
+            lines.append(f"  and {len(self.operations) - MAX_PROBLEMS} more")
+        text = "\n".join([f"{len(self.operations)} unsupported operation(s):", *lines])
+        super().__init__(text)
 
     @classmethod
     def of(cls, uses: Iterable[tuple[str, str, str]]) -> Unsupported:

@@ -83,6 +83,16 @@ def test_request_that_is_repeated_is_the_same_object(tree):
         ({"x": X}, None, ["lefd"], r"no target is 'lefd': .* did you mean 'left'"),
         ({"x": X}, "y", None, r"fetches must be a list of names; did you mean \['y'\]"),
         ({"x": X}, None, "left", r"targets must be a list of names; did you mean \['left'\]"),
+        ({1: X}, None, None, "names, which are strings; 1 is none"),
+        ({None: X}, ["y"], None, "names, which are strings; None is none"),
+        ({"x": X, 1: X}, None, None, "names, which are strings; 1 is none"),
+        ({"x": X}, [1], None, "names, which are strings; 1 is none"),
+        ({"x": X}, [b"y"], None, "names, which are strings; b'y' is none"),
+        ({"x": X}, [["y"]], None, "lists of names, which are strings: unhashable"),
+        ({"x": X}, 1, None, "lists of names, which are strings: 'int' object is not iterable"),
+        ({"x": X}, None, [None], "names, which are strings; None is none"),
+        ({"x": X}, None, [{}], "lists of names, which are strings: unhashable"),
+        (5, None, None, "feeds must map names to values, not be a int"),
         ({}, ["y"], None, r"need inputs that were not fed: 'x' \(float32\[N\]\)"),
         ([X], None, None, "feeds must map names to values, not be a list"),
         ({"a": X, "alias": X}, ["y"], None, "'a' is fed twice, once as 'alias'"),
@@ -156,3 +166,15 @@ def test_suggest_prefers_alike_then_close_then_preferred_names(name, hint):
 def test_suggest_lists_the_first_few_of_many_names():
     hint = suggest("zzz", [f"value{i}" for i in range(100)])
     assert hint.endswith("'value7', ...")
+
+
+def test_suggest_does_not_compare_long_or_very_many_names(monkeypatch):
+    long = "N" * 1_000_000
+    assert len(suggest(long + "x", [long + "y", "z"])) < 1000
+    compared = []
+    monkeypatch.setattr(
+        module, "get_close_matches", lambda name, names, **_: compared.append(names)
+    )
+    suggest("?", (f"value_{i}" for i in range(3 * module._MOST_COMPARED)))
+    (names,) = compared
+    assert len(names) == module._MOST_COMPARED

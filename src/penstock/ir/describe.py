@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.errors import InternalError, InvalidModel, LimitExceeded, PenstockError
+from penstock.errors import (
+    MAX_SENTENCE,
+    InternalError,
+    InvalidModel,
+    LimitExceeded,
+    PenstockError,
+    shortened,
+)
 from penstock.ir.graph import Node
 from penstock.types import ShapeError
 
@@ -14,8 +21,9 @@ def describe_node(node: Node, inputs: Sequence[str] | None = None) -> str:
     inputs as they are at hand ("x: float32[2]"), by default with the types that they have in the
     graph."""
     if inputs is None:
-        inputs = ["none" if v is None else f"{v.name}: {v.type}" for v in node.inputs]
-    return f"{node.op.name} ({node.label}) with inputs ({', '.join(inputs)})"
+        inputs = ["none" if v is None else f"{shortened(v.name)}: {v.type}" for v in node.inputs]
+    place = f"{node.op.name} ({shortened(node.label, MAX_SENTENCE)})"
+    return f"{place} with inputs ({shortened(', '.join(inputs), MAX_SENTENCE)})"
 
 
 def compile_error(node: Node, error: Exception) -> PenstockError:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.analysis.type_inference import infer_types
-from penstock.errors import InvalidInput, LimitExceeded
+from penstock.errors import MAX_PROBLEMS, InvalidInput, LimitExceeded, shortened
 from penstock.executors.base import Executor
 from penstock.host import gc_pause
 from penstock.ir.graph import Graph, Node, Value, captures, clone
@@ -25,6 +26,10 @@ from penstock.types import ANY, STRING, AnyType, TensorType, Type
 
 MAX_SUBGRAPHS = 256
 """Subgraphs, and requests for them, that a session remembers beside its main one."""
+
+# Names that are compared letter by letter with an unknown one, and their length.
+_MOST_COMPARED = 10_000
+_LONGEST_COMPARED = 256
 
 _ndarray = np.ndarray
 _NO_DTYPE = object()  # unequal to all dtypes
@@ -149,7 +154,10 @@ class Subgraphs:
         """The request, the key of its plan, and the values fed. Raises ``InvalidInput``."""
         if feeds is None:
             feeds = {}
-        if feeds and self._aliases and isinstance(feeds, Mapping):
+        # A dict is a Mapping, and to compare classes takes a tenth of the time.
+        if feeds.__class__ is not dict and not isinstance(feeds, Mapping):
+            raise InvalidInput(f"feeds must map names to values, not be a {type(feeds).__name__}")
+        if feeds and self._aliases:
             feeds = self._without_aliases(feeds)
         request = self.all
         if fetches is not None or targets is not None or len(feeds) != len(self.main.names):
@@ -164,18 +172,26 @@ class Subgraphs:
     def _request(
         self, feeds: Mapping[str, Any], fetches: Sequence[str] | None, targets: Sequence[str] | None
     ) -> Request:
-        # A dict is a Mapping, and to compare classes takes a tenth of the time.
-        if feeds.__class__ is not dict and not isinstance(feeds, Mapping):
-            raise InvalidInput(f"feeds must map names to values, not be a {type(feeds).__name__}")
         for option, names in (("fetches", fetches), ("targets", targets)):
             if isinstance(names, str):
                 raise InvalidInput(f"{option} must be a list of names; did you mean [{names!r}]?")
-        fetched = self.main.outputs if fetches is None else tuple(fetches)
-        key = (frozenset(feeds), fetched, tuple(targets or ()))
-        request = self._requests.get(key)
+        try:
+            fetched = self.main.outputs if fetches is None else tuple(fetches)
+            targeted = () if targets is None else tuple(targets)
+            key = (frozenset(feeds), fetched, targeted)
+            request = self._requests.get(key)
+        except TypeError as error:
+            message = f"fetches and targets must be lists of names, which are strings: {error}"
+            raise InvalidInput(message) from error
         if request is None:
+            for name in (*feeds, *fetched, *targeted):
+                if not isinstance(name, str):
+                    raise InvalidInput(
+                        f"feeds, fetches and targets have names, which are strings; {name!r:.40} "
+                        "is none"
+                    )
             outputs = tuple(dict.fromkeys(fetched))
-            request = Request(self._subgraph(feeds, outputs, targets or ()), outputs)
+            request = Request(self._subgraph(feeds, outputs, targeted), outputs)
             if len(self._requests) >= MAX_SUBGRAPHS:
                 self._requests.clear()
             self._requests[key] = request
@@ -219,7 +235,9 @@ class Subgraphs:
         target_values, nodes = self._targets(targets)
         graph = cut(self._graph, fed, [*fetched, *target_values], nodes)
         if missing := captures(graph):
-            names = ", ".join(f"{v.name!r} ({v.type})" for v in missing)
+            names = ", ".join(f"{_quoted(v.name)} ({v.type})" for v in missing[:MAX_PROBLEMS])
+            if len(missing) > MAX_PROBLEMS:
+                names += f" and {len(missing) - MAX_PROBLEMS} more"
             raise InvalidInput(f"the fetches need inputs that were not fed: {names}")
         for value in graph.inputs:
             if isinstance(value.type, AnyType):
@@ -252,7 +270,7 @@ class Subgraphs:
                 nodes.append(node)
             else:
                 hint = suggest(name, [*self._values, *self._aliases, *by_name])
-                raise InvalidInput(f"no target is {name!r}: {hint}")
+                raise InvalidInput(f"no target is {_quoted(name)}: {hint}")
         return values, nodes
 
     def _without_aliases(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -274,7 +292,7 @@ class Subgraphs:
         if value is None:
             ports = self._graph.inputs if role == "feed" else self._graph.outputs
             hint = suggest(name, [*self._values, *self._aliases], [v.name for v in ports])
-            raise InvalidInput(f"cannot {role} {name!r}: {hint}")
+            raise InvalidInput(f"cannot {role} {_quoted(name)}: {hint}")
         return value
 
 
@@ -300,12 +318,19 @@ def _values_by_name(graph: Graph) -> dict[str, Value]:
     return values
 
 
+def _quoted(name: str) -> str:
+    return repr(shortened(name))
+
+
 def suggest(name: str, names: Iterable[str], preferred: Iterable[str] = ()) -> str:
     """A hint for an unknown name: close names, or else ``preferred`` ones, or the first few."""
     names = list(dict.fromkeys(names))
-    alike = [other for other in names if other.casefold() == name.casefold()]
-    if close := alike or get_close_matches(name, names, n=3, cutoff=0.6):
-        return "the model has no such value; did you mean " + " or ".join(map(repr, close)) + "?"
+    alike = [other for other in names if other.casefold() == name.casefold()][:3]
+    if not alike and len(name) <= _LONGEST_COMPARED:
+        short = (other for other in names if len(other) <= _LONGEST_COMPARED)
+        alike = get_close_matches(name, list(islice(short, _MOST_COMPARED)), n=3, cutoff=0.6)
+    if alike:
+        return "the model has no such value; did you mean " + " or ".join(map(_quoted, alike)) + "?"
     shown = list(preferred) or names
     more = ", ..." if len(shown) > 8 else ""
-    return f"the model has no such value; it has {', '.join(map(repr, shown[:8]))}{more}"
+    return f"the model has no such value; it has {', '.join(map(_quoted, shown[:8]))}{more}"

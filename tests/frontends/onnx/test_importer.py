@@ -12,7 +12,7 @@ import pytest
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
 from penstock.analysis.verify import verify
-from penstock.errors import InvalidModel, Unsupported
+from penstock.errors import MAX_PROBLEMS, InvalidModel, Unsupported
 from penstock.frontends.onnx import file
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Graph
@@ -297,8 +297,8 @@ def test_importer_reports_all_faults_at_once() -> None:
 def test_faults_beyond_the_maximum_are_counted() -> None:
     proto = model_of(*(node("Relu", "x x", f"y{i}") for i in range(70)), outputs=("y0",))
     reported = problems(proto)
-    assert len(reported) == 51
-    assert reported[-1] == "and 20 more"
+    assert len(reported) == MAX_PROBLEMS + 1
+    assert reported[-1] == "and 50 more"
 
 
 def test_importer_reports_all_unsupported_operations_at_once() -> None:
@@ -325,6 +325,16 @@ def test_importer_reports_all_unsupported_operations_at_once() -> None:
 def test_opset_newer_than_the_newest_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"opset 99 is newer than \d+, .* older opset"):
         load_onnx(model_of(node("Relu", "x", "y"), opset=99))
+
+
+@pytest.mark.parametrize("domain", ["", "own"])
+@pytest.mark.parametrize("opset", [0, -1, 2**31, 2**32, -(2**31) - 1, -(2**32), 2**63 - 1])
+def test_opset_that_is_no_version_is_refused(domain: str, opset: int) -> None:
+    proto = model_of(helper.make_node("Relu", ["x"], ["y"], domain=domain))
+    del proto.opset_import[:]
+    proto.opset_import.append(helper.make_opsetid(domain, opset))
+    with pytest.raises(Unsupported):
+        load_onnx(proto)
 
 
 def test_model_without_opsets_is_refused_from_ir_version_3() -> None:

@@ -200,6 +200,27 @@ def test_signature_without_kernels_is_left_out(tmp_path: Path) -> None:
         ps.load(saved(tmp_path, g, serving_default="b"))
 
 
+@pytest.mark.parametrize("fault", ["dtype", "count", "dims", "bytes"])
+def test_invalid_names_of_restored_tensors_are_refused(copy: Path, fault: str) -> None:
+    proto = SavedModel.FromString((copy / "saved_model.pb").read_bytes())
+    functions = proto.meta_graphs[0].graph_def.library.function
+    nodes = [node for function in functions for node in function.node_def]
+    constants = [n.attr["value"].tensor for n in nodes if "tensor_names" in n.name]
+    assert constants
+    for constant in constants:
+        if fault == "dtype":
+            constant.dtype = 0
+        elif fault == "count":
+            constant.string_val.extend([b"x"] * 5)
+        elif fault == "dims":
+            constant.tensor_shape.dim[0].size = -7
+        else:
+            constant.tensor_content = b"xxx"
+    (copy / "saved_model.pb").write_bytes(proto.SerializeToString())
+    with pytest.raises(InvalidModel, match="tensor_names"):
+        ps.load(copy)
+
+
 def many_signatures(folder: Path, g: Builder, count: int) -> Path:
     return saved(folder, g, serving_default="out", **{f"s{i}": "out" for i in range(count - 1)})
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
+from penstock.errors import MAX_NAME
 from penstock.frontends.common.diagnostics import NO_KERNEL, InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.ir.graph import Node, Value
@@ -24,6 +26,14 @@ from penstock.types import ANY, FLOAT32, INT64, Dim, Shape, TensorType, Type
 
 # Elements of a constant that rules look at one by one.
 _MAX_INTEGERS = 65536
+
+
+def short_name(name: str) -> str:
+    """``name``, or if it is long a short one in its place, which no other name has."""
+    if len(name) <= MAX_NAME:
+        return name
+    digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{name[:80]}...{name[-80:]}~{digest}"
 
 
 class UniqueNames:
@@ -59,7 +69,8 @@ class NodeBuilder:
 
     ``inputs``, ``outputs`` and ``attrs`` are those of the file's node. ``nodes`` are the emitted
     ones, which the importer adds to the graph when the rule returns; ``final`` is the one with the
-    node's name. ``unique`` makes a name that nothing in the model has.
+    node's name; the names of the others begin with ``stem``, which is short. ``unique`` makes a
+    name that nothing in the model has.
     """
 
     name: str
@@ -73,6 +84,10 @@ class NodeBuilder:
     device: str = ""
     nodes: list[Node] = field(default_factory=list, init=False)
     final: Node | None = field(default=None, init=False)
+
+    @property
+    def stem(self) -> str:
+        return short_name(self.name)
 
     # What the file says of the inputs.
 
@@ -137,7 +152,7 @@ class NodeBuilder:
     def fresh(self, hint: str) -> str:
         """A name for a new value."""
         output = next((v.name for v in self.outputs if v is not None), self.name)
-        return self.unique(f"{output}/{hint}")
+        return self.unique(f"{short_name(output)}/{hint}")
 
     def constant(self, data: Any, dtype: np.dtype = INT64) -> Value:
         """A constant. Numbers beyond the range of the dtype become infinite, as in a Cast."""
@@ -188,7 +203,7 @@ class NodeBuilder:
 
     def inner_name(self, op: str, output: Value) -> str:
         """The name of a node before the final one."""
-        return f"{self.name}/{op}"
+        return f"{self.stem}/{op}"
 
     def append(
         self,

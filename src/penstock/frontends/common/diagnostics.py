@@ -8,7 +8,14 @@ everything, so that a user learns of all faults of a file in one attempt.
 
 from __future__ import annotations
 
-from penstock.errors import MAX_PROBLEMS, InvalidModel, Unsupported, used_by
+from penstock.errors import (
+    MAX_PROBLEMS,
+    MAX_SENTENCE,
+    InvalidModel,
+    Unsupported,
+    shortened,
+    used_by,
+)
 from penstock.limits import Limits
 
 NO_KERNEL = "no kernel is available for it"
@@ -38,28 +45,35 @@ class Diagnostics:
         self.where = where
         self.limits = limits
         self.problems: list[str] = []
+        self._more = 0
         self._shared_problems: dict[str, list[str]] = {}
         self._unsupported: list[tuple[str, str, str]] = []
         self.nodes = nodes
 
-    def problem(self, message: str) -> None:
-        """Add a fault of the file, as a whole sentence that names the place."""
-        self.problems.append(message)
+    def problem(self, *messages: str) -> None:
+        """Add faults of the file, each a whole sentence that names the place. Those beyond
+        ``MAX_PROBLEMS`` are only counted."""
+        for message in messages:
+            if len(self.problems) < MAX_PROBLEMS:
+                self.problems.append(shortened(message, MAX_SENTENCE))
+            else:
+                self._more += 1
 
     def shared_problem(self, message: str, origin: str) -> None:
         """Add a fault that many nodes may share: it is reported once, with the nodes."""
-        self._shared_problems.setdefault(message, []).append(origin)
+        origins = self._shared_problems.setdefault(shortened(message, MAX_SENTENCE), [])
+        origins.append(origin)
 
     def unsupported(self, operation: str, reason: str, origin: str) -> None:
         """Add a node whose operation (its full name) Penstock cannot run."""
-        self._unsupported.append((operation, reason, origin))
+        self._unsupported.append((shortened(operation), reason, origin))
 
     def record(self, error: ConversionError, operation: str, origin: str, subject: str) -> None:
         """Add the error that converting one node raised. ``subject`` begins the sentence."""
         if isinstance(error, InexpressibleError):
             self.unsupported(operation, str(error), origin)
         else:
-            self.problems.append(f"{subject} {error}")
+            self.problem(f"{subject} {error}")
 
     def count_nodes(self, count: int) -> None:
         """Count nodes before they are read. Raises ``InvalidModel`` beyond ``Limits.max_nodes``."""
@@ -82,12 +96,10 @@ class Diagnostics:
         """Raise ``InvalidModel`` if there are problems, else ``Unsupported`` if there are
         unsupported operations."""
         for message, origins in self._shared_problems.items():
-            self.problems.append(f"{message} (used by {used_by(origins)})")
+            self.problem(f"{message} (used by {used_by(origins)})")
         self._shared_problems.clear()
-        if len(self.problems) > MAX_PROBLEMS:
-            rest = len(self.problems) - MAX_PROBLEMS
-            raise InvalidModel([*self.problems[:MAX_PROBLEMS], f"and {rest} more"])
         if self.problems:
-            raise InvalidModel(self.problems)
+            more = [f"and {self._more} more"] if self._more else []
+            raise InvalidModel([*self.problems, *more])
         if self._unsupported:
             raise Unsupported.of(self._unsupported)

@@ -17,7 +17,7 @@ from itertools import chain
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, OperatorSetIdProto
 
 from penstock.analysis.verify import function_cycle
-from penstock.errors import InvalidModel
+from penstock.errors import InvalidModel, shortened
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.schemas import OnnxSchema
 from penstock.limits import Limits
@@ -45,7 +45,7 @@ def _function(
     proto: FunctionProto, title: str, defaults: Mapping[str, AttributeProto]
 ) -> OnnxFunction:
     return OnnxFunction(
-        title,
+        shortened(title),
         tuple(proto.input),
         tuple(proto.output),
         proto.node,

@@ -24,8 +24,8 @@ import onnx
 from onnx import AttributeProto, GraphProto, NodeProto
 
 from penstock.algorithms.checkpoints import checkpoint, paced
-from penstock.errors import InvalidModel
-from penstock.frontends.common.builder import UniqueNames
+from penstock.errors import InvalidModel, shortened
+from penstock.frontends.common.builder import UniqueNames, short_name
 from penstock.frontends.common.diagnostics import NO_KERNEL, ConversionError, Diagnostics
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.common.inferred_types import InferredTypes
@@ -100,7 +100,7 @@ class _Importer:
             raise InvalidModel(
                 f"{where} has no graph: it is no ONNX model, or an empty one; export it again"
             )
-        diagnostics.problems += self.functions.problems
+        diagnostics.problem(*self.functions.problems)
         if self.functions.table:
             self.functions.check(proto.graph, diagnostics.limits)
         opsets = opsets_of(proto.opset_import)
@@ -126,7 +126,9 @@ class _Importer:
         if name.__class__ is not str:
             self.diagnostics.problem(f"{context.where}: the name {name!r} is not UTF-8; rename it")
             name = repr(name)
-        return Value(self.names.unique(context.prefix + name) if context.prefix else name, type_)
+        if context.prefix:
+            name = self.names.unique(short_name(context.prefix + name))
+        return Value(name, type_)
 
     # Graphs
 
@@ -243,7 +245,7 @@ class _Importer:
         """Import one node; the body to go on with, if it is a call of a function."""
         proto, _, outputs, context = node
         name = node.name
-        origin = f"{name} in {context.where}"
+        origin = f"{shortened(name)} in {context.where}"
         names, scope = context.scope.names, context.scope
         inputs = [(names[i] if i in names else scope.find(i)) if i else None for i in proto.input]
         if self.functions.table:
@@ -267,7 +269,7 @@ class _Importer:
         if meaning.schema is not None:
             faults += meaning.schema.faults(types, inputs, len(outputs))
         if faults:
-            self.diagnostics.problems += [f"{origin} {fault}" for fault in faults]
+            self.diagnostics.problem(*[f"{origin} {fault}" for fault in faults])
             return None
         if meaning.op is not None:
             into.append(Node(meaning.op, inputs, outputs, attrs, name=name, origin=origin))
@@ -351,7 +353,7 @@ class _Importer:
             function.opsets,
             f"{function.title} of {self.diagnostics.where}",
             node.context.depth + 1,
-            f"{node.name}/",
+            f"{short_name(node.name)}/",
             FunctionCall(attributes, constants),
             is_body=True,
             meanings=meanings,
@@ -374,7 +376,7 @@ class _Importer:
             output.const, output.type = value.const, value.type
             return None
         op, _ = current("Identity")
-        name = f"{call.name}/Identity"
+        name = f"{short_name(call.name)}/Identity"
         return Node(op, [value], [output], name=name, origin=f"{name} in {call.context.where}")
 
     def constant(self, node: OnnxNode) -> None:

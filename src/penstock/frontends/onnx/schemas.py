@@ -84,6 +84,8 @@ class OnnxSchema:
 @lru_cache(maxsize=4096)
 def find_schema(name: str, domain: str, opset: int) -> OnnxSchema | None:
     """The schema that ``name`` has in an opset of its domain."""
+    if not 0 < opset < 2**31:  # other numbers are a TypeError of the onnx package
+        return None
     try:
         schema = onnx.defs.get_schema(name, opset, domain)
     except onnx.defs.SchemaError:

@@ -9,9 +9,13 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto
 
+from penstock.errors import shortened
+from penstock.frontends.common.builder import short_name
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.upgrades import Meaning
 from penstock.ir.graph import Graph, Node, Value
+
+_MAX_WHERE = 300
 
 
 class NameScope:
@@ -70,7 +74,9 @@ class ImportContext:
     meanings: Meanings = field(default_factory=dict)
 
     def nested(self, where: str) -> ImportContext:
-        """The context of a graph among the attributes of a node."""
+        """The context of a graph among the attributes of a node. Each of its nodes repeats
+        ``where``, which is shortened."""
+        where = shortened(where, _MAX_WHERE)
         scope = NameScope(self.scope)
         return replace(self, scope=scope, where=where, depth=self.depth + 1, is_body=False)
 
@@ -87,12 +93,12 @@ class OnnxNode(NamedTuple):
     def name(self) -> str:
         own = self.proto.name
         own = decode_text(own) if own else f"{self.proto.op_type}_{self.number}"
-        return f"{self.context.prefix}{own}"
+        return short_name(self.context.prefix + own) if self.context.prefix else own
 
     @property
     def origin(self) -> str:
         """The node and where it stands, for messages."""
-        return f"{self.name} in {self.context.where}"
+        return f"{shortened(self.name)} in {self.context.where}"
 
 
 Expansion: TypeAlias = tuple[Iterator[OnnxNode], list[Node]]

@@ -74,7 +74,7 @@ class Conversion(NodeBuilder):
     ) -> None:
         proto = declared.proto
         super().__init__(
-            scope.prefix + proto.name,
+            scope.full_name(proto.name),
             [reference.value for reference in references],
             declared.values or [],
             declared.attrs,
@@ -120,7 +120,7 @@ class Conversion(NodeBuilder):
         return self.emit("Cast", [flat], {"to": element_number("int64")})
 
     def fresh(self, hint: str) -> str:
-        return f"{self.name}#{hint}_{len(self.nodes)}"
+        return f"{self.stem}#{hint}_{len(self.nodes)}"
 
     def inner_name(self, op: str, output: Value) -> str:
         return output.name
@@ -141,7 +141,7 @@ class Conversion(NodeBuilder):
     ) -> Node:
         """Emit a node after the final one for one more output. It waits for the final node, which
         stands for all of them where runs are counted."""
-        name = f"{self.name}#{output.name.rpartition(':')[2]}"
+        name = f"{self.stem}#{output.name.rpartition(':')[2]}"
         node = self.append(op, "", inputs, [output], attrs, name)
         if self.final is not None:
             node.control_inputs.append(self.final)

@@ -28,6 +28,7 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import paced
 from penstock.errors import InvalidModel
+from penstock.frontends.common.builder import short_name
 from penstock.frontends.common.diagnostics import (
     NO_KERNEL,
     ConversionError,
@@ -64,6 +65,10 @@ from penstock.ops.tensorflow.state import VARIABLES, Store
 from penstock.types import ANY
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
+# Characters of the names of a node's outputs, from which on those behind the first are shortened.
+_MAX_NAMES = 2**16
+# Outputs of a node, from which on they count as nodes.
+_MANY_OUTPUTS = 256
 _NO_RESULTS = frozenset({"Const", *PLACEHOLDERS})
 
 
@@ -103,7 +108,7 @@ class Importer:
         self.nodes = nodes
         self.diagnostics = diagnostics
         self.library = library
-        diagnostics.problems += library.problems
+        diagnostics.problem(*library.problems)
         self.variables = Variables(store or Store(), frozen or {})
         self.functions: dict[str, Graph] = {}
         importer = weakref.proxy(self)
@@ -158,7 +163,7 @@ class Importer:
         """Make the output values of a node, and return whether it can be imported. Nodes may come
         in any order, so that outputs are needed before inputs are looked up."""
         name, op = proto.name, proto.op
-        origin = f"{scope.prefix}{name} in {scope.where}"
+        origin = scope.origin(name)
         if not name or name in scope.declared or name in scope.arguments:
             fault = "twice; rename one" if name else "without a name; name it"
             self.diagnostics.problem(f"{scope.where} has a node {name!r} ({op}) {fault}")
@@ -175,9 +180,14 @@ class Importer:
         except (TensorError, ValueError, RecursionError) as error:
             self.diagnostics.problem(f"{origin} ({op}): {error}")
             return False
+        if len(outputs) > _MANY_OUTPUTS:  # one number in the file makes them
+            self.diagnostics.count_nodes(len(outputs))
         declared.values = []
+        full_name = scope.full_name(name)
         for i, (argument, index, dtype) in enumerate(outputs):
-            value = Value(f"{scope.prefix}{name}:{i}", declared_type(dtype))
+            value = Value(f"{full_name}:{i}", declared_type(dtype))
+            if i == 0 and len(full_name) * len(outputs) > _MAX_NAMES:
+                full_name = short_name(full_name)
             if argument.ref:
                 value = Value(f"{value.name}&", ANY)
                 scope.references.add(value)
@@ -186,7 +196,7 @@ class Importer:
         if outputs:
             dtype, shape = attrs.get("dtype"), attrs.get("shape")
             held = declared_type(dtype, shape) if op in VARIABLES else ANY
-            self.variables.declare(scope.prefix + name, declared.values[0], held)
+            self.variables.declare(scope.full_name(name), declared.values[0], held)
         return True
 
     def attributes(self, proto: NodeDef, schema: TfSchema, scope: GraphScope) -> dict[str, Any]:
@@ -209,7 +219,7 @@ class Importer:
     def convert(self, scope: GraphScope, proto: NodeDef) -> None:
         """Emit the nodes that one node becomes."""
         name, op = proto.name, proto.op
-        origin = f"{scope.prefix}{name} in {scope.where}"
+        origin = scope.origin(name)
         subject = f"{origin} ({op})"
         declared = scope.declared[name]
         data, controls, faults = _inputs(scope, proto)
@@ -217,7 +227,7 @@ class Importer:
         if not faults and len(data) != len(arguments):
             faults = [f"has {len(data)} inputs, but {op} takes {len(arguments)}"]
         if faults:
-            self.diagnostics.problems += [f"{subject} {fault}" for fault in faults]
+            self.diagnostics.problem(*[f"{subject} {fault}" for fault in faults])
             return
         references = [reference for reference in data if reference is not None]
         if len(references) < len(data):

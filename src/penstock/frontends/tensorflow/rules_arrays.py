@@ -55,7 +55,7 @@ def top_k(c: Conversion) -> None:
     count = c.vector(1) if c.op == "TopKV2" else c.constant([c.attrs["k"]])
     attrs = {"axis": -1, "largest": 1, "sorted": int(c.attrs["sorted"])}
     values, indices = c.outputs
-    raw = Value(f"{c.name}#indices", indices.type)
+    raw = Value(f"{c.stem}#indices", indices.type)
     c.emit_final("TopK", [c.inputs[0], count], attrs, outputs=[values, raw])
     number = element_number(c.attrs.get("index_type", "int32"))
     c.emit_extra_output(indices, "Cast", [raw], {"to": number})

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import shortened
 from penstock.frontends.common.diagnostics import ConversionError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, ConversionContext, rule
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import FunctionDef
@@ -75,7 +76,7 @@ def _import_body(
     """Import the body of a function for these arguments; with ``run_all`` all of its nodes run."""
     name = proto.signature.name
     schema = context.library.schema(name)
-    where = f"function {name!r} of {context.diagnostics.where}"
+    where = f"function {shortened(name)!r} of {context.diagnostics.where}"
     context.diagnostics.check_depth(depth, where)
     if schema is None:
         return FunctionBody([], [], [])
@@ -125,7 +126,7 @@ class FunctionExpansion:
         copies = [c.emit("Identity", [value], type_=value.type) for value in values]
         self.starts = list(c.nodes)
         if not copies and c.controls:
-            self.starts.append(c.append("NoOp", TENSORFLOW, [], [], None, f"{c.name}#start"))
+            self.starts.append(c.append("NoOp", TENSORFLOW, [], [], None, f"{c.stem}#start"))
         return copies
 
     def functions(self, key: str) -> list[FunctionReference]:
@@ -153,7 +154,7 @@ class FunctionExpansion:
         ``results``."""
         c = self.c
         library = c.context.library
-        prefix = c.context.prefixes.unique(f"{c.name}/{hint}" if hint else c.name)
+        prefix = c.context.prefixes.unique(f"{c.stem}/{hint}" if hint else c.stem)
         if function.name not in library.recursive:
             proto = library.functions[function.name]
             return _import_body(
@@ -180,7 +181,7 @@ class FunctionExpansion:
                 f"has {len(self.c.outputs)} outputs, but {function.name!r} gives "
                 f"{len(body.results)}"
             )
-        return body.graph(f"{self.c.name}/{hint}")
+        return body.graph(f"{self.c.stem}/{hint}")
 
     def finish(self, results: Sequence[Value], controls: Sequence[Node]) -> None:
         """Emit the call's own node, which gives the results when everything has run."""
@@ -256,7 +257,7 @@ def case(c: Conversion) -> None:
         expansion.finish(graphs[0].outputs, graphs[0].targets)
         return
     less, halves = case_condition(
-        branch, graphs, c.outputs, c.name, device=c.device, origin=c.origin
+        branch, graphs, c.outputs, c.stem, device=c.device, origin=c.origin
     )
     c.nodes.append(less)
     c.emit_final("If", less.outputs, halves)
@@ -268,12 +269,12 @@ def while_(c: Conversion) -> None:
     expansion = FunctionExpansion(c)
     condition, body = expansion.functions("cond") + expansion.functions("body")
     carried = expansion.arguments(c.inputs)
-    types = [Value(f"{c.name}#truth", TensorType(BOOL))]
+    types = [Value(f"{c.stem}#truth", TensorType(BOOL))]
     before = expansion.body(condition, carried, "cond", expansion.starts, types)
     c.scope.nodes += before.nodes
     start = c.emit("ToBool", [_condition(before)], domain=TENSORFLOW, type_=_TRUTH)
     c.nodes[-1].control_inputs += before.controls
-    prefix = c.context.prefixes.unique(f"{c.name}/body")
+    prefix = c.context.prefixes.unique(f"{c.stem}/body")
     inside = [Value(f"{prefix}#{i}", value.type) for i, value in enumerate(c.outputs)]
     iteration = Value(f"{prefix}#iteration", TensorType(INT64, ()))
     going = Value(f"{prefix}#going", _TRUTH)
@@ -289,7 +290,7 @@ def while_(c: Conversion) -> None:
         [iteration, going, *inside],
         [proceed, *once.results],
         [*once.nodes, *after.nodes, truth],
-        f"{c.name}/body",
+        f"{c.stem}/body",
         once.controls,
     )
     c.emit_final("Loop", [None, start, *carried], {"body": graph})

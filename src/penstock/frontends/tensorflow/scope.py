@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.frontends.common.builder import UniqueNames
+from penstock.errors import shortened
+from penstock.frontends.common.builder import UniqueNames, short_name
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef, TensorProto
 from penstock.frontends.tensorflow.schemas import Argument
 from penstock.frontends.tensorflow.tensors import ConstantReader
@@ -80,6 +81,15 @@ class GraphScope:
         self.final_nodes: dict[str, Node] = {}
         self.waiting: list[tuple[Node, Sequence[str]]] = []
 
+    def full_name(self, name: str) -> str:
+        """The name in the model of a NodeDef; a long one is shortened in functions, whose bodies
+        are used many times."""
+        return short_name(self.prefix + name) if self.prefix else name
+
+    def origin(self, name: str) -> str:
+        """What messages call a NodeDef."""
+        return f"{shortened(self.prefix + name)} in {self.where}"
+
     def find(self, text: str) -> Reference | None:
         """Resolve an input such as ``node:0``; ``None`` if its node could not be imported. Raises
         ``KeyError`` with the end of a sentence about the input."""
@@ -137,7 +147,7 @@ class GraphScope:
         if name not in self.final_nodes:
             op, value = standard("Identity"), self.placeholders[name]
             output = Value(f"{value.name}#fed", value.type)
-            origin = f"{name} in {self.where}"
+            origin = self.origin(name)
             node = Node(op, [value], [output], name=output.name, origin=origin)
             self.final_nodes[name] = node
             self.nodes.append(node)
