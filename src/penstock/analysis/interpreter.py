@@ -29,6 +29,8 @@ def evaluate(node: Node, inputs: Sequence[Any], kernel: Kernel | None = None) ->
         ]
         kernel = node.op.compile(node, types)
     result = kernel(*inputs)
+    if not node.outputs:
+        return ()  # the kernel may return None
     results = result if len(node.outputs) != 1 else (result,)
     return tuple(array_of(x) for x in results)
 

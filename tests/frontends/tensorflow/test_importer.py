@@ -420,6 +420,8 @@ def test_effects_in_branches_and_bodies_happen() -> None:
     g.placeholder("n", "int32")
     given = {"cond": Func("Cond"), "body": Func("Body"), "T": [Type("int32"), Type("int32")]}
     g.node("While", g.const(np.int32(0), "zero"), "n", name="while", **given)
+    interpreted = ps.compile(g.bytes(), executor="interpret")
+    assert interpreted.run({"n": 3}, ["while"])["while"] == 3
     session = ps.compile(g.bytes(), backends=["numpy"])
     assert session.run({"n": 3}, ["while"])["while"] == 3
     with pytest.raises(RunError, match="assertion failed: \\[3\\]"):
