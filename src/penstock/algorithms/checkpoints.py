@@ -80,7 +80,7 @@ def paced(items: Iterable[T]) -> Iterator[T]:
 
 
 @contextmanager
-def hold_lock(lock: threading.Lock) -> Iterator[None]:
+def hold_lock(lock: threading.RLock) -> Iterator[None]:
     """Hold a lock, with checkpoints while another thread has it."""
     while not lock.acquire(timeout=_WAIT_S):
         checkpoint()

@@ -6,6 +6,7 @@ once; or it waits, if ``Limits.max_bytes`` allows no more. Waiting runs are serv
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from penstock.backends.base import Backend
-from penstock.errors import LimitExceeded, RunError
+from penstock.errors import LimitExceeded, PenstockError, RunError
 from penstock.executors.control import Control
 from penstock.host.fork import renewed
 from penstock.limits import Limits
@@ -50,7 +51,7 @@ class Arenas(Generic[T]):
         renewed(self)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._waiting: deque[Callable[[T | None], None]] = deque()
 
     def make(self) -> T:
@@ -84,6 +85,7 @@ class Arenas(Generic[T]):
         if arena is not None:
             return arena
         try:
+            self._refuse_reentry()
             while not received.acquire(timeout=_PATIENCE_S):
                 if control.stopped:
                     control.stop()
@@ -98,6 +100,19 @@ class Arenas(Generic[T]):
                     self.give(box[0])
             raise
         return self.accept(box[0])
+
+    def _refuse_reentry(self) -> None:
+        """Raise ``PenstockError`` if a run further up the stack, which a signal handler or a
+        callback of it has interrupted, has an arena: it would never give it back."""
+        frame = sys._getframe(2).f_back  # of whoever called the run that wants an arena
+        while frame is not None:
+            if frame.f_locals.get("arenas") is self:
+                raise PenstockError(
+                    "the session is called by a signal handler, a finalizer or a callback of a "
+                    "run that has the only memory that Limits.max_bytes allows; raise the limit, "
+                    "or call the session when the run has returned"
+                )
+            frame = frame.f_back
 
     def ask(self, receive: Callable[[T | None], None]) -> T | None:
         """A free or new arena; None if there can be none now. Then ``receive`` is called when

@@ -67,6 +67,9 @@ class ParallelExecutor(CompiledExecutor):
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         control = control.own()
         arenas = self._arenas
+        for queue in self._flow.queues:
+            if queue.pool is not None:
+                queue.pool.refuse_reentry()
         try:
             arena = arenas.free.pop()
         except IndexError:

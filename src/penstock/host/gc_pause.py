@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from penstock.host.fork import in_child
 
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 _holders = 0
 _was_enabled = False
 
@@ -20,25 +20,25 @@ def paused() -> Iterator[None]:
     that all stay alive. Python's collector would walk them repeatedly, which takes a quarter of the
     time to compile a graph of 100,000 nodes. Its counts and generations are left as they are."""
     global _holders, _was_enabled
-    with _LOCK:
-        if _holders == 0:
+    with _LOCK:  # in an order in which a signal handler may pause and resume in between
+        _holders += 1
+        if _holders == 1:
             _was_enabled = gc.isenabled()
             gc.disable()
-        _holders += 1
     try:
         yield
     finally:
         with _LOCK:
-            _holders -= 1
-            if _holders == 0 and _was_enabled:
+            if _holders == 1 and _was_enabled:
                 gc.enable()
+            _holders -= 1
 
 
 @in_child
 def _reset_in_child() -> None:
     """A forked child has none of its parent's threads, so nothing holds the pause."""
     global _holders, _LOCK
-    _LOCK = threading.Lock()
+    _LOCK = threading.RLock()
     if _holders and _was_enabled:
         gc.enable()
     _holders = 0

@@ -81,7 +81,8 @@ class ThreadShare:
         if self._streams:
             with _process.lock:
                 # No run is inside in a forked child, not even the one that has forked it.
-                _process.streams = max(0, _process.streams - self._streams)
+                left = _process.streams - self._streams
+                _process.streams = left if left > 0 else 0
             if self._shared:
                 self._divide()
 
@@ -125,7 +126,7 @@ class _ThreadSetting:
 class _Process:
     """The state that all shares of the process have in common."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
     settings: dict[str, _ThreadSetting] = field(default_factory=dict)
     streams: int = 0
     started: bool = False
@@ -142,7 +143,7 @@ def _forget_parent() -> None:
     """A forked child inherits none of its parent's runs, and no thread that a library has started:
     a kernel that waits for those would wait forever."""
     _process.orphaned = _process.started
-    _process.lock = threading.Lock()
+    _process.lock = threading.RLock()
     _process.streams = 0
     for setting in _process.settings.values():
         setting.divide(0, None)

@@ -16,6 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
 
+from penstock.errors import PenstockError
 from penstock.host.fork import in_child
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class Workers:
             _ALL.add(self)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         # Idle workers minus queued jobs. Counted here, because neither the queue nor the threads
@@ -107,6 +108,15 @@ class Workers:
             self._free -= 1
             self._jobs.put(job)
             return True
+
+    def refuse_reentry(self) -> None:
+        """Raise ``PenstockError`` if a method of the pool has been interrupted on the calling
+        thread: to wait for a worker could be to wait for the lock that the method holds."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise PenstockError(
+                "a session is called by a signal handler or a finalizer while this thread hands "
+                "work to others; call it again when that has returned"
+            )
 
     def grow(self, size: int) -> None:
         """Raise the maximum to ``size`` threads; start those that queued jobs need at once."""
@@ -190,11 +200,12 @@ def pool(name: str = HOST, size: int | None = None) -> Workers:
     of its threads, by default the core budget. Backends whose threads wait for a device may ask for
     more. An existing pool grows to the largest size asked for, and never shrinks."""
     size = core_budget() if size is None else size
-    with _LOCK:
-        workers = _POOLS.get(name)
-        if workers is None:
-            workers = _POOLS[name] = Workers(name, size)
-    workers.grow(size)
+    workers = _POOLS.get(name)
+    if workers is None:
+        with _LOCK:
+            workers = _POOLS.get(name) or _POOLS.setdefault(name, Workers(name, size))
+    if size > workers.size:
+        workers.grow(size)
     return workers
 
 

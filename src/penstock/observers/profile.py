@@ -48,7 +48,7 @@ class Profile(Observer):
         self.runs = 0
         self.wall = 0.0
         """seconds from begin to end of all runs that succeeded"""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._runs: dict[ObservedRun, int] = {}
         # Several executions of a step may overlap: in iterations of a frame that run in parallel.
         self._begun: dict[tuple[ObservedRun, Step], list[int]] = {}

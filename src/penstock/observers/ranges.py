@@ -47,7 +47,7 @@ class Ranges(Observer):
 
     def __init__(self) -> None:
         self._ranges: dict[str, Range] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Inputs of the model that no step of the run has read yet.
         self._unread: dict[ObservedRun, set[int]] = {}
 

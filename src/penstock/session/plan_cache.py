@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
+from threading import get_ident
 from typing import Any
 
 from penstock.algorithms.checkpoints import hold_lock
+from penstock.errors import PenstockError
 from penstock.executors.base import Executor
 from penstock.host.malloc import give_back_memory
 from penstock.session.subgraphs import Subgraph
@@ -30,7 +33,9 @@ class PlanCache:
         self._max_bytes = max_bytes
         self._closed = False
         self._dropped = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        # Threads that compile a plan, or wait for one.
+        self._compiling: set[int] = set()
         self._executors: OrderedDict[_Place, Executor] = OrderedDict()
 
     def get(self, subgraph: Subgraph, key: Any, observed: bool, compile: Compile) -> Executor:
@@ -39,14 +44,29 @@ class PlanCache:
         place = (subgraph, key, observed)
         executor = self._lookup(place)
         if executor is None:
-            with hold_lock(subgraph.lock):
-                executor = self._lookup(place)
-                if executor is None:
-                    executor = compile()
-                    self._keep(place, executor)
+            self.refuse_reentry()
+            thread = get_ident()
+            try:
+                self._compiling.add(thread)
+                with hold_lock(subgraph.lock):
+                    executor = self._lookup(place)
+                    if executor is None:
+                        executor = compile()
+                        self._keep(place, executor)
+            finally:
+                self._compiling.discard(thread)
         if not observed:
             subgraph.last = (None, None) if self._closed else (key, executor)
         return executor
+
+    def refuse_reentry(self) -> None:
+        """Raise ``PenstockError`` on a thread that compiles a plan: what it is called from, such as
+        a signal handler, would wait for itself."""
+        if get_ident() in self._compiling:
+            raise PenstockError(
+                "the session is called while this thread compiles a plan for it, as a signal "
+                "handler, a finalizer or a callback may do; call it again when that has returned"
+            )
 
     def executors(self) -> list[Executor]:
         """All executors kept."""
@@ -56,26 +76,27 @@ class PlanCache:
     def drop(self, subgraph: Subgraph) -> None:
         """Forget the plans of a subgraph."""
         with self._lock:
-            for key in [key for key in self._executors if key[0] is subgraph]:
-                del self._executors[key]
+            for key in [key for key in list(self._executors) if key[0] is subgraph]:
+                self._executors.pop(key, None)
         subgraph.last = (None, None)
 
     def close(self) -> None:
         """Forget all plans, and keep none from now on."""
         with self._lock:
             self._closed = True
-            for subgraph, _, _ in self._executors:
+            for subgraph, _, _ in list(self._executors):
                 subgraph.last = (None, None)
             self._executors.clear()
 
     def forked(self) -> None:
         """Make a new lock in a forked child, where no other thread holds the old one."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _lookup(self, place: _Place) -> Executor | None:
-        with self._lock:
-            executor = self._executors.get(place)
-            if executor is not None:
+        # Without the lock: each call is atomic, and a signal handler may come between them.
+        executor = self._executors.get(place)
+        if executor is not None:
+            with suppress(KeyError):  # dropped meanwhile
                 self._executors.move_to_end(place)
         return executor
 
@@ -85,7 +106,7 @@ class PlanCache:
             if self._closed:
                 return
             self._executors[place] = executor
-            held = sum(map(_nbytes, self._executors.values()))
+            held = sum(map(_nbytes, list(self._executors.values())))
             while held > self._max_bytes and len(self._executors) > 1:
                 (oldest, _, _), dropped = self._executors.popitem(last=False)
                 held -= _nbytes(dropped)

@@ -159,6 +159,8 @@ class Session:
         """A run to be called later, on a thread that may do its work: see ``submit``."""
         if self._closed:
             raise PenstockError("the session is closed")
+        self._plans.refuse_reentry()
+        (self.options.pool or pool()).refuse_reentry()
         return Job(Run(options), partial(self._prepare, options))
 
     @takes(RunOptions)

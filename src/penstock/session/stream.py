@@ -31,7 +31,7 @@ class _Mark:
     """A point of a stream, passed once; like a future without a result, at a third of its cost."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._callbacks: list[Callable[[Any], object]] = []
         self._passed = False
 
@@ -109,7 +109,7 @@ class Stream:
 
     def forked(self) -> None:
         """Empty the stream, as in a forked child: its parent runs the work on it."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Commands, and the pool that each must run on, if it must.
         self._commands: deque[tuple[_Command, Workers | None]] = deque()
         self._busy = False

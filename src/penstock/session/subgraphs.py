@@ -58,7 +58,7 @@ class Subgraph:
         self.outputs = tuple(outputs)
         # Both belong to the cache of plans: the thread that compiles holds the lock, and most
         # sessions see the same shapes again and again.
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.last: tuple[Any, Executor | None] = (None, None)
 
     @cached_property
@@ -118,7 +118,7 @@ class Subgraphs:
         self._aliases = aliases
         self._structure = structure
         self._on_evict = on_evict
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Requests by names in the order given, for speed; reading and setting one are atomic.
         self._requests: dict[Any, Request] = {}
         # By sets of names, in the order of their last use.
@@ -141,9 +141,9 @@ class Subgraphs:
 
     def forked(self) -> None:
         """Make new locks in a forked child, where no other thread holds the old ones."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         for subgraph in (self.main, *self._subgraphs.values()):
-            subgraph.lock = threading.Lock()
+            subgraph.lock = threading.RLock()
 
     def resolve(
         self,

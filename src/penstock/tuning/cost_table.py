@@ -92,8 +92,8 @@ class CostTable:
 
     def forked(self) -> None:
         """Make new locks in a forked child: threads of its parent may hold the old ones."""
-        self._lock = threading.Lock()
-        self._file_lock = threading.Lock()  # taken first; looking up never waits for a write
+        self._lock = threading.RLock()
+        self._file_lock = threading.RLock()  # taken first; looking up never waits for a write
 
     def record(self, backend: str, where: NodeSignature, threads: int, seconds: float) -> None:
         """Record what a node took on ``backend``, with ``threads`` threads for a kernel. Repeated

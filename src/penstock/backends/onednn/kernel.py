@@ -99,7 +99,7 @@ class PrimitiveCache:
             ]
         )
         self._primitives: OrderedDict[Any, BoundPrimitive] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.packed = self.get(self.packed_strides, False)
 
     @property
@@ -122,14 +122,16 @@ class PrimitiveCache:
             if bound is not None:
                 self._primitives.move_to_end(key)
                 return bound
-            flags = summed, spec.narrow, spec.releasable
-            bound = spec.create(SpecContext(library, spec.desc, strides, spec.dims_order, *flags))
-            # For another number of threads than that of the first primitive, oneDNN may have only a
-            # reference implementation even for tensors without gaps.
-            again = bool(self._primitives) and strides == self.packed_strides and not summed
-            if bound.primitive.is_reference_impl and not (again or spec.accept_reference):
-                raise DnnlError(UNIMPLEMENTED)
-            self._primitives[key] = bound
+        # Without the lock, which a thread that is interrupted meanwhile would keep from others.
+        flags = summed, spec.narrow, spec.releasable
+        bound = spec.create(SpecContext(library, spec.desc, strides, spec.dims_order, *flags))
+        # For another number of threads than that of the first primitive, oneDNN may have only a
+        # reference implementation even for tensors without gaps.
+        again = bool(self._primitives) and strides == self.packed_strides and not summed
+        if bound.primitive.is_reference_impl and not (again or spec.accept_reference):
+            raise DnnlError(UNIMPLEMENTED)
+        with self._lock:
+            bound = self._primitives.setdefault(key, bound)
             if len(self._primitives) > _MOST_PRIMITIVES:
                 self._primitives.popitem(last=False)
         return bound

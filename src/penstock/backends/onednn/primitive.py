@@ -211,7 +211,7 @@ class Weights:
     """A constant in the layouts that primitives have asked for, one copy for each."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._copies: list[tuple[Any, Any]] = []
 
     def memory(self, library: Library, constant: np.ndarray, descriptor: Any) -> Any:

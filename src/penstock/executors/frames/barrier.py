@@ -50,7 +50,7 @@ class Barrier:
 
     def __init__(self, control: Control, on_end: Callable[[], None]) -> None:
         self.control = control
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.rendezvous: Rendezvous | None = None
         self.parts: Sequence[PartRun] = ()
         self.error: BaseException | None = None

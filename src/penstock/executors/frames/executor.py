@@ -79,6 +79,9 @@ class FramesExecutor:
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         control = control.own()
+        for part in self.parts:
+            if part.workers is not None:
+                part.workers.refuse_reentry()
         ended = threading.Lock()
         ended.acquire()
         barrier = Barrier(control, ended.release)

@@ -27,7 +27,7 @@ class Rendezvous:
     and the iteration in which a value is sent."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Lists, which are short: a deque takes four times as long to create.
         self._sent: dict[Hashable, list[tuple[Any, bool]]] = {}
         self._waiting: dict[Hashable, list[Receiver]] = {}

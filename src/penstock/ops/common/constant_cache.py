@@ -33,7 +33,7 @@ class Shared(Generic[T]):
 
 
 _ALL: WeakValueDictionary[Hashable, Shared[Any]] = WeakValueDictionary()
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 
 
 def shared(name: Hashable, make: Callable[[], T], *sources: Any) -> Shared[T]:

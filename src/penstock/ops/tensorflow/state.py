@@ -30,7 +30,7 @@ class _Variable:
     name: str
     type: Type
     value: np.ndarray | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def read(self) -> np.ndarray:
         """The value. Raises ``ShapeError`` while there is none."""
@@ -69,7 +69,7 @@ class Store:
     def __init__(self, initial: Mapping[str, np.ndarray] | None = None) -> None:
         self.initial = dict(initial or {})
         self._variables: dict[str, _Variable] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def variable(self, name: str, type_: Type) -> _Variable:
         """The variable of that name, the same on every call."""
