@@ -22,6 +22,10 @@ def machine_bytes() -> int | None:
     return min(sizes, default=None)
 
 
+FREE_NODES = 20_000
+"""Nodes that a model may have however small its file is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds checked while a model is loaded, compiled and run. ``None`` means no bound. Exceeding
@@ -29,6 +33,9 @@ class Limits:
 
     max_nodes: int | None = 5_000_000
     """nodes over all graphs of a model, function bodies expanded"""
+    max_nodes_per_byte: float | None = 0.25
+    """nodes beyond the first ``FREE_NODES`` for each byte of the file: with functions that call one
+    another twice each, the number of nodes doubles every few bytes"""
     max_depth: int = 64
     """levels of nested graphs and functions"""
     max_dims: int = 64

@@ -12,8 +12,9 @@ import pytest
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
+import penstock as ps
 from penstock.errors import InvalidModel, Unsupported
-from penstock.frontends.onnx import upgrades
+from penstock.frontends.onnx import importer, upgrades
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Model
 from penstock.limits import Limits
@@ -310,7 +311,7 @@ def test_exponential_expansion_is_refused_before_it_happens(body: str) -> None:
         functions.append(function(f"F{i}", "a", "b", calls))
     begin = time.perf_counter()
     message = problem(model_of([node("F59", "x", "y")], functions))
-    assert "more nodes than Limits.max_nodes = 5000000 once its functions are expanded" in message
+    assert "more nodes than Limits.max_nodes = 5000000, function bodies expanded" in message
     assert time.perf_counter() - begin < 1
 
 
@@ -399,3 +400,31 @@ def test_operation_without_kernel_is_expanded_by_its_definition(
     assert f"in the definition of {op}-" in model.graph.nodes[0].origin
     wanted = ReferenceEvaluator(proto).run(None, {"x": X})
     np.testing.assert_allclose(interpret_model(model, X)[0], wanted[0], rtol=1e-5)
+
+
+def doubling(times: int) -> onnx.ModelProto:
+    """A model of some 60 bytes and 2 ** times nodes for each of so many functions."""
+    functions = [function("F0", "a", "b", [node("Neg", "a", "b")])]
+    for i in range(1, times):
+        calls = [node(f"F{i - 1}", "a", "t"), node(f"F{i - 1}", "t", "b")]
+        functions.append(function(f"F{i}", "a", "b", calls))
+    return model_of([node(f"F{times - 1}", "x", "y")], functions)
+
+
+def test_expansion_out_of_proportion_to_the_file_is_refused_before_it_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importer._Importer, "call", lambda *_: pytest.fail("a call is expanded"))
+    message = problem(doubling(18))
+    assert "Limits.max_nodes_per_byte = 0.25 for each of its" in message
+
+
+def test_expansion_of_twenty_thousand_nodes_is_accepted_whatever_the_size_of_the_file() -> None:
+    graph = ps.load(doubling(11)).graph
+    assert len(graph.nodes) == 2**10
+
+
+def test_expansion_is_as_large_as_the_limit_allows() -> None:
+    model = doubling(15)
+    assert "max_nodes_per_byte" in problem(model)
+    assert len(ps.load(model, limits=ps.Limits(max_nodes_per_byte=None)).graph.nodes) == 2**14

@@ -12,6 +12,9 @@ from google.protobuf import text_format
 import penstock as ps
 from penstock.analysis.frames import find_frames
 from penstock.errors import InvalidInput, InvalidModel, PenstockError, RunError, Unsupported
+from penstock.frontends.common.diagnostics import Diagnostics
+from penstock.frontends.tensorflow.function_library import FunctionLibrary
+from penstock.frontends.tensorflow.importer import Importer
 from penstock.passes.dead_code import cut
 from tests.support.tf_cases import Case, array, cases, check, feeds
 from tests.support.tf_graphs import Builder, Func, Shape, Type
@@ -500,3 +503,47 @@ def test_unknown_name_suggests_close_names() -> None:
         session.run({"image": value}, ["qqq"])
     with pytest.raises(ps.InvalidInput, match=r"no target is 'hiden'.* did you mean 'hidden'"):
         session.run({"image": value}, targets=["hiden"])
+
+
+def doubling(op: str, times: int = 40) -> Builder:
+    """A graph of functions that use the one before twice each, by nodes of operation ``op``."""
+    g = Builder()
+    for i in range(times):
+        g.function(f"F{i}", {"x": "int32"}, {"y": "int32"}, {"y": "b:output:0"})
+        for name, source in (("a", "x"), ("b", "a:output:0")):
+            if not i:
+                g.node("Identity", source, name=name, T=Type("int32"))
+            elif op == "If":
+                branches = {"then_branch": Func(f"F{i - 1}"), "else_branch": Func(f"F{i - 1}")}
+                types = {"Tcond": Type("int32"), "Tin": [Type("int32")], "Tout": [Type("int32")]}
+                g.node("If", source, source, name=name, **branches, **types)
+            else:
+                g.node(op, source, name=name, f=Func(f"F{i - 1}"), **INT32S)
+    g.main()
+    g.placeholder("x", "int32")
+    g.node("PartitionedCall", "x", name="call", f=Func(f"F{times - 1}"), **INT32S)
+    return g
+
+
+@pytest.mark.parametrize("op", ["PartitionedCall", "If"])
+def test_expansion_out_of_proportion_to_the_file_is_refused_before_it_happens(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Importer, "import_nodes", lambda *_: pytest.fail("nodes are imported"))
+    for limits in (ps.Limits(max_nodes=None), ps.Limits(max_nodes_per_byte=None)):
+        with pytest.raises(InvalidModel, match="function bodies expanded"):
+            ps.load(doubling(op).bytes(), limits=limits)
+
+
+def test_nodes_are_counted_before_expansion_as_they_are_imported() -> None:
+    g = doubling("PartitionedCall", 4)
+    g.function("C", {"x": "int32"}, {"t": "bool"}, {"t": "l:z:0"})
+    g.const(3, "three")
+    g.node("Less", "x", "three:output:0", name="l", T=Type("int32"))
+    g.main()
+    g.node("While", "x", name="loop", cond=Func("C"), body=Func("F2"), T=[Type("int32")])
+    proto = g.proto
+    diagnostics = Diagnostics("the model", ps.Limits())
+    library = FunctionLibrary(proto.library, diagnostics.where, diagnostics.limits)
+    Importer(proto.node, 0, library, diagnostics).model(None)
+    assert diagnostics.nodes == library.expanded_nodes(proto.node)

@@ -8,6 +8,8 @@ everything, so that a user learns of all faults of a file in one attempt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.errors import (
     MAX_PROBLEMS,
     MAX_SENTENCE,
@@ -16,7 +18,7 @@ from penstock.errors import (
     shortened,
     used_by,
 )
-from penstock.limits import Limits
+from penstock.limits import FREE_NODES, Limits
 
 NO_KERNEL = "no kernel is available for it"
 
@@ -39,11 +41,14 @@ class TensorError(ConversionError):
 
 class Diagnostics:
     """What is wrong with one model. ``where`` is what messages call it, such as ``model.onnx``;
-    ``nodes`` counts those that have been read."""
+    ``nodes`` counts those that have been read, of a file of ``size()`` bytes."""
 
-    def __init__(self, where: str, limits: Limits, nodes: int = 0) -> None:
+    def __init__(
+        self, where: str, limits: Limits, size: Callable[[], int] | None = None, nodes: int = 0
+    ) -> None:
         self.where = where
         self.limits = limits
+        self._size = size
         self.problems: list[str] = []
         self._more = 0
         self._shared_problems: dict[str, list[str]] = {}
@@ -76,12 +81,25 @@ class Diagnostics:
             self.problem(f"{subject} {error}")
 
     def count_nodes(self, count: int) -> None:
-        """Count nodes before they are read. Raises ``InvalidModel`` beyond ``Limits.max_nodes``."""
+        """Count nodes before they are read. Raises ``InvalidModel`` as ``check_nodes`` does."""
         self.nodes += count
-        if self.limits.max_nodes is not None and self.nodes > self.limits.max_nodes:
+        self.check_nodes(self.nodes)
+
+    def check_nodes(self, count: int) -> None:
+        """Raise ``InvalidModel`` if the model may not have ``count`` nodes: see ``Limits``."""
+        most, density = self.limits.max_nodes, self.limits.max_nodes_per_byte
+        if most is not None and count > most:
             raise InvalidModel(
-                f"{self.where} has more nodes than Limits.max_nodes = {self.limits.max_nodes}, "
-                "function bodies expanded; raise the limit if you trust the model"
+                f"{self.where} has more nodes than Limits.max_nodes = {most}, function bodies "
+                "expanded; raise the limit if you trust the model"
+            )
+        if count <= FREE_NODES or density is None or self._size is None:
+            return
+        if count - FREE_NODES > density * (size := self._size()):
+            raise InvalidModel(
+                f"{self.where} has more nodes, function bodies expanded, than {FREE_NODES} and "
+                f"Limits.max_nodes_per_byte = {density} for each of its {size} bytes; raise the "
+                "limit if you trust the model"
             )
 
     def check_depth(self, depth: int, subject: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.errors import InvalidModel
 from penstock.frontends.common.encoding import read_varint
 from penstock.frontends.common.model_files import open_path
@@ -26,12 +27,18 @@ Message = TypeVar("Message", ModelProto, TensorProto)
 
 LARGE_FILE = 2**20
 LARGE_TENSOR = 2**16
+FIELD_BYTES = 256
+"""Bytes of a file for each of its fields, on average, from which on its large tensors are worth
+looking for; a file of many smaller fields is parsed as a whole."""
 MAX_MESSAGE = 2**31 - 1
 """Bytes of the largest message that protobuf reads."""
 
 _GRAPH = ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
 _RAW_DATA = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
+_FEW_FIELDS = 10_000
+_WINDOW = 2**16  # bytes that are read at a time
+_HEAD = 20  # bytes of the longest tag and length
 _BYTES = 2  # the wire type of strings, bytes and messages: a length, then that many bytes
 
 
@@ -70,7 +77,7 @@ def _read(file: BinaryIO, path: Path) -> tuple[ModelProto, Weights]:
         try:
             rest, spans = _split(file, size)
         except ValueError:
-            pass  # no sequence of fields: protobuf reports that
+            pass  # no sequence of fields, which protobuf reports, or of small ones
         else:
             proto = _parsed(ModelProto, b"".join(rest), name)
             return proto, (_initializer(file, *span, name) for span in spans)
@@ -119,16 +126,21 @@ def _initializer(file: BinaryIO, start: int, end: int, name: str) -> TensorProto
 
 def _split(file: BinaryIO, size: int) -> tuple[list[bytes], list[tuple[int, int]]]:
     """The bytes of a model without its large initializers, and the ranges of these in the file.
-    Raises ``ValueError`` if the file is not a sequence of protobuf fields."""
+    Raises ``ValueError`` if the file is not a sequence of protobuf fields, or if most are small."""
+    left = _FEW_FIELDS + size // FIELD_BYTES
     rest: list[bytes] = []
     spans: list[tuple[int, int]] = []
     done = 0
     for number, start, payload, end in _fields(file, 0, size):
+        if (left := left - 1) < 0:
+            raise ValueError("small fields")
         if number != _GRAPH or payload is None:
             continue
         parts: list[bytes] = []
         inside = payload
         for inner, first, contents, last in _fields(file, payload, end):
+            if (left := left - 1) < 0:
+                raise ValueError("small fields")
             if inner == _INITIALIZER and contents is not None and last - contents >= LARGE_TENSOR:
                 parts.append(_piece(file, inside, first))
                 spans.append((contents, last))
@@ -143,26 +155,29 @@ def _split(file: BinaryIO, size: int) -> tuple[list[bytes], list[tuple[int, int]
 def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int | None, int]]:
     """The fields of a message: number, and the positions where the field, its contents and the next
     field begin; for numbers ``None`` instead of contents."""
+    window, base = b"", start
     while start < end:
-        file.seek(start)
-        head = file.read(24)
-        tag, used = read_varint(head, 0)
+        at = start - base
+        if at + _HEAD > len(window) and base + len(window) < end:
+            checkpoint()
+            window, base, at = _piece(file, start, min(end, start + _WINDOW)), start, 0
+        tag, at = read_varint(window, at)
         wire_type = tag & 7
         payload = None
         if wire_type == _BYTES:
-            length, used = read_varint(head, used)
-            payload = start + used
-            used += length
+            length, at = read_varint(window, at)
+            payload = base + at
+            at += length
         elif wire_type == 0:
-            _, used = read_varint(head, used)
+            _, at = read_varint(window, at)
         elif wire_type in (1, 5):
-            used += 8 if wire_type == 1 else 4
+            at += 8 if wire_type == 1 else 4
         else:
             raise ValueError(f"wire type {wire_type}")
-        if start + used > end:
+        if base + at > end:
             raise ValueError("a field ends after its message")
-        yield tag >> 3, start, payload, start + used
-        start += used
+        yield tag >> 3, start, payload, base + at
+        start = base + at
 
 
 def _encoded(value: int) -> bytes:

@@ -11,16 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from graphlib import TopologicalSorter
 from itertools import chain
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, OperatorSetIdProto
 
 from penstock.analysis.verify import function_cycle
 from penstock.errors import InvalidModel, shortened
+from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.common.encoding import decode_text
+from penstock.frontends.common.expansion import Census, expanded_sizes
 from penstock.frontends.onnx.schemas import OnnxSchema
-from penstock.limits import Limits
 
 Key = tuple[str, str, str]
 """Domain, name and overload."""
@@ -83,35 +83,23 @@ class FunctionTable:
         """The function that a node calls, if it calls one."""
         return self.table.get((plain_domain(node.domain), node.op_type, node.overload))
 
-    def check(self, graph: GraphProto, limits: Limits) -> None:
+    def check(self, graph: GraphProto, diagnostics: Diagnostics) -> None:
         """Raise ``InvalidModel`` where functions call each other in a circle, or where expanding
-        them would make more nodes than ``limits`` allow.
-        """
-        census = {key: self.census(function.nodes) for key, function in self.table.items()}
-        calls = {key: called for key, (_, called) in census.items()}
+        them would make more nodes than a model may have."""
+        functions = {key: self.census(function.nodes) for key, function in self.table.items()}
         titles = {key: function.title for key, function in self.table.items()}
-        cycle = function_cycle({titles[key]: [titles[c] for c in calls[key]] for key in calls})
+        cycle = function_cycle(
+            {titles[key]: [titles[c] for c in census.calls] for key, census in functions.items()}
+        )
         if cycle is not None:
             circle = " -> ".join([*cycle, cycle[0]])
             raise InvalidModel(
                 f"functions of the model call themselves: {circle}; ONNX allows no recursion: use "
                 "a Loop"
             )
-        sizes: dict[Key, int] = {}
+        diagnostics.check_nodes(self.census(graph.node).expanded(expanded_sizes(functions)))
 
-        def expanded(own: int, called: Mapping[Key, int]) -> int:
-            return own + sum(count * sizes[callee] for callee, count in called.items())
-
-        for key in TopologicalSorter(calls).static_order():
-            sizes[key] = expanded(*census[key])
-        most = limits.max_nodes
-        if most is not None and expanded(*self.census(graph.node)) > most:
-            raise InvalidModel(
-                f"the model has more nodes than Limits.max_nodes = {most} once its functions are "
-                "expanded; raise the limit if you trust the model"
-            )
-
-    def census(self, nodes: Iterable[NodeProto]) -> tuple[int, Counter[Key]]:
+    def census(self, nodes: Iterable[NodeProto]) -> Census[Key]:
         """The number of nodes, with nested graphs, and how often they call each function."""
         own = 0
         calls: Counter[Key] = Counter()
@@ -126,7 +114,7 @@ class FunctionTable:
             if key in self.table:
                 calls[key] += 1
             stack += [iter(graph.node) for graph in nested_graphs(node)]
-        return own, calls
+        return Census(own, calls)
 
 
 def nested_graphs(node: NodeProto) -> list[GraphProto]:

@@ -84,7 +84,8 @@ class _Importer:
         self.proto = proto
         self.weights = weights
         self.path = path
-        self.diagnostics = Diagnostics("the model" if path is None else path.name, tensors.limits)
+        where = "the model" if path is None else path.name
+        self.diagnostics = Diagnostics(where, tensors.limits, proto.ByteSize)
         self.pending: list[PendingGraph] = []
         self.attributes = AttributeReader(tensors, self.diagnostics, self.pending)
         self.functions = FunctionTable(proto.functions)
@@ -102,7 +103,7 @@ class _Importer:
             )
         diagnostics.problem(*self.functions.problems)
         if self.functions.table:
-            self.functions.check(proto.graph, diagnostics.limits)
+            self.functions.check(proto.graph, diagnostics)
         opsets = opsets_of(proto.opset_import)
         for entry in proto.opset_import:
             if opsets[plain_domain(entry.domain)] != entry.version:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
+from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import strongly_connected_components
 from penstock.frontends.common.diagnostics import TensorError
+from penstock.frontends.common.expansion import Census, expanded_sizes
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     FunctionDef,
     FunctionDefLibrary,
@@ -58,6 +62,19 @@ class FunctionLibrary:
             except (TensorError, RecursionError) as error:
                 self.problems.append(f"function {name!r} of {where}: {error}")
 
+    def expanded_nodes(self, nodes: Iterable[NodeDef]) -> int:
+        """The number of nodes once calls of functions that do not call themselves are expanded."""
+        return _census(nodes).expanded(self._sizes)
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        functions = {
+            name: _census(function.node_def)
+            for name, function in self.functions.items()
+            if name not in self.recursive
+        }
+        return expanded_sizes(functions)
+
     def uncalled(self) -> FunctionLibrary:
         """The same functions for the import of another graph."""
         library = copy.copy(self)
@@ -94,6 +111,18 @@ def _argument(proto: OpDef.ArgDef) -> Argument:
     count = proto.type_list_attr or proto.number_attr
     dtype = proto.type_attr or (type_name(proto.type) if proto.type else "")
     return Argument(proto.name, count, dtype, proto.is_ref)
+
+
+def _census(nodes: Iterable[NodeDef]) -> Census[str]:
+    """The number of nodes, and how often they call each function."""
+    calls: Counter[str] = Counter()
+    count = 0
+    for node in paced(nodes):
+        count += 1
+        calls.update(called_functions(node))
+        if "cond" in node.attr:  # of a While, computed before the loop and in its body
+            calls[node.attr["cond"].func.name] += 1
+    return Census(count, calls)
 
 
 def called_functions(node: NodeDef) -> Iterator[str]:

@@ -81,7 +81,8 @@ def load_graph_def(source: bytes | Path, limits: Limits | None = None) -> Model:
     """
     path = None if isinstance(source, bytes) else source
     proto = read_graph(source)
-    diagnostics = Diagnostics("the model" if path is None else path.name, limits or DEFAULT_LIMITS)
+    where = "the model" if path is None else path.name
+    diagnostics = Diagnostics(where, limits or DEFAULT_LIMITS, proto.ByteSize)
     with gc_pause.paused():
         library = FunctionLibrary(proto.library, diagnostics.where, diagnostics.limits)
         importer = Importer(proto.node, proto.versions.producer, library, diagnostics)
@@ -143,6 +144,8 @@ class Importer:
                 f"{where} has no nodes: it is no GraphDef, or an empty one; export it again"
             )
         scope = GraphScope(where, self.library.constants)
+        expanded = self.library.expanded_nodes(self.nodes)
+        self.diagnostics.check_nodes(self.diagnostics.nodes + expanded)
         self.import_nodes(scope, self.nodes)
         while self.library.called:
             name, called = self.library.called.popitem()
