@@ -116,15 +116,6 @@ def depthwise(c: Conversion) -> None:
     image_format.emit_final("Conv", [image_format.channels_first(c.inputs[0]), weights], attrs)
 
 
-@rule("SpaceToDepth", "DepthToSpace")
-def blocks(c: Conversion) -> None:
-    image_format, size = ImageFormat(c, 2), c.attrs.get("block_size")
-    if type(size) is not int or size < 1:
-        raise NodeError(f"has block_size {size!r}, which is not a positive number")
-    image = image_format.channels_first(c.inputs[0])
-    image_format.emit_final(c.op, [image], {"blocksize": size})
-
-
 @rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 def conv_transpose(c: Conversion) -> None:
     """The gradient of a convolution. The image's size, an input, determines the padding."""

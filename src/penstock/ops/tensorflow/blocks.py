@@ -1,16 +1,17 @@
-"""Elements moved between batch and places, in blocks; mirrored borders; statistics of batches."""
+"""Elements moved between batch, channels and places in images, in blocks; mirrored borders; means
+and variances of batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.shape_rules import tensor
 from penstock.ops.tensorflow.common import array_operator, dtype_only, operator
-from penstock.types import FLOAT32, ShapeError, TensorType, Type
+from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
 def _blocks(block: np.ndarray, pairs: np.ndarray, rank: int) -> list[int]:
@@ -48,6 +49,75 @@ def batch_to_space(x: np.ndarray, block: np.ndarray, crops: np.ndarray) -> np.nd
     joined = moved.reshape(x.shape[0] // size, *whole, *x.shape[n + 1 :])
     cut = [slice(a, d - b) for (a, b), d in zip(crops.tolist(), whole, strict=True)]
     return joined[(slice(None), *cut)].copy()
+
+
+def _size(attrs: Attrs) -> int:
+    size = attrs.get("block_size")
+    if type(size) is not int or size < 1 or attrs.get("data_format") not in ("NHWC", "NCHW"):
+        raise ShapeError(f"block_size {size!r} with data_format {attrs.get('data_format')!r}")
+    return size
+
+
+def _blocked(grows: bool) -> Infer:
+    """``infer``: dims with blocks moved into the channels, which grow, or out of these."""
+
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        x = tensor(types, 0)
+        if x.shape is None or len(x.shape) != 4:
+            return (TensorType(x.dtype),)
+        last = attrs.get("data_format") == "NHWC"
+        size, dims = _size(attrs), list(x.shape)
+        for axis, deep in ((1, not last), (2, False), (3, last)):
+            dim: Dim = dims[axis]
+            if isinstance(dim, int):
+                factor = size * size if deep else size
+                dims[axis] = dim * factor if deep == grows else dim // factor
+        return (TensorType(x.dtype, tuple(dims)),)
+
+    return infer
+
+
+_Rearrange = Callable[[np.ndarray, int], np.ndarray]
+
+
+def _block_operator(name: str, grows: bool) -> Callable[[_Rearrange], _Rearrange]:
+    """Register a function of an image [N, H, W, C] and the side of a block for both formats."""
+
+    def register(function: _Rearrange) -> _Rearrange:
+        @operator(name, infer=_blocked(grows), moves=True, strings=True)
+        def compile(node: Node, types: Types) -> Kernel:
+            size, last = _size(node.attrs), node.attrs["data_format"] == "NHWC"
+
+            def run(x: np.ndarray) -> np.ndarray:
+                if x.ndim != 4:
+                    raise ShapeError(f"{name} takes four dims, not shape {x.shape}")
+                if last:
+                    return function(x, size)
+                return function(x.transpose(0, 2, 3, 1), size).transpose(0, 3, 1, 2).copy()
+
+            return Kernel(run)
+
+        return function
+
+    return register
+
+
+@_block_operator("SpaceToDepth", True)
+def space_to_depth(x: np.ndarray, size: int) -> np.ndarray:
+    n, h, w, c = x.shape
+    if h % size or w % size:
+        raise ShapeError(f"an image of {h} x {w} is not made of blocks of {size}")
+    split = x.reshape(n, h // size, size, w // size, size, c).transpose(0, 1, 3, 2, 4, 5)
+    return split.reshape(n, h // size, w // size, size * size * c)
+
+
+@_block_operator("DepthToSpace", False)
+def depth_to_space(x: np.ndarray, size: int) -> np.ndarray:
+    n, h, w, c = x.shape
+    if c % (size * size):
+        raise ShapeError(f"{c} channels are not made of blocks of {size} x {size}")
+    split = x.reshape(n, h, w, size, size, c // size**2).transpose(0, 1, 3, 2, 4, 5)
+    return split.reshape(n, h * size, w * size, c // size**2)
 
 
 @array_operator("MirrorPad", infer=dtype_only(), strings=True)
