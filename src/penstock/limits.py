@@ -44,7 +44,7 @@ class Limits:
     """elements of one tensor: a product of dims beyond it would overflow byte counts"""
     max_bytes: int | None = field(default_factory=machine_bytes)
     """bytes of the arenas of one plan, and of one tensor whose shape is known before a run; by
-    default the memory of the machine"""
+    default the memory of the machine. If less, also of all that one run allocates"""
     max_constant_bytes: int | None = None
     """bytes of all constants of a model"""
     max_iterations: int | None = None
@@ -55,6 +55,14 @@ class Limits:
     """bytes of a folded constant, unless it is smaller than the constants it replaces"""
     max_plans_bytes: int = 512 * 2**20
     """bytes of the plans that a session keeps, arenas and programs; least recently used go first"""
+
+    @property
+    def count_runs(self) -> bool:
+        """Whether runs count what they allocate, where its size follows from data; by default they
+        leave it to the system to refuse more memory than there is."""
+        most, machine = self.max_bytes, DEFAULT_LIMITS.max_bytes
+        less = most is not None and (machine is None or most < machine)
+        return less or self.max_dims < DEFAULT_LIMITS.max_dims
 
 
 DEFAULT_LIMITS = Limits()

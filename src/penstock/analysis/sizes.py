@@ -27,7 +27,12 @@ def check_sizes(graph: Graph, limits: Limits) -> None:
 
 def _problem(value: Value, limits: Limits) -> str | None:
     type_ = value.type
-    if not isinstance(type_, TensorType) or not type_.static:
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return None
+    if len(type_.shape) > limits.max_dims:
+        dims = f"{len(type_.shape)} dims, more than Limits.max_dims = {limits.max_dims}"
+        return f"{value.name!r}, {type_}, has {dims}"
+    if not type_.static:
         return None
     assert type_.dtype is not None
     # A dim of 0 counts as 1: strides are products of the others.

@@ -152,7 +152,7 @@ def _write_sequence_map(writer: StepWriter, step: Step) -> None:
         _write_body(writer, step)
         for slot, value in zip(step.outputs, block.outputs, strict=True):
             if slot >= 0:
-                writer.line(f"{writer.name[slot]}.append({_owned(writer, value)})", step)
+                writer.line(f"{writer.name[slot]}.append({_counted(writer, value)})", step)
         _end_iteration(writer, step)
     _drop(writer, step, (), entered=block.inputs)
 
@@ -194,6 +194,12 @@ def _owned(writer: StepWriter, slot: int) -> str:
     if writer.slots[slot].owned or shared:
         return writer.name[slot]
     return f"own({writer.name[slot]})"
+
+
+def _counted(writer: StepWriter, slot: int) -> str:
+    """A value that is added to a list in each iteration, as text."""
+    text = _owned(writer, slot)
+    return f"keep({text})" if writer.counts else text
 
 
 def _begin_iteration(writer: StepWriter, step: Step, trips: str) -> str:
@@ -296,7 +302,7 @@ class _ScanOutputs:
             if _is_static(writer.slots[slot].type):
                 writer.line(f"r{slot}[{iteration}] = {writer.name[row]}", self.step)
             else:
-                writer.line(f"r{slot}.append({_owned(writer, row)})", self.step)
+                writer.line(f"r{slot}.append({_counted(writer, row)})", self.step)
 
     def end(self) -> list[str]:
         """Stack rows that are in lists; returns the variables that held rows."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import LimitExceeded
+from penstock.host.current_run import copy_within_budget, keep
 from penstock.ir.op import Outcome, array_of
 from penstock.ops.internal.transfer import is_transfer
 from penstock.ops.onnx.control_flow import (
@@ -76,7 +77,7 @@ def own(value: Any) -> Any:
 def unshared(value: Any) -> Any:
     """A deep copy of ``value``, so that the caller of a run shares no memory with the run."""
     if isinstance(value, np.ndarray):
-        return value.copy()
+        return copy_within_budget(value)
     if isinstance(value, list):
         return [unshared(element) for element in value]
     if isinstance(value, dict):
@@ -104,7 +105,7 @@ def too_many(limit: int, label: str) -> None:
 
 
 _FUNCTIONS = (
-    *(array_of, awaited, began, contiguous, copied, element_of, ended, freed, own, rows_of),
+    *(array_of, awaited, began, contiguous, copied, element_of, ended, freed, keep, own, rows_of),
     *(same_length, stack, too_many, truth, unshared),
 )
 

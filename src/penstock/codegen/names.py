@@ -36,6 +36,7 @@ import numpy as np
 from penstock.algorithms.checkpoints import paced
 from penstock.codegen.helpers import HELPERS
 from penstock.ir.op import Kernel
+from penstock.ops.result_bytes import counted
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Slot, SlotKind, Step
 from penstock.types import TensorType
@@ -62,16 +63,22 @@ class Call(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class ProgramNames:
     """``slots[i]`` is the name of slot i; ``slots[-1]``, for a slot left out, is ``"None"``.
-    ``calls`` has the call of each step with a kernel."""
+    ``calls`` has the call of each step with a kernel; the results of the steps in ``counted`` count
+    against the budget of a run."""
 
     slots: tuple[str, ...]
     calls: Mapping[Step, Call]
+    counted: frozenset[Step]
 
 
 def program_names(
-    plan: Plan, arena_plan: ArenaPlan, shared: frozenset[int] = frozenset()
+    plan: Plan,
+    arena_plan: ArenaPlan,
+    shared: frozenset[int] = frozenset(),
+    counted: frozenset[Step] = frozenset(),
 ) -> ProgramNames:
-    """The names of a plan's slots and calls. ``shared``: the slots that several tasks touch."""
+    """The names of a plan's slots and calls. ``shared``: the slots that several tasks touch;
+    ``counted``: the steps whose results are counted during a run."""
     slots: list[str] = []
     first_name: dict[tuple[Any, ...], str] = {}
     for index, slot in enumerate(paced(plan.slots)):
@@ -86,10 +93,10 @@ def program_names(
     calls: dict[Step, Call] = {}
     for number, step in enumerate(paced(plan.walk())):
         if step.kernel is not None:
-            function = _function_name(number, step, step.kernel)
+            function = _function_name(number, step, step.kernel, step in counted)
             arguments = _arguments(plan, number, step, slots)
             calls[step] = Call(function, arguments, step.kernel.begin is not None)
-    return ProgramNames(tuple(slots), calls)
+    return ProgramNames(tuple(slots), calls, counted)
 
 
 def view_key(arena_plan: ArenaPlan, slot: Slot, index: int) -> tuple[Any, ...]:
@@ -122,9 +129,9 @@ def prepares(step: Step) -> bool:
     return step.into and step.kernel is not None and step.kernel.prepares
 
 
-def _function_name(number: int, step: Step, kernel: Kernel) -> str:
+def _function_name(number: int, step: Step, kernel: Kernel, is_counted: bool) -> str:
     function = kernel.into if step.into else kernel.function
-    if isinstance(function, np.ufunc) and not prepares(step):
+    if isinstance(function, np.ufunc) and not prepares(step) and not is_counted:
         # Only NumPy's own: others may have any name, the same one several times.
         name = function.__name__
         if getattr(np, name, None) is function:
@@ -174,7 +181,9 @@ def bind_names(
             continue
         name = names.calls[step].function
         if kernel.begin is not None or not prepares(step):
-            namespace[name] = kernel.begin or (kernel.into if step.into else kernel.function)
+            function = kernel.begin or (kernel.into if step.into else kernel.function)
+            assert function is not None
+            namespace[name] = counted(step.node, function) if step in names.counted else function
             continue
         inputs, outputs = ([values[i] for i in part] for part in (step.inputs, step.outputs))
         workspace = values[step.workspace] if step.workspace >= 0 else None

@@ -32,7 +32,8 @@ class StepWriter:
     ``step_of_line[i]`` is the step that line i runs, if any; ``constants`` are values that names in
     the text stand for, the same in every arena. ``stream`` is the name of the device stream that
     steps are put on, "" on the host; ``loops`` the number of loops around the line at hand;
-    ``work`` the estimated operations since the last check for a stop.
+    ``work`` the estimated operations since the last check for a stop; ``counts`` whether the
+    program's runs count what they allocate.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class StepWriter:
         self.lifetimes = lifetimes
         self.max_iterations = max_iterations
         self.observed = observed
+        self.counts = False
         self.expanded: Mapping[Step, Sequence[int]] = {} if tasks is None else tasks.expanded
         self.stream = ""
         self.loops = 0

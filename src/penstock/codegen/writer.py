@@ -43,6 +43,8 @@ from penstock.codegen.control_flow import write_control_flow
 from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import ProgramNames, bind_names, program_names
 from penstock.codegen.steps import StepWriter, printable
+from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.plan.allocations import Allocations, allocations
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, SlotKind, Step
 from penstock.plan.tasks import Tasks
@@ -69,7 +71,8 @@ class Program:
     plan: Plan
     arena_plan: ArenaPlan
     tasks: Tasks | None
-    max_iterations: int | None
+    allocations: Allocations
+    limits: Limits
     observed: bool
     names: ProgramNames
     functions: tuple[str, ...]
@@ -89,7 +92,7 @@ class Program:
     def with_observers(self) -> Program:
         """The program of the same plan that tells observers of its steps."""
         return write_program(
-            self.plan, self.arena_plan, self.max_iterations, tasks=self.tasks, observed=True
+            self.plan, self.arena_plan, self.limits, tasks=self.tasks, observed=True
         )
 
     def bind(
@@ -110,7 +113,7 @@ class Program:
 def write_program(
     plan: Plan,
     arena_plan: ArenaPlan,
-    max_iterations: int | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     *,
     tasks: Tasks | None = None,
     observed: bool = False,
@@ -119,19 +122,22 @@ def write_program(
 
     Without ``tasks`` it is one function, ``run(control, *inputs) -> outputs``. With them each is a
     function ``t<number>(control, V)``, with ``S`` and ``emit`` if there are signals, and
-    ``results(V)`` returns the outputs. Loops raise ``LimitExceeded`` at ``max_iterations``. If
+    ``results(V)`` returns the outputs. Loops and allocations are within ``limits``. If
     ``observed``, the control's observer is told of each step.
     """
     order = [plan.steps[i] for i in arena_plan.order]
-    names = program_names(plan, arena_plan, frozenset() if tasks is None else tasks.shared)
-    lifetimes = Lifetimes(plan, order, tasks)
-    writer = StepWriter(plan, names, lifetimes, write_control_flow, max_iterations, tasks, observed)
+    shared = frozenset() if tasks is None else tasks.shared
+    allocated = allocations(plan, arena_plan.size, limits)
+    names = program_names(plan, arena_plan, shared, allocated.steps)
+    lifetimes, most = Lifetimes(plan, order, tasks), limits.max_iterations
+    writer = StepWriter(plan, names, lifetimes, write_control_flow, most, tasks, observed)
+    writer.counts = allocated.counts
     functions = _write_tasks(writer, tasks) if tasks else _write_run(writer, order)
     source = "\n".join(writer.lines) + "\n"
     filename = f"<penstock {printable(plan.name) or 'graph'} {next(_SERIAL)}>"
     code = tuple(_compiled(writer.lines, filename))
     text = tuple(functions), source, tuple(writer.step_of_line), writer.constants, filename, code
-    program = Program(plan, arena_plan, tasks, max_iterations, observed, names, *text)
+    program = Program(plan, arena_plan, tasks, allocated, limits, observed, names, *text)
     # Tracebacks through the program show its lines for as long as it exists.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     weakref.finalize(program, linecache.cache.pop, filename, None).atexit = False

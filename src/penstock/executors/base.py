@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Sequence
 from functools import partial
+from sys import maxsize
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
 from penstock.executors.arenas import Arenas
 from penstock.executors.control import Control
+from penstock.host.current_run import Budget, working_for
 from penstock.host.thread_share import ThreadShare
 from penstock.limits import Limits
 from penstock.ops.work_estimate import WORTH_THREADS, flops
@@ -111,6 +113,7 @@ class CompiledExecutor:
         self.plan_bytes = program.nbytes
         self._program = program
         self._share = share_of(program.plan, hosts, workers, threads)
+        self._counts = program.allocations.counts
 
     def _allocate(
         self, host: Backend, limits: Limits, bind: Callable[[np.ndarray], T]
@@ -123,12 +126,29 @@ class CompiledExecutor:
         arenas.give(arena)
         return arenas
 
+    def _counting(self, control: Control) -> Control:
+        """The control of a run, with a budget if the run must count what it allocates."""
+        if self._counts and control.budget is None:
+            control, limits = control.own(), self._program.limits
+            control.budget = budget_of(limits, self._program.allocations.taken)
+        return control
+
     @property
     def arena_bytes(self) -> int:
         return self._arenas.nbytes
 
     def trim(self) -> None:
         self._arenas.trim()
+
+
+def budget_of(limits: Limits, taken: int = 0) -> Budget:
+    """The budget of a run that must count what it allocates, beside ``taken`` bytes."""
+    return Budget(maxsize if limits.max_bytes is None else limits.max_bytes, taken, limits.max_dims)
+
+
+def outputs_of(results: Callable[[Any], tuple[Any, ...]], V: Any, control: Control) -> Any:
+    """The outputs of a run of tasks; the copies among them count if the run counts."""
+    return results(V) if control.budget is None else working_for(control, results, V)
 
 
 # Threads of kernels.

@@ -22,6 +22,7 @@ from itertools import count
 
 from penstock.algorithms.checkpoints import current_stop
 from penstock.errors import Cancelled, DeadlineExceeded
+from penstock.host.current_run import Budget
 from penstock.host.fork import in_child
 from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import report_thread_exception
@@ -39,16 +40,27 @@ class Control:
 
     Generated code reads ``stopped`` at every loop back-edge and every few milliseconds of estimated
     work, and calls ``stop`` if it is set. Observed executors tell ``observer`` what ``run`` does.
+    ``budget`` counts what the run allocates, if that is not known before.
     """
 
-    __slots__ = ("deadline", "error", "listeners", "observer", "run", "stopped", "timeout")
+    __slots__ = (
+        "budget",
+        "deadline",
+        "error",
+        "listeners",
+        "observer",
+        "run",
+        "stopped",
+        "timeout",
+    )
 
     def __init__(self, timeout: float | None = None) -> None:
-        self.timeout = math.inf if timeout is None else timeout
-        self.deadline = time.monotonic() + self.timeout
+        self.timeout = timeout
+        self.deadline = math.inf if timeout is None else time.monotonic() + timeout
         self.stopped = False
         self.error: Exception | None = None
         self.listeners: set[StopListener] = set()
+        self.budget: Budget | None = None
         self.observer: Observer = _NO_OBSERVER
         self.run = _NO_RUN
 
@@ -81,6 +93,7 @@ class Control:
         """The error that a run must end with that ends now: it was stopped, or its deadline has
         passed by the clock, whether the watchdog has noticed or not."""
         if not self.stopped and time.monotonic() > self.deadline:
+            assert self.timeout is not None
             self.set(_timed_out(self.timeout))
         return self.error
 
@@ -158,6 +171,7 @@ class Watchdog:
                     target=self.watch, name="penstock-deadlines", daemon=True
                 )
                 self.thread.start()
+            assert control.timeout is not None
             self.timeouts[control] = control.timeout
             heapq.heappush(self.queue, entry)
             if self.queue[0] is entry:

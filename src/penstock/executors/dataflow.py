@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
-from penstock.executors.base import CompiledExecutor, InlineExecutor, PerThreadCount
+from penstock.executors.base import CompiledExecutor, InlineExecutor, PerThreadCount, outputs_of
 from penstock.executors.control import Control
 from penstock.executors.errors import raise_explained
 from penstock.executors.task_loop import Flow, Queue, TaskRun
@@ -48,11 +48,11 @@ class DataflowExecutor(InlineExecutor, CompiledExecutor):
         V = [None] * self._flow.slots
         for slot, value in zip(self.plan.inputs, inputs, strict=True):
             V[slot] = value
-        control = control.own()
+        control = self._counting(control.own())
         try:
             with self._share as threads:
                 functions = self._bound[threads]
                 TaskRun(self._flow, functions, V, control, observe=self._program.observed).run()
-            return functions[-1](V)
+            return outputs_of(functions[-1], V, control)
         except Exception as error:
             raise_explained(error, self._program)

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from penstock.codegen.writer import Program
-from penstock.errors import InternalError, PenstockError, RunError
+from penstock.errors import InternalError, LimitExceeded, PenstockError, RunError
+from penstock.host.current_run import BudgetError
 from penstock.ir.describe import describe_node
 from penstock.ir.graph import Node
 from penstock.plan.plan import Step
@@ -33,7 +34,7 @@ def explained(error: Exception, program: Program) -> PenstockError:
         if isinstance(error, PenstockError):
             return error
         if isinstance(error, MemoryError):
-            return RunError(f"there is not enough memory for the outputs: {error}")
+            return run_error("the outputs", error)
         return InternalError(f"the run failed outside of any node: {error!r}")
     slots = program.plan.slots
     inputs = [
@@ -51,16 +52,24 @@ def explained_at(node: Node, inputs: Sequence[Any], error: Exception) -> Penstoc
     return _explanation(node, types, error)
 
 
+def run_error(place: str, error: BaseException) -> RunError:
+    """Return the exception to raise for one that an operation raised in a run, at ``place``."""
+    if isinstance(error, BudgetError):
+        return LimitExceeded(f"{place}: {error}")
+    if isinstance(error, MemoryError):
+        return RunError(f"{place}: {str(error) or 'there is not enough memory'}")
+    return RunError(f"{place}: {error if isinstance(error, ShapeError) else repr(error)}")
+
+
 def _explanation(node: Node, inputs: Sequence[str], error: Exception) -> PenstockError:
     if isinstance(error, PenstockError):
         error.add_note(f"The run had come to {node.op.name} ({node.label}).")
         return error
-    reason = f"{error}" if isinstance(error, ShapeError | MemoryError) else f"{error!r}"
-    message = f"{describe_node(node, inputs)}: {reason}"
+    explanation = run_error(describe_node(node, inputs), error)
     # No input makes correct code use an undefined name or fail an assertion.
     if isinstance(error, AssertionError | NameError):
-        return InternalError(f"{message}. This is a bug in Penstock: please report it")
-    return RunError(message)
+        return InternalError(f"{explanation}. This is a bug in Penstock: please report it")
+    return explanation
 
 
 def _step_at_fault(error: Exception, program: Program) -> tuple[Step | None, dict[int, str]]:

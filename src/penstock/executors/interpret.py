@@ -16,12 +16,14 @@ from penstock.analysis.interpreter import Interpreter, evaluate
 from penstock.backends.base import Backend
 from penstock.codegen.helpers import awaited, too_many, unshared
 from penstock.errors import InternalError
-from penstock.executors.base import InlineExecutor, quiet, share_of
+from penstock.executors.base import InlineExecutor, budget_of, quiet, share_of
 from penstock.executors.control import Control
 from penstock.executors.errors import explained_at
+from penstock.host.current_run import working_for
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
 from penstock.limits import Limits
+from penstock.ops.result_bytes import counted
 from penstock.plan.plan import Plan, Step
 from penstock.types import accepts, type_of
 
@@ -64,10 +66,13 @@ class InterpretExecutor(InlineExecutor):
         pass
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+        control = control.own()
+        if control.budget is None and self._limits.count_runs:
+            control.budget = budget_of(self._limits)
         interpreter = _CheckedInterpreter(self._step_of, control, self._limits, self._observed)
         with self._share:
-            outputs = quiet(interpreter.run, self.graph, inputs, {})
-        return tuple([unshared(output) for output in outputs])
+            outputs = quiet(working_for, control, interpreter.run, self.graph, inputs, {})
+        return tuple([working_for(control, unshared, output) for output in outputs])
 
 
 class _CheckedInterpreter(Interpreter):
@@ -94,7 +99,7 @@ class _CheckedInterpreter(Interpreter):
             else:
                 if kernel.begin is not None:
                     kernel = Kernel(partial(awaited, control, kernel.begin))
-                outputs = evaluate(node, inputs, kernel)
+                outputs = evaluate(node, inputs, Kernel(counted(node, kernel.function)))
         except Exception as error:
             if getattr(error, "__notes__", None):
                 raise  # a node of its sub-graphs has explained it

@@ -12,8 +12,9 @@ import numpy as np
 from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
 from penstock.executors.base import CompiledExecutor, InlineExecutor, silent
-from penstock.executors.control import Control
+from penstock.executors.control import NEVER, Control
 from penstock.executors.errors import raise_explained
+from penstock.host.current_run import THREAD, working_for
 from penstock.limits import Limits
 
 Run = Callable[..., tuple[Any, ...]]
@@ -48,6 +49,10 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         return LinearExecutor(self._program.with_observers(), *self._arguments)
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+        if control is not NEVER or self._counts:
+            control = self._counting(control)
+            if THREAD.run is not control:
+                return working_for(control, self.run, inputs, control)
         arenas = self._arenas
         try:
             arena = arenas.free.pop()

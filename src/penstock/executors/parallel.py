@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.backends.base import Backend, Device
 from penstock.codegen.writer import Program
-from penstock.executors.base import CompiledExecutor, Done, PerThreadCount
+from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, outputs_of
 from penstock.executors.control import Control
 from penstock.executors.errors import explained, raise_explained
 from penstock.executors.task_loop import Flow, Queue, TaskRun
@@ -65,7 +65,7 @@ class ParallelExecutor(CompiledExecutor):
         return ParallelExecutor(self._program.with_observers(), *self._arguments)
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
-        control = control.own()
+        control = self._counting(control.own())
         arenas = self._arenas
         for queue in self._flow.queues:
             if queue.pool is not None:
@@ -81,7 +81,7 @@ class ParallelExecutor(CompiledExecutor):
                 with self._share as threads:
                     functions = arena[threads]
                     self._task_run(functions, V, control, threads).run()
-                outputs = functions[-1](V)
+                outputs = outputs_of(functions[-1], V, control)
             except Exception as error:
                 raise_explained(error, self._program)
             finally:
@@ -103,7 +103,7 @@ class ParallelExecutor(CompiledExecutor):
         return TaskRun(self._flow, functions, V, control, observe=observe, adopt=adopt)
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
-        _ArenaRequest(self, inputs, control.own(), done).begin()
+        _ArenaRequest(self, inputs, self._counting(control.own()), done).begin()
 
     def _start(
         self, arena: PerThreadCount[_Functions], inputs: Sequence[Any], control: Control, done: Done
@@ -119,7 +119,7 @@ class ParallelExecutor(CompiledExecutor):
                     share.leave()
                     error, run.error = run.error, None
                 if error is None:
-                    outputs = functions[-1](V)
+                    outputs = outputs_of(functions[-1], V, control)
                 self._allocated(control, -arenas.size)
             except BaseException as raised:
                 outputs, error = None, raised

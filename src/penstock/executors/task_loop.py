@@ -20,6 +20,7 @@ from penstock.codegen.helpers import freed
 from penstock.errors import Cancelled, InternalError
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
+from penstock.host.current_run import THREAD
 from penstock.host.threads import Workers
 from penstock.plan.tasks import Tasks
 
@@ -191,6 +192,7 @@ class TaskRun:
         others = len(flow.queues) > 1
         arguments = self._arguments()
         task = -1
+        outer, THREAD.run = THREAD.run, control
         try:
             while True:
                 with lock:
@@ -231,8 +233,10 @@ class TaskRun:
                 elif not self._advance(task):
                     task = -1
         except BaseException as error:
+            THREAD.run = outer
             self._failed(error, queue, caller)
         else:
+            THREAD.run = outer
             if ended:
                 self._end()
 

@@ -36,5 +36,5 @@ def compile_error(node: Node, error: Exception) -> PenstockError:
     if isinstance(error, ShapeError):
         return InvalidModel(f"{place}: {error}")
     if isinstance(error, MemoryError):
-        return LimitExceeded(f"{place}: there is not enough memory to compile it: {error}")
+        return LimitExceeded(f"{place}: there is not enough memory to compile it. {error}")
     return InternalError(f"{place}: compiling it failed with {error!r}. Please report it")

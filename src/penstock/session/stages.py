@@ -408,6 +408,7 @@ def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
     graph = feeds.graph
     if not is_framed(graph):
         infer_types(graph)
+    check_sizes(graph, context.limits)
     frames = find_frames(graph)  # first, since an invalid graph is not unsupported but invalid
     if context.executor not in ("auto", "frames"):
         reason = 'so that only executor="frames" or "auto" runs it'
@@ -434,6 +435,7 @@ def _function_graph(context: CompileContext, name: str) -> Graph:
     """A copy of a function's graph, without dead code."""
     graph = clone(context.functions[name])
     prune(graph)
+    check_sizes(graph, context.limits)
     return graph
 
 
@@ -483,8 +485,8 @@ class Programmed:
 
 def generate_program(schedule: Scheduled, context: CompileContext) -> Programmed:
     """Write the plan as Python source."""
-    most = context.limits.max_iterations
-    program = write_program(schedule.plan, schedule.arena_plan, most, tasks=schedule.tasks)
+    plan, tasks = schedule.plan, schedule.tasks
+    program = write_program(plan, schedule.arena_plan, context.limits, tasks=tasks)
     return Programmed(schedule, program)
 
 

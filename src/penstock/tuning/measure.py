@@ -248,7 +248,7 @@ class GraphProfiler(CostModel):
         hosts = [b for b in backends if b.memory == HOST]
         threads = {b.name: threads_of(b, backends, single_threaded) for b in backends}
         most = max([threads[b.name] for b in {*placed.values()} if b.memory == HOST], default=1)
-        program = write_program(plan, plan_arena(plan), self.limits.max_iterations, observed=True)
+        program = write_program(plan, plan_arena(plan), self.limits, observed=True)
         executor = LinearExecutor(program, hosts, self.limits, threads=most)
         # The executor enters as one stream; for one thread, pretend that many others run as well.
         with ThreadShare(hosts, _ALL) if single_threaded else nullcontext():

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import signal
 import threading
+import tracemalloc
 import weakref
 from functools import partial
 
@@ -17,6 +18,60 @@ from penstock.executors.control import Watchdog
 from tests.executors.conformance.base import ENDLESS, ExecutorTests
 from tests.support.onnx_text import model_from_text
 from tests.support.timing import SOON
+
+MOST_BYTES = 2**22
+COUNT = np.array(10**6)
+ROW = np.ones(1000, np.float32)
+GROWING = {
+    "ConstantOfShape": (
+        "g (int64[1] n) => (float[N] y) { y = ConstantOfShape(n) }",
+        {"n": np.array([10**10])},
+    ),
+    "Range": (
+        "g (float d) => (float[N] y) <float a = {0}, float b = {1}> { y = Range(a, b, d) }",
+        {"d": np.float32(1e-9)},
+    ),
+    "Add": (
+        """g (float[N] x) => (float[A, B] y) {
+            k = NonZero(x) t = Transpose(k) z = Add(k, t) y = Cast<to=1>(z) }""",
+        {"x": np.ones(20_000, np.float32)},
+    ),
+    "Concat": (
+        """g (float[M] x, int64 n) => (float[A] y) {
+            y = Loop(n, , x) <body = b (int64 i, bool t, float[M] v) => (bool u, float[K] w) {
+                u = Identity(t) w = Concat<axis=0>(v, v) }> }""",
+        {"x": ROW, "n": COUNT},
+    ),
+    "Loop|Neg": (
+        """g (float[1000] x, int64 n) => (float[A, B] y) {
+            y = Loop(n, ,) <body = b (int64 i, bool t) => (bool u, float[1000] w) {
+                u = Identity(t) w = Neg(x) }> }""",
+        {"x": ROW, "n": COUNT},
+    ),
+    "SequenceInsert|Neg": (
+        """g (float[1000] x, int64 n) => (int64 y) {
+            e = SequenceEmpty() y = SequenceLength(s)
+            s = Loop(n, , e) <body = b (int64 i, bool t, seq(float[M]) v)
+                    => (bool u, seq(float[M]) w) {
+                u = Identity(t) z = Neg(x) w = SequenceInsert(v, z) }> }""",
+        {"x": ROW, "n": np.array(10_000)},
+    ),
+    "StringConcat": (
+        """g (string[N] x, int64 n) => (string[A] y) {
+            y = Loop(n, , x) <body = b (int64 i, bool t, string[M] v) => (bool u, string[K] w) {
+                u = Identity(t) w = StringConcat(v, v) }> }""",
+        {"x": np.array(["a" * 1000], object), "n": COUNT},
+    ),
+    "StringSplit": (
+        "g (string[N] x) => (string[A, B] y, int64[A] z) { y, z = StringSplit(x) }",
+        {"x": np.array(["a " * 2000] + ["b"] * 2000, object)},
+    ),
+    "Exp|Neg|Abs": (
+        """g (float[N] x) => (float[N] a, float[N] b, float[N] c) {
+            a = Neg(x) b = Abs(x) c = Exp(x) }""",
+        {"x": np.ones(MOST_BYTES // 8 - 1000, np.float32)},
+    ),
+}
 
 
 class Endings(ExecutorTests):
@@ -59,6 +114,35 @@ class Endings(ExecutorTests):
         assert ways[way](timeout=SOON)["y"].tolist() == [0, 0, 0, 0]
         with pytest.raises(ps.DeadlineExceeded, match="1e-09 s"):
             ways[way](timeout=1e-9)
+
+    @pytest.mark.parametrize("names", GROWING)
+    def test_run_stays_within_max_bytes_and_names_the_node(self, names):
+        text, feeds = GROWING[names]
+        session = self.compile(model_from_text(text), limits=ps.Limits(max_bytes=MOST_BYTES))
+        tracemalloc.start()
+        try:
+            with pytest.raises(ps.LimitExceeded, match=rf"^({names}) \(.*Limits.max_bytes"):
+                session.run(feeds)
+            assert tracemalloc.get_traced_memory()[1] < 3 * MOST_BYTES
+        finally:
+            tracemalloc.stop()
+
+    def test_memory_that_a_loop_has_freed_does_not_count(self):
+        text = """g (float[1000] x, int64 n) => (float[A] y) {
+            y = Loop(n, , x) <body = b (int64 i, bool t, float[M] v) => (bool u, float[K] w) {
+                u = Identity(t) w = Concat<axis=0>(x, x) }> }"""
+        session = self.compile(model_from_text(text), limits=ps.Limits(max_bytes=2**17))
+        assert session.run({"x": ROW, "n": np.array(2000)})["y"].shape == (2000,)
+
+    @pytest.mark.parametrize("shape", ["int64[3] s", "int64[N] s"])
+    def test_result_of_more_than_max_dims_fails(self, shape):
+        text = f"g (float[1] x, {shape}) => (float y) {{ r = Reshape(x, s) y = ReduceMax<keepdims=0>(r) }}"
+        limits = ps.Limits(max_dims=2)
+        with pytest.raises(
+            ps.LimitExceeded, match=r"Reshape.*3 dims, more than Limits.max_dims = 2"
+        ):
+            session = self.compile(model_from_text(text), limits=limits)
+            session.run({"x": np.ones(1, np.float32), "s": np.ones(3, np.int64)})
 
     def test_timeout_of_zero_fails_before_the_run_begins(self):
         session = self.compile(model_from_text(ENDLESS))

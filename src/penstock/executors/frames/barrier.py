@@ -19,6 +19,7 @@ from penstock.errors import Cancelled
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.frames.rendezvous import Rendezvous
+from penstock.host.current_run import THREAD
 from penstock.host.threads import Workers
 
 
@@ -96,6 +97,7 @@ class Barrier:
     def _work(self) -> None:
         thread = get_ident()
         self._threads.add(thread)
+        outer, THREAD.run = THREAD.run, self.control
         try:
             while self._ready:
                 try:
@@ -104,6 +106,7 @@ class Barrier:
                     break
                 part.go()
         finally:
+            THREAD.run = outer
             self._threads.discard(thread)
 
     # With the lock held.
@@ -141,7 +144,11 @@ class Barrier:
             self.rendezvous.close()
         on_end, self._on_end = self._on_end, None
         assert on_end is not None
-        on_end()
+        outer, THREAD.run = THREAD.run, None  # for what else the thread is about to do
+        try:
+            on_end()
+        finally:
+            THREAD.run = outer
 
     def _stopped(self, error: Exception) -> None:
         """Wake the parts after a stop, which may come while no thread works on the run."""

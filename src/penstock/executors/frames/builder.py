@@ -77,7 +77,10 @@ class FrameGraphBuilder:
         self, graph: Graph, paths: Mapping[Node, FramePath], numbers: ValueNumbers
     ) -> FrameGraph:
         """Compile a graph, or a part of it, and the functions that it calls."""
-        frame_graph = FrameGraph(graph, paths, self._kernel, self._call, self._backend, numbers)
+        counts = self._limits.count_runs
+        frame_graph = FrameGraph(
+            graph, paths, self._kernel, self._call, self._backend, numbers, counts
+        )
         while self._called:
             name = self._called.pop()
             if name not in self._functions:
@@ -90,7 +93,10 @@ class FrameGraphBuilder:
         """Compile a graph that is called, of which observers see no steps of its own."""
         paths = find_frames(graph).paths()
         numbers = ValueNumbers()
-        frame_graph = FrameGraph(graph, paths, self._kernel, self._call, self._backend, numbers)
+        counts = self._limits.count_runs
+        frame_graph = FrameGraph(
+            graph, paths, self._kernel, self._call, self._backend, numbers, counts
+        )
         self._asynchronous |= frame_graph.asynchronous
         for node in frame_graph.nodes:
             node.step = None

@@ -12,8 +12,9 @@ from typing import Any
 
 from penstock.codegen.helpers import unshared
 from penstock.errors import Cancelled
-from penstock.executors.base import Done, quiet
+from penstock.executors.base import Done, budget_of, outputs_of, quiet
 from penstock.executors.control import Control
+from penstock.executors.errors import run_error
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.frame_graph import FrameGraph
 from penstock.executors.frames.run import FramesRun
@@ -78,7 +79,7 @@ class FramesExecutor:
         """Do nothing: there are no arenas to give back."""
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
-        control = control.own()
+        control = self._counting(control)
         for part in self.parts:
             if part.workers is not None:
                 part.workers.refuse_reentry()
@@ -102,8 +103,15 @@ class FramesExecutor:
             else:
                 done(outputs, None)
 
-        barrier = Barrier(control.own(), end)
+        barrier = Barrier(self._counting(control), end)
         quiet(self._begin, barrier, inputs)
+
+    def _counting(self, control: Control) -> Control:
+        """The control of a run, which counts what it allocates."""
+        control, limits = control.own(), self._limits
+        if control.budget is None and limits.count_runs:
+            control.budget = budget_of(limits)
+        return control
 
     def _begin(self, barrier: Barrier, inputs: Sequence[Any]) -> None:
         """Create a run of each part, and run them."""
@@ -128,5 +136,8 @@ class FramesExecutor:
         outputs: list[Any] = [None] * len(self.table.outputs)
         for part, run in zip(self.parts, runs, strict=True):
             for i, value in zip(part.outputs, run.outputs(), strict=True):
-                outputs[i] = unshared(value)
-        return tuple(outputs)
+                outputs[i] = value
+        try:
+            return tuple(outputs_of(unshared, outputs, barrier.control))
+        except MemoryError as lack:
+            raise run_error("the outputs", lack) from lack

@@ -31,8 +31,10 @@ from penstock.executors.frames.rendezvous import edge_key
 from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ir.op import Kernel, Role
 from penstock.ops.registry import TENSORFLOW
+from penstock.ops.result_bytes import SMALL_BYTES, counted
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.plan.plan import Slot, SlotKind, Step, StepTable
+from penstock.types import TensorType
 
 DEATH = 1 << 29
 """Added to the count of an ordinary node once one of its inputs was dead."""
@@ -190,7 +192,8 @@ class FrameGraph:
 
     ``paths`` gives the frame that each node runs in. ``kernel`` compiles an ordinary node on
     ``backend``, ``call`` one whose graphs, or function, are run as frame graphs as well.
-    ``numbers`` number the values, of this graph and of others that run with it.
+    ``numbers`` number the values, of this graph and of others that run with it. ``counts``: whether
+    runs count what kernels allocate.
     """
 
     def __init__(
@@ -201,7 +204,9 @@ class FrameGraph:
         call: Callable[[Node], StartCall],
         backend: str,
         numbers: ValueNumbers,
+        counts: bool = False,
     ) -> None:
+        self._counts = counts
         self.graph = graph
         self.function = ""
         self.root = StaticFrame("")
@@ -273,6 +278,8 @@ class FrameGraph:
             case TokenRule.ORDINARY:
                 kernel = compile(node)
                 frame_node.function = kernel.function
+                if self._counts and not (node.graphs or all(map(_is_small, node.outputs))):
+                    frame_node.function = counted(node, kernel.function)
                 frame_node.nested = bool(node.graphs)
                 if kernel.begin is not None:
                     frame_node.rule = TokenRule.ASYNCHRONOUS
@@ -329,6 +336,12 @@ class FrameGraph:
                 node.waits, merged = 0, [value.const, index]
         node.frame.inputs += merged
         node.end = node.first + 2
+
+
+def _is_small(value: Value | None) -> bool:
+    """Whether a value has few bytes for sure, so that it need not be counted."""
+    type_ = None if value is None else value.type
+    return isinstance(type_, TensorType) and type_.static and type_.nbytes <= SMALL_BYTES
 
 
 def _output_path(node: Node | None, paths: Mapping[Node, FramePath]) -> FramePath:

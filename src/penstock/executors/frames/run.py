@@ -23,6 +23,7 @@ import numpy as np
 from penstock.errors import Aborted, Cancelled, LimitExceeded, PenstockError, RunError
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
+from penstock.executors.errors import run_error
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.frame_graph import FrameGraph, FrameNode, TokenRule
 from penstock.executors.frames.scheduler import (
@@ -34,6 +35,7 @@ from penstock.executors.frames.scheduler import (
     enclosing_call,
     missing_output,
 )
+from penstock.host.current_run import working_for
 from penstock.host.threads import Workers, report_thread_exception
 from penstock.ir.describe import describe_node
 from penstock.ir.op import array_of
@@ -362,7 +364,8 @@ class FramesRun:
         result: Outputs = ()
         error: BaseException | None = None
         try:
-            result = quiet(_call_kernel, token[0], inputs, self.control)
+            control = self.control
+            result = quiet(working_for, control, _call_kernel, token[0], inputs, control)
         except Exception as raised:
             error = _annotated(token[0], inputs, raised)
         except BaseException as raised:
@@ -535,7 +538,6 @@ def _annotated(at: FrameNode, inputs: Sequence[Any], error: BaseException) -> Pe
         else f"{v.name}: {getattr(x, 'dtype', '?')}{list(getattr(x, 'shape', None) or ())}"
         for v, x in zip(node.inputs, inputs, strict=True)
     ]
-    text = f"{error}" if isinstance(error, ShapeError | MemoryError) else f"{error!r}"
-    run_error = RunError(f"{describe_node(node, shapes)}: {text}")
-    run_error.__cause__ = error
-    return run_error
+    explanation = run_error(describe_node(node, shapes), error)
+    explanation.__cause__ = error
+    return explanation

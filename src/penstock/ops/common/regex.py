@@ -20,10 +20,13 @@ import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from penstock.host.current_run import check_stop
+
 MAX_PROGRAM = 20_000
 MAX_REPEAT = 1000
 MAX_DEPTH = 100
 MAX_TRANSITIONS = 50_000
+MAX_STATES_SIZE = 500_000
 
 Predicate: TypeAlias = Callable[[str], bool]
 Flags: TypeAlias = frozenset[str]
@@ -338,6 +341,9 @@ def _folded(char: str) -> frozenset[str]:
 
 # Matching
 
+# Characters between two looks at the run.
+_SECTION = 4096
+
 _State: TypeAlias = tuple[str, frozenset[int]]
 """The category of the last character, and the instructions to follow from there."""
 
@@ -355,17 +361,21 @@ class Regex:
         self._looks_back = any(i.assertion for i in parser.program)
         self._start = (self._category(""), frozenset((start,)))
         self._moves: dict[tuple[_State, str], _State] = {}
+        self._size = 0  # of all states in it, in instructions
 
     def fullmatch(self, text: str) -> bool:
         """Whether the whole of ``text`` matches."""
         moves, state = self._moves, self._start
-        for char in (*text, ""):
-            following = moves.get((state, char))
-            if following is None:
-                following = self._move(state, char)
-            state = following
-            if not state[1]:
-                return False
+        for start in range(0, len(text) + 1, _SECTION):
+            check_stop()
+            end = start + _SECTION
+            for char in text[start:end] if end <= len(text) else (*text[start:], ""):
+                following = moves.get((state, char))
+                if following is None:
+                    following = self._move(state, char)
+                state = following
+                if not state[1]:
+                    return False
         return True
 
     def _category(self, char: str) -> str:
@@ -376,6 +386,7 @@ class Regex:
 
     def _move(self, state: _State, char: str) -> _State:
         """The state after ``char``; at the end of the text, that of having matched or none."""
+        check_stop()
         before, after = state[0], self._category(char)
         reached: set[int] = set()
         seen: set[int] = set()
@@ -395,7 +406,10 @@ class Regex:
             elif assertion is None or assertion(before, after):
                 stack.extend(targets)
         following = (after, frozenset(reached))
-        if len(self._moves) >= MAX_TRANSITIONS:
+        size = len(reached) + len(state[1])  # the state that it leads from may be kept by it alone
+        if len(self._moves) >= MAX_TRANSITIONS or self._size + size > MAX_STATES_SIZE:
             self._moves.clear()
+            self._size = 0
         self._moves[state, char] = following
+        self._size += size
         return following

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.layout import ALIGNMENT
 from penstock.ir.op import Consts, Kernel, Types
@@ -116,6 +117,7 @@ def specialized(
                 x = inputs[i]
                 key[i] = TensorType(x.dtype, x.shape, tuple(x.reshape(-1).tolist()))
         routine, output_types = build(tuple(key))
+        reserve(routine.workspace)
         outputs = [None if t is None else np.empty(t.dims, t.dtype) for t in output_types]
         scratch = (np.empty(routine.workspace, np.uint8),) if routine.workspace else ()
         routine.into(*inputs, *outputs, *scratch)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InternalError
+from penstock.host.current_run import keep, reserve
 from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Kernel, Role, Types
 from penstock.ops.registry import operator
@@ -70,7 +71,7 @@ def _run_loop(node: Node, inputs: Sequence[Any]) -> Steps:
         go_on = truth(proceed)
         carried = results[: len(carried)]
         for rows, row in zip(scanned, results[len(carried) :], strict=True):
-            rows.append(row)
+            rows.append(keep(row))
     return [*carried, *(stack(r, 0, 0, v.type) for r, v in zip(scanned, outputs, strict=True))]
 
 
@@ -85,7 +86,7 @@ def _run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
         results = yield body, (*states, *(view[i, ...] for view in views))
         states = list(results[: layout.states])
         for rows, row in zip(scanned, results[layout.states :], strict=True):
-            rows.append(row)
+            rows.append(keep(row))
     row_types = [value.type for value in body.outputs[layout.states :]]
     outputs = zip(scanned, layout.output_axes, layout.output_backward, row_types, strict=True)
     return [*states, *(stack(*output) for output in outputs)]
@@ -99,7 +100,7 @@ def _run_sequence_map(node: Node, inputs: Sequence[Any]) -> Steps:
     for i, element in enumerate(first):
         rest = (element_of(x, i) for x in others)
         for rows, row in zip(results, (yield body, (element, *rest)), strict=True):
-            rows.append(row)
+            rows.append(keep(row))
     return results
 
 
@@ -161,6 +162,7 @@ def row_type(type_: Type, axis: int) -> TensorType:
 def stack(rows: Sequence[Any], axis: int, backward: int, type_: Type) -> Any:
     """Scanned rows as one tensor; without rows it is empty, and unknown dims of ``type_`` are 0."""
     if rows:
+        reserve(len(rows) * rows[0].nbytes)
         return np.stack(rows[::-1] if backward else rows, axis)
     row = type_ if isinstance(type_, TensorType) else TensorType()
     dims = [dim if isinstance(dim, int) else 0 for dim in row.shape or ()]

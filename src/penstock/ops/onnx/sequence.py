@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.host.current_run import check_stop_each, keep, reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import (
@@ -41,6 +42,10 @@ from penstock.types import (
     join,
 )
 
+# What a list takes for each element, and an element that is a view.
+_PLACE_BYTES = 8
+_VIEW_BYTES = 200
+
 
 def _no_data(type_: Type | None) -> Type:
     return type_.without_data() if isinstance(type_, TensorType) else type_ or ANY
@@ -58,7 +63,7 @@ def _infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Seq
 
 @operator("SequenceConstruct", since=11, infer=_infer_sequence_construct, strings=True)
 def sequence_construct(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda *tensors: list(tensors))
+    return Kernel(lambda *tensors: list(map(keep, tensors)))
 
 
 def _infer_sequence_empty(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -100,7 +105,7 @@ def split_to_sequence(node: Node, types: Types) -> Kernel:
         axis = normalize_axis(along, x.ndim)
         n = x.shape[axis]
         if split is None:
-            parts = [x[part] for part in cuts(axis, [1] * n)]
+            parts = parts_of(x, axis, [1] * n)
             return parts if keepdims else [part.squeeze(axis) for part in parts]
         if split.ndim == 0:
             size = int(split)
@@ -111,7 +116,11 @@ def split_to_sequence(node: Node, types: Types) -> Kernel:
             sizes = split.tolist()
             if any(size < 0 for size in sizes) or sum(sizes) != n:
                 raise ShapeError(f"split {sizes} does not add up to dim {n}")
-        return [x[part] for part in cuts(axis, sizes)]
+        return parts_of(x, axis, sizes)
+
+    def parts_of(x: np.ndarray, axis: int, sizes: Sequence[int]) -> list[np.ndarray]:
+        reserve(_VIEW_BYTES * len(sizes))
+        return [x[part] for part in check_stop_each(cuts(axis, sizes))]
 
     return Kernel(run)
 
@@ -152,7 +161,8 @@ def sequence_insert(node: Node, types: Types) -> Kernel:
         where += n if where < 0 else 0
         if not 0 <= where <= n:
             raise ShapeError(f"position {where} is out of range for {n} elements")
-        return [*sequence[:where], x, *sequence[where:]]
+        reserve(_PLACE_BYTES * n)
+        return [*sequence[:where], keep(x), *sequence[where:]]
 
     return Kernel(run)
 
@@ -207,6 +217,7 @@ def concat_from_sequence(node: Node, types: Types) -> Kernel:
     joined: Any = np.stack if node.attrs.get("new_axis", 0) else np.concatenate
 
     def run(sequence: list[np.ndarray]) -> np.ndarray:
+        reserve(sum([x.nbytes for x in sequence]))
         try:
             return joined(sequence, axis)
         except ValueError as error:

@@ -5,10 +5,12 @@ None of these kernels writes into given memory: strings are objects, which no ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from penstock.host.current_run import check_stop, check_stop_each, reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import by_attributes
@@ -29,12 +31,21 @@ def strings(values: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
 def string_concat(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         try:
+            if x.shape != y.shape:
+                _reserve_joined(x, y)
             joined = np.add(x, y)
         except ValueError as error:
             raise ShapeError(str(error)) from error
         return joined if isinstance(joined, np.ndarray) else strings([joined], ())
 
     return Kernel(run)
+
+
+def _reserve_joined(x: np.ndarray, y: np.ndarray) -> None:
+    """Ask for the memory of a concatenation that repeats strings."""
+    count = math.prod(np.broadcast_shapes(x.shape, y.shape))
+    chars = [sum(map(len, part.reshape(-1).tolist())) / (part.size or 1) for part in (x, y)]
+    reserve(int(count * sum(chars)))
 
 
 def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -57,11 +68,16 @@ def string_split(node: Node, types: Types) -> Kernel:
         return parts
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows = [split(text) for text in x.reshape(-1).tolist()]
+        rows = [split(text) for text in check_stop_each(x.reshape(-1).tolist())]
         counts = [len(row) for row in rows]
         width = max(counts, default=0)
-        flat = [part for row in rows for part in (*row, *[""] * (width - len(row)))]
-        return strings(flat, (*x.shape, width)), np.array(counts, np.int64).reshape(x.shape)
+        reserve(x.size * width * STRING.itemsize)
+        parts = np.empty((len(rows), width), STRING)
+        for place, row in zip(parts, rows, strict=True):
+            check_stop()
+            place[: len(row)] = row
+            place[len(row) :] = ""
+        return parts.reshape(*x.shape, width), np.array(counts, np.int64).reshape(x.shape)
 
     return Kernel(run)
 
@@ -108,7 +124,8 @@ def regex_full_match(node: Node, types: Types) -> Kernel:
         raise ShapeError(f"not a pattern that RE2 takes: {error}") from error
 
     def run(x: np.ndarray) -> np.ndarray:
-        matches = np.array([match(text) for text in x.reshape(-1).tolist()], np.bool_)
+        texts = check_stop_each(x.reshape(-1).tolist())
+        matches = np.array([match(text) for text in texts], np.bool_)
         return matches.reshape(x.shape)
 
     return Kernel(run)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from penstock.host.current_run import check_stop_each, copy_within_budget, keep, reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
@@ -21,6 +23,7 @@ from penstock.ops.tensorflow.common import (
     operator,
 )
 from penstock.ops.tensorflow.tensor_arrays import (
+    ELEMENT_BYTES,
     checked_lengths,
     concatenated,
     infer_concatenated,
@@ -28,6 +31,9 @@ from penstock.ops.tensorflow.tensor_arrays import (
     stacked,
 )
 from penstock.types import ANY, Shape, ShapeError, TensorType, Type, dtypes
+
+# What a list takes for each place.
+_PLACE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,8 @@ class _TensorList:
             raise ShapeError(f"the list has elements of {self.dtype}, not of {value.dtype}")
         if not fits(value.shape, self.shape):
             raise ShapeError(f"the list has elements of shape {self.shape}, not {value.shape}")
-        return value
+        reserve(_PLACE_BYTES * len(self.items))
+        return keep(value)
 
     def item(self, index: int, shape: Shape | None) -> np.ndarray:
         """Element ``index``, of this shape; zeros if it is not set and its shape is known."""
@@ -57,7 +64,8 @@ class _TensorList:
         dims = all_known(merged(merged(self.shape, shape), self._common()))
         if dims is None:
             raise ShapeError(f"element {index} has not been written, and its shape is not known")
-        return np.zeros(dims, self.dtype)
+        reserve(math.prod(dims) * self.dtype.itemsize)
+        return keep(np.zeros(dims, self.dtype))
 
     def _common(self) -> Shape | None:
         """The shape that all elements there are have."""
@@ -118,7 +126,7 @@ def empty(node: Node, types: Types) -> Kernel:
 
 
 @operator("TensorListReserve")
-def reserve(node: Node, types: Types) -> Kernel:
+def reserved(node: Node, types: Types) -> Kernel:
     dtype = named_dtype(node.attrs, "element_dtype")
 
     def function(shape: np.ndarray, count: np.ndarray) -> _TensorList:
@@ -131,6 +139,7 @@ def _size(count: np.ndarray) -> int:
     size = _count(count)
     if size < 0:
         raise ShapeError(f"a list of {size} elements")
+    reserve(_PLACE_BYTES * size)
     return size
 
 
@@ -140,7 +149,8 @@ def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
         raise ShapeError("a scalar is not a list of tensors")
     if not fits(value.shape[1:], _shape(shape)):
         raise ShapeError(f"elements of shape {value.shape[1:]} are not of {shape.tolist()}")
-    rows = tuple([np.asarray(row) for row in value.copy()])
+    reserve(ELEMENT_BYTES * len(value))
+    rows = tuple([np.asarray(row) for row in check_stop_each(copy_within_budget(value))])
     return _TensorList(value.dtype, _shape(shape), rows)
 
 
@@ -182,6 +192,7 @@ def set_item(
     list_ = _list(handle)
     if resize_if_index_out_of_bounds:
         missing = integer(index, "the index") + 1 - len(list_.items)
+        reserve(_PLACE_BYTES * missing)
         list_ = replace(list_, items=list_.items + (None,) * missing)
     place = _place(list_, index)
     items = (*list_.items[:place], list_.checked(value), *list_.items[place + 1 :])
@@ -189,7 +200,7 @@ def set_item(
 
 
 def _stacked(list_: _TensorList, places: Sequence[int], shape: Shape | None) -> np.ndarray:
-    rows = [list_.item(place, shape) for place in places]
+    rows = [list_.item(place, shape) for place in check_stop_each(places)]
     return stacked(rows, None if rows else merged(list_.shape, shape), list_.dtype)
 
 
@@ -218,8 +229,9 @@ def scatter(
         raise ShapeError(f"indices {places} do not fit a value of shape {value.shape}")
     if max([*places, -1]) >= length:
         raise ShapeError(f"indices {places} are not in a list of {length} elements")
+    reserve(_PLACE_BYTES * length + ELEMENT_BYTES * len(places))
     items: list[np.ndarray | None] = [None] * length
-    for place, row in zip(places, value.copy(), strict=True):
+    for place, row in check_stop_each(zip(places, copy_within_budget(value), strict=True)):
         items[place] = np.asarray(row)
     return _TensorList(value.dtype, _shape(shape), tuple(items))
 
@@ -250,12 +262,13 @@ def resize(handle: Any, size: np.ndarray) -> _TensorList:
 @array_operator("TensorListConcatV2", infer=infer_concatenated("element_dtype"))
 def concat(handle: Any, shape: np.ndarray, dims: Any) -> tuple[np.ndarray, np.ndarray]:
     list_, dims_ = _list(handle), _shape(shape)
-    parts = [list_.item(i, dims_) for i in range(len(list_.items))]
+    parts = [list_.item(i, dims_) for i in check_stop_each(range(len(list_.items)))]
     return concatenated(parts, dims_[1:] if dims_ else None, list_.dtype)
 
 
 @array_operator("TensorListSplit", strings=True)
 def split(value: np.ndarray, shape: np.ndarray, lengths: np.ndarray) -> _TensorList:
     counts = checked_lengths(lengths, value)
-    parts = tuple(np.split(value.copy(), np.cumsum(counts)[:-1])) if counts else ()
+    reserve(ELEMENT_BYTES * len(counts))
+    parts = tuple(np.split(copy_within_budget(value), np.cumsum(counts)[:-1])) if counts else ()
     return _TensorList(value.dtype, _shape(shape), parts)

@@ -7,12 +7,14 @@ reads and writes is that of the graph: values called ``flow`` carry it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from penstock.host.current_run import check_stop_each, copy_within_budget, keep, reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
@@ -27,6 +29,9 @@ from penstock.ops.tensorflow.common import (
     operator,
 )
 from penstock.types import ANY, FLOAT32, INT64, Shape, ShapeError, TensorType, Type
+
+ELEMENT_BYTES = 200
+"""What an element takes beside its numbers."""
 
 FLOW = np.zeros((), np.float32)
 FLOW.flags.writeable = False
@@ -62,8 +67,11 @@ def stack_push(handle: Any, value: Any) -> Any:
     stack = _stack(handle)
     if 0 <= stack.limit <= len(stack.values):
         raise ShapeError(f"the stack overflowed its maximum size {stack.limit}")
-    stack.values.append(np.array(value) if isinstance(value, np.ndarray) else value)
-    return np.array(value) if isinstance(value, np.ndarray) else value
+    if not isinstance(value, np.ndarray):
+        stack.values.append(value)
+        return value
+    stack.values.append(copy_within_budget(value))
+    return np.array(value)
 
 
 @array_operator("StackPopV2", infer=of_type("elem_type"), pure=False, strings=True)
@@ -110,7 +118,8 @@ class _TensorArray:
         self.clears = bool(attrs.get("clear_after_read", True))
         self.identical = bool(attrs.get("identical_element_shapes"))
         self.adds = adds
-        self.elements = [_Element() for _ in range(count)]
+        self.count = count
+        self.elements: dict[int, _Element] = {}  # those written or read
         self.gradients: dict[str, _TensorArray] = {}
 
     def gradient(self, source: str) -> _TensorArray:
@@ -118,10 +127,9 @@ class _TensorArray:
         array = self.gradients.get(source)
         if array is None:
             name, attrs = f"{self.name}@{source}", {"clear_after_read": self.clears}
-            array = _TensorArray(name, self.dtype, len(self.elements), attrs, adds=True)
+            array = _TensorArray(name, self.dtype, self.count, attrs, adds=True)
             array.shape = self.shape
-            for mine, its in zip(self.elements, array.elements, strict=True):
-                its.shape = mine.shape
+            array.elements = {i: _Element(shape=x.shape) for i, x in self.elements.items()}
             # Both keep the size that this one has now.
             self.dynamic = False
             self.gradients[source] = array
@@ -131,17 +139,17 @@ class _TensorArray:
         return ShapeError(f"TensorArray {self.name}: {text}")
 
     def write(self, index: int, value: np.ndarray) -> None:
-        if index < 0 or (index >= len(self.elements) and not self.dynamic):
+        if index < 0 or (index >= self.count and not self.dynamic):
             raise self.fault(
                 f"Tried to write to index {index} but array is not resizeable and size is: "
-                f"{len(self.elements)}"
+                f"{self.count}"
             )
         if value.dtype != self.dtype:
             raise self.fault(f"its elements are {self.dtype}, not {value.dtype}")
         if not fits(value.shape, self.shape):
             raise self.fault(f"elements of shape {self.shape} are expected, not {value.shape}")
-        self.elements += [_Element() for _ in range(index + 1 - len(self.elements))]
-        element = self.elements[index]
+        self.count = max(self.count, index + 1)
+        element = self.elements.setdefault(index, _Element())
         if element.read:
             raise self.fault(f"Could not write index {index} twice because it was already read.")
         if element.value is not None:
@@ -151,19 +159,17 @@ class _TensorArray:
                 )
             if element.value.shape != value.shape:
                 raise self.fault(f"shapes {element.value.shape} and {value.shape} do not add up")
-            element.value = np.asarray(element.value + value)
+            element.value = keep(np.asarray(element.value + value))
             return
         if self.identical and self.shape is None:
             self.shape = value.shape
-        element.value = np.array(value)
+        element.value = copy_within_budget(value)
         element.shape = value.shape
 
     def read(self, index: int) -> np.ndarray:
-        if not 0 <= index < len(self.elements):
-            raise self.fault(
-                f"Tried to read from index {index} but array size is: {len(self.elements)}"
-            )
-        element = self.elements[index]
+        if not 0 <= index < self.count:
+            raise self.fault(f"Tried to read from index {index} but array size is: {self.count}")
+        element = self.elements.setdefault(index, _Element())
         if element.value is None and element.read and self.clears:
             raise self.fault(
                 f"Could not read index {index} twice because it was cleared after a previous read "
@@ -176,7 +182,8 @@ class _TensorArray:
                 raise self.fault(
                     f"index {index} has not been written, and its shape is not fully defined"
                 )
-            value = np.zeros(shape, self.dtype)
+            reserve(math.prod(shape) * self.dtype.itemsize)
+            value = keep(np.zeros(shape, self.dtype))
             element.shape = shape
         element.read = True
         element.value = None if self.clears else value
@@ -211,6 +218,7 @@ def stacked(rows: Sequence[np.ndarray], shape: Shape | None, dtype: np.dtype) ->
         return _empty(shape, dtype)
     if any(row.shape != rows[0].shape for row in rows):
         raise ShapeError(f"elements have inconsistent shapes {[row.shape for row in rows]}")
+    reserve(sum([row.nbytes for row in rows]))
     return np.stack(rows)
 
 
@@ -223,6 +231,7 @@ def concatenated(
         return _empty(rest, dtype), lengths
     if any(part.ndim < 1 or part.shape[1:] != parts[0].shape[1:] for part in parts):
         raise ShapeError(f"elements have inconsistent shapes {[part.shape for part in parts]}")
+    reserve(sum([part.nbytes for part in parts]))
     return np.concatenate(parts), lengths
 
 
@@ -285,16 +294,16 @@ def write(array: _TensorArray, index: np.ndarray, value: np.ndarray) -> None:
 def scatter(array: _TensorArray, indices: np.ndarray, value: np.ndarray) -> None:
     if indices.ndim != 1 or value.ndim < 1 or len(indices) != len(value):
         raise array.fault(f"{indices.shape} indices do not fit a value of shape {value.shape}")
-    for index, row in zip(indices.tolist(), value, strict=True):
+    for index, row in check_stop_each(zip(indices.tolist(), value, strict=True)):
         array.write(index, np.asarray(row))
 
 
 @_effect("TensorArraySplitV3")
 def split(array: _TensorArray, value: np.ndarray, lengths: np.ndarray) -> None:
     counts = checked_lengths(lengths, value)
-    if len(counts) != len(array.elements) and not array.dynamic:
+    if len(counts) != array.count and not array.dynamic:
         raise array.fault(
-            f"TensorArray's size is not equal to the size of lengths ({len(array.elements)} vs. "
+            f"TensorArray's size is not equal to the size of lengths ({array.count} vs. "
             f"{len(counts)}), and the TensorArray is not marked as dynamically resizeable"
         )
     for index, end in enumerate(np.cumsum(counts).tolist()):
@@ -312,7 +321,7 @@ def gather(node: Node, types: Types) -> Kernel:
 
     def function(handle: Any, indices: np.ndarray, flow: Any) -> np.ndarray:
         array = _array(handle)
-        rows = [array.read(index) for index in indices.reshape(-1).tolist()]
+        rows = [array.read(index) for index in check_stop_each(indices.reshape(-1).tolist())]
         if rows and not fits(rows[0].shape, shape):
             raise array.fault(f"elements of shape {shape} are expected, not {rows[0].shape}")
         return stacked(rows, None if rows else merged(array.shape, shape), array.dtype)
@@ -326,7 +335,8 @@ def concat(node: Node, types: Types) -> Kernel:
 
     def function(handle: Any, flow: Any) -> tuple[np.ndarray, np.ndarray]:
         array = _array(handle)
-        parts = [array.read(i) for i in range(len(array.elements))]
+        reserve(ELEMENT_BYTES * array.count)
+        parts = [array.read(i) for i in check_stop_each(range(array.count))]
         return concatenated(parts, shape, array.dtype)
 
     return Kernel(function)
@@ -334,9 +344,11 @@ def concat(node: Node, types: Types) -> Kernel:
 
 @array_operator("TensorArraySizeV3", infer=always(TensorType(INT32, ())), pure=False)
 def size(handle: Any, flow: Any) -> np.ndarray:
-    return np.array(len(_array(handle).elements), np.int32)
+    return np.array(_array(handle).count, np.int32)
 
 
 @array_operator("TensorArrayCloseV3", pure=False)
 def close(handle: Any) -> None:
-    _array(handle).elements.clear()
+    array = _array(handle)
+    array.count = 0
+    array.elements.clear()

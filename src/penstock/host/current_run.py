@@ -1,0 +1,161 @@
+"""The run that the calling thread works for: kernels ask it whether to go on, and for memory.
+
+An executor calls what runs kernels through ``working_for``, on each thread of a run that has a
+deadline, a token or a budget. A kernel that takes long calls ``check_stop`` now and then; one whose
+memory follows from data calls ``reserve`` before it allocates, and ``keep`` for what it stores.
+Outside of such a run both do nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+class BudgetError(MemoryError):
+    """A run asked for more memory than its budget has left; an executor names the node."""
+
+
+class CurrentRun(Protocol):
+    """What a kernel sees of its run."""
+
+    stopped: bool
+    budget: Budget | None
+
+    def stop(self) -> None:
+        """Raise the error that the run was stopped with."""
+
+
+class _Thread(threading.local):
+    run: CurrentRun | None = None
+
+
+THREAD = _Thread()
+"""``run``: the run that the calling thread works for, or None"""
+
+
+def working_for(run: CurrentRun, function: Callable[..., T], *arguments: Any) -> T:
+    """Call ``function`` for a run."""
+    outer, THREAD.run = THREAD.run, run
+    try:
+        return function(*arguments)
+    finally:
+        THREAD.run = outer
+
+
+def check_stop() -> None:
+    """Raise the error of the current run if it was stopped."""
+    run = THREAD.run
+    if run is not None and run.stopped:
+        run.stop()
+
+
+def reserve(nbytes: int) -> None:
+    """Raise ``BudgetError`` unless the current run may allocate ``nbytes`` more."""
+    run = THREAD.run
+    if run is not None and run.budget is not None:
+        run.budget.reserve(nbytes)
+
+
+def check_stop_each(values: Iterable[T]) -> Iterator[T]:
+    """``values``, with a look at the current run every thousand of them."""
+    for i, value in enumerate(values):
+        if not i & 1023:
+            check_stop()
+        yield value
+
+
+def copy_within_budget(array: np.ndarray) -> np.ndarray:
+    """A copy of ``array`` that counts as memory of the current run."""
+    reserve(array.nbytes)
+    return keep(array.copy())
+
+
+def keep(value: T, nbytes: int = -1) -> T:
+    """``value``; if it is an array, it counts as memory of the current run until it is freed."""
+    run = THREAD.run
+    if run is not None and run.budget is not None and isinstance(value, np.ndarray):
+        run.budget.keep(value, nbytes)
+    return value
+
+
+class Budget:
+    """The bytes that one run may allocate: ``limit``, of which ``taken`` are known before.
+
+    Arrays count from ``keep`` until they are freed. That is not noticed at once: ``left`` is what
+    would be left if none had been freed since the last look, and only where that is not enough, or
+    after as many calls of ``keep`` as there were arrays, are the arrays counted that still live.
+
+        >>> budget = Budget(1000)
+        >>> first = np.zeros(50)
+        >>> budget.keep(first, 400)
+        >>> budget.left
+        600
+        >>> del first
+        >>> budget.reserve(1000)
+        >>> budget.left
+        1000
+    """
+
+    __slots__ = ("_arrays", "_lock", "_most", "_taken", "left", "limit", "max_dims")
+
+    def __init__(self, limit: int, taken: int = 0, max_dims: int = 64) -> None:
+        self.limit = limit
+        self.max_dims = max_dims
+        self.left = limit - taken
+        self._taken = taken
+        self._arrays: dict[int, tuple[weakref.ref[np.ndarray], int]] = {}
+        self._most = _FEW_ARRAYS
+        self._lock = threading.Lock()
+
+    def reserve(self, nbytes: int) -> None:
+        """Raise ``BudgetError`` if ``nbytes`` more are not left; count nothing."""
+        if nbytes > self.left:
+            self._look()
+            if nbytes > self.left:
+                raise BudgetError(
+                    f"the run needs {nbytes} bytes more, but of Limits.max_bytes = {self.limit} "
+                    f"only {max(self.left, 0)} are left; raise the limit if you trust the model "
+                    "and have the memory"
+                )
+
+    def keep(self, array: np.ndarray, nbytes: int = -1) -> None:
+        """Count ``array``, or the array that it is a view of, until it is freed; as ``nbytes``, if
+        it leads to more than its own."""
+        while isinstance(array.base, np.ndarray):
+            array = array.base
+        if nbytes < 0:
+            nbytes = array.nbytes + _ARRAY_BYTES
+        # Without the lock: a count that is lost to another thread comes back with the next look.
+        known = self._arrays.get(id(array))
+        if known is None or known[0]() is not array:
+            if nbytes > self.left:
+                self.reserve(nbytes)
+            self._arrays[id(array)] = weakref.ref(array), nbytes
+            self.left -= nbytes
+            if len(self._arrays) > self._most:
+                self._look()
+
+    def _look(self) -> None:
+        """Forget the arrays that have been freed."""
+        with self._lock:
+            arrays, live = self._arrays, 0
+            for key, entry in list(arrays.items()):
+                if entry[0]() is not None:
+                    live += entry[1]
+                elif arrays.get(key) is entry:
+                    del arrays[key]
+            self._most = 2 * len(arrays) + _FEW_ARRAYS
+            self.left = self.limit - self._taken - live
+
+
+# Arrays up to which none are looked at again.
+_FEW_ARRAYS = 1000
+# What an array takes beside its elements: the object, a reference to it, and an entry here.
+_ARRAY_BYTES = 256

@@ -1,0 +1,60 @@
+"""What the steps of a plan allocate during a run, outside of its arena.
+
+Values whose size is known are added up here, once. Only the steps whose results have sizes that
+follow from data are counted during the run, and all others only if what is known is too much
+already, as in a plan without an arena whose values do not all live at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.limits import Limits
+from penstock.plan.plan import Plan, Slot, Step
+from penstock.types import STRING, TensorType
+
+
+class Allocations(NamedTuple):
+    """If ``counts``, runs count what they allocate, from ``taken`` bytes on: the results of
+    ``steps``, and all copies."""
+
+    counts: bool = False
+    taken: int = 0
+    steps: frozenset[Step] = frozenset()
+
+
+def allocations(plan: Plan, arena_bytes: int, limits: Limits) -> Allocations:
+    """The allocations of a plan, as far as its runs must count them."""
+    if not limits.count_runs:
+        return Allocations()
+    known: dict[Step, int] = {}
+    unknown: set[Step] = set()
+    for step in plan.walk():
+        for i in () if step.into else step.outputs:
+            slot = plan.slots[i]
+            if i < 0 or slot.base >= 0:
+                continue
+            if _is_sized(slot):
+                known[step] = known.get(step, 0) + _nbytes(slot)
+            else:
+                unknown.add(step)
+    taken = arena_bytes + sum(known.values())
+    copies = [plan.slots[i] for i in plan.outputs if not plan.slots[i].owned]
+    total = taken + sum(_nbytes(slot) for slot in copies if _is_sized(slot))
+    fits = limits.max_bytes is None or total <= limits.max_bytes
+    if fits and not unknown:
+        return Allocations()
+    if fits:
+        return Allocations(True, taken, frozenset(unknown))
+    return Allocations(True, arena_bytes, frozenset(unknown.union(known)))
+
+
+def _is_sized(slot: Slot) -> bool:
+    """Whether the size of a value is known: that of strings is not."""
+    type_ = slot.type
+    return isinstance(type_, TensorType) and type_.static and type_.dtype != STRING
+
+
+def _nbytes(slot: Slot) -> int:
+    assert isinstance(slot.type, TensorType)
+    return slot.type.nbytes

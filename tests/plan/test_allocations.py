@@ -1,0 +1,46 @@
+"""What the steps of a plan allocate during a run, outside of its arena."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.analysis.type_inference import infer_types
+from penstock.backends.numpy import NumpyBackend
+from penstock.frontends.load import load
+from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.plan.allocations import Allocations, allocations
+from penstock.plan.builder import compile_plan
+from tests.support.onnx_text import model_from_text
+
+STATIC = "g (float[8] x) => (float[8] y) { a = Neg(x) y = Abs(a) }"
+DYNAMIC = "g (float[8] x) => (int64[A, B] y, float[8] z) { y = NonZero(x) z = Neg(x) }"
+
+
+def allocations_of(text: str, limits: Limits, **options: bool) -> tuple[bool, int, list[str]]:
+    graph = load(model_from_text(text)).graph
+    infer_types(graph)
+    plan = compile_plan(graph, [NumpyBackend()], **options)
+    counts, taken, steps = allocations(plan, 100, limits)
+    return counts, taken, sorted(step.node.op.name for step in steps)
+
+
+@pytest.mark.parametrize("text", [STATIC, DYNAMIC])
+def test_allocations_by_default_limits_are_not_counted(text):
+    assert allocations_of(text, DEFAULT_LIMITS) == (False, 0, [])
+    assert Allocations() == (False, 0, frozenset())
+
+
+def test_allocations_of_known_size_are_added_up_before_the_run():
+    assert allocations_of(STATIC, Limits(max_bytes=1000)) == (False, 0, [])
+    assert allocations_of(DYNAMIC, Limits(max_bytes=1000)) == (True, 132, ["NonZero"])
+
+
+def test_allocations_are_all_counted_if_their_sum_is_too_much():
+    limits = Limits(max_bytes=150)
+    assert allocations_of(STATIC, limits, planned=False) == (True, 100, ["Abs", "Neg"])
+    assert allocations_of(DYNAMIC, Limits(max_bytes=120)) == (True, 100, ["Neg", "NonZero"])
+
+
+def test_allocations_without_max_bytes_are_counted_for_max_dims():
+    limits = Limits(max_bytes=None, max_dims=2)
+    assert allocations_of(DYNAMIC, limits) == (True, 132, ["NonZero"])
