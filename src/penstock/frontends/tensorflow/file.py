@@ -67,6 +67,6 @@ def _contents(file: BinaryIO, path: Path, message: Proto) -> Proto:
     try:
         # Nothing here depends on fields that graphdef.proto does not declare.
         text_format.Parse(file.read().decode(), message, allow_unknown_field=True)
-    except (text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+    except (text_format.ParseError, ValueError, RecursionError) as error:  # of fields, of UTF-8
         raise InvalidModel(f"{path.name} is no {message.DESCRIPTOR.name}: {error}") from error
     return message
