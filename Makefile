@@ -8,15 +8,17 @@ RUN := $(VENV)/bin/python
 # pyproject.toml they were made from, so that nothing happens where it did not change.
 INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check --editable
 PYTEST_ARGS ?=
+SECONDS ?= 120
 
 # Installations share one environment, and must not run at once: `make -j lint test` is serial too.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-full lint bench bench-full bench-tf proto clean
+.PHONY: help setup demo test test-full lint fuzz bench bench-full bench-tf proto clean
 
 help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
 	@echo "make test    run all tests; make test PYTEST_ARGS='tests/session/test_session.py -x' runs some"
 	@echo "make test-full  run what 'make test' runs only a sample of: the longest sweeps"
+	@echo "make fuzz    try damaged models for SECONDS=120; what breaks a promise goes to .cache/fuzz"
 	@echo "make lint    check format, style and types"
 	@echo "make bench   measure against other runtimes, write bench/results.md; a few whole models"
 	@echo "make bench-full  measure all models against all peers (an hour or two), write bench/models.md"
@@ -40,6 +42,10 @@ lint: $(VENV)/.installed-lint
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+# A new seed each time, which is printed: python -m tools.fuzz --seed N --case NUMBER repeats a case.
+fuzz: $(VENV)/.installed-test
+	$(RUN) -m tools.fuzz --seconds $(SECONDS) --out .cache/fuzz
 
 bench: $(VENV)/.installed-bench
 	$(RUN) -m bench.run

@@ -1,10 +1,16 @@
-"""Many clients at once: ``python -m bench.soak [SECONDS [CLIENTS]]``.
+"""Many clients at once: ``python -m bench.soak [SECONDS [CLIENTS [MODE ...]]]``.
 
-Each client is a thread that runs models of all kinds, of changing shapes, on sessions that all
-share: linear, dataflow and parallel, by ``run`` and ``submit``, with deadlines, failures, other
-fetches and trims between. Results are compared with those computed alone beforehand. Prints memory
-every few seconds; fails on any error, and if memory grows by more than a twentieth after the first
-10 seconds.
+Each client is a thread that does, in turn, what the modes say (all of them by default):
+
+- runs: models of all kinds on sessions that all share, linear, dataflow and parallel, by ``run``
+  and ``submit``, with deadlines, failures and trims between;
+- shapes: inputs of random dims, on a session that all share;
+- churn: sessions that are compiled, run once, and closed or just dropped;
+- cancel: endless runs that a token or a deadline stops.
+
+Results are compared with those computed alone beforehand, or by NumPy. Prints resident memory and
+open descriptors every minute. Fails on any error, and if after the first minute (or third of the
+time) memory grows by more than a twentieth or there are more descriptors.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,8 +31,10 @@ import penstock as ps
 from bench.cases import branches, inception, loop, steps
 
 info = helper.make_tensor_value_info
-SETTLED = 10  # seconds
+MODES = ("runs", "shapes", "churn", "cancel")
+MINUTE = 60.0
 MOST_GROWTH = 1.05
+SAVED = Path(__file__).parents[1] / "tests" / "models" / "tf_saved" / "frozen"
 
 
 def shapes() -> onnx.ModelProto:
@@ -50,8 +59,22 @@ def resident() -> int:
     return pages * 4096
 
 
+def descriptors() -> int:
+    """Open files of the process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def softmax_row(x: np.ndarray, row: int) -> np.ndarray:
+    """What the model of ``shapes`` computes."""
+    powers = np.exp(np.sin(x[row]) * x[row])
+    return powers / powers.sum()
+
+
 class Soak:
-    def __init__(self) -> None:
+    """``clients`` count ``runs`` and note ``errors`` until ``end`` is set."""
+
+    def __init__(self, modes: Sequence[str]) -> None:
+        self.modes = modes
         models = {
             "steps": steps(50),
             "loop": loop(),
@@ -83,20 +106,59 @@ class Soak:
             name: [list(self.sessions[name, "linear"].run(f).values()) for f in feeds]
             for name, feeds in self.feeds.items()
         }
+        self.small = steps(5)
+        self.saved_feeds = [
+            np.ones([d if isinstance(d, int) else 2 for d in port.type.shape], port.type.dtype)
+            for port in ps.compile(SAVED).inputs
+        ]
         self.errors: list[str] = []
-        self.runs = 0
+        self.done = 0
         self.end = threading.Event()
 
     def client(self, seed: int) -> None:
         choose = random.Random(seed)
         while not self.end.is_set():
             try:
-                self.turn(choose)
+                getattr(self, choose.choice(self.modes))(choose)
+                self.done += 1
             except Exception as error:
                 self.errors.append(f"{type(error).__name__}: {error}")
                 return
 
-    def turn(self, choose: random.Random) -> None:
+    def shapes(self, choose: random.Random) -> None:
+        rows, columns = choose.randint(1, 60), choose.randint(1, 60)
+        x = np.linspace(-2, 2, rows * columns, dtype=np.float32).reshape(rows, columns)
+        session = self.sessions["shapes", choose.choice(("linear", "auto"))]
+        row = choose.randrange(rows)
+        y = session.run({"x": x, "row": np.array(row)})["y"]
+        if not np.allclose(y, softmax_row(x, row), rtol=1e-4, atol=1e-5):
+            raise AssertionError(f"shape {x.shape}: {np.abs(y - softmax_row(x, row)).max()} off")
+
+    def churn(self, choose: random.Random) -> None:
+        if choose.random() < 0.5:
+            session, feeds = ps.compile(SAVED), self.saved_feeds
+        else:
+            session, feeds = ps.compile(self.small), list(self.feeds["steps"][0].values())
+        session(*feeds)
+        if choose.random() < 0.5:
+            session.close()
+
+    def cancel(self, choose: random.Random) -> None:
+        session = self.sessions["loop", choose.choice(("linear", "dataflow", "parallel"))]
+        feeds = self.feeds["loop"][0] | {"n": np.array(2**60)}
+        token = ps.CancelToken()
+        timeout = choose.choice([0.01, 600.0])
+        future = session.submit(feeds, cancel=token, timeout=timeout)
+        if timeout > 1:
+            time.sleep(choose.random() / 50)
+            token.cancel()
+        try:
+            future.result()
+        except (ps.Cancelled, ps.DeadlineExceeded):
+            return
+        raise AssertionError("an endless run has ended")
+
+    def runs(self, choose: random.Random) -> None:
         name, executor = choose.choice(list(self.sessions))
         session = self.sessions[name, executor]
         i = choose.randrange(len(self.feeds[name]))
@@ -116,33 +178,38 @@ class Soak:
         for got, want in zip(outputs, self.wanted[name][i], strict=True):
             if not np.allclose(got, want, rtol=1e-4, atol=1e-5):
                 raise AssertionError(f"{name} on {executor}: {np.abs(got - want).max()} off")
-        self.runs += 1
 
 
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
     clients = int(sys.argv[2]) if len(sys.argv) > 2 else 200
-    soak = Soak()
+    soak = Soak(sys.argv[3:] or MODES)
     begin = time.monotonic()
-    settled = 0
+    interval = min(MINUTE, seconds / 3)
+    settled: tuple[int, int] | None = None
     with ThreadPoolExecutor(clients) as pool:
         for seed in range(clients):
             pool.submit(soak.client, seed)
         while (now := time.monotonic() - begin) < seconds and not soak.errors:
-            time.sleep(min(5.0, seconds / 6))
-            held = resident()
-            settled = settled if now < SETTLED else settled or held
-            threads = sum(t.name.startswith("penstock") for t in threading.enumerate())
+            time.sleep(min(interval, seconds - now))
+            held, files = resident(), descriptors()
+            settled = settled or (held, files)
+            now = time.monotonic() - begin
             print(
-                f"{now:5.1f} s: {soak.runs} runs, {held / 2**20:.0f} MiB, {threads} workers",
+                f"{now:5.0f} s: {soak.done} turns, {held / 2**20:.0f} MiB, {files} files",
                 flush=True,
             )
         soak.end.set()
-    growth = resident() / settled if settled else 1.0
-    print(f"{clients} clients, {soak.runs} runs, {len(soak.errors)} errors, growth {growth:.3f}")
+    assert settled is not None
+    growth, more = held / settled[0], files - settled[1]
+    flat = growth <= MOST_GROWTH and more <= 0
+    print(
+        f"{clients} clients, {soak.done} turns, {len(soak.errors)} errors, "
+        f"{'flat' if flat else 'not flat'}: memory x {growth:.3f}, {more:+d} files"
+    )
     for error in soak.errors[:5]:
         print(error)
-    sys.exit(bool(soak.errors) or growth > MOST_GROWTH)
+    sys.exit(bool(soak.errors) or not flat)
 
 
 if __name__ == "__main__":

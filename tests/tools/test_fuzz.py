@@ -1,0 +1,88 @@
+"""The fuzzer: its cases follow from the seed, and it finds what it looks for."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+
+import numpy as np
+import onnx
+import pytest
+from tools.fuzz import (
+    Case,
+    Worker,
+    alike,
+    disagreements,
+    drawn,
+    graph_def_case,
+    onnx_case,
+    saved_model_case,
+    text_case,
+)
+from tools.mutations import changed_bytes, changed_text, shrunk
+
+import penstock as ps
+
+
+def test_drawn_case_follows_from_seed_and_number():
+    cases = [drawn("seed", number, False) for number in range(20)]
+    assert cases == [drawn("seed", number, False) for number in range(20)]
+    assert len({str(case) for case in cases}) > 15
+
+
+@pytest.mark.parametrize("draw", [onnx_case, graph_def_case, saved_model_case, text_case])
+def test_worker_reports_on_cases_of_each_format(draw, tmp_path):
+    with Worker() as worker:
+        findings = worker.findings(draw(random.Random(1), False).write(tmp_path))
+        assert all(category in ("disagreement", "foreign") for category, _ in findings)
+        assert worker.process is not None and worker.process.poll() is None
+
+
+def test_disagreements_are_other_answers_and_other_verdicts(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"")
+    one, same, other = ([{"y": np.array(x)}] for x in (1.0, 1.0 + 1e-9, 2.0))
+    refused = ps.InvalidModel("no")
+    assert disagreements(path, {"linear": one, "frames": same}) == []
+    assert disagreements(path, {"linear": refused, "frames": refused}) == []
+    assert disagreements(path, {"linear": one, "frames": ps.LimitExceeded("much")}) == []
+    for pair in ((one, other), (one, refused)):
+        ((category, _),) = disagreements(path, dict(zip(("linear", "frames"), pair, strict=True)))
+        assert category == "disagreement"
+
+
+def test_alike_values_have_equal_types_shapes_and_nans():
+    x = np.array([1, np.nan], np.float32)
+    assert alike({"y": [x]}, {"y": [x.copy()]})
+    for y in (x[:1], x.astype(np.float64), np.array([1, 2], np.float32), None):
+        assert not alike(x, y)
+
+
+def test_worker_that_hangs_or_dies_is_a_finding(tmp_path, monkeypatch):
+    path = Case("model.onnx", {"": b""}).write(tmp_path)
+    with Worker() as worker:
+        assert worker.findings(path) == []
+        assert worker.process is not None
+        worker.process.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr("tools.fuzz.HANG_S", 0.5)
+        assert [category for category, _ in worker.findings(path)] == ["hang"]
+        monkeypatch.undo()
+        assert worker.findings(path) == []
+        worker.process.send_signal(signal.SIGSTOP)
+        threading.Timer(0.3, worker.process.kill).start()
+        assert [category for category, _ in worker.findings(path)] == ["crash"]
+
+
+def test_shrunk_message_keeps_only_what_fails():
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 21]>
+        g (float[2] x) => (float[2] y) { a = Neg(x) b = Abs(a) y = Exp(b) }""")
+    small = shrunk(proto, lambda p: any(n.op_type == "Abs" for n in p.graph.node))
+    assert small == onnx.ModelProto(graph=onnx.GraphProto(node=[onnx.NodeProto(op_type="Abs")]))
+
+
+def test_changed_bytes_and_text_may_be_empty():
+    for seed in range(50):
+        draw = random.Random(seed)
+        assert isinstance(changed_bytes(b"", draw), bytes)
+        assert isinstance(changed_text("", draw), str)

@@ -1,0 +1,456 @@
+"""Fuzz Penstock: ``python -m tools.fuzz [--seconds 120] [--seed N] [--out FOLDER]``.
+
+Cases are mutants of the models of the tests: ONNX files, GraphDefs, SavedModels, and graphs as
+text. Each is loaded, compiled and run by every executor within tight limits, in a worker process
+that a watchdog observes. What must never happen is reported, with the smallest file that was found
+to show it under ``--out``:
+
+- crash: the worker has died;
+- hang: loading, compiling and running by one executor took more than 10 s;
+- memory: the worker took more than ``max_bytes`` and 1 GiB;
+- foreign: an exception that is no ``PenstockError``, or an ``InternalError``;
+- disagreement: executors differ in what they answer, or in whether they do.
+
+A case follows from the seed and its number, so that ``--seed N --case NUMBER`` repeats it;
+``--file PATH`` tries a file. The exit code is 1 if anything was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import random
+import re
+import secrets
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError, Message
+from tests.support import mutants, tf_cases
+from tests.support.random_graphs import seeded
+from tools.mutations import change_message, changed_bytes, changed_text, shrunk
+
+import penstock as ps
+from penstock.frontends.load import check_and_sort
+from penstock.frontends.tensorflow.file import read_graph
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedModel
+from penstock.ir.graph import Model
+from penstock.ops.registry import registered
+from penstock.textual.parser import parse_model
+from penstock.textual.printer import format_model
+
+MAX_BYTES = 2**26
+LIMITS = ps.Limits(
+    max_bytes=MAX_BYTES, max_constant_bytes=MAX_BYTES, max_iterations=1000, max_nodes=10_000
+)
+EXECUTORS = ("linear", "dataflow", "parallel", "streams", "frames", "interpret", "auto")
+TIMEOUT_S = 1.0
+HANG_S = 10.0
+MEMORY = MAX_BYTES + 2**30
+CASES_PER_WORKER = 500
+SHRINKING_S = 20.0
+
+SAVED_MODELS = tf_cases.FOLDER.parent / "tf_saved"
+MESSAGES: Mapping[str, type[Message]] = {"onnx": onnx.ModelProto, "pb": GraphDef}
+
+# Operations whose answers differ between runs, or whose order other than data decides.
+_UNDEFINED = re.compile(
+    rb"Random|Multinomial|Bernoulli|Dropout|Truncated|Variable|VarHandle|Assign|Stack|TensorArray"
+)
+
+
+# Cases.
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file, or the files of a folder: ``content`` by the path below ``name``, "" for a file."""
+
+    name: str
+    content: Mapping[str, bytes]
+
+    def write(self, folder: Path) -> Path:
+        path = folder / self.name
+        for below, data in self.content.items():
+            file = path / below if below else path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+        return path
+
+
+@cache
+def words() -> Mapping[str, Sequence[str]]:
+    """Values worth trying, by the field's name: operations that there are."""
+    names = sorted({op.name for op in registered()})
+    return {"op_type": names, "op": names, "method": names}
+
+
+@cache
+def graph_defs() -> Mapping[str, GraphDef]:
+    return {case.name: read_graph(case.path) for case in tf_cases.cases()}
+
+
+@cache
+def saved_models() -> Mapping[str, Mapping[str, bytes]]:
+    return {
+        folder.name: {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        for folder in sorted(SAVED_MODELS.iterdir())
+        if folder.is_dir()
+    }
+
+
+@cache
+def suite() -> Sequence[bytes]:
+    """The models of the official ONNX suite, of which there is one or more for each operation."""
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [case.model.SerializeToString() for case in load_model_tests(kind="node")]
+
+
+def onnx_case(draw: random.Random, with_suite: bool) -> Case:
+    seeds = list(mutants.models().values())
+    data = draw.choice(suite()) if with_suite and draw.random() < 0.6 else draw.choice(seeds)
+    chance = draw.random()
+    if chance < 0.4:
+        return Case("model.onnx", {"": mutants.mutant(data, str(draw.random()))})
+    if chance < 0.5:
+        return Case("model.onnx", {"": changed_bytes(data, draw)})
+    proto = onnx.ModelProto.FromString(data)
+    change_message(proto, draw, words())
+    return Case("model.onnx", {"": proto.SerializeToString()})
+
+
+def graph_def_case(draw: random.Random, _: bool) -> Case:
+    name = draw.choice(sorted(graph_defs()))
+    graph = GraphDef()
+    graph.CopyFrom(graph_defs()[name])
+    chance = draw.random()
+    if chance < 0.15:
+        return Case(f"{name}.pb", {"": changed_bytes(graph.SerializeToString(), draw)})
+    if chance < 0.3:
+        text = text_format.MessageToString(graph)
+        return Case(f"{name}.pbtxt", {"": changed_text(text, draw).encode(errors="replace")})
+    change_message(graph, draw, words())
+    return Case(f"{name}.pb", {"": graph.SerializeToString()})
+
+
+def saved_model_case(draw: random.Random, _: bool) -> Case:
+    name = draw.choice(sorted(saved_models()))
+    files = dict(saved_models()[name])
+    if draw.random() < 0.3:
+        below = draw.choice(sorted(files))
+        files[below] = changed_bytes(files[below], draw)
+    else:
+        proto = SavedModel.FromString(files["saved_model.pb"])
+        change_message(proto, draw, words())
+        files["saved_model.pb"] = proto.SerializeToString()
+    return Case(name, files)
+
+
+def text_case(draw: random.Random, _: bool) -> Case:
+    graph = seeded(draw.randrange(1000), 6)
+    text = format_model(Model({graph.name: graph}, graph.name))
+    return Case("model.txt", {"": changed_text(text, draw).encode(errors="replace")})
+
+
+_CASES = (*(onnx_case,) * 5, *(graph_def_case,) * 4, saved_model_case, text_case)
+
+
+def drawn(seed: str, number: int, with_suite: bool) -> Case:
+    draw = random.Random(f"{seed} {number}")
+    return draw.choice(_CASES)(draw, with_suite)
+
+
+# In the worker.
+
+
+def work() -> None:
+    """Try the files whose paths come in, a line each; answer with lines of JSON."""
+    faulthandler.enable()
+    warnings.simplefilter("ignore")
+    for line in sys.stdin:
+        path = Path(json.loads(line))
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        findings = tried(path)
+        status = Path("/proc/self/status").read_text()
+        peak = int(status.partition("VmHWM:")[2].split()[0]) * 1024
+        if peak > MEMORY:
+            findings.append(("memory", f"{peak / 2**20:.0f} MiB"))
+        print(json.dumps({"findings": findings}), flush=True)
+
+
+def tried(path: Path) -> list[tuple[str, str]]:
+    """What is wrong with how Penstock takes a file."""
+    outcomes: dict[str, Any] = {}
+    for executor in EXECUTORS:
+        print(json.dumps({"executor": executor}), flush=True)
+        faulthandler.dump_traceback_later(HANG_S - 0.5)
+        try:
+            outcomes[executor] = outcome(path, executor)
+        except BaseException as error:
+            trace = traceback.extract_tb(error.__traceback__)
+            own = [frame for frame in trace if "penstock" in frame.filename]
+            where = f"{Path(own[-1].filename).name}:{own[-1].name}" if own else "?"
+            return [("foreign", f"{executor}: {type(error).__name__} in {where}: {error}")]
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    return disagreements(path, outcomes)
+
+
+def outcome(path: Path, executor: str) -> Any:
+    """The outputs of all runs, or the ``PenstockError`` that there was."""
+    rng = np.random.default_rng(0)
+    source: Any = path
+    backends = None if executor == "auto" else ["numpy"]
+    try:
+        if path.suffix == ".txt":
+            source = parse_model(path.read_text(errors="replace"))
+            check_and_sort(source, LIMITS)  # a file is verified, what a program builds is not
+        session = ps.compile(source, executor=executor, backends=backends, limits=LIMITS)
+        outputs = []
+        for feeds, fetches, targets in runs_of(path, session, rng):
+            outputs.append(session.run(feeds, fetches, targets, timeout=TIMEOUT_S))
+        return outputs
+    except ps.InternalError:
+        raise
+    except ps.PenstockError as error:
+        return error
+
+
+def runs_of(path: Path, session: ps.Session, rng: np.random.Generator) -> list[Any]:
+    """Feeds, fetches and targets: those of the case that a GraphDef is of, or of all types."""
+    description = tf_cases.FOLDER / f"{path.stem}.json"
+    if description.exists():
+        runs = json.loads(description.read_text())["runs"][:2]
+        return [(tf_cases.feeds(run), run["fetches"], run["targets"]) for run in runs]
+    feeds = {port.name: mutants.feed(port.type, rng) for port in session.inputs}
+    return [(feeds, None, None)]
+
+
+def disagreements(path: Path, outcomes: Mapping[str, Any]) -> list[tuple[str, str]]:
+    # How much memory and time there is, and what control flow can be structured, are no matters of
+    # the model's meaning.
+    excused = (ps.LimitExceeded, ps.DeadlineExceeded, ps.Unsupported)
+    counted = {e: o for e, o in outcomes.items() if not isinstance(o, excused)}
+    refused = {e: o for e, o in counted.items() if isinstance(o, ps.PenstockError)}
+    ran = {e: o for e, o in counted.items() if e not in refused}
+    if not ran or (path.is_file() and _UNDEFINED.search(path.read_bytes())):
+        return []
+    if refused:
+        error, *_ = refused.values()
+        text = f"{', '.join(ran)} ran; {', '.join(refused)} did not: {type(error).__name__}: "
+        return [("disagreement", f"{text}{str(error)[:300]}")]
+    first, *others = [executor for executor in ran if executor != "auto"]
+    for other in others:
+        if not alike(ran[first], ran[other]):
+            return [("disagreement", f"{first} answers {ran[first]}, {other} {ran[other]}"[:600])]
+    return []
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two answers are the same but for rounding."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        if a.dtype.kind not in "fcV":
+            return bool(np.array_equal(a, b))
+        wide = np.complex128 if a.dtype.kind == "c" else np.float64
+        a, b = a.astype(wide), b.astype(wide)
+        with np.errstate(all="ignore"):
+            size = np.abs(a[np.isfinite(a)]).max(initial=0)
+            return bool(np.allclose(a, b, rtol=1e-2, atol=1e-3 * size, equal_nan=True))
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+# The watchdog.
+
+
+class Worker:
+    """A process that tries files; a new one takes the place of one that has ended."""
+
+    def __init__(self) -> None:
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker lives
+        self.process: subprocess.Popen[bytes] | None = None
+        self.cases = 0
+
+    def start(self) -> subprocess.Popen[bytes]:
+        if self.process is None:
+            command = [sys.executable, "-m", "tools.fuzz", "--worker"]
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(
+                command, bufsize=0, stdin=pipe, stdout=pipe, stderr=self.log
+            )
+            self.cases = 0
+        return self.process
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            with suppress(BrokenPipeError), self.process:
+                pass  # closes its pipes
+            self.process = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
+        self.log.close()
+
+    def findings(self, path: Path) -> list[tuple[str, str]]:
+        """What is wrong with how Penstock takes a file."""
+        if self.cases >= CASES_PER_WORKER:
+            self.end()
+        process = self.start()
+        self.cases += 1
+        self.log.truncate(0)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(str(path)).encode() + b"\n")
+        executor = "start"
+        while True:
+            answer = self._answer(process, HANG_S if self.cases > 1 else 3 * HANG_S)
+            if isinstance(answer, str):
+                self.end()
+                return [(answer, f"{executor}: {self._last_words()}")]
+            if "findings" in answer:
+                return [tuple(finding) for finding in answer["findings"]]
+            executor = answer["executor"]
+
+    def _answer(self, process: subprocess.Popen[bytes], patience: float) -> dict[str, Any] | str:
+        """The next line of the worker; or what went wrong."""
+        assert process.stdout is not None
+        end = time.monotonic() + patience
+        while not select.select([process.stdout], [], [], 0.2)[0]:
+            pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+            if pages * os.sysconf("SC_PAGE_SIZE") > 2 * MEMORY:
+                return "memory"
+            if time.monotonic() > end:
+                return "hang"
+        line = process.stdout.readline()
+        return json.loads(line) if line else "crash"
+
+    def _last_words(self) -> str:
+        self.log.seek(0)
+        text = self.log.read().decode(errors="replace").strip("\0")
+        main = text[max(text.rfind("Current thread"), text.rfind("Thread 0x"), 0) :]
+        frames = re.findall(r'File ".*?penstock/(\S+)", line (\d+) in (\S+)', main)
+        return ", ".join(":".join(frame) for frame in frames[:3]) or text[-300:]
+
+
+def signature(finding: tuple[str, str]) -> str:
+    """What findings of one cause have in common, more or less."""
+    category, text = finding
+    text = re.sub(r"'[^']*'|\([^)]*\)|\[[^]]*\]", "", text)
+    return f"{category} {re.sub(r'[0-9]+', '', text)[:150]}"
+
+
+def minimal(case: Case, finding: tuple[str, str], worker: Worker, folder: Path) -> Case:
+    """The smallest case that is found to have the same finding."""
+    end = time.monotonic() + SHRINKING_S
+    saved = "saved_model.pb" in case.content
+    kind_of_message = SavedModel if saved else MESSAGES.get(Path(case.name).suffix[1:])
+    if kind_of_message is None:
+        return case
+    below = "saved_model.pb" if saved else ""
+
+    def smaller(message: Message) -> Case:
+        return Case(case.name, {**case.content, below: message.SerializeToString()})
+
+    def fails(message: Message) -> bool:
+        if time.monotonic() > end:
+            raise TimeoutError
+        again = worker.findings(smaller(message).write(folder / "smaller"))
+        return any(signature(other) == signature(finding) for other in again)
+
+    try:
+        message = kind_of_message.FromString(case.content[below])
+        if fails(message):
+            return smaller(shrunk(message, fails))
+    except (DecodeError, TimeoutError):
+        pass
+    return case
+
+
+def fuzz(seed: str, numbers: Callable[[], Sequence[int]], out: Path | None, args: Any) -> int:
+    """Try cases until the time is over; the number of different findings."""
+    counts, tries = Counter[str](), 0
+    end = time.monotonic() + args.seconds
+    with tempfile.TemporaryDirectory() as temporary, Worker() as worker:
+        folder = Path(temporary)
+        for number in numbers():
+            if time.monotonic() > end:
+                break
+            case = drawn(seed, number, args.suite)
+            tries += 1
+            for finding in worker.findings(case.write(folder)):
+                counts[signature(finding)] += 1
+                if counts[signature(finding)] > 1:
+                    continue
+                print(f"case {number}: {': '.join(finding)}", flush=True)
+                if out is not None:
+                    path = out / f"{finding[0]}-{seed}-{number}"
+                    small = minimal(case, finding, worker, folder).write(path)
+                    case.write(path / "original")
+                    print(f"  python -m tools.fuzz --file {small}", flush=True)
+            path = folder / case.name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    print(f"seed {seed}: {tries} cases, {len(counts)} findings, {counts.total()} in all")
+    return len(counts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--seed", default=None, help="by default a new one, which is printed")
+    parser.add_argument("--case", type=int, help="the number of one case to try again")
+    parser.add_argument("--file", type=Path, help="a file or folder to try")
+    parser.add_argument("--out", type=Path, help="a folder for files with findings")
+    parser.add_argument("--suite", action="store_true", help="seeds of the official ONNX suite too")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work()
+    elif args.file is not None:
+        with Worker() as worker:
+            findings = worker.findings(args.file)
+        print(*[": ".join(finding) for finding in findings] or ["no findings"], sep="\n")
+        sys.exit(bool(findings))
+    else:
+        seed = args.seed or secrets.token_hex(4)
+        print(f"seed {seed}", flush=True)
+        numbers = range(10**9) if args.case is None else [args.case]
+        sys.exit(bool(fuzz(seed, lambda: numbers, args.out, args)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Random changes of files: of bytes, of tokens of a text, and of the fields of protobuf messages.
+
+All is drawn from the generator that is passed in, so that a seed says which change it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+# Values at which bounds, signs and sizes of numbers change.
+_INTS = [0, 1, -1, 2, -2, 3, 5, -9, 64, 255, 1000, 2**20, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40]
+_INTS += [2**62, 2**63 - 1, -(2**63)]
+_FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, 3.7, 1e30, -1e30, 1e-40, float("nan"), float("inf")]
+_TEXTS = [
+    "",
+    "x",
+    "^x",
+    ":0",
+    "x:1",
+    "reflect",
+    "linear",
+    "SAME_LOWER",
+    "\u00e9\U0001f600",
+    "n" * 999,
+]
+_BYTES = [b"", b"\0", b"x", b"\xff" * 8, b"\0" * 64]
+_TOKEN = re.compile(r'"[^"\n]*"|\w+|\s+|.', re.DOTALL)
+_WORDS = ["{", "}", "[", "]", "(", ")", "<", ">", ":", ",", '"', "0", "-1", "1e999", "nan", "\0"]
+_WORDS += [str(2**63), "0x7fffffff", "node", "attr", "if", "float", "é"]
+
+
+def changed_bytes(data: bytes, draw: random.Random) -> bytes:
+    """One to four changes of bytes; sometimes a part is cut out, repeated, or from elsewhere."""
+    changed = bytearray(data)
+    for _ in range(draw.choice([1, 1, 2, 4])):
+        if not changed:
+            break
+        at = draw.randrange(len(changed))
+        flipped = changed[at] ^ 1 << draw.randrange(8)
+        end, other = at + draw.randrange(1, 64), draw.randrange(len(changed))
+        chance = draw.random()
+        if chance < 0.7:
+            changed[at] = draw.choice([flipped, flipped, draw.randrange(256), 0, 0x7F, 0x80, 0xFF])
+        elif chance < 0.8:
+            del changed[at:end]
+        elif chance < 0.9:
+            changed[at:at] = changed[other : other + draw.randrange(1, 64)]
+        else:
+            changed[at:at] = changed[at:end] * draw.choice([1, 2, 50])
+    return bytes(changed)
+
+
+def changed_text(text: str, draw: random.Random) -> str:
+    """One to four changes of tokens."""
+    tokens = _TOKEN.findall(text) or [""]
+    for _ in range(draw.choice([1, 1, 2, 4])):
+        at, other = draw.randrange(len(tokens)), draw.randrange(len(tokens))
+        token = draw.choice([tokens[other], tokens[other], *draw.choices(_WORDS, k=2)])
+        tokens[at : at + draw.randrange(2)] = [token] * draw.choice([0, 1, 1, 1, 1, 40])
+        tokens = tokens or [""]
+    return "".join(tokens)
+
+
+def parts(message: Message) -> Iterator[Message]:
+    """A message and all messages in it."""
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for child in _children(field, value):
+                yield from parts(child)
+
+
+def _children(field: Any, value: Any) -> Sequence[Any]:
+    if field.message_type.GetOptions().map_entry:
+        return [v for v in value.values() if isinstance(v, Message)]
+    return list(value) if field.is_repeated else [value]
+
+
+def change_message(
+    message: Message, draw: random.Random, words: Mapping[str, Sequence[str]]
+) -> None:
+    """One to four changes of fields, in place. ``words``: values worth trying, by field name."""
+    for _ in range(draw.choice([1, 1, 2, 4])):
+        inside = list(parts(message))
+        values: dict[str, list[Any]] = defaultdict(list)  # by field, all that the file has
+        for part in inside:
+            for field, value in part.ListFields():
+                single = not field.is_repeated
+                values[field.full_name] += [value] if single else list(_items(field, value))
+        part = draw.choice(inside)
+        present = [field for field, _ in part.ListFields()]
+        if present and draw.random() < 0.8:
+            field = draw.choice(present)
+        else:
+            field = draw.choice(part.DESCRIPTOR.fields)
+        try:
+            _change_field(part, field, draw, values[field.full_name], words.get(field.name, ()))
+        except (TypeError, ValueError):
+            continue  # a value that the field cannot hold
+
+
+def _items(field: Any, value: Any) -> Sequence[Any]:
+    return list(value.values()) if _is_map(field) else list(value)
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def _change_field(
+    part: Message, field: Any, draw: random.Random, alike: Sequence[Any], words: Sequence[str]
+) -> None:
+    value = getattr(part, field.name)
+    model = copy.deepcopy(draw.choice(alike)) if alike else None  # it may contain ``part``
+    if _is_map(field):
+        key = draw.choice([*value] or [""])
+        if isinstance(model, Message) and draw.random() < 0.5:
+            value[key].CopyFrom(model)
+        elif key in value:
+            del value[key]
+    elif field.message_type is not None and not field.is_repeated:
+        if draw.random() < 0.4 or model is None:
+            part.ClearField(field.name)
+        else:
+            value.CopyFrom(model)
+    elif not field.is_repeated:
+        if draw.random() < 0.1:
+            part.ClearField(field.name)
+        else:
+            setattr(part, field.name, _scalar(field, draw, alike, words))
+    elif value and draw.random() < 0.3:
+        del value[draw.randrange(len(value))]
+    elif field.message_type is not None:
+        fresh = value[draw.randrange(len(value))] if value and draw.random() < 0.5 else value.add()
+        if model is not None:
+            fresh.CopyFrom(model)
+    elif value and draw.random() < 0.7:
+        value[draw.randrange(len(value))] = _scalar(field, draw, alike, words)
+    else:
+        value.append(_scalar(field, draw, alike, words))
+
+
+def _scalar(field: Any, draw: random.Random, alike: Sequence[Any], words: Sequence[str]) -> Any:
+    if words and draw.random() < 0.5:
+        return draw.choice(words)
+    if alike and draw.random() < 0.5:
+        return draw.choice(alike)
+    if field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
+        return draw.choice(_FLOATS)
+    if field.cpp_type == field.CPPTYPE_STRING:
+        return draw.choice(_BYTES if field.type == field.TYPE_BYTES else _TEXTS)
+    if field.cpp_type == field.CPPTYPE_BOOL:
+        return draw.random() < 0.5
+    if field.cpp_type == field.CPPTYPE_ENUM:
+        return draw.choice([v.number for v in field.enum_type.values] + [99])
+    return draw.choice(_INTS if draw.random() < 0.7 else range(28))
+
+
+def shrunk(message: Message, fails: Callable[[Message], bool]) -> Message:
+    """A smaller message for which ``fails`` holds, as it does for ``message``: fields and elements
+    are taken away one by one, until none can be spared or ``fails`` raises ``TimeoutError``."""
+    best = message
+    try:
+        smaller = True
+        while smaller:
+            smaller = False
+            for number, place in reversed([*enumerate(_places(best))]):
+                candidate = type(best)()
+                candidate.CopyFrom(best)
+                if number < len(places := _places(candidate)) and places[number][1:] == place[1:]:
+                    _remove(*places[number])
+                    if fails(candidate):
+                        best, smaller = candidate, True
+    except TimeoutError:
+        pass
+    return best
+
+
+def _places(message: Message) -> list[tuple[Message, str, Any]]:
+    """What can be removed: messages, fields of theirs, and keys or indices in these."""
+    places: list[tuple[Message, str, Any]] = []
+    for part in parts(message):
+        for field, value in part.ListFields():
+            if _is_map(field):
+                places += [(part, field.name, key) for key in value]
+            elif field.is_repeated and len(value) <= 200:
+                places += [(part, field.name, index) for index in range(len(value))]
+            else:
+                places.append((part, field.name, None))
+    return places
+
+
+def _remove(part: Message, name: str, index: Any) -> None:
+    if index is None:
+        part.ClearField(name)
+    else:
+        del getattr(part, name)[index]
