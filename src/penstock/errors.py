@@ -43,6 +43,27 @@ class InvalidModel(PenstockError):  # noqa: N818 - the public names are fixed by
         return type(self), (self.problems,)
 
 
+class ProblemList:
+    """The faults of one model: the first ``MAX_PROBLEMS``, shortened, and the number of the
+    others."""
+
+    def __init__(self) -> None:
+        self._first: list[str] = []
+        self._more = 0
+
+    def add(self, *sentences: str) -> None:
+        for sentence in sentences:
+            if len(self._first) < MAX_PROBLEMS:
+                self._first.append(shortened(sentence, MAX_SENTENCE))
+            else:
+                self._more += 1
+
+    def raise_any(self) -> None:
+        """Raise ``InvalidModel`` if there are faults."""
+        if self._first:
+            raise InvalidModel([*self._first, *([f"and {self._more} more"] if self._more else [])])
+
+
 @dataclass(frozen=True, slots=True)
 class UnsupportedOperation:
     """An operation that Penstock cannot run: its full name, why, and the nodes that use it."""

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
+from itertools import chain
 from math import prod
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import CHECK_EVERY, checkpoint, paced
 from penstock.algorithms.dag import CycleError, Dag
-from penstock.errors import MAX_PROBLEMS, InvalidModel
+from penstock.errors import InvalidModel, ProblemList
 from penstock.ir.graph import Graph, Model, Node, Value, dependencies, ordered
 from penstock.ir.op import Role
 from penstock.limits import DEFAULT_LIMITS, Limits
@@ -44,8 +44,8 @@ MAX_DIM = 2**63 - 1
 def verify(model: Model, limits: Limits = DEFAULT_LIMITS, *, partial: bool = False) -> None:
     """Raise ``InvalidModel`` with all problems of ``model`` if it is not valid.
 
-    At most ``MAX_PROBLEMS`` problems are listed, with the number of the others. Graphs that nest
-    too deep, have too many nodes or contain themselves are the only problem reported.
+    At most ``errors.MAX_PROBLEMS`` problems are listed, with the number of the others. Graphs that
+    nest too deep, have too many nodes or contain themselves are the only problem reported.
 
     ``partial``: the model is a graph that is being compiled. Its functions are elsewhere, and an If
     may be left without outputs, for its side effects.
@@ -57,11 +57,10 @@ def verify(model: Model, limits: Limits = DEFAULT_LIMITS, *, partial: bool = Fal
             "name one of them as its entry"
         )
     index = _Index(model, limits, partial)
-    faults = (problem for check in _CHECKS for problem in check(index))
-    problems = list(islice(faults, MAX_PROBLEMS))
-    more = sum(1 for _ in faults)
-    if problems:
-        raise InvalidModel([*problems, f"and {more} more"] if more else problems)
+    problems = ProblemList()
+    for problem in chain.from_iterable(check(index) for check in _CHECKS):
+        problems.add(problem)
+    problems.raise_any()
 
 
 def function_cycle(calls: Mapping[str, Collection[str]]) -> list[str] | None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.errors import (
-    MAX_PROBLEMS,
     MAX_SENTENCE,
     InvalidModel,
+    ProblemList,
     Unsupported,
     shortened,
     used_by,
@@ -49,20 +49,14 @@ class Diagnostics:
         self.where = where
         self.limits = limits
         self._size = size
-        self.problems: list[str] = []
-        self._more = 0
+        self._problems = ProblemList()
         self._shared_problems: dict[str, list[str]] = {}
         self._unsupported: list[tuple[str, str, str]] = []
         self.nodes = nodes
 
     def problem(self, *messages: str) -> None:
-        """Add faults of the file, each a whole sentence that names the place. Those beyond
-        ``MAX_PROBLEMS`` are only counted."""
-        for message in messages:
-            if len(self.problems) < MAX_PROBLEMS:
-                self.problems.append(shortened(message, MAX_SENTENCE))
-            else:
-                self._more += 1
+        """Add faults of the file, each a whole sentence that names the place."""
+        self._problems.add(*messages)
 
     def shared_problem(self, message: str, origin: str) -> None:
         """Add a fault that many nodes may share: it is reported once, with the nodes."""
@@ -116,8 +110,6 @@ class Diagnostics:
         for message, origins in self._shared_problems.items():
             self.problem(f"{message} (used by {used_by(origins)})")
         self._shared_problems.clear()
-        if self.problems:
-            more = [f"and {self._more} more"] if self._more else []
-            raise InvalidModel([*self.problems, *more])
+        self._problems.raise_any()
         if self._unsupported:
             raise Unsupported.of(self._unsupported)

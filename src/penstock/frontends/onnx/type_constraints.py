@@ -24,7 +24,7 @@ from typing import Any
 import onnx
 
 from penstock.algorithms.checkpoints import paced
-from penstock.errors import InvalidModel
+from penstock.errors import ProblemList
 from penstock.frontends.onnx.schemas import newest_opset
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES, dtype_of_code
 from penstock.ir.graph import Graph, Node, Value
@@ -44,8 +44,7 @@ def check_types(graph: Graph, fed: Mapping[str, Type]) -> None:
     """
     checker = _Checker({name: name_of(type_) for name, type_ in fed.items()})
     checker.check(graph)
-    if checker.problems:
-        raise InvalidModel(checker.problems)
+    checker.problems.raise_any()
 
 
 # Names of types.
@@ -223,7 +222,7 @@ class _Checker:
     """The types of the values of one model, and the problems with them."""
 
     def __init__(self, fed: Mapping[str, TypeName]) -> None:
-        self.problems: list[str] = []
+        self.problems = ProblemList()
         self._fed = fed
         self._types: dict[Value | None, TypeName] = {None: None}  # an input may be left out
         self._outcomes: dict[tuple[Any, ...], _Outcome] = {}
@@ -260,7 +259,7 @@ class _Checker:
         return name
 
     def _report(self, node: Node, faults: Sequence[str]) -> None:
-        self.problems += [f"{node.op.name} ({node.label}) {fault}" for fault in faults]
+        self.problems.add(*[f"{node.op.name} ({node.label}) {fault}" for fault in faults])
         for _, graph in node.graphs:
             self.check(graph)
 
@@ -282,7 +281,7 @@ class _Checker:
             if not port.has(name) and not _allowed_before(node.op, "outputs", i, name):
                 allowed = _listed(port.allowed)
                 fault = f"gives {name} as output {i} ({port.name}), for which {signature.title} "
-                self.problems.append(f"{node.op.name} ({node.label}) {fault}gives {allowed}")
+                self.problems.add(f"{node.op.name} ({node.label}) {fault}gives {allowed}")
 
     def _inferred(self, node: Node, inputs: Sequence[TypeName]) -> Sequence[Type]:
         pairs = list(zip(node.inputs, inputs, strict=True))
@@ -346,7 +345,7 @@ class _Checker:
             if wide == f"optional({narrow})":
                 return wide
         if a is not None and b is not None and a != b:
-            self.problems.append(
+            self.problems.add(
                 f"{node.op.name} ({node.label}): {value.name!r} is {a}, but {b} as {other}; "
                 "they must be of one type: insert a Cast"
             )
