@@ -120,7 +120,7 @@ def test_text_and_binary_files_give_the_same_graph(tmp_path: Path) -> None:
     text.write_text("node { name: 3 }")
     with pytest.raises(InvalidModel, match=r"graph\.pbtxt is no GraphDef"):
         ps.load(text)
-    text.write_text('node { name: "c" attr { key: "a" value { i: 9223372036854775808 } } }')
+    text.write_text('node { name: "c" attr { key: "a" value { type: 9223372036854775808 } } }')
     with pytest.raises(InvalidModel, match=r"graph\.pbtxt is no GraphDef: Value out of range"):
         ps.load(text)
 
