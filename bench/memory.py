@@ -1,8 +1,14 @@
-"""Arenas of real models against their lower bounds."""
+"""Arenas of real models against their lower bounds, and resident memory against ONNX Runtime's.
+
+``python -m bench.memory ENGINE MODEL FEEDS THREADS`` prints the bytes of one process that runs a
+file on the arrays of an .npz file.
+"""
 
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,6 +16,8 @@ import numpy as np
 from tests.models.fetch import fetch, real_models
 
 import penstock as ps
+from bench.peers import ENGINES
+from bench.trial import ROOT, resident
 
 
 def memory_rows() -> list[str]:
@@ -38,6 +46,46 @@ def memory_rows() -> list[str]:
         f"| largest (at most 1.05) | | | {max(ratios):.4f} |"
     )
     return rows
+
+
+RUNS = 5
+
+
+def resident_rows() -> list[str]:
+    """A Markdown table: resident memory after a few runs, each engine in a process of its own."""
+    rows = [
+        "",
+        f"Resident memory after {RUNS} runs on one thread, MiB, with interpreter and libraries.",
+        "For the largest models the ratio should be at most 1.1.",
+        "",
+        "| model | Penstock | ONNX Runtime | ratio |",
+        "|---|---|---|---|",
+    ]
+    for name, path, feeds in _models():
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "feeds.npz"
+            np.savez(file, **feeds)
+            own, peer = (resident_memory(engine, path, file) for engine in _COMPARED)
+        rows.append(f"| {name} | {own / 2**20:,.0f} | {peer / 2**20:,.0f} | {own / peer:.2f} |")
+    return rows
+
+
+_COMPARED = ("penstock", "onnxruntime")
+
+
+def resident_memory(engine: str, model: Path, feeds: Path, threads: int = 1) -> int:
+    """Bytes of a process after it has loaded a model and run it a few times."""
+    command = [sys.executable, "-m", "bench.memory", engine, str(model), str(feeds), str(threads)]
+    return int(subprocess.run(command, capture_output=True, check=True, cwd=ROOT).stdout)
+
+
+def _print_resident(engine: str, model: str, feeds: str, threads: str) -> None:
+    with np.load(feeds) as arrays:
+        run = ENGINES[engine](int(threads)).load(Path(model))
+        inputs = dict(arrays)
+    for _ in range(RUNS):
+        run(inputs)
+    print(resident("VmRSS"))
 
 
 def _models() -> list[tuple[str, Path, dict[str, np.ndarray]]]:
@@ -79,3 +127,7 @@ def _resnet50() -> Path | None:
         dynamo=False,
     )
     return path
+
+
+if __name__ == "__main__":
+    _print_resident(*sys.argv[1:])

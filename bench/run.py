@@ -18,7 +18,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from bench.memory import memory_rows
+from bench.memory import memory_rows, resident_rows
 from penstock.host.threads import core_budget
 
 HERE = Path(__file__).parent
@@ -212,7 +212,7 @@ def main() -> None:
     ]
     lines += [line for section in sections for line in section]
     if not wanted or "memory" in wanted:
-        rows = memory_rows()
+        rows = memory_rows() + resident_rows()
         print("\n".join(rows))
         lines += rows
     if not wanted:

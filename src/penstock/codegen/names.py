@@ -27,7 +27,7 @@ The example of ``penstock.plan.plan``:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -157,24 +157,30 @@ def _joined(*texts: str) -> str:
 
 
 def bind_names(
-    plan: Plan, arena_plan: ArenaPlan, names: ProgramNames, memory: np.ndarray
+    plan: Plan,
+    arena_plan: ArenaPlan,
+    names: ProgramNames,
+    memory: np.ndarray,
+    read: Collection[str],
 ) -> dict[str, Any]:
-    """The namespace of a program whose arena is ``memory`` (uint8)."""
+    """The namespace of a program whose arena is ``memory`` (uint8); of constants, those that it
+    has ``read`` by name."""
     namespace: dict[str, Any] = dict(HELPERS)
     values: list[Any] = []
     for index, slot in enumerate(paced(plan.slots)):
         name = names.slots[index]
-        if slot.kind is SlotKind.DYNAMIC:
+        if slot.kind in (SlotKind.DYNAMIC, SlotKind.CONSTANT):
             values.append(object())  # a placeholder, for ``Kernel.bind``
+            if slot.kind is SlotKind.CONSTANT and name in read:
+                namespace[name] = slot.const
             continue
-        if slot.kind is SlotKind.CONSTANT:
-            namespace[name] = slot.const
-        elif name not in namespace:
+        if name not in namespace:
             offset, dims, dtype, strides = view_key(arena_plan, slot, index)
             buffer, start = (memory, offset) if memory.size else (np.empty(dims, dtype), 0)
             namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
         values.append(namespace[name])
     values.append(None)  # for slots left out, whose index is -1
+    constants = {i for i, slot in enumerate(plan.slots) if slot.kind is SlotKind.CONSTANT}
     for number, step in enumerate(paced(plan.walk())):
         kernel = step.kernel
         if kernel is None:
@@ -185,7 +191,13 @@ def bind_names(
             assert function is not None
             namespace[name] = counted(step.node, function) if step in names.counted else function
             continue
-        inputs, outputs = ([values[i] for i in part] for part in (step.inputs, step.outputs))
+        inputs = [
+            plan.slots[index].const
+            if index in constants and i not in kernel.absorbed
+            else values[index]
+            for i, index in enumerate(step.inputs)
+        ]
+        outputs = [values[i] for i in step.outputs]
         workspace = values[step.workspace] if step.workspace >= 0 else None
         function, arguments = kernel.bind(inputs, outputs, workspace)
         runtime = [values[i] for i in runtime_slots(plan, step)]

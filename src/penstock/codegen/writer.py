@@ -65,7 +65,8 @@ class Program:
 
     ``functions`` are the functions that ``source`` defines: ``run``, or each task and ``results``.
     ``steps[i]`` is the step that line ``i + 1`` runs, if any. ``constants`` are the values of names
-    in every arena; ``names`` has those that differ between arenas.
+    in every arena; ``names`` has those that differ between arenas. ``read`` are the names that the
+    code refers to.
     """
 
     plan: Plan
@@ -81,6 +82,7 @@ class Program:
     constants: Mapping[str, Any]
     filename: str
     code: tuple[CodeType, ...]
+    read: frozenset[str]
 
     @property
     def nbytes(self) -> int:
@@ -100,7 +102,7 @@ class Program:
     ) -> list[Callable[..., Any]]:
         """The ``functions`` in the arena ``memory`` (uint8, of the size planned). ``streams``: the
         device streams that tasks put their steps on, by name."""
-        namespace = bind_names(self.plan, self.arena_plan, self.names, memory)
+        namespace = bind_names(self.plan, self.arena_plan, self.names, memory, self.read)
         namespace.update(self.constants)
         namespace.update(streams or {})
         for code in self.code:
@@ -137,7 +139,8 @@ def write_program(
     filename = f"<penstock {printable(plan.name) or 'graph'} {next(_SERIAL)}>"
     code = tuple(_compiled(writer.lines, filename))
     text = tuple(functions), source, tuple(writer.step_of_line), writer.constants, filename, code
-    program = Program(plan, arena_plan, tasks, allocated, limits, observed, names, *text)
+    read = frozenset[str]().union(*map(_names_in, code))
+    program = Program(plan, arena_plan, tasks, allocated, limits, observed, names, *text, read)
     # Tracebacks through the program show its lines for as long as it exists.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     weakref.finalize(program, linecache.cache.pop, filename, None).atexit = False
@@ -153,6 +156,12 @@ def _compiled(lines: Sequence[str], filename: str) -> Iterator[CodeType]:
             source = "\n" * begin + "\n".join(lines[begin:end]) + "\n"
             yield compile(source, filename, "exec", dont_inherit=True, optimize=2)
             begin = end
+
+
+def _names_in(code: CodeType) -> frozenset[str]:
+    """The global names in code, and in that of the functions it defines."""
+    inner = [const for const in code.co_consts if const.__class__ is CodeType]
+    return frozenset(code.co_names).union(*map(_names_in, inner))
 
 
 def _write_run(writer: StepWriter, order: Sequence[Step]) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from statistics import median_high
-from xml.sax.saxutils import escape
 
 from penstock.algorithms.ordering import ranks
 from penstock.inspect.explain import block_names, format_operation

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from operator import length_hint
 from typing import Any
@@ -27,9 +28,10 @@ from penstock.types import ANY, Shape, TensorType, Type, constant_type
 class Value:
     """A named result of a node, an input of a graph (no producer), or a constant (``const``). Nodes
     own their values, not the reverse: a graph that is dropped is freed at once, with its constants,
-    without waiting for the garbage collector."""
+    without waiting for the garbage collector. A constant that is held in another form as well may
+    be held there alone (``let_go``): it is given back from there when it is read."""
 
-    __slots__ = ("_producer", "const", "name", "type")
+    __slots__ = ("_give_back", "_producer", "const", "name", "type")
 
     def __init__(
         self,
@@ -42,6 +44,27 @@ class Value:
         self.type = constant_type(const) if const is not None and type is ANY else type
         self._producer = None if producer is None else ref(producer)
         self.const = const
+
+    def let_go(self, give_back: Callable[[], np.ndarray]) -> None:
+        """Drop the contents of a constant; ``give_back`` returns equal ones when they are read."""
+        self._give_back = give_back
+        with suppress(AttributeError):  # not held
+            del self.const
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "const":
+            raise AttributeError(f"a Value has no attribute {name!r}")
+        self.const = const = self._give_back()
+        return const
+
+    @property
+    def held(self) -> np.ndarray | None:
+        """The contents of a constant, if it is held here."""
+        try:
+            held: np.ndarray | None = _HELD(self)
+        except AttributeError:
+            return None
+        return held
 
     @property
     def dtype(self) -> np.dtype | None:
@@ -68,6 +91,9 @@ class Value:
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.type}"
+
+
+_HELD = Value.__dict__["const"].__get__
 
 
 class Node:

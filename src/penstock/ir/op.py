@@ -74,6 +74,10 @@ class Kernel:
     reads them. A value that is several inputs of the node may be reused only if all of them are
     listed: other inputs are read while the output is written.
 
+    ``absorbed``: constant inputs that ``bind`` does not look at, as the kernel has them in an order
+    of its own; ``let_go()`` makes it hold them in that order alone, and returns functions that give
+    them back, by input.
+
     ``code_bytes``: about what it keeps in memory of a native library, such as generated code.
     """
 
@@ -91,6 +95,8 @@ class Kernel:
     check: Callable[[Any], object] | None = None
     begin: Callable[..., Callable[[], object] | None] | None = None
     code_bytes: int = 0
+    absorbed: tuple[int, ...] = ()
+    let_go: Callable[[], Mapping[int, Callable[[], np.ndarray]]] | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         return self.function(*inputs)

@@ -102,7 +102,7 @@ class _Builder:
         self.planned = planned
         self.slots: list[Slot] = []
         self.slot_of: dict[Value, int] = {}
-        self.constants: dict[int, int] = {}
+        self.constants: dict[int, tuple[int, np.ndarray]] = {}
         self.copies: dict[tuple[int, str], int] = {}
         self.buffers: dict[Value, tuple[int, int]] = {}
         self.views = 0
@@ -146,13 +146,13 @@ class _Builder:
         if value is None:
             return -1
         if value not in self.slot_of:
-            if value.const is None:
+            const = value.const
+            if const is None:
                 raise InternalError(f"value {value.name!r} is used before it is computed")
-            key = id(value.const)
-            if key not in self.constants:
-                slot = Slot(value.name, value.type, SlotKind.CONSTANT, value.const)
-                self.constants[key] = self.add(slot)
-            self.slot_of[value] = self.constants[key]
+            if id(const) not in self.constants:
+                slot = Slot(value.name, value.type, SlotKind.CONSTANT, value)
+                self.constants[id(const)] = self.add(slot), const
+            self.slot_of[value] = self.constants[id(const)][0]
         return self.slot_of[value]
 
     def read(self, values: Sequence[Value | None]) -> tuple[int, ...]:
@@ -214,7 +214,7 @@ class _Builder:
         key = (index, backend.memory)
         if key not in self.copies:
             slot = self.slots[index]
-            copy = backend.from_host(slot.const)
+            copy = Value(slot.name, slot.type, const=backend.from_host(slot.const))
             self.copies[key] = self.add(Slot(slot.name, slot.type, SlotKind.CONSTANT, copy))
         return self.copies[key]
 

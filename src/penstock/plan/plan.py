@@ -42,10 +42,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.ir.graph import Node
+from penstock.ir.graph import Node, Value
 from penstock.ir.layout import address
 from penstock.ir.op import Kernel
-from penstock.types import Type
+from penstock.types import TensorType, Type
 
 
 class SlotKind(enum.Enum):
@@ -74,12 +74,17 @@ class Slot:
     name: str
     type: Type
     kind: SlotKind
-    const: np.ndarray | None = None
+    constant: Value | None = None
     base: int = -1
     offset: int = 0
     strides: tuple[int, ...] = ()
     roots: tuple[int, ...] = ()
     owned: bool = False
+
+    @property
+    def const(self) -> np.ndarray | None:
+        """The contents of a constant."""
+        return None if self.constant is None else self.constant.const
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,8 +162,13 @@ class StepTable:
         """Bytes of the memory behind the constants, each piece of memory counted once."""
         seen: dict[int, int] = {}
         for slot in self.slots:
-            array = slot.const
-            if isinstance(array, np.ndarray):
+            if slot.constant is None:
+                continue
+            array = slot.constant.held
+            if array is None:  # held by kernels
+                assert isinstance(slot.type, TensorType)
+                seen[-1 - len(seen)] = slot.type.nbytes
+            elif isinstance(array, np.ndarray):
                 while isinstance(array.base, np.ndarray):
                     array = array.base
                 seen[address(array)] = array.nbytes

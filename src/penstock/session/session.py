@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.backends.registry import backends_of
+from penstock.codegen.constants import let_go_constants
 from penstock.errors import InvalidInput, InvalidModel, PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import NEVER, CancelToken
@@ -29,7 +30,7 @@ from penstock.ir.graph import Model
 from penstock.limits import DEFAULT_LIMITS
 from penstock.observers.profile import Profile
 from penstock.ops.tensorflow.state import own_stores
-from penstock.plan.plan import StepTable
+from penstock.plan.plan import Plan, StepTable
 from penstock.session.compiler import Compiler
 from penstock.session.options import CompileOptions, RunOptions, make, takes
 from penstock.session.plan_cache import PlanCache
@@ -44,6 +45,8 @@ DEFAULT_OPTIONS = CompileOptions()
 
 # Plans from which on kernels are preferred that leave nothing behind when they are freed.
 _MANY_PLANS = 8
+# Bytes of constants after whose release free memory is given back to the system.
+_MANY_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +246,11 @@ class Session:
         return format_plan(executor.table, executor.arena_plan, executor.tasks)
 
     def trim(self) -> None:
-        """Give back the arenas that no run holds, and what backends keep for plans to come."""
+        """Give back the arenas that no run holds, what backends keep for plans to come, and
+        constants that all plans read in an order of their kernels."""
         for executor in self._plans.executors():
             executor.trim()
+            _let_go_constants(executor)
         self._save_memory()
 
     def close(self) -> None:
@@ -332,7 +337,14 @@ class Session:
                 self.model.check_types(self.model.graph, fed)
             except InvalidModel as error:
                 raise InvalidInput(f"the model takes no feeds of these dtypes: {error}") from error
-        return self._compiler.compile(subgraph, values)
+        executor = self._compiler.compile(subgraph, values)
+        # Most sessions have one plan. Another one reads constants again, which takes time: they are
+        # let go ever more seldom.
+        count = self._compiled
+        once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
+        if once and _let_go_constants(executor) > _MANY_BYTES:
+            give_back_memory()
+        return executor
 
     def _save_memory(self) -> None:
         for backend in self._compiler.context.backends:
@@ -350,6 +362,10 @@ def compile(model: Model | str | Path | Any, *arguments: Any, **options: Any) ->
     refused by the others. ``DeadlineExceeded`` or ``Cancelled`` if it is stopped.
     """
     return Session(model, make(CompileOptions, "compile", *arguments, **options))
+
+
+def _let_go_constants(executor: Executor) -> int:
+    return let_go_constants(executor.table) if isinstance(executor.table, Plan) else 0
 
 
 def _is_dim(dim: Any) -> TypeGuard[int]:

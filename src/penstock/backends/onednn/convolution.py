@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
-from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.spec import (
+    BoundPrimitive,
+    Constants,
+    PrimitiveSpec,
+    SpecContext,
+    absorb,
+)
+from penstock.backends.onednn.weights import Weights, weights_of
 from penstock.ir.layout import channels_last
-from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.windows import Window, behind, windows
 from penstock.ops.onnx.deconvolution import transposed_windows
 
@@ -36,7 +43,7 @@ def convolution(desc: OpDesc) -> PrimitiveSpec | None:
 
     channels = (group, w.shape[0] // group) if group > 1 else w.shape[:1]
     shape = (*channels, w.shape[1], *[w.shape[2 + i] for i in kept])
-    spec = _spec("convolution", desc, (w, shape), [axes[i] for i in kept], seen)
+    spec = _spec("convolution", desc, weights_of(w, shape), [axes[i] for i in kept], seen)
     return None if spec is None else replace(spec, summed=spec.desc.summed)
 
 
@@ -49,13 +56,12 @@ def deconvolution(desc: OpDesc) -> PrimitiveSpec | None:
     if w.shape[1] < _FEWEST_FILTERS and (group == 1 or prod(w.shape[2:]) < _FEWEST_WEIGHTS):
         return None
     axes = transposed_windows(node.attrs, w.shape[2:], x.dims[2:])
-    held = shared(("onednn deconvolution", group), lambda: _by_result(w, group), w)
+    weights = weights_of(w, name=("by result", group), form=partial(_by_result, group))
     windows = [axis for axis in axes if isinstance(axis, Window)]
-    spec = _spec("deconvolution", desc, (held.value, held.value.shape), windows, tuple)
-    return None if spec is None else replace(spec, held=held)
+    return _spec("deconvolution", desc, weights, windows, tuple)
 
 
-def _by_result(w: np.ndarray, group: int) -> np.ndarray:
+def _by_result(group: int, w: np.ndarray) -> np.ndarray:
     """Weights [channels, filters of a group, ...] with the axes of group and filters first."""
     if group == 1:
         return np.swapaxes(w, 0, 1)
@@ -65,12 +71,12 @@ def _by_result(w: np.ndarray, group: int) -> np.ndarray:
 def _spec(
     name: str,
     desc: OpDesc,
-    weights: tuple[np.ndarray, tuple[int, ...]],
+    weights: Weights,
     axes: Sequence[Window],
     seen: Callable[[Sequence[int]], Sequence[int]],
 ) -> PrimitiveSpec | None:
-    """The specification with ``weights`` and the shape in which the primitive sees them. The bias
-    is the third input, or else the constant that the first post-op adds."""
+    """The specification with these ``weights``. The bias is the third input, or else the constant
+    that the first post-op adds."""
     bias = desc.constant(2)
     if desc.index(2) < 0:
         bias, post_ops = desc.post_ops.without_bias(1)
@@ -80,12 +86,13 @@ def _spec(
     source, target = desc.inputs[0], desc.outputs[0]
     constants: Constants = {WEIGHTS: weights}
     if bias is not None:
-        constants[BIAS] = (bias, bias.shape)
+        constants[BIAS] = weights_of(bias)
+    desc, absorbed = absorb(desc, weights)
 
     def create(context: SpecContext) -> BoundPrimitive:
         narrows = name == "convolution"
         operand = context.operand if narrows else context.descriptor
-        own = (context.weights if narrows else context.any)(weights[1])
+        own = (context.weights if narrows else context.any)(weights.shape)
         result = context.descriptor(target, seen(desc.output.dims))
         layouts = [operand(source, seen(desc.dims(source))), own, context.of(bias), result]
         steps = [[a.stride for a in axes], [a.dilation - 1 for a in axes]]
@@ -94,4 +101,4 @@ def _spec(
         return context.primitive(f"{name}_forward", arguments, tensors, constants, view=seen)
 
     order = channels_last(len(desc.output.dims))
-    return PrimitiveSpec(desc, create, order, (source, *desc.whole()))
+    return PrimitiveSpec(desc, create, order, (source, *desc.whole()), weights=absorbed)

@@ -11,6 +11,7 @@ from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1
 from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.weights import weights_of
 from penstock.ir.graph import Node
 
 NARY = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
@@ -117,7 +118,7 @@ def binary_spec(desc: OpDesc, first: int) -> PrimitiveSpec:
     if constant is None:
         tensors[SRC_1] = post.tensor
     else:
-        constants[SRC_1] = constant, other[:rank]
+        constants[SRC_1] = weights_of(constant, tuple(other[:rank]))
 
     def create(context: SpecContext) -> BoundPrimitive:
         if constant is None:

@@ -81,6 +81,8 @@ def kernel_of(library: Library, spec: PrimitiveSpec) -> Kernel:
         binder=primitives,
         check=library.check,
         code_bytes=primitives.packed.primitive.code_bytes,
+        absorbed=tuple(spec.weights),
+        let_go=primitives.let_go,
     )
 
 
@@ -112,6 +114,11 @@ class PrimitiveCache:
     ) -> Call:
         return self.call((*inputs, *outputs), workspace)
 
+    def let_go(self) -> dict[int, Callable[[], np.ndarray]]:
+        """Hold weights in the layouts of primitives alone: what gives them back, by input."""
+        functions = {i: weights.let_go() for i, weights in self.spec.weights.items()}
+        return {i: function for i, function in functions.items() if function is not None}
+
     def get(self, strides: Strides, summed: bool) -> BoundPrimitive:
         """The primitive for tensors of these strides (in bytes), and the number of threads that
         kernels of the calling thread have now."""
@@ -140,12 +147,14 @@ class PrimitiveCache:
         """The function and the arguments that run the node on ``tensors``, inputs and then outputs.
         Anything that is no array stands for an array that is given during the run."""
         strides: list[tuple[int, ...] | None] = []
-        for type_, x in zip(self.spec.desc.tensors, tensors, strict=True):
+        for i, (type_, x) in enumerate(zip(self.spec.desc.tensors, tensors, strict=True)):
             if type_ is None:
                 strides.append(None)
                 continue
             dims, itemsize, order = type_.dims, _itemsize(type_), self.spec.dims_order
-            if isinstance(x, np.ndarray):
+            if i in self.spec.weights:
+                strides.append(self.packed_strides[i])
+            elif isinstance(x, np.ndarray):
                 strides.append(canonical_strides(dims, x.strides, order, itemsize))
             else:
                 strides.append(packed_strides(dims, itemsize))
@@ -203,7 +212,11 @@ class PrimitiveCache:
             zip(desc.tensors, self.packed_strides, tensors, strict=True)
         ):
             is_array = isinstance(x, np.ndarray)
-            if type_ is None or (is_array and x.strides == strides and i not in desc.outputs):
+            if (
+                type_ is None
+                or i in self.spec.weights
+                or (is_array and x.strides == strides and i not in desc.outputs)
+            ):
                 continue
             buffer = np.empty(math.prod(type_.dims), type_.dtype)
             packed[i] = copy = np.ndarray(type_.dims, type_.dtype, buffer, 0, strides)

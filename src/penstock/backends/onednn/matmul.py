@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -13,8 +14,14 @@ from penstock.backends.onednn.layouts import padded
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
-from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
-from penstock.ops.common.constant_cache import shared
+from penstock.backends.onednn.spec import (
+    BoundPrimitive,
+    Constants,
+    PrimitiveSpec,
+    SpecContext,
+    absorb,
+)
+from penstock.backends.onednn.weights import Weights, weights_of
 from penstock.types import FLOAT32
 
 
@@ -23,8 +30,9 @@ def matmul(desc: OpDesc) -> PrimitiveSpec | None:
     a, b = desc.input(0), desc.input(1)
     if a is None or b is None or not 2 <= len(a.dims) <= 6 or not 2 <= len(b.dims) <= 6:
         return None
-    weights = desc.constant(1)
     if len(b.dims) == 2:
+        constant = desc.constant(1)
+        weights = None if constant is None else weights_of(constant)
         return product(desc, weights, math.prod(a.dims[:-1]), a.dims[-1])
     return batched(desc, max(len(a.dims), len(b.dims)))
 
@@ -40,11 +48,10 @@ def gemm(desc: OpDesc) -> PrimitiveSpec | None:
     rows, inner = a.dims[::-1] if flipped[0] else a.dims
     first: list[PostOp] = []
     constants = desc.constants
-    held, matrix = None, desc.constant(1)
+    weights, matrix = None, desc.constant(1)
     if matrix is not None:
-        # Shared by all plans, and with it the copies in oneDNN's layouts.
-        name = "onednn gemm", flipped[1], alpha
-        held = shared(name, lambda: _factor(matrix, flipped[1], alpha), matrix)
+        name, form = ("gemm", flipped[1], alpha), partial(_factor, flipped[1], alpha)
+        weights = weights_of(matrix, name=name, form=form, exact=alpha == 1)
     elif alpha != 1:
         first.append(PostOp(Eltwise("linear", alpha)))
     if c is not None and beta != 0:
@@ -57,18 +64,17 @@ def gemm(desc: OpDesc) -> PrimitiveSpec | None:
         else:
             return None
     desc = replace(desc, post_ops=desc.post_ops.behind(first, y.dims, constants))
-    weights = None if held is None else held.value
-    return replace(product(desc, weights, rows, inner, flipped), held=held)
+    return product(desc, weights, rows, inner, flipped)
 
 
-def _factor(matrix: np.ndarray, flipped: bool, alpha: float) -> np.ndarray:
+def _factor(flipped: bool, alpha: float, matrix: np.ndarray) -> np.ndarray:
     matrix = matrix.T if flipped else matrix
     return matrix if alpha == 1 else np.multiply(matrix, alpha, dtype=FLOAT32)
 
 
 def product(
     desc: OpDesc,
-    weights: np.ndarray | None,
+    weights: Weights | None,
     rows: int,
     inner: int,
     flipped: tuple[bool, bool] = (False, False),
@@ -84,11 +90,12 @@ def product(
     tensors = {SRC: first, DST: target}
     constants: Constants = {}
     if weights is not None:
-        constants[WEIGHTS] = (weights, weights.shape)
+        constants[WEIGHTS] = weights
     else:
         tensors[WEIGHTS] = second
     if bias is not None:
-        constants[BIAS] = (bias, (1, width))
+        constants[BIAS] = weights_of(bias, (1, width))
+    desc, absorbed = absorb(desc, weights)
 
     def create(context: SpecContext) -> BoundPrimitive:
         if weights is None or flipped[0]:
@@ -104,7 +111,8 @@ def product(
         return context.primitive("matmul", arguments, tensors, constants, view=_as_matrix)
 
     order = tuple(range(len(desc.output.dims)))
-    return PrimitiveSpec(desc, create, order, (first, *posts.tensors), summed=desc.summed)
+    inputs = first, *posts.tensors
+    return PrimitiveSpec(desc, create, order, inputs, summed=desc.summed, weights=absorbed)
 
 
 def _as_matrix(dims: Sequence[int]) -> Sequence[int]:

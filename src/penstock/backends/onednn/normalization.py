@@ -15,6 +15,7 @@ from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SCALE, SHIFT, SRC
 from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.weights import weights_of
 from penstock.ir.layout import channels_last
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.types import FLOAT32
@@ -49,7 +50,7 @@ def layer_normalization(desc: OpDesc) -> PrimitiveSpec | None:
             return None
         if constant is not None:
             whole = np.broadcast_to(constant.reshape(dims), tail)
-            constants[argument] = np.ascontiguousarray(whole).reshape(width), (width,)
+            constants[argument] = weights_of(np.ascontiguousarray(whole).reshape(width))
         elif math.prod(dims) == width:
             tensors[argument] = desc.inputs[i]
         else:
@@ -128,7 +129,7 @@ def _batch_primitive(
     return context.primitive(
         "batch_normalization_forward",
         [*ends, epsilon, flags | _USE_SCALE | _USE_SHIFT],
-        constants={argument: (array, array.shape) for argument, array in constants.items()},
+        constants={argument: weights_of(array) for argument, array in constants.items()},
     )
 
 

@@ -57,6 +57,22 @@ class OpDesc:
         assert type_ is not None
         return type_.dims
 
+    def without_contents(self, tensor: int) -> OpDesc:
+        """The same with the shape of a constant alone."""
+
+        def shape_only(constants: tuple[np.ndarray | None, ...]) -> tuple[np.ndarray | None, ...]:
+            return tuple(
+                [
+                    np.broadcast_to(np.zeros((), c.dtype), c.shape)
+                    if i == tensor and c is not None
+                    else c
+                    for i, c in enumerate(constants)
+                ]
+            )
+
+        posts = replace(self.post_ops, constants=shape_only(self.post_ops.constants))
+        return replace(self, constants=shape_only(self.constants), post_ops=posts)
+
     def whole(self, *tensors: int) -> tuple[int, ...]:
         """Those of ``tensors`` and of the operands of post-ops that have the type of the result."""
         both = (*tensors, *self.post_ops.tensors)

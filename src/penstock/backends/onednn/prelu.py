@@ -10,6 +10,7 @@ from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import BROADCASTING_PRELU
 from penstock.backends.onednn.primitive import DST, SRC, WEIGHTS
 from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.weights import weights_of
 from penstock.ir.layout import channels_last
 
 
@@ -43,7 +44,8 @@ def prelu(desc: OpDesc) -> PrimitiveSpec | None:
         if constant is None:
             weights = context.descriptor(slopes, dims)
         else:
-            weights, constants[WEIGHTS] = context.packed(dims, order), (constant, dims)
+            weights = context.packed(dims, order)
+            constants[WEIGHTS] = weights_of(constant, tuple(dims))
         ends = [context.source, weights, context.target]
         return context.primitive("prelu_forward", ends, tensors, constants)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -205,26 +204,3 @@ def reordered_memory(library: Library, array: np.ndarray, descriptor: Any) -> An
     scratch = copy.scratch_memory(None)
     copy.run({SRC: memory(library, source, array), DST: target, SCRATCHPAD: scratch})
     return target
-
-
-class Weights:
-    """A constant in the layouts that primitives have asked for, one copy for each."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._copies: list[tuple[Any, Any]] = []
-
-    def memory(self, library: Library, constant: np.ndarray, descriptor: Any) -> Any:
-        """Memory with the elements of ``constant`` in the layout of ``descriptor``."""
-        lib = library.lib
-        with self._lock:
-            for layout, copy in self._copies:
-                if lib.dnnl_memory_desc_equal(layout, descriptor):
-                    return copy
-            layout = library.new("memory_desc", lib.dnnl_memory_desc_clone, descriptor)
-            if lib.dnnl_memory_desc_equal(descriptor_of(library, constant), layout):
-                copy = memory(library, layout, constant)  # no copy is needed
-            else:
-                copy = reordered_memory(library, constant, layout)
-            self._copies.append((layout, copy))
-            return copy

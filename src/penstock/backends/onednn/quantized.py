@@ -25,6 +25,7 @@ from penstock.backends.onednn.quant_attrs import ZERO_POINTS, Scaling
 from penstock.backends.onednn.quantized_forms import DTYPES, Codes, Form, form_of
 from penstock.backends.onednn.reorder import copy_spec
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.weights import weights_of
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, UINT8
@@ -210,7 +211,7 @@ def _matrix(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
         return None
     *rows, inner = dims[::-1] if across else dims
     desc = _scaled(desc, form, weights, 0b10, bias)
-    return product(desc, weights.value, math.prod(rows), inner, (across, False))
+    return product(desc, weights_of(weights.value), math.prod(rows), inner, (across, False))
 
 
 def _matrices(desc: OpDesc, form: Form) -> PrimitiveSpec | None:

@@ -13,6 +13,7 @@ from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
 from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.weights import weights_of
 from penstock.ir.layout import packed_strides
 from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
@@ -113,7 +114,7 @@ class _Recurrence:
         results = zip((DST, *after), desc.outputs, strict=False)
         tensors |= {argument: i for argument, i in results if desc.tensors[i] is not None}
         constants: Constants = {
-            argument: (array, array.shape)
+            argument: weights_of(array)
             for argument, array in zip((WEIGHTS, _WEIGHTS_ITER, BIAS), weights, strict=True)
         }
         dropped = [] if DST in tensors else [DST]
@@ -122,7 +123,7 @@ class _Recurrence:
         # Of the two states of an LSTM, oneDNN takes and returns both or none.
         if not tensors.keys().isdisjoint(before):
             zeros = np.zeros(state, FLOAT32)
-            constants |= {i: (zeros, state) for i in before if i not in tensors}
+            constants |= {i: weights_of(zeros) for i in before if i not in tensors}
         if not tensors.keys().isdisjoint(after):
             dropped += [argument for argument in after if argument not in tensors]
 

@@ -22,13 +22,13 @@ from penstock.backends.onednn.primitive import (
     DST,
     SRC,
     Primitive,
-    Weights,
     descriptor,
     descriptor_of,
 )
 from penstock.backends.onednn.quant_attrs import SIGNED, Scaling
+from penstock.backends.onednn.weights import Weights
 from penstock.ir.layout import packed_strides
-from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.constant_cache import Shared
 from penstock.ops.common.dtypes import INT8, INT32
 from penstock.types import FLOAT32, TensorType
 
@@ -36,8 +36,11 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 Strides = Sequence[tuple[int, ...] | None]
 """the strides of the tensors of an ``OpDesc``, in bytes; None for tensors left out"""
-Constants = dict[int, tuple[np.ndarray, tuple[int, ...]]]
-"""constants by argument of a primitive, with the shapes in which the primitive sees them"""
+Constants = dict[int, Weights]
+"""constants by argument of a primitive"""
+
+# Bytes of weights from which on they are not held in the file's order as well.
+_WORTH_ABSORBING = 16 << 10
 
 
 class Converted(NamedTuple):
@@ -55,8 +58,8 @@ class BoundPrimitive:
 
     ``tensors`` maps arguments to tensors of the ``OpDesc``, by index; ``always`` maps others to
     memory that is always the same. ``constants`` are brought into the layouts that the primitive
-    asks for. ``dropped`` are outputs that no step reads, ``converted`` tensors that the primitive
-    takes in another dtype.
+    asks for, perhaps ``rounded``. ``dropped`` are outputs that no step reads, ``converted`` tensors
+    that the primitive takes in another dtype.
     """
 
     primitive: Primitive
@@ -65,17 +68,16 @@ class BoundPrimitive:
     constants: Constants
     dropped: Sequence[int]
     converted: Mapping[int, Converted]
+    rounded: bool
     _held: list[Any] = field(default_factory=list)
 
     def fixed(self) -> dict[int, Any]:
         """The fixed memory by argument; the first call brings constants into their layouts."""
         library = self.primitive.library
-        for argument, (constant, shape) in self.constants.items():
-            weights = shared(("onednn", shape), Weights, constant)
+        for argument, weights in self.constants.items():
             self._held.append(weights)
             layout = self.primitive.query_argument(argument)
-            seen = constant.reshape(shape)
-            self.always[argument] = weights.value.memory(library, seen, layout)
+            self.always[argument] = weights.memory(library, layout, self.rounded)
         self.constants = {}
         return dict(self.always)
 
@@ -211,7 +213,9 @@ class SpecContext:
                 taken = descriptor(library, [1], INT32, [INT32.itemsize])
                 self.converted[tensor] = Converted(own, taken)
         primitive = Primitive(library, name, arguments, attr, releasable=self.releasable)
-        return BoundPrimitive(primitive, tensors, fixed, constants or {}, dropped, self.converted)
+        return BoundPrimitive(
+            primitive, tensors, fixed, constants or {}, dropped, self.converted, self.narrow
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +227,9 @@ class PrimitiveSpec:
     have no gaps and be in the order of the result. ``any_layout``: the result may be written in any
     order, at no cost. ``inplace``: tensors whose memory the result may take over, as it may that of
     ``summed``, to which it is then added. ``accept_reference``: oneDNN calls this code "ref", but
-    it is fast. ``narrow`` and ``releasable``: as of ``SpecContext``. ``held`` is computed once for
-    all plans, and lives as long as one of them.
+    it is fast. ``narrow`` and ``releasable``: as of ``SpecContext``. ``weights`` are tensors that
+    are read in the primitive's layout alone, ``desc`` has no contents of them. ``held`` is computed
+    once for all plans, and lives as long as one of them.
     """
 
     desc: OpDesc
@@ -237,9 +242,22 @@ class PrimitiveSpec:
     accept_reference: bool = False
     narrow: bool = False
     releasable: bool = False
+    weights: Mapping[int, Weights] = field(default_factory=dict)
     held: Shared[Any] | None = None
 
     def order_of(self, type_: TensorType) -> tuple[int, ...]:
         """The order in memory of a tensor without gaps: that of the result, if it has as many
         dims."""
         return self.dims_order if len(type_.dims) == len(self.dims_order) else ()
+
+
+def absorb(desc: OpDesc, weights: Weights | None) -> tuple[OpDesc, Mapping[int, Weights]]:
+    """Leave the contents of the second input to ``weights``: the ``OpDesc`` without them, and the
+    weights by tensor. Small ones, and those that are read elsewhere too, stay."""
+    tensor = desc.index(1)
+    constant = desc.constant(1)
+    if constant is None or weights is None or desc.scaling is not None:
+        return desc, {}
+    if constant.nbytes < _WORTH_ABSORBING or any(o.tensor == tensor for o in desc.post_ops.ops):
+        return desc, {}
+    return desc.without_contents(tensor), {tensor: weights}

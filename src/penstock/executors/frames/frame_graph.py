@@ -172,7 +172,10 @@ class ValueNumbers:
         """The table of ``steps`` whose values were numbered here."""
         ends = [tuple(map(self.slot, values)) for values in (inputs, outputs)]
         kinds = {True: SlotKind.CONSTANT, False: SlotKind.DYNAMIC}
-        slots = [Slot(v.name, v.type, kinds[v.const is not None], v.const) for v in self._values]
+        slots = [
+            Slot(v.name, v.type, kinds[v.const is not None], v if v.const is not None else None)
+            for v in self._values
+        ]
         return StepTable(name, tuple(steps), tuple(slots), *ends)
 
 

@@ -31,7 +31,7 @@ class _Eliminator:
     def __init__(self) -> None:
         self.substitution = Substitution()
         self.scopes: list[dict[Hashable, Node]] = []
-        self.constants: dict[Value, Hashable] = {}
+        self.constants: dict[Value, tuple[Hashable, np.ndarray]] = {}
         self.changed = False
 
     def run(self, graph: Graph) -> None:
@@ -66,11 +66,12 @@ class _Eliminator:
         return node.op, inputs, attrs or (), present, node.device
 
     def input_key(self, value: Value | None) -> Hashable:
-        if value is None or value.const is None:
+        const = None if value is None else value.const
+        if value is None or const is None:
             return value
         if value not in self.constants:
-            self.constants[value] = _frozen(value.const)
-        return self.constants[value]
+            self.constants[value] = _frozen(const), const
+        return self.constants[value][0]
 
 
 def _frozen(value: Any) -> Hashable:

@@ -1,0 +1,131 @@
+"""Constants in the layouts that primitives ask for, which can be given back from there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any
+from weakref import WeakValueDictionary, ref
+
+import numpy as np
+
+from penstock.backends.onednn.library import Library
+from penstock.backends.onednn.primitive import (
+    DST,
+    SCRATCHPAD,
+    SRC,
+    descriptor_of,
+    memory,
+    reorder_primitive,
+    reordered_memory,
+)
+
+Form = Callable[[np.ndarray], np.ndarray]
+
+_ALL: WeakValueDictionary[Hashable, Weights] = WeakValueDictionary()
+_LOCK = threading.RLock()
+
+
+def weights_of(
+    constant: np.ndarray,
+    shape: tuple[int, ...] | None = None,
+    name: Hashable = None,
+    form: Form | None = None,
+    *,
+    exact: bool = True,
+) -> Weights:
+    """The ``Weights`` of a constant, shared by all kernels of it.
+
+    Primitives see ``form(constant)``, which ``name`` stands for, with the dims ``shape``. If
+    ``exact``, this is a view: it only orders the elements.
+    """
+    key = (shape, name)
+    with _LOCK:
+        weights = _ALL.get((id(constant), key))
+        if weights is None or weights.constant() is not constant:
+            weights = _ALL[id(constant), key] = Weights(constant, key, form, exact)
+    return weights
+
+
+class Weights:
+    """A constant in the layouts that primitives have asked for, one copy for each.
+
+    After ``let_go`` only the copies are held. They have the same elements in another order, so that
+    ``array`` gives the same constant again.
+    """
+
+    def __init__(
+        self,
+        constant: np.ndarray,
+        key: tuple[tuple[int, ...] | None, Hashable],
+        form: Form | None,
+        exact: bool,
+    ) -> None:
+        self._lock = threading.RLock()
+        self._held: np.ndarray | None = constant
+        self.constant = ref(constant)
+        self._type = constant.shape, constant.dtype
+        self._key = key
+        self._form = form
+        self._exact = exact
+        self._copies: list[tuple[Any, Any]] = []
+        self._source: tuple[Library, Any, Any] | None = None
+        self.shape = self._seen(constant).shape
+
+    def memory(self, library: Library, descriptor: Any, rounded: bool = False) -> Any:
+        """Memory with the elements of the constant in the layout of ``descriptor``; they may be
+        ``rounded`` to its dtype."""
+        lib = library.lib
+        with self._lock:
+            for layout, copy in self._copies:
+                if lib.dnnl_memory_desc_equal(layout, descriptor):
+                    return copy
+            layout = library.new("memory_desc", lib.dnnl_memory_desc_clone, descriptor)
+            seen = self._seen(self.array())
+            if lib.dnnl_memory_desc_equal(descriptor_of(library, seen), layout):
+                copy = memory(library, layout, seen)  # no copy is needed
+                self._exact = False
+            else:
+                copy = reordered_memory(library, seen, layout)
+                if not rounded:
+                    self._source = library, layout, copy
+            self._copies.append((layout, copy))
+            return copy
+
+    def array(self) -> np.ndarray:
+        """The constant, in memory of its own if it was let go."""
+        with self._lock:
+            array = self.constant()
+            if array is None:
+                array = self._given_back()
+                self.constant = ref(array)
+                with _LOCK:
+                    _ALL[id(array), self._key] = self
+            return array
+
+    def let_go(self) -> Callable[[], np.ndarray] | None:
+        """Stop holding the constant itself, if it can be given back from a copy; returns what
+        does so."""
+        with self._lock:
+            if not self._exact or self._source is None:
+                return None
+            self._held = None
+        return self.array
+
+    def _seen(self, array: np.ndarray) -> np.ndarray:
+        """The constant as primitives see it."""
+        seen = array if self._form is None else self._form(array)
+        shape, _ = self._key
+        return seen if shape is None else seen.reshape(shape)
+
+    def _given_back(self) -> np.ndarray:
+        assert self._source is not None
+        library, layout, copy = self._source
+        array = np.empty(*self._type)
+        seen = self._seen(array)
+        target = descriptor_of(library, seen)
+        back = reorder_primitive(library, layout, target)
+        scratch = back.scratch_memory(None)
+        back.run({SRC: copy, DST: memory(library, target, seen), SCRATCHPAD: scratch})
+        array.flags.writeable = False
+        return array

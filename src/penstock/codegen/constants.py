@@ -1,0 +1,37 @@
+"""Constants that a plan's kernels hold in an order of their own: they are not held twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from penstock.codegen.names import prepares
+from penstock.plan.plan import Plan
+
+
+def let_go_constants(plan: Plan) -> int:
+    """Drop the contents of constants that all steps of ``plan`` read in another order, after it was
+    bound to memory. They are given back to whoever reads them. Returns about how many bytes that
+    frees, if nobody else holds them."""
+    give_back: dict[int, Callable[[], np.ndarray]] = {}
+    read = set(plan.outputs)
+    for step in plan.walk():
+        kernel = step.kernel
+        held: Mapping[int, Callable[[], np.ndarray]] = {}
+        if kernel is not None and kernel.let_go is not None and prepares(step):
+            held = kernel.let_go()
+        for i, slot in enumerate(step.inputs):
+            if i in held:
+                give_back[slot] = held[i]
+            else:
+                read.add(slot)
+        for block in step.blocks:
+            read.update(block.outputs)
+    freed = 0
+    for index in give_back.keys() - read:
+        constant = plan.slots[index].constant
+        if constant is not None and constant.held is not None:
+            freed += constant.held.nbytes
+            constant.let_go(give_back[index])
+    return freed
