@@ -18,7 +18,7 @@ from penstock.codegen.helpers import awaited, too_many, unshared
 from penstock.errors import InternalError
 from penstock.executors.base import InlineExecutor, budget_of, quiet, share_of
 from penstock.executors.control import Control
-from penstock.executors.errors import explained_at
+from penstock.executors.errors import explained_at, run_error
 from penstock.host.current_run import working_for
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
@@ -72,7 +72,10 @@ class InterpretExecutor(InlineExecutor):
         interpreter = _CheckedInterpreter(self._step_of, control, self._limits, self._observed)
         with self._share:
             outputs = quiet(working_for, control, interpreter.run, self.graph, inputs, {})
-        return tuple([working_for(control, unshared, output) for output in outputs])
+        try:
+            return tuple(working_for(control, unshared, list(outputs)))
+        except MemoryError as lack:
+            raise run_error("the outputs", lack) from lack
 
 
 class _CheckedInterpreter(Interpreter):

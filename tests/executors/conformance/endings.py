@@ -17,6 +17,7 @@ import penstock as ps
 from penstock.executors.control import Watchdog
 from tests.executors.conformance.base import ENDLESS, ExecutorTests
 from tests.support.onnx_text import model_from_text
+from tests.support.tf_graphs import Builder, TensorProto, Type
 from tests.support.timing import SOON
 
 MOST_BYTES = 2**22
@@ -198,6 +199,18 @@ class Endings(ExecutorTests):
         assert session.run({"x": x, "n": np.array(10)})["y"].tolist() == [0, 0, 0, 0]
         with pytest.raises(ps.LimitExceeded, match=r"Loop_0 in the model.* 10 iterations"):
             session.run({"x": x, "n": np.array(11)})
+
+    def test_output_beyond_the_machine_is_a_run_error(self):
+        g = Builder()
+        splat = TensorProto(dtype=1, float_val=[1])
+        splat.tensor_shape.dim.add(size=2**44)
+        g.node("Const", name="y", dtype=Type("float32"))
+        g.proto.node[0].attr["value"].tensor.CopyFrom(splat)
+        session = self.compile(ps.load(g.bytes()), limits=ps.Limits(max_bytes=None))
+        try:
+            assert session.run({}, ["y"])["y"].size == 2**44  # a view of one element
+        except ps.RunError as error:
+            assert "Unable to allocate" in str(error)
 
     def test_deleted_session_is_collected(self):
         session = self.compile(model_from_text(ENDLESS))
