@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 MAX_PROBLEMS = 20
 """The number of problems that a message lists in full; the rest is only counted."""
+MOST_COUNTED = 5000
+"""Faults, or nodes without a kernel, at which no others are looked for."""
 MAX_SENTENCE = 2_000
 """Characters of a problem in a message; the middle of a longer one is left out."""
 MAX_NAME = 200
@@ -45,7 +47,7 @@ class InvalidModel(PenstockError):  # noqa: N818 - the public names are fixed by
 
 class ProblemList:
     """The faults of one model: the first ``MAX_PROBLEMS``, shortened, and the number of the
-    others."""
+    others, which are raised once there are ``MOST_COUNTED``."""
 
     def __init__(self) -> None:
         self._first: list[str] = []
@@ -57,11 +59,15 @@ class ProblemList:
                 self._first.append(shortened(sentence, MAX_SENTENCE))
             else:
                 self._more += 1
+        if self._more >= MOST_COUNTED:
+            self.raise_any()
 
     def raise_any(self) -> None:
         """Raise ``InvalidModel`` if there are faults."""
         if self._first:
-            raise InvalidModel([*self._first, *([f"and {self._more} more"] if self._more else [])])
+            least = "at least " if self._more >= MOST_COUNTED else ""
+            more = [f"and {least}{self._more} more"] if self._more else []
+            raise InvalidModel([*self._first, *more])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import MAX_PROBLEMS, InvalidModel, Unsupported
+from penstock.errors import MAX_PROBLEMS, MOST_COUNTED, InvalidModel, Unsupported
 from penstock.frontends.common.diagnostics import (
     Diagnostics,
     InexpressibleError,
@@ -73,3 +73,19 @@ def test_depth_beyond_the_limit_is_refused() -> None:
     diagnostics.check_depth(2, "the loop")
     with pytest.raises(InvalidModel, match=r"the loop nests deeper than Limits\.max_depth = 2"):
         diagnostics.check_depth(3, "the loop")
+
+
+def test_import_ends_at_thousands_of_faults() -> None:
+    diagnostics = Diagnostics("net.json", Limits())
+    with pytest.raises(InvalidModel, match=f"and at least {MOST_COUNTED} more"):
+        for i in range(MOST_COUNTED + MAX_PROBLEMS):
+            diagnostics.problem(f"fault {i}")
+    with pytest.raises(InvalidModel):
+        diagnostics.raise_collected()
+
+
+def test_import_ends_at_thousands_of_unsupported_nodes() -> None:
+    diagnostics = Diagnostics("net.json", Limits())
+    with pytest.raises(Unsupported):
+        for i in range(10 * MOST_COUNTED):
+            diagnostics.unsupported("Foo", "no kernel is available for it", f"node {i}")

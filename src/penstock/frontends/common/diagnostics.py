@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from penstock.errors import (
     MAX_SENTENCE,
+    MOST_COUNTED,
     InvalidModel,
     ProblemList,
     Unsupported,
@@ -66,6 +67,8 @@ class Diagnostics:
     def unsupported(self, operation: str, reason: str, origin: str) -> None:
         """Add a node whose operation (its full name) Penstock cannot run."""
         self._unsupported.append((shortened(operation), reason, origin))
+        if len(self._unsupported) >= MOST_COUNTED:
+            self.raise_collected()
 
     def record(self, error: ConversionError, operation: str, origin: str, subject: str) -> None:
         """Add the error that converting one node raised. ``subject`` begins the sentence."""
