@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
 from penstock.backends.base import Backend
+from penstock.ir.contract import checked_kernel
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import is_transfer
@@ -79,7 +80,7 @@ class KernelTable:
             checkpoint()  # a library may take milliseconds to choose a kernel
             kernel, error = None, None
             try:
-                kernel = backend.kernel(node, types[: len(inputs)])
+                kernel = checked_kernel(node, backend.kernel(node, types[: len(inputs)]), backend)
             except Exception as raised:
                 error = raised.with_traceback(None)  # that would hold this table
             answer = self._answers[key] = _Answer(types, constants, kernel, error)

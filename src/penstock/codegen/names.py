@@ -27,14 +27,18 @@ The example of ``penstock.plan.plan``:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
 from penstock.codegen.helpers import HELPERS
+from penstock.ir.contract import Guard
 from penstock.ir.op import Kernel
 from penstock.ops.result_bytes import counted
 from penstock.plan.arena_layout import ArenaPlan
@@ -131,7 +135,8 @@ def prepares(step: Step) -> bool:
 
 def _function_name(number: int, step: Step, kernel: Kernel, is_counted: bool) -> str:
     function = kernel.into if step.into else kernel.function
-    if isinstance(function, np.ufunc) and not prepares(step) and not is_counted:
+    own = is_counted or step.contract is not None
+    if isinstance(function, np.ufunc) and not prepares(step) and not own:
         # Only NumPy's own: others may have any name, the same one several times.
         name = function.__name__
         if getattr(np, name, None) is function:
@@ -187,9 +192,7 @@ def bind_names(
             continue
         name = names.calls[step].function
         if kernel.begin is not None or not prepares(step):
-            function = kernel.begin or (kernel.into if step.into else kernel.function)
-            assert function is not None
-            namespace[name] = counted(step.node, function) if step in names.counted else function
+            namespace[name] = _function_of(step, kernel, name, step in names.counted)
             continue
         inputs = [
             plan.slots[index].const
@@ -199,7 +202,10 @@ def bind_names(
         ]
         outputs = [values[i] for i in step.outputs]
         workspace = values[step.workspace] if step.workspace >= 0 else None
-        function, arguments = kernel.bind(inputs, outputs, workspace)
+        bound = kernel.bind(inputs, outputs, workspace)
+        if step.contract is not None:
+            step.contract.check_bound(bound)
+        function, arguments = bound
         runtime = [values[i] for i in runtime_slots(plan, step)]
         if not runtime:
             namespace[f"a{number}"] = arguments
@@ -207,6 +213,28 @@ def bind_names(
             function = _with_prepared(function, arguments, runtime)
         namespace[name] = function
     return namespace
+
+
+def _function_of(step: Step, kernel: Kernel, name: str, is_counted: bool) -> Callable[..., Any]:
+    """What ``name`` stands for: the function of a kernel that does not prepare its arguments."""
+    function = kernel.begin or (kernel.into if step.into else kernel.function)
+    assert function is not None
+    if is_counted:
+        function = counted(step.node, function)
+    if step.contract is not None and not step.into:
+        function = Guard(step.contract, function, kernel.begin is not None)
+        function.replace = partial(_replace, name)
+    return function
+
+
+def _replace(name: str, guard: Guard) -> None:
+    """Put a kernel's function in the place of its guard, in the program that calls it. A guard that
+    referred to the namespace, which refers to it, would keep both."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get(name) is not guard:
+        frame = frame.f_back
+    if frame is not None:
+        frame.f_globals[name] = guard.function
 
 
 def _with_prepared(

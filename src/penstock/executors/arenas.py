@@ -16,9 +16,10 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from penstock.backends.base import Backend
-from penstock.errors import LimitExceeded, PenstockError, RunError
+from penstock.errors import InternalError, LimitExceeded, PenstockError, RunError
 from penstock.executors.control import Control
 from penstock.host.fork import renewed
+from penstock.ir.layout import ALIGNMENT, address
 from penstock.limits import Limits
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class Arenas(Generic[T]):
 
     def _new(self) -> T:
         try:
-            return self._bind(self._host.allocate(self.size))
+            return self._bind(_checked(self._host, self._host.allocate(self.size), self.size))
         except BaseException as error:
             self.drop()
             if isinstance(error, MemoryError):
@@ -186,3 +187,15 @@ class Arenas(Generic[T]):
         """In a forked child: arenas that runs of the parent's threads hold never come back."""
         self._reset()
         self._count = len(self.free)
+
+
+def _checked(host: Backend, memory: np.ndarray, size: int) -> np.ndarray:
+    """The memory that a backend has allocated; raises ``InternalError`` if no plan can use it."""
+    sound = isinstance(memory, np.ndarray) and memory.dtype == np.uint8 and memory.shape == (size,)
+    aligned = not size or (sound and address(memory) % ALIGNMENT == 0)
+    if not sound or not aligned or not memory.flags.writeable:
+        raise InternalError(
+            f"allocate({size}) of backend {host.name} gave no {size} bytes of uint8 that can be "
+            f"written, in one dim and aligned to {ALIGNMENT}"
+        )
+    return memory

@@ -20,6 +20,7 @@ from penstock.executors.base import InlineExecutor, budget_of, quiet, share_of
 from penstock.executors.control import Control
 from penstock.executors.errors import explained_at, run_error
 from penstock.host.current_run import working_for
+from penstock.ir.contract import guarded
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
 from penstock.limits import Limits
@@ -100,6 +101,8 @@ class _CheckedInterpreter(Interpreter):
             if kernel is None:
                 outputs = self.control(node, inputs, values)
             else:
+                if step.contract is not None:
+                    kernel = guarded(step.contract, kernel)
                 if kernel.begin is not None:
                     kernel = Kernel(partial(awaited, control, kernel.begin))
                 outputs = evaluate(node, inputs, Kernel(counted(node, kernel.function)))

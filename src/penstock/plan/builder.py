@@ -16,6 +16,7 @@ from penstock.analysis.value_memory import ValueMemory, has_buffers, value_memor
 from penstock.backends.base import Backend, transfer_kernel
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InternalError
+from penstock.ir.contract import Contract, contract_of
 from penstock.ir.describe import compile_error, describe_node
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
@@ -30,6 +31,7 @@ class CompiledNode(NamedTuple):
 
     kernel: Kernel
     backend: Backend
+    contract: Contract | None = None
 
     @property
     def on_host(self) -> bool:
@@ -75,14 +77,19 @@ def _compile(
     if backend is None:
         raise InternalError(f"no backend has a kernel for {describe_node(node)}")
     if is_transfer(node):
-        return CompiledNode(transfer_kernel(node, backends), backend)
+        transfer = transfer_kernel(node, backends)
+        away = {b.name: b for b in backends if b.memory != HOST}
+        source, to_host = away.get(node.attrs["source"]), node.attrs["target"] not in away
+        contract = contract_of(node, source) if to_host else None
+        return CompiledNode(transfer, backend, contract)
     try:
         kernel = table.kernel(backend, node)
     except Exception as error:
         kernel = _failing(node, error, certain)
     if kernel is None:
         raise InternalError(f"{backend.name} has no kernel for {describe_node(node)}")
-    return CompiledNode(kernel, backend)
+    contract = contract_of(node, backend, on_host=backend.memory == HOST)
+    return CompiledNode(kernel, backend, contract)
 
 
 # A dynamic value that may be in more arena slots than this is copied.
@@ -185,7 +192,7 @@ class _Builder:
     # Steps with kernels.
 
     def step(self, node: Node) -> Step:
-        kernel, backend = self.compiled[node]
+        kernel, backend, contract = self.compiled[node]
         inputs = self.inputs_of(node)
         into = node in self.memory.orders
         outputs = tuple([self.written(v) if into else self.allocated(v) for v in node.outputs])
@@ -197,7 +204,8 @@ class _Builder:
         if not all(_is_tensor(value.type) for value in node.outputs if value is not None):
             # A list or an optional keeps the tensors that it is made of.
             copied = tuple([i for i, index in enumerate(inputs) if self.roots(index)])
-        return Step(node, kernel, inputs, outputs, into, workspace, copied, backend=backend.name)
+        parts = (inputs, outputs, into, workspace, copied)
+        return Step(node, kernel, *parts, backend=backend.name, contract=contract)
 
     def inputs_of(self, node: Node) -> tuple[int, ...]:
         """The slots that ``node`` reads; constants in the memory of its backend."""
@@ -220,7 +228,7 @@ class _Builder:
 
     def view(self, node: Node, certain: bool) -> Step | None:
         """A view of the arena needs no step; a view of other memory is a call during the run."""
-        kernel, backend = self.compiled[node]
+        kernel, backend, contract = self.compiled[node]
         inputs = self.inputs_of(node)
         if node in self.memory.copied:
             return self.copying(node, kernel, inputs)
@@ -239,7 +247,7 @@ class _Builder:
         source = inputs[0]
         roots, base, owned = self.roots(source), self.holder(source), self.slots[source].owned
         slots = self.define_all(node.outputs, roots=roots, base=base, owned=owned)
-        return Step(node, kernel, inputs, slots, backend=backend.name)
+        return Step(node, kernel, inputs, slots, backend=backend.name, contract=contract)
 
     def copying(self, node: Node, kernel: Kernel, inputs: tuple[int, ...]) -> Step:
         """A view that the strides of its source do not allow."""
@@ -258,7 +266,8 @@ class _Builder:
             outputs = self.define_all(node.outputs, roots=self.roots(inputs[0]))
         else:
             outputs = self.define_all(node.outputs, owned=True)
-        return Step(node, kernel, inputs, outputs, backend=name)
+        contract = self.compiled[node].contract
+        return Step(node, kernel, inputs, outputs, backend=name, contract=contract)
 
     # Control flow.
 

@@ -42,6 +42,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.ir.contract import Contract
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import address
 from penstock.ir.op import Kernel
@@ -123,7 +124,7 @@ class Step:
     ``inputs`` and ``outputs`` are slots, -1 where an optional one is left out. ``into``: outputs
     are written into given memory, not allocated. ``workspace`` is an arena slot or -1. Inputs
     listed in ``copied`` live on in the outputs of the step, which must get copies. ``backend`` is
-    the name of the backend of the kernel.
+    the name of the backend of the kernel; ``contract`` what a kernel of a user must hold to.
     """
 
     node: Node
@@ -136,6 +137,7 @@ class Step:
     blocks: tuple[Block, ...] = ()
     carries: tuple[Carry, ...] = ()
     backend: str = ""
+    contract: Contract | None = None
 
     @property
     def control(self) -> bool:

@@ -43,6 +43,7 @@ from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
 from penstock.host.threads import Workers, core_budget, pool
+from penstock.ir.contract import checked_kernel, contract_of, guarded
 from penstock.ir.describe import compile_error
 from penstock.ir.device_name import local
 from penstock.ir.graph import Graph, Node, clone
@@ -445,7 +446,7 @@ def _host_kernel(context: CompileContext, node: Node) -> Kernel:
     backend = context.hosts[-1]
     checkpoint()
     try:
-        kernel = backend.kernel(node, types)
+        kernel = checked_kernel(node, backend.kernel(node, types), backend)
     except PenstockError:
         raise
     except Exception as error:
@@ -453,7 +454,8 @@ def _host_kernel(context: CompileContext, node: Node) -> Kernel:
     if kernel is None:
         reason = f"no kernel is available for it on {backend.name}"
         raise Unsupported.of([(node.op.full_name, reason, node.label)])
-    return kernel
+    contract = contract_of(node, backend)
+    return kernel if contract is None else guarded(contract, kernel)
 
 
 def _inner_executor(context: CompileContext, graph: Graph) -> Executor:

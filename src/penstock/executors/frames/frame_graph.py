@@ -21,13 +21,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Any, TypeAlias
+from weakref import ref
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
 from penstock.analysis.frames import FramePath
 from penstock.executors.frames.rendezvous import edge_key
+from penstock.ir.contract import Guard
 from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ir.op import Kernel, Role
 from penstock.ops.registry import TENSORFLOW
@@ -74,7 +77,7 @@ def _rule_of(node: Node) -> TokenRule:
     return TokenRule.IDENTITY if _is_identity(node) else TokenRule.ORDINARY
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class FrameNode:
     """A node, a feed or a fetch of a ``FrameGraph``.
 
@@ -186,6 +189,12 @@ StartCall: TypeAlias = Callable[..., CallSteps]
 """Begins the call of a node, with the values of its inputs."""
 
 
+def _replace(node: ref[FrameNode], guard: Guard) -> None:
+    """Let a node call its kernel's function, whose first result has passed."""
+    if (frame_node := node()) is not None:
+        frame_node.function = guard.function
+
+
 class FrameGraph:
     """A graph compiled for the frames executor.
 
@@ -282,12 +291,17 @@ class FrameGraph:
                 kernel = compile(node)
                 frame_node.function = kernel.function
                 if self._counts and not (node.graphs or all(map(_is_small, node.outputs))):
-                    frame_node.function = counted(node, kernel.function)
+                    if isinstance(kernel.function, Guard):
+                        kernel.function.function = counted(node, kernel.function.function)
+                    else:
+                        frame_node.function = counted(node, kernel.function)
                 frame_node.nested = bool(node.graphs)
                 if kernel.begin is not None:
                     frame_node.rule = TokenRule.ASYNCHRONOUS
                     frame_node.function = kernel.begin
                     self.asynchronous = True
+                if isinstance(frame_node.function, Guard):
+                    frame_node.function.replace = partial(_replace, ref(frame_node))
             case TokenRule.SEND | TokenRule.RECV:
                 frame_node.key = edge_key(
                     attrs["send_device"], attrs["recv_device"], attrs["tensor_name"]

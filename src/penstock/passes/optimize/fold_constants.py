@@ -16,6 +16,7 @@ import numpy as np
 from penstock.algorithms.checkpoints import paced
 from penstock.analysis.interpreter import evaluate
 from penstock.analysis.type_inference import node_types
+from penstock.ir.contract import contract_of, guarded
 from penstock.ir.describe import compile_error
 from penstock.ir.graph import Graph, Node, Value
 from penstock.limits import Limits
@@ -147,6 +148,9 @@ class _Folder:
             # Elements that a stride of 0 repeats take no memory, but time.
             if not kernel.view and max(outputs, inputs - held) > allowed:
                 return None
+            contract = contract_of(node, types=types)
+            if contract is not None:
+                kernel = guarded(contract, kernel)
             arrays = evaluate(node, consts, kernel)
         except Exception:
             return None  # the run raises the error, with the node and its inputs in the message

@@ -1,0 +1,193 @@
+"""What kernels promise, checked for those of users: of their own backends and operations.
+
+A *guard* stands for a kernel's function in a program until its first result has passed. Then the
+function takes its place, so that later calls cost nothing. Penstock's own kernels have no guards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from inspect import unwrap
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InternalError
+from penstock.ir.graph import Node
+from penstock.ir.op import Kernel, array_of
+from penstock.types import (
+    ANY,
+    STRING,
+    AnyType,
+    MapType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    accepts,
+    dtypes,
+    type_of,
+)
+
+
+@lru_cache(maxsize=4096)
+def _is_own(code: Callable[..., Any]) -> bool:
+    """Whether a class or function is one of Penstock's."""
+    code = unwrap(code)
+    module: str = getattr(getattr(code, "func", code), "__module__", None) or ""
+    return module.partition(".")[0] == "penstock"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Contract:
+    """What the kernel of ``node`` on a backend must hold to. ``types`` are those of its outputs,
+    as far as known; None if these are in a memory of the backend's own."""
+
+    node: Node
+    backend: str
+    types: tuple[Type | None, ...] | None
+
+    def check(self, result: Any) -> None:
+        """Raise ``InternalError`` if a kernel's function must not give this ``result``."""
+        results: Any = (result,)
+        count = len(self.node.outputs)
+        if count != 1:
+            results = () if result is None else result
+            if not isinstance(results, tuple | list) or len(results) != count:
+                size = f" of {len(result)}" if isinstance(result, tuple | list) else ""
+                self.fail(
+                    f"returned a {type(result).__name__}{size} for {count} outputs; a kernel "
+                    "returns a tuple with an entry for each"
+                )
+        if self.types is None:
+            return
+        for value, output, wanted in zip(self.node.outputs, results, self.types, strict=True):
+            if value is not None and wanted is not None and not _fits(wanted, output):
+                held = type_of(array_of(output))
+                actual = type(output).__name__ if held is ANY else str(held)
+                self.fail(
+                    f"computed a {actual} as {value.name!r}, which is {wanted} by the operation's "
+                    "infer"
+                )
+
+    def check_bound(self, bound: Any) -> None:
+        """Raise ``InternalError`` if ``bind`` of a kernel must not give ``bound``."""
+        if not isinstance(bound, tuple) or len(bound) != 2 or not callable(bound[0]):
+            self.fail(f"bound a {type(bound).__name__}; bind returns a function and its arguments")
+
+    def fail(self, breach: str) -> None:
+        """Raise ``InternalError`` for a rule that the kernel broke."""
+        node = f"{self.node.op.name} ({self.node.label})"
+        raise InternalError(f"{node} {breach}. Correct its kernel on the backend {self.backend}")
+
+
+def contract_of(
+    node: Node,
+    backend: Any = None,
+    *,
+    types: Sequence[Type] | None = None,
+    on_host: bool = True,
+) -> Contract | None:
+    """The contract of a node's kernel on a backend, by default NumPy's; None if both the backend
+    and the operation are Penstock's own. ``types`` are those of the outputs if these have not got
+    theirs; ``on_host``: whether the outputs are in the host's memory."""
+    if (backend is None or _is_own(backend.__class__)) and _is_own(node.op.compile):
+        return None
+    if types is None:
+        types = [ANY if value is None else value.type for value in node.outputs]
+    known = chain(types, repeat(ANY))
+    pairs = zip(node.outputs, known, strict=False)
+    wanted = tuple([None if value is None else type_ for value, type_ in pairs])
+    name = "numpy" if backend is None else backend.name
+    return Contract(node, name, wanted if on_host else None)
+
+
+def checked_kernel(node: Node, kernel: Any, backend: Any) -> Kernel | None:
+    """What a backend has answered for ``node``: a kernel, or None. Raises ``InternalError``."""
+    if kernel is None or (_is_own(backend.__class__) and isinstance(kernel, Kernel)):
+        return kernel
+    contract = Contract(node, backend.name, None)
+    if not isinstance(kernel, Kernel):
+        contract.fail(
+            f"has a {type(kernel).__name__} as its kernel; a backend returns a Kernel, or None"
+        )
+    functions = (kernel.into, kernel.begin, kernel.check)
+    if not callable(kernel.function) or not all(f is None or callable(f) for f in functions):
+        contract.fail("has a kernel with a function, into, begin or check that cannot be called")
+    count = len(node.inputs)
+    if not all(i in range(count) for i in (*kernel.inplace, *kernel.contiguous_inputs)):
+        contract.fail(
+            f"has a kernel whose inplace or contiguous_inputs are none of its {count} inputs"
+        )
+    if not isinstance(kernel.workspace, int) or kernel.workspace < 0:
+        contract.fail(f"has a kernel with a workspace of {kernel.workspace!r} bytes")
+    return kernel
+
+
+class Guard:
+    """Stands for the ``function`` of a kernel, or for its ``begin`` if that is ``asynchronous``,
+    and calls ``replace``, if that is set, with itself once a result has passed."""
+
+    __slots__ = ("_asynchronous", "_contract", "function", "replace")
+
+    def __init__(
+        self, contract: Contract, function: Callable[..., Any], asynchronous: bool
+    ) -> None:
+        self.function = function
+        self.replace: Callable[[Guard], object] | None = None
+        self._contract = contract
+        self._asynchronous = asynchronous
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._asynchronous:
+            return self._begin(*arguments)
+        result = self.function(*arguments)
+        self._pass(result)
+        return result
+
+    def _begin(self, done: Callable[..., Any], *inputs: Any) -> Any:
+        def checked(outputs: Any = None, error: BaseException | None = None) -> None:
+            if error is None:
+                try:
+                    self._pass(outputs)
+                except InternalError as broken:
+                    done(error=broken)
+                    return
+            done(outputs, error)
+
+        return self.function(checked, *inputs)
+
+    def _pass(self, result: Any) -> None:
+        self._contract.check(result)
+        if self.replace is not None:
+            self.replace(self)
+
+
+def guarded(contract: Contract, kernel: Kernel) -> Kernel:
+    """``kernel`` with a guard in the place of its function, or of its ``begin``."""
+    if kernel.begin is not None:
+        return replace(kernel, begin=Guard(contract, kernel.begin, asynchronous=True))
+    return replace(kernel, function=Guard(contract, kernel.function, asynchronous=False))
+
+
+def _fits(wanted: Type, value: Any) -> bool:
+    """Whether ``value`` is a run-time value of a type."""
+    if isinstance(value, np.ndarray | np.generic):
+        held = TensorType(value.dtype, value.shape)
+        return value.dtype in dtypes().values() and accepts(wanted, held)
+    if isinstance(value, str):  # of rank 0
+        return accepts(wanted, TensorType(STRING, ()))
+    while isinstance(wanted, OptionalType):
+        if value is None:
+            return True
+        wanted = wanted.element
+    if isinstance(value, list) and isinstance(wanted, SequenceType | AnyType):
+        element = wanted.element if isinstance(wanted, SequenceType) else ANY
+        return all(_fits(element, x) for x in value)
+    if isinstance(wanted, MapType):
+        return isinstance(value, dict)
+    numbers = bool | int | float | complex | bytes | tuple
+    return isinstance(wanted, AnyType) and not isinstance(value, numbers)
