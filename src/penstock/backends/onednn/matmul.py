@@ -22,13 +22,19 @@ from penstock.backends.onednn.spec import (
     absorb,
 )
 from penstock.backends.onednn.weights import Weights, weights_of
+from penstock.ops.work_estimate import flops
 from penstock.types import FLOAT32
+
+# A product of more operations runs on NumPy, in parts between which the run may be stopped.
+MOST_FLOPS = 50_000_000_000
 
 
 def matmul(desc: OpDesc) -> PrimitiveSpec | None:
     """MatMul of tensors of rank 2 or more, whose leading dims broadcast."""
     a, b = desc.input(0), desc.input(1)
     if a is None or b is None or not 2 <= len(a.dims) <= 6 or not 2 <= len(b.dims) <= 6:
+        return None
+    if flops(desc.node) > MOST_FLOPS:
         return None
     if len(b.dims) == 2:
         constant = desc.constant(1)
@@ -40,7 +46,7 @@ def matmul(desc: OpDesc) -> PrimitiveSpec | None:
 def gemm(desc: OpDesc) -> PrimitiveSpec | None:
     """Gemm: a product of two matrices times alpha, plus a third matrix times beta."""
     a, b, c = desc.input(0), desc.input(1), desc.input(2)
-    if a is None or b is None:
+    if a is None or b is None or flops(desc.node) > MOST_FLOPS:
         return None
     attrs, y = desc.node.attrs, desc.output
     alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)

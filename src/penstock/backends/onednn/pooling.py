@@ -10,6 +10,9 @@ from penstock.ir.layout import channels_last
 from penstock.ops.common.windows import Window, behind
 from penstock.ops.onnx.pooling import pool_windows
 
+# Elements of a window along one axis.
+_MOST_TAPS = 2**16
+
 
 def pooling(desc: OpDesc) -> PrimitiveSpec | None:
     """The specification of a pooling without indices of maxima as output."""
@@ -21,6 +24,8 @@ def pooling(desc: OpDesc) -> PrimitiveSpec | None:
         axes: Sequence[Window] = [Window(size, 1, size) for size in x.dims[2:]]
     else:
         axes = pool_windows(node.attrs, x.dims)
+    if max(axis.kernel for axis in axes) > _MOST_TAPS:
+        return None  # the library would go through all of them to find how to compute one
     after = behind(axes)
     algorithm = "max" if "Max" in name else "avg_exclude_padding"
     if "Max" not in name and node.attrs.get("count_include_pad", 0):

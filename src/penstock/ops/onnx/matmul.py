@@ -10,8 +10,11 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common import products
 from penstock.ops.common.dtypes import HALF
+from penstock.ops.common.products import product_in_parts
 from penstock.ops.common.shape_rules import (
+    all_known,
     broadcast_shapes,
     check_broadcasts,
     given,
@@ -43,6 +46,11 @@ def _product_into(a: Any, b: Any) -> Any:
 
     ``np.dot`` has half the overhead of ``np.matmul``, which takes batches.
     """
+    work = 2 * prod(all_known(matmul_shape(a, b)) or ()) * a[-1]
+    # Integers, which no library multiplies, take longer.
+    most = products.MOST_FLOPS / (40 if len(a) == len(b) == 2 else 1)
+    if min(len(a), len(b)) > 1 and work > most:
+        return product_in_parts
     if len(a) == len(b) == 2:
         return np.dot
     if len(a) < max(len(b), 3) or prod(b[:-2]) != 1 or len(b) < 2 or 0 in a + b:
@@ -98,6 +106,11 @@ def matmul(node: Node, types: Types) -> Kernel:
 
 def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     try:
+        if min(a.ndim, b.ndim) > 1 and 2 * a.size * b.shape[-1] > products.MOST_FLOPS / 40:
+            dims = matmul_shape(a.shape, b.shape)
+            out = np.empty(all_known(dims) or (), a.dtype)
+            product_in_parts(a, b, out)
+            return out
         return np.matmul(a, b)
     except ValueError as error:
         raise ShapeError(f"shapes {a.shape} and {b.shape} do not multiply") from error
@@ -163,6 +176,9 @@ def gemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     weights = consts[1]
     repeated = weights is not None and weights.strides[0 if trans_b else 1] == 0
     multiply = _repeated if repeated and columns > 1 else np.dot
+    inner = tensor(inputs, 0).dims[0 if trans_a else 1]
+    if 2 * prod(tensor(outputs, 0).dims) * inner > products.MOST_FLOPS:
+        multiply = product_in_parts
     scaled: np.ndarray | None = None
     prepared: tuple[int, ...] = ()
     if has_c and beta != 1 and consts[2] is not None and not integral:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.host.current_run import check_stop, reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import FLOAT64
@@ -209,6 +210,7 @@ class Table(NamedTuple):
 
 def _table(axis: _Axis, attrs: Attrs) -> Table:
     name = choice(attrs, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
+    check_stop()
     x = _COORDINATES[name](axis, np.arange(axis.out, dtype=np.float64))
     last = axis.size - 1
     outside = None
@@ -228,6 +230,25 @@ def _table(axis: _Axis, attrs: Attrs) -> Table:
 
 
 def _filtered(axis: _Axis, attrs: Attrs, mode: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices, which may lie outside, and weights of each tap that some position ``x`` needs."""
+    parts = []
+    for start in range(0, max(len(x), 1), _POSITIONS):
+        check_stop()
+        parts.append(_taps(axis, attrs, mode, x[start : start + _POSITIONS]))
+        if not start:
+            reserve(3 * sum(part.nbytes for part in parts[0]) * (len(x) // _POSITIONS))
+    indices, weights = (np.concatenate(part, 1) for part in zip(*parts, strict=True))
+    check_stop()
+    used = np.flatnonzero(weights.any(1))  # some taps may be needed by no position
+    used = used if len(used) else np.zeros(1, np.intp)
+    return indices[used], weights[used]
+
+
+# Positions between two looks at the run.
+_POSITIONS = 2**20
+
+
+def _taps(axis: _Axis, attrs: Attrs, mode: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices, which may lie outside, and weights of each tap at positions ``x``."""
     radius, shape = _FILTERS[mode]
     # Antialiasing stretches the filter over as many pixels as fall onto one.
@@ -243,9 +264,7 @@ def _filtered(axis: _Axis, attrs: Attrs, mode: str, x: np.ndarray) -> tuple[np.n
         weights = np.where((indices < 0) | (indices >= axis.size), 0.0, weights)
         total = weights.sum(0)
         weights = weights / np.where(total == 0, 1, total)
-    used = np.flatnonzero(weights.any(1))  # some taps may be needed by no position
-    used = used if len(used) else np.zeros(1, np.intp)
-    return indices[used], weights[used]
+    return indices, weights
 
 
 def resize_tables(types: Types, attrs: Attrs, consts: Consts) -> list[Table]:
@@ -385,9 +404,11 @@ def _interpolate(
         for axis, taps, result, spare in passes:
             target = out if result is None else result(workspace)
             (indices, weights), *others = taps
+            check_stop()
             np.take(x, indices, axis, target, "clip")
             np.multiply(target, weights, target)
             for indices, weights in others:
+                check_stop()
                 other = np.take(x, indices, axis, spare(workspace), "clip")
                 np.multiply(other, weights, other)
                 np.add(target, other, target)

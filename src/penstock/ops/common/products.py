@@ -1,0 +1,32 @@
+"""Matrix products that take long, in parts between which the run may be stopped."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.host.current_run import check_stop
+
+MOST_FLOPS = 4_000_000_000
+"""Operations of one part: a tenth of a second, on one core."""
+
+
+def product_in_parts(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """``np.matmul(a, b, out)`` for operands of two dims or more, halved as long as it is large."""
+    most = MOST_FLOPS if out.dtype.kind in "fc" else MOST_FLOPS / 40  # which no library multiplies
+    if 2 * out.size * a.shape[-1] <= most or out.size == 1:
+        check_stop()
+        np.matmul(a, b, out)
+        return
+    axis = int(np.argmax(out.shape)) - out.ndim
+    middle = out.shape[axis] // 2
+    for half in (slice(middle), slice(middle, None)):
+        left = a if axis == -1 else _part(a, axis, half)
+        right = b if axis == -2 else _part(b, axis, half)
+        product_in_parts(left, right, _part(out, axis, half))
+
+
+def _part(x: np.ndarray, axis: int, half: slice) -> np.ndarray:
+    """Half of ``x`` along an axis that counts from the last; all of it where it is broadcast."""
+    if -axis > x.ndim or x.shape[axis] == 1:
+        return x
+    return np.moveaxis(np.moveaxis(x, axis, 0)[half], 0, axis)
