@@ -16,9 +16,10 @@ from onnx import parser
 import penstock as ps
 from penstock.cli import main
 from penstock.limits import machine_bytes
+from penstock.session.options import EXECUTORS
 from tests.ops.harness import node_model
 from tests.support.mutants import feed, models, mutant
-from tests.support.onnx_text import model_from_text
+from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.sweeps import sweep
 
 TIGHT = ps.Limits(max_bytes=2**24, max_constant_bytes=2**24, max_iterations=1000, max_nodes=10_000)
@@ -406,3 +407,30 @@ def test_commands_exit_with_1_on_models_that_exhaust_memory(
     printed = json.loads(result.stdout)
     assert not printed["ok"]
     assert error is None or printed["error"]["type"] == error
+
+
+# The dims of the padded image are known from the model, from the feeds, or only during the run.
+IMAGES = {
+    "model": ("1,1,4,4", "c = Identity(x)"),
+    "feeds": ("1,1,N,4", "c = Identity(x)"),
+    "run": (
+        "1,1,4,4",
+        "n = NonZero(x) s = Shape(n) o = Constant<value = int64[1] {1}>() t = Constant<value = int64[1] {2}>() l = Slice(s, o, t) "
+        "q = Concat<axis = 0>(o, o, l, o) r = ConstantOfShape(q) c = Cast<to = 1>(r)",
+    ),
+}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("pad", [2**40, 2**62])
+def test_window_that_slides_over_more_than_memory_is_refused(
+    executor: str, image: str, pad: int
+) -> None:
+    dims, nodes = IMAGES[image]
+    text = f"""g (float[{dims}] x) => (float[A, B, C, D] y) <float[1, 1, 1, 1] w = {{1}}> {{
+        {nodes} y = Conv<pads = [0, 0, {pad}, 0]>(c, w) }}"""
+    limits = ps.Limits(max_bytes=2**26)
+    with pytest.raises(ps.PenstockError, match=r"max_bytes|memory|elements"):
+        session = compile_text(text, executor=executor, backends=["numpy"], limits=limits)
+        session.run({"x": np.ones((1, 1, 4, 4), np.float32)})
