@@ -166,4 +166,3 @@ class OneDnnBackend(HostBackend):
 
     def save_memory(self) -> None:
         self._releasable = True
-        self.library.forget_primitives()

@@ -23,7 +23,8 @@ _PATH = "PENSTOCK_DNNL"
 # kernels, the runtime lets them spin for 100 turns, unless the policy is "active": then for 1,000.
 _WAITING = {"GOMP_SPINCOUNT": "3000", "OMP_WAIT_POLICY": "active"}
 
-# Primitives whose code oneDNN keeps for equal ones to come, some 40 KiB each.
+# Primitives whose code oneDNN keeps for equal ones to come, some 40 KiB each. Set once: oneDNN 3.2
+# crashes if its cache is emptied while other threads create primitives.
 _CACHED_PRIMITIVES = 256
 
 _BFLOAT16 = 0x80  # the bit of instruction sets with dot products of bfloat16
@@ -90,11 +91,6 @@ class Library:
         destructor: Any = partial(destroy)
         destructor.keep = keep
         return self.ffi.gc(handle, destructor)
-
-    def forget_primitives(self) -> None:
-        """Free the code of primitives that nothing uses any more."""
-        for capacity in (0, _CACHED_PRIMITIVES):
-            self.check(self.lib.dnnl_set_primitive_cache_capacity(capacity))
 
 
 UNIMPLEMENTED = 3  # the status where there is no such primitive for these types and shapes
