@@ -10,6 +10,7 @@ import sys
 from fnmatch import fnmatch
 
 import pytest
+
 from tools import architecture
 from tools.architecture import modules, own_imports, subfolder, top
 

@@ -46,7 +46,6 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 from tests.support import mutants, tf_cases
 from tests.support.random_graphs import seeded
-from tools.mutations import change_message, changed_bytes, changed_text, shrunk
 
 import penstock as ps
 from penstock.frontends.load import check_and_sort
@@ -56,6 +55,7 @@ from penstock.ir.graph import Model
 from penstock.ops.registry import registered
 from penstock.textual.parser import parse_model
 from penstock.textual.printer import format_model
+from tools.mutations import change_message, changed_bytes, changed_text, shrunk
 
 MAX_BYTES = 2**26
 LIMITS = ps.Limits(

@@ -9,6 +9,8 @@ import threading
 import numpy as np
 import onnx
 import pytest
+
+import penstock as ps
 from tools.fuzz import (
     Case,
     Worker,
@@ -21,8 +23,6 @@ from tools.fuzz import (
     text_case,
 )
 from tools.mutations import changed_bytes, changed_text, shrunk
-
-import penstock as ps
 
 
 def test_drawn_case_follows_from_seed_and_number():
