@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from penstock.algorithms import min_sum
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import Costs, Delivery, place_serial
-from tests.algorithms.test_heft import (
+from tests.algorithms.test_heft_large_graphs import (
     FAMILIES,
     erdos,
     layered,
     local,
-    on_one,
     series_parallel,
     stencil,
 )
+from tests.support.placement_problems import on_one
 from tests.support.placement_replay import serial_time
 from tests.support.sweeps import scaled
 
