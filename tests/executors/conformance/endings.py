@@ -120,11 +120,13 @@ class Endings(ExecutorTests):
     def test_run_stays_within_max_bytes_and_names_the_node(self, names):
         text, feeds = GROWING[names]
         session = self.compile(model_from_text(text), limits=ps.Limits(max_bytes=MOST_BYTES))
+        if not all(
+            isinstance(b, str) or b.memory == "host" for b in session.options.backends or ()
+        ):
+            pytest.skip("only Penstock's kernels ask the budget before they allocate")
         tracemalloc.start()
         try:
-            with pytest.raises(
-                ps.LimitExceeded, match=rf"^({names}|Transfer) \(.*Limits.max_bytes"
-            ):
+            with pytest.raises(ps.LimitExceeded, match=rf"^({names}) \(.*Limits.max_bytes"):
                 session.run(feeds)
             assert tracemalloc.get_traced_memory()[1] < 3 * MOST_BYTES
         finally:
