@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import penstock as ps
 from tests.executors.conformance.base import ExecutorTests
 from tests.support.onnx_text import model_from_text
 
@@ -45,6 +46,19 @@ class Loops(ExecutorTests):
         for n in range(4):
             want = x.T * 2**n if n % 2 else x * 2**n
             self.assert_same(session(x, np.array(n)), want)
+
+    @pytest.mark.parametrize("start", [True, False])
+    def test_loop_trip_count_of_two_elements_is_refused_even_if_it_is_not_read(self, start):
+        session = self.compile(
+            model_from_text("""g (int64[N] n, bool z, float x) => (float y) {
+                y = Loop (n, z, x) <body = b (int64 i, bool c, float v) => (bool d, float w)
+                    { d = Identity(c) w = Add(v, v) }>
+            }""")
+        )
+        x, condition = np.float32(1), np.array(start)
+        assert session(np.array([2]), condition, x) == (4 if start else 1)
+        with pytest.raises(ps.PenstockError, match="a trip count must be one integer"):
+            session(np.array([2, 3]), condition, x)
 
     @pytest.mark.parametrize("outputs", ["w, v", "v, v", "x, w", "w, w", "v, x", "t, w"])
     def test_loop_carried_values_that_change_places_are_correct(self, outputs):

@@ -221,6 +221,32 @@ def test_wrong_arity_is_refused() -> None:
     refused(g, "Merge has 0 inputs")
 
 
+def test_input_of_another_dtype_is_refused() -> None:
+    g = Builder()
+    x, y = g.placeholder("x", "float32"), g.const(np.float64(1))
+    g.node("AddV2", x, y, name="sum", T=Type("float32"))
+    refused(g, r"sum in the model \(AddV2\): its input 1 must be float32, but is float64")
+
+
+def test_dtype_that_the_operation_does_not_take_is_refused() -> None:
+    g = Builder()
+    x = g.placeholder("x", "object")
+    g.node("FloorDiv", x, x, name="quotient", T=Type("object"))
+    refused(g, "its attribute 'T' is 'string', not one of bfloat16, ")
+
+
+def test_missing_dtype_is_refused() -> None:
+    g = Builder()
+    g.node("Neg", g.placeholder("x", "float32"), name="n")
+    refused(g, r"n in the model \(Neg\): it has no attribute T")
+
+
+def test_constant_of_another_dtype_than_declared_is_refused() -> None:
+    g = Builder()
+    g.node("Const", name="c", dtype=Type("int32"), value=np.float32(1))
+    refused(g, "declares int32, but its value is float32")
+
+
 def test_data_input_after_control_inputs_is_refused() -> None:
     g = sum_of_two()
     g.node("AddV2", "a", "^sum", "b", name="late", T=Type("float32"))
@@ -321,7 +347,14 @@ def test_repeated_element_takes_no_memory() -> None:
     value.tensor_content = b""
     value.float_val.append(2.5)
     value.tensor_shape.dim.add(size=2**26)
-    g.node("StridedSlice", "c", *(g.const(np.array([i], np.int32)) for i in (5, 8, 1)), name="s")
+    g.node(
+        "StridedSlice",
+        "c",
+        *(g.const(np.array([i], np.int32)) for i in (5, 8, 1)),
+        name="s",
+        T=Type("float32"),
+        Index=Type("int32"),
+    )
     (out,) = ps.compile(g.bytes(), backends=["numpy"]).run({}, ["s"]).values()
     np.testing.assert_array_equal(out, np.full(3, 2.5, np.float32))
 
@@ -541,7 +574,7 @@ def test_expansion_out_of_proportion_to_the_file_is_refused_before_it_happens(
 def test_nodes_are_counted_before_expansion_as_they_are_imported() -> None:
     g = doubling("PartitionedCall", 4)
     g.function("C", {"x": "int32"}, {"t": "bool"}, {"t": "l:z:0"})
-    g.const(3, "three")
+    g.const(np.int32(3), "three")
     g.node("Less", "x", "three:output:0", name="l", T=Type("int32"))
     g.main()
     g.node("While", "x", name="loop", cond=Func("C"), body=Func("F2"), T=[Type("int32")])

@@ -22,7 +22,8 @@ def test_schema_has_lists_references_and_element_types() -> None:
 
 def test_schema_has_defaults_of_attributes() -> None:
     pool = schemas()["MaxPool"]
-    assert pool.defaults == {"data_format": "NHWC", "explicit_paddings": []}
+    expected = {"T": "float32", "data_format": "NHWC", "explicit_paddings": []}
+    assert pool.defaults == expected
 
 
 def test_outputs_of_a_list_have_an_element_type_each() -> None:
@@ -38,3 +39,46 @@ def test_outputs_of_a_list_have_an_element_type_each() -> None:
 def test_times_of_a_wrong_number_of_values_is_refused(count: object) -> None:
     with pytest.raises(ValueError, match="attribute 'N' is"):
         Argument("inputs", "N").times({"N": count})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("T", "float32"),
+        ("ksize", [1, 2, 2, 1]),
+        ("explicit_paddings", []),
+        ("padding", "SAME"),
+    ],
+)
+def test_attribute_of_its_type_is_accepted(name: str, value: object) -> None:
+    schemas()["MaxPool"].attributes[name].check(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("T", "string", "not one of"),
+        ("T", 1, "of another type"),
+        ("ksize", 2, "of another type"),
+        ("ksize", [1, 2.0], "of another type"),
+        ("padding", "FULL", "not one of EXPLICIT, SAME, VALID"),
+        ("padding", ["SAME"], "of another type"),
+    ],
+)
+def test_attribute_of_another_type_or_value_is_refused(
+    name: str, value: object, fault: str
+) -> None:
+    with pytest.raises(ValueError, match=fault):
+        schemas()["MaxPool"].attributes[name].check(value)
+
+
+def test_bool_is_no_int() -> None:
+    with pytest.raises(ValueError, match="of another type"):
+        schemas()["Pack"].attributes["axis"].check(True)
+
+
+def test_required_attributes_say_how_many_values_of_what_type_there_are() -> None:
+    assert schemas()["AddN"].required == ["N", "T"]
+    assert schemas()["Cast"].required == ["DstT", "SrcT"]
+    assert schemas()["Range"].required == []
+    assert schemas()["LogicalNot"].required == []

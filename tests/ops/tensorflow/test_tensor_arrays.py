@@ -53,7 +53,57 @@ def test_list_of_more_places_than_max_bytes_is_refused(executor):
     g = Builder()
     g.const(np.int32(LARGE), "count")
     g.const(np.int32([2]), "shape")
-    g.node("TensorListReserve", "shape", "count", name="list", element_dtype=Type("float32"))
+    types = {"element_dtype": Type("float32"), "shape_type": Type("int32")}
+    g.node("TensorListReserve", "shape", "count", name="list", **types)
     g.node("TensorListLength", "list", name="length")
     with pytest.raises(ps.LimitExceeded, match=r"^TensorListReserve \(list"):
         session_of(g, executor).run({}, ["length"])
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "frames", "interpret"])
+@pytest.mark.parametrize("op", ["TensorArrayReadV3", "TensorArrayGatherV3", "TensorArrayConcatV3"])
+def test_tensor_array_read_as_another_dtype_is_refused(executor, op):
+    g = array_of(2, 1)
+    more = {"TensorArrayReadV3": ["index"], "TensorArrayGatherV3": ["indices"]}.get(op, [])
+    g.const(np.int32([1]), "indices")
+    g.node(op, "array", *more, "write", name="wrong", dtype=Type("int32"))
+    with pytest.raises(ps.RunError, match="the node is for elements of int32"):
+        session_of(g, executor).run({}, ["wrong:0"])
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "frames", "interpret"])
+def test_list_read_as_another_dtype_is_refused(executor):
+    g = Builder()
+    g.const(np.float32([[1, 2]]), "rows")
+    g.const(np.int32([2]), "shape")
+    types = {"element_dtype": Type("float32"), "shape_type": Type("int32")}
+    g.node("TensorListFromTensor", "rows", "shape", name="list", **types)
+    g.node("TensorListStack", "list", "shape", name="all", element_dtype=Type("int64"))
+    with pytest.raises(ps.RunError, match="the node is for elements of int64"):
+        session_of(g, executor).run({}, ["all"])
+
+
+def stack_of(pushed: str, popped: str) -> Builder:
+    """A stack of float32 onto which a value is pushed and from which one is popped."""
+    g = Builder()
+    g.const(np.int32(-1), "limit")
+    g.const(np.ones(2, pushed), "x")
+    g.node("StackV2", "limit", name="stack", elem_type=Type("float32"))
+    g.node("StackPushV2", "stack", "x", name="push", T=Type(pushed))
+    g.node("StackPopV2", "stack", "^push", name="pop", elem_type=Type(popped))
+    return g
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "frames", "interpret"])
+@pytest.mark.parametrize(
+    ("pushed", "popped", "fault"),
+    [
+        ("float32", "int32", "the node is for elements of int32"),
+        ("int32", "float32", "the stack has elements of float32, not int32"),
+    ],
+)
+def test_stack_of_another_dtype_is_refused(executor, pushed, popped, fault):
+    with pytest.raises(ps.RunError, match=fault):
+        session_of(stack_of(pushed, popped), executor).run({}, ["pop"])
+    g = stack_of("float32", "float32")
+    assert session_of(g, executor).run({}, ["pop"])["pop"].tolist() == [1, 1]

@@ -18,7 +18,7 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     NodeDef,
     OpDef,
 )
-from penstock.frontends.tensorflow.schemas import Argument, TfSchema, schemas
+from penstock.frontends.tensorflow.schemas import Argument, TfSchema, attribute_type, schemas
 from penstock.frontends.tensorflow.tensors import (
     ConstantReader,
     FunctionReference,
@@ -91,8 +91,11 @@ class FunctionLibrary:
             for attr in signature.attr
             if attr.HasField("default_value")
         }
-        inputs = tuple(map(_argument, signature.input_arg))
-        return TfSchema(inputs, tuple(map(_argument, signature.output_arg)), defaults)
+        inputs, outputs = [
+            tuple(map(_argument, side)) for side in (signature.input_arg, signature.output_arg)
+        ]
+        types = {attr.name: attribute_type(attr.type, {}) for attr in signature.attr if attr.type}
+        return TfSchema(inputs, outputs, types, defaults)
 
     def remaining_name(self, function: FunctionReference) -> str:
         """The name in the model of a function that stays one, which is noted as called."""

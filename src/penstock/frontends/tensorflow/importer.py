@@ -62,7 +62,7 @@ from penstock.ir.graph import Graph, Model, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.ops.tensorflow.state import VARIABLES, Store
-from penstock.types import ANY
+from penstock.types import ANY, TensorType
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 # Characters of the names of a node's outputs, from which on those behind the first are shortened.
@@ -212,11 +212,16 @@ class Importer:
                 value = decode_attribute(encoded, scope.bound, self.diagnostics.limits)
             except TensorError as error:
                 raise TensorError(f"its attribute {key!r} {error}") from error
-            default = attrs.get(key)
-            types = _TYPES.get(key, ()) if default is None else _types_like(default)
-            if types and value is not None and not isinstance(value, types):
-                raise TensorError(f"its attribute {key!r} is {value!r}, of another type")
+            attribute_type = schema.attributes.get(key)
+            if attribute_type is not None and encoded.WhichOneof("value"):
+                try:
+                    attribute_type.check(value)
+                except ValueError as error:
+                    raise TensorError(f"its attribute {key!r} {error}") from None
             attrs[key] = value
+        missing = [key for key in schema.required if attrs.get(key) is None]
+        if missing:
+            raise TensorError(f"it has no attribute {', '.join(missing)}; export the model again")
         return attrs
 
     def convert(self, scope: GraphScope, proto: NodeDef) -> None:
@@ -236,12 +241,16 @@ class Importer:
         if len(references) < len(data):
             return  # a node that it reads is reported already
         conversion = Conversion(self.context, scope, declared, references, controls, origin)
-        for i, (argument, reference) in enumerate(zip(arguments, references, strict=True)):
+        inputs = zip(arguments, references, strict=True)
+        for i, ((argument, dtype), reference) in enumerate(inputs):
             is_reference = reference.value in scope.references
             if is_reference and not argument.ref:
                 conversion.inputs[i] = conversion.variable(conversion.inputs[i], None)
             elif argument.ref and not is_reference:
                 self.diagnostics.problem(f"{subject}: its input {i} must refer to a variable")
+                return
+            elif fault := _dtype_fault(reference.value, dtype):
+                self.diagnostics.problem(f"{subject}: its input {i} {fault}")
                 return
         try:
             _apply_rule(op, conversion)
@@ -294,6 +303,15 @@ def _inputs(
     return data, controls, faults
 
 
+def _dtype_fault(value: Value, dtype: str | None) -> str:
+    """What is wrong with an input of this element type; "" if nothing is known to be."""
+    given, expected = value.type, declared_type(dtype)
+    if not isinstance(given, TensorType) or not isinstance(expected, TensorType):
+        return ""
+    same = given.dtype == expected.dtype
+    return "" if same or given.dtype is None else f"must be {expected.dtype}, but is {given.dtype}"
+
+
 def _results(scope: GraphScope) -> list[Value]:
     """The outputs of a graph without signature: all values of nodes of which none is read."""
     results: list[Value] = []
@@ -304,11 +322,3 @@ def _results(scope: GraphScope) -> list[Value]:
         if not any(value.type == ANY for value in values):
             results += [value for value in values if value.producer is not None]
     return results
-
-
-_TYPES: Mapping[str, tuple[type, ...]] = {"dtype": (str,), "shape": (tuple, str)}
-
-
-def _types_like(default: Any) -> tuple[type, ...]:
-    """The types that an attribute with this default can have."""
-    return (int, float) if isinstance(default, float) else (type(default),)

@@ -14,6 +14,7 @@ from penstock.frontends.tensorflow.conversion import Conversion, listed, rule
 from penstock.frontends.tensorflow.tensors import declared_type
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
+from penstock.types import dtypes
 
 # Operations with the meaning of one of ONNX's, of the same name or that after "=", input for input.
 _AS_IN_ONNX = """
@@ -71,6 +72,8 @@ def const(c: Conversion) -> None:
     array = c.scope.constant(c.own_name)
     if array is None:
         raise NodeError("has no tensor as its value")
+    if dtypes().get(c.attrs["dtype"]) != array.dtype:
+        raise NodeError(f"declares {c.attrs['dtype']}, but its value is {array.dtype}")
     c.emit_final("Const", [], {"value": array}, domain=TENSORFLOW)
 
 

@@ -1,4 +1,4 @@
-"""Schemas of TensorFlow's operations: arity, names of outputs, defaults of attributes.
+"""Schemas of TensorFlow's operations: inputs, outputs and attributes, with their types.
 
 ``operations.txt`` lists them, and says how to read a line.
 """
@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any
+
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import TensorProto
+from penstock.frontends.tensorflow.tensors import TYPE_NAMES, FunctionReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,46 +46,106 @@ class Argument:
         names = attrs.get(self.count) if self.count else None
         if isinstance(names, list):
             return [dtype if isinstance(dtype, str) else None for dtype in names]
-        dtype = attrs.get(self.type, self.type if self.type in _TYPES else None)
+        dtype = attrs.get(self.type, self.type if self.type in TYPE_NAMES else None)
         return [dtype if isinstance(dtype, str) else None] * count
 
 
 @dataclass(frozen=True, slots=True)
+class AttributeType:
+    """What an attribute may be: of Python's ``types``, as ``tensors`` decodes them, or a list of
+    these; ``allowed`` has the values that there may be, if not all."""
+
+    types: tuple[type, ...]
+    is_list: bool = False
+    allowed: frozenset[str] = frozenset()
+
+    def check(self, value: Any) -> None:
+        """Raise ``ValueError`` unless the attribute can be ``value``."""
+        for element in value if self.is_list and isinstance(value, list) else [value]:
+            if type(element) not in self.types or self.is_list is not isinstance(value, list):
+                raise ValueError(f"is {value!r:.100}, of another type")
+            if self.allowed and element not in self.allowed:
+                raise ValueError(
+                    f"is {element!r:.100}, not one of {', '.join(sorted(self.allowed))}"
+                )
+
+
+@dataclass(frozen=True)
 class TfSchema:
-    """The inputs and outputs of an operation, or of a function of the library."""
+    """The inputs, outputs and attributes of an operation, or of a function of the library."""
 
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
+    attributes: Mapping[str, AttributeType]
     defaults: Mapping[str, Any]
 
-    def inputs_of(self, attrs: Mapping[str, Any]) -> list[Argument]:
-        """An argument for each input of a node with these attributes."""
-        return [argument for argument in self.inputs for _ in range(argument.times(attrs))]
+    @cached_property
+    def required(self) -> Sequence[str]:
+        """The attributes without default that say how many values there are, and of what type."""
+        named = {name for x in (*self.inputs, *self.outputs) for name in (x.count, x.type)}
+        return sorted(named & self.attributes.keys() - self.defaults.keys())
+
+    def inputs_of(self, attrs: Mapping[str, Any]) -> list[tuple[Argument, str | None]]:
+        """The argument and the element type of each input of a node with these attributes."""
+        return [(argument, dtype) for argument, _, dtype in _values(self.inputs, attrs)]
 
     def outputs_of(self, attrs: Mapping[str, Any]) -> Iterator[tuple[Argument, int, str | None]]:
         """Of each output: its argument, its number within that, its element type."""
-        for argument in self.outputs:
-            for i, dtype in enumerate(argument.types(attrs)):
-                yield argument, i, dtype
+        return _values(self.outputs, attrs)
+
+
+def _values(
+    arguments: Sequence[Argument], attrs: Mapping[str, Any]
+) -> Iterator[tuple[Argument, int, str | None]]:
+    for argument in arguments:
+        for i, dtype in enumerate(argument.types(attrs)):
+            yield argument, i, dtype
 
 
 _MAX_VALUES = 65536
-_TYPES = frozenset({"bool", "int32", "int64", "float32", "resource", "variant"})
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "type": (str,),
+    "string": (str,),
+    "int": (int,),
+    "float": (float,),
+    "bool": (bool,),
+    "shape": (tuple, NoneType),
+    "func": (FunctionReference,),
+    "tensor": (TensorProto,),
+}
 
 
 @cache
 def schemas() -> Mapping[str, TfSchema]:
     """All operations by name."""
     text = Path(__file__).with_name("operations.txt").read_text("ascii")
-    return dict(_schema(line) for line in text.splitlines() if line and line[0] != "#")
+    lines = [line for line in text.splitlines() if line and line[0] != "#"]
+    sets = dict(line.split(" = ") for line in lines if line[0] == "$")
+    return dict(_schema(line, sets) for line in lines if line[0] != "$")
 
 
-def _schema(line: str) -> tuple[str, TfSchema]:
+def _schema(line: str, sets: Mapping[str, str]) -> tuple[str, TfSchema]:
     head, _, attributes = line.partition(" ;")
     name, _, arguments = head.partition(":")
     inputs, outputs = [tuple(map(_argument, side.split())) for side in arguments.split("->")]
-    pairs = (attribute.split("=", 1) for attribute in attributes.split())
-    return name, TfSchema(inputs, outputs, {key: json.loads(value) for key, value in pairs})
+    types: dict[str, AttributeType] = {}
+    defaults: dict[str, Any] = {}
+    for attribute in attributes.split():
+        key, _, rest = attribute.partition(":")
+        kind, _, default = rest.partition("=")
+        types[key] = attribute_type(kind, sets)
+        if default:
+            defaults[key] = json.loads(default)
+    return name, TfSchema(inputs, outputs, types, defaults)
+
+
+def attribute_type(kind: str, sets: Mapping[str, str]) -> AttributeType:
+    """What an attribute of this kind may be."""
+    is_list = kind.startswith("list(")
+    kind = kind[5:-1] if is_list else kind
+    if kind in _KINDS:
+        return AttributeType(_KINDS[kind], is_list)
+    return AttributeType((str,), is_list, frozenset(sets.get(kind, kind).split("|")))
 
 
 def _argument(word: str) -> Argument:

@@ -33,14 +33,14 @@ class Reference:
 class DeclaredNode:
     """A NodeDef whose output values exist. ``values`` is ``None`` if it cannot be imported.
 
-    ``arguments`` has one entry for each data input, ``positions`` the index of each output by its
-    name and number in the schema.
+    ``arguments`` has the argument and the element type of each data input, ``positions`` the index
+    of each output by its name and number in the schema.
     """
 
     proto: NodeDef
     values: list[Value] | None = None
     attrs: dict[str, Any] = field(default_factory=dict)
-    arguments: Sequence[Argument] = ()
+    arguments: Sequence[tuple[Argument, str | None]] = ()
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
 
 

@@ -25,12 +25,14 @@ from penstock.limits import Limits
 from penstock.types import ANY, STRING, Shape, TensorType, Type, dtypes
 
 # Names of element types by their numbers. Quantised types are the integers that they are stored as.
-_TYPE_NAMES = (
+_BY_NUMBER = (
     *("", "float32", "float64", "int32", "uint8", "int16", "int8", "string", "complex64", "int64"),
     *("bool", "int8", "uint8", "int32", "bfloat16", "int16", "uint16", "uint16", "complex128"),
     *("float16", "resource", "variant", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn"),
     *("", "", "", "int4", "uint4"),
 )
+TYPE_NAMES = frozenset(_BY_NUMBER) - {""}
+"""names of element types"""
 _REFERENCE = 100  # is added to the number of a type for a reference to a variable of it
 
 # Fields of TensorProto that hold the elements of a type as they are.
@@ -48,9 +50,9 @@ def type_name(number: int) -> str:
     """The name of the element type with this number, as attributes have it. Raises
     ``TensorError``."""
     index = number - _REFERENCE if number > _REFERENCE else number
-    if not 0 <= index < len(_TYPE_NAMES) or not _TYPE_NAMES[index]:
+    if not 0 <= index < len(_BY_NUMBER) or not _BY_NUMBER[index]:
         raise TensorError(f"element type {number} is not one of TensorFlow's")
-    return _TYPE_NAMES[index]
+    return _BY_NUMBER[index]
 
 
 def numpy_dtype(number: int) -> np.dtype:

@@ -106,12 +106,15 @@ def dims_of(shape: Sequence[int | None] | None) -> Shape | None:
     return None if shape is None else tuple([None if d is None or d < 0 else d for d in shape])
 
 
-def handle(type_: type[T], name: str) -> Callable[[Any], T]:
-    """Return the check that a value is a handle of ``type_``, which returns the value."""
+def handle(type_: type[T], name: str) -> Callable[..., T]:
+    """Return the check that a value is a handle of ``type_``, which returns the value. Its second
+    argument, if there is one, names the element type that the elements must have."""
 
-    def checked(value: Any) -> T:
+    def checked(value: Any, dtype: str = "") -> T:
         if not isinstance(value, type_):
             raise ShapeError(f"a handle of a {name} is needed, not a {type(value).__name__}")
+        if dtype and dtypes().get(dtype) != value.dtype:  # type: ignore[attr-defined]
+            raise ShapeError(f"the node is for elements of {dtype}, the {name} is not")
         return value
 
     return checked

@@ -167,8 +167,10 @@ def _infer_pop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @array_operator("TensorListPopBack", infer=_infer_pop)
-def pop_back(handle: Any, shape: np.ndarray) -> tuple[_TensorList, np.ndarray]:
-    list_ = _list(handle)
+def pop_back(
+    handle: Any, shape: np.ndarray, *, element_dtype: str = ""
+) -> tuple[_TensorList, np.ndarray]:
+    list_ = _list(handle, element_dtype)
     if not list_.items:
         raise ShapeError("Trying to pop from an empty list.")
     last = list_.item(len(list_.items) - 1, _shape(shape))
@@ -176,8 +178,10 @@ def pop_back(handle: Any, shape: np.ndarray) -> tuple[_TensorList, np.ndarray]:
 
 
 @array_operator("TensorListGetItem", infer=_elements(2))
-def get_item(handle: Any, index: np.ndarray, shape: np.ndarray) -> np.ndarray:
-    list_ = _list(handle)
+def get_item(
+    handle: Any, index: np.ndarray, shape: np.ndarray, *, element_dtype: str = ""
+) -> np.ndarray:
+    list_ = _list(handle, element_dtype)
     return list_.item(_place(list_, index), _shape(shape))
 
 
@@ -205,16 +209,20 @@ def _stacked(list_: _TensorList, places: Sequence[int], shape: Shape | None) -> 
 
 
 @array_operator("TensorListStack", infer=_elements(1, 1))
-def stack(handle: Any, shape: np.ndarray, *, num_elements: int = -1) -> np.ndarray:
-    list_ = _list(handle)
+def stack(
+    handle: Any, shape: np.ndarray, *, num_elements: int = -1, element_dtype: str = ""
+) -> np.ndarray:
+    list_ = _list(handle, element_dtype)
     if num_elements not in (-1, len(list_.items)):
         raise ShapeError(f"{num_elements} elements are expected, the list has {len(list_.items)}")
     return _stacked(list_, range(len(list_.items)), _shape(shape))
 
 
 @array_operator("TensorListGather", infer=_elements(2, 1))
-def gather(handle: Any, indices: np.ndarray, shape: np.ndarray) -> np.ndarray:
-    list_ = _list(handle)
+def gather(
+    handle: Any, indices: np.ndarray, shape: np.ndarray, *, element_dtype: str = ""
+) -> np.ndarray:
+    list_ = _list(handle, element_dtype)
     places = [_place(list_, np.asarray(i)) for i in indices.reshape(-1)]
     return _stacked(list_, places, _shape(shape))
 
@@ -260,8 +268,10 @@ def resize(handle: Any, size: np.ndarray) -> _TensorList:
 
 
 @array_operator("TensorListConcatV2", infer=infer_concatenated("element_dtype"))
-def concat(handle: Any, shape: np.ndarray, dims: Any) -> tuple[np.ndarray, np.ndarray]:
-    list_, dims_ = _list(handle), _shape(shape)
+def concat(
+    handle: Any, shape: np.ndarray, dims: Any, *, element_dtype: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
+    list_, dims_ = _list(handle, element_dtype), _shape(shape)
     parts = [list_.item(i, dims_) for i in check_stop_each(range(len(list_.items)))]
     return concatenated(parts, dims_[1:] if dims_ else None, list_.dtype)
 

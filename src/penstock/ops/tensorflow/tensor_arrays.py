@@ -28,7 +28,17 @@ from penstock.ops.tensorflow.common import (
     of_type,
     operator,
 )
-from penstock.types import ANY, FLOAT32, INT64, Shape, ShapeError, TensorType, Type
+from penstock.types import (
+    ANY,
+    FLOAT32,
+    INT64,
+    Shape,
+    ShapeError,
+    TensorType,
+    Type,
+    dtypes,
+    type_of,
+)
 
 ELEMENT_BYTES = 200
 """What an element takes beside its numbers."""
@@ -43,8 +53,10 @@ _FLOW_TYPE = TensorType(FLOAT32, ())
 
 @dataclass(slots=True, eq=False)
 class _Stack:
-    """Values, of which the last one in is the first one out; ``limit`` of them, if not negative."""
+    """Values of one dtype (None: handles), of which the last one in is the first one out; at most
+    ``limit`` of them, if not negative."""
 
+    dtype: np.dtype | None
     limit: int
     values: list[Any] = field(default_factory=list)
 
@@ -53,8 +65,8 @@ _stack = handle(_Stack, "stack")
 
 
 @array_operator("StackV2", pure=False)
-def stack(limit: np.ndarray) -> _Stack:
-    return _Stack(integer(limit, "the limit of a stack"))
+def stack(limit: np.ndarray, *, elem_type: str = "") -> _Stack:
+    return _Stack(dtypes().get(elem_type), integer(limit, "the limit of a stack"))
 
 
 def _infer_second(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -67,6 +79,8 @@ def stack_push(handle: Any, value: Any) -> Any:
     stack = _stack(handle)
     if 0 <= stack.limit <= len(stack.values):
         raise ShapeError(f"the stack overflowed its maximum size {stack.limit}")
+    if getattr(value, "dtype", None) != stack.dtype:
+        raise ShapeError(f"the stack has elements of {stack.dtype}, not {type_of(value)}")
     if not isinstance(value, np.ndarray):
         stack.values.append(value)
         return value
@@ -75,8 +89,8 @@ def stack_push(handle: Any, value: Any) -> Any:
 
 
 @array_operator("StackPopV2", infer=of_type("elem_type"), pure=False, strings=True)
-def stack_pop(handle: Any) -> Any:
-    values = _stack(handle).values
+def stack_pop(handle: Any, *, elem_type: str = "") -> Any:
+    values = _stack(handle, elem_type).values
     if not values:
         raise ShapeError("the stack is empty")
     return values.pop()
@@ -311,16 +325,16 @@ def split(array: _TensorArray, value: np.ndarray, lengths: np.ndarray) -> None:
 
 
 @array_operator("TensorArrayReadV3", infer=of_type("dtype"), pure=False, strings=True)
-def read(handle: Any, index: np.ndarray, flow: Any) -> np.ndarray:
-    return _array(handle).read(integer(index, "the index"))
+def read(handle: Any, index: np.ndarray, flow: Any, *, dtype: str = "") -> np.ndarray:
+    return _array(handle, dtype).read(integer(index, "the index"))
 
 
 @operator("TensorArrayGatherV3", infer=of_type("dtype"), pure=False)
 def gather(node: Node, types: Types) -> Kernel:
-    shape = dims_of(node.attrs.get("element_shape"))
+    shape, dtype = dims_of(node.attrs.get("element_shape")), node.attrs.get("dtype", "")
 
     def function(handle: Any, indices: np.ndarray, flow: Any) -> np.ndarray:
-        array = _array(handle)
+        array = _array(handle, dtype)
         rows = [array.read(index) for index in check_stop_each(indices.reshape(-1).tolist())]
         if rows and not fits(rows[0].shape, shape):
             raise array.fault(f"elements of shape {shape} are expected, not {rows[0].shape}")
@@ -331,10 +345,10 @@ def gather(node: Node, types: Types) -> Kernel:
 
 @operator("TensorArrayConcatV3", infer=infer_concatenated("dtype"), pure=False)
 def concat(node: Node, types: Types) -> Kernel:
-    shape = dims_of(node.attrs.get("element_shape_except0"))
+    shape, dtype = dims_of(node.attrs.get("element_shape_except0")), node.attrs.get("dtype", "")
 
     def function(handle: Any, flow: Any) -> tuple[np.ndarray, np.ndarray]:
-        array = _array(handle)
+        array = _array(handle, dtype)
         reserve(ELEMENT_BYTES * array.count)
         parts = [array.read(i) for i in check_stop_each(range(array.count))]
         return concatenated(parts, shape, array.dtype)
