@@ -376,6 +376,13 @@ def test_verify_refuses_a_body_that_does_not_fit_its_scan() -> None:
     assert "num_scan_inputs" in control_flow_problem(text % ('"?"', ""))
 
 
+def test_verify_refuses_scan_axes_and_directions_that_are_no_integers() -> None:
+    text = "y, z = Scan{num_scan_inputs=1, %s}(a, b) as s { body: graph(p, q) -> (p, q) { } }"
+    for name in ("scan_input_axes", "scan_output_directions"):
+        fault = control_flow_problem(text % f"{name}=[1e999]")
+        assert f"s has {name} [inf], which must be integers" in fault
+
+
 def test_verify_accepts_the_sequence_lengths_of_scan_8() -> None:
     text = "y, z = Scan-8{num_scan_inputs=1}(_, a, b) { body: graph(p, q) -> (p, q) { } }"
     verify(model(f"graph main(a, b) -> () {{ {text} }}"))

@@ -404,7 +404,7 @@ def _check_control_flow(index: _Index) -> Iterator[str]:
 
 
 def _check_scan_lists(index: _Index) -> Iterator[str]:
-    """Attributes of a Scan that are lists have an entry for each sequence."""
+    """Attributes of a Scan that are lists have an integer for each sequence."""
     for _, _, node in index.nodes():
         if node.op.role is not Role.SCAN:
             continue
@@ -417,6 +417,8 @@ def _check_scan_lists(index: _Index) -> Iterator[str]:
                         f"{node.label} has {len(entries)} {name} for {count} sequences; "
                         "give one for each"
                     )
+                elif entries and any(type(entry) is not int for entry in entries):
+                    yield f"{node.label} has {name} {entries!r:.100}, which must be integers"
 
 
 def _check_primitives(index: _Index) -> Iterator[str]:

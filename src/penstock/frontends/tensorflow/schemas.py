@@ -133,13 +133,13 @@ def _schema(line: str, sets: Mapping[str, str]) -> tuple[str, TfSchema]:
     for attribute in attributes.split():
         key, _, rest = attribute.partition(":")
         kind, _, default = rest.partition("=")
-        types[key] = attribute_type(kind, sets)
+        types[key] = type_of_attribute(kind, sets)
         if default:
             defaults[key] = json.loads(default)
     return name, TfSchema(inputs, outputs, types, defaults)
 
 
-def attribute_type(kind: str, sets: Mapping[str, str]) -> AttributeType:
+def type_of_attribute(kind: str, sets: Mapping[str, str]) -> AttributeType:
     """What an attribute of this kind may be."""
     is_list = kind.startswith("list(")
     kind = kind[5:-1] if is_list else kind
