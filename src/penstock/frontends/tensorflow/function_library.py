@@ -18,7 +18,7 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     NodeDef,
     OpDef,
 )
-from penstock.frontends.tensorflow.schemas import Argument, TfSchema, type_of_attribute, schemas
+from penstock.frontends.tensorflow.schemas import Argument, TfSchema, schemas, type_of_attribute
 from penstock.frontends.tensorflow.tensors import (
     ConstantReader,
     FunctionReference,
@@ -94,7 +94,7 @@ class FunctionLibrary:
         inputs, outputs = [
             tuple(map(_argument, side)) for side in (signature.input_arg, signature.output_arg)
         ]
-        types = {attr.name: type_of_attribute(attr.type, {}) for attr in signature.attr if attr.type}
+        types = {x.name: type_of_attribute(x.type, {}) for x in signature.attr if x.type}
         return TfSchema(inputs, outputs, types, defaults)
 
     def remaining_name(self, function: FunctionReference) -> str:
