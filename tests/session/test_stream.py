@@ -246,3 +246,24 @@ def test_stream_run_is_on_the_pool_of_its_session(double):
         "penstock-own",
     ]
     workers.close()
+
+
+def test_runs_of_a_stream_on_a_closed_pool_fail_and_the_next_run_goes_on(double, gate):
+    workers = Workers("closed", 1)
+    closed, stream = (
+        compiled("g (float[n] x) => (float[n] y) { y = Neg(x) }", pool=workers),
+        ps.Stream(),
+    )
+    before = stream.call(gate.wait)
+    first, second = stream.run(closed, ones(2)), stream.run(closed, ones(2))
+    after = stream.run(double, ones(2))
+    workers.close()
+    gate.set()
+    before.result(20)
+    for future in (first, second):
+        with pytest.raises(ps.RunError, match="the pool 'closed' is closed"):
+            future.result(20)
+    assert after.result(20)["y"].tolist() == [2, 2]
+    assert stream.wait(20)
+    with pytest.raises(ps.RunError, match="the pool 'closed' is closed"):
+        stream.run(closed, ones(2)).result(20)

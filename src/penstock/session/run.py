@@ -93,13 +93,13 @@ class Job:
         self._prepare = prepare
         self._claim = threading.Lock()  # held by the thread that began, or ended, the run
         self._request: Request | None = None
-        run.control.add_listener(self._stopped)
+        run.control.add_listener(self.refuse)
 
     def __call__(self) -> None:
         """Run; for the pool."""
         if not self._claim.acquire(blocking=False):
             return
-        self._run.control.remove_listener(self._stopped)
+        self._run.control.remove_listener(self.refuse)
         if not self.future.set_running_or_notify_cancel():
             self._run.end(None)
             return
@@ -112,13 +112,10 @@ class Job:
         finally:
             del self  # an error holds this frame
 
-    def refuse(self, error: BaseException) -> None:
-        """End a run that no pool will ever call."""
-        self._run.end(error)
-
-    def _stopped(self, error: Exception) -> None:
+    def refuse(self, error: Exception) -> None:
+        """End a run that has not begun, since it was stopped or no pool will ever call it."""
         if self._claim.acquire(blocking=False):
-            self._run.control.remove_listener(self._stopped)
+            self._run.control.remove_listener(self.refuse)
             if self.future.set_running_or_notify_cancel():
                 self.future.set_exception(error)
             self._run.end(error)

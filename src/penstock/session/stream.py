@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, RunError
 from penstock.host.fork import renewed
 from penstock.host.threads import Workers, fulfil, on_worker, pool
 from penstock.session.options import RunOptions, make, takes
@@ -53,8 +53,14 @@ class _Mark:
             function(self)
 
 
-_Command = Callable[[], Future[Any] | _Mark | None]
-"""Does its work; returns the future or the mark that later commands wait for, if any."""
+class _Command(NamedTuple):
+    """An entry of the queue. ``begin`` does its work, and returns the future or the mark that later
+    commands wait for, if any; on a thread of ``workers``, or of any pool if that is None.
+    ``refuse`` ends it with an error if that pool is closed."""
+
+    begin: Callable[[], Future[Any] | _Mark | None]
+    refuse: Callable[[Exception], object]
+    workers: Workers | None = None
 
 
 class Signal:
@@ -110,42 +116,42 @@ class Stream:
     def forked(self) -> None:
         """Empty the stream, as in a forked child: its parent runs the work on it."""
         self._lock = threading.RLock()
-        # Commands, and the pool that each must run on, if it must.
-        self._commands: deque[tuple[_Command, Workers | None]] = deque()
+        self._commands: deque[_Command] = deque()
         self._busy = False
         self._last: _Mark | None = None
 
     @takes(RunOptions, after=(Session,))
     def run(self, session: Session, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
         """Put a run of ``session`` on the stream, as ``session.submit`` puts it on its pool. The
-        arrays that are fed are read when the run's turn comes."""
+        arrays that are fed are read when the run's turn comes. If that pool is closed by then, the
+        future has a ``RunError``."""
         job = session.job(make(RunOptions, "run", *arguments, **options))
 
         def begin() -> Future[dict[str, Any]]:
             job()
             return job.future
 
-        self._put(begin, workers=session.options.pool or pool())
+        self._put(_Command(begin, job.refuse, session.options.pool or pool()))
         return job.future
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Call ``function`` after all work now on the stream; later work waits for it."""
         future: Future[T] = Future()
-        self._put(partial(fulfil, future, function))
+        self._put(_Command(partial(fulfil, future, function), partial(_fail, future)))
         return future
 
     def signal(self, signal: Signal | None = None) -> Signal:
         """Emit a signal, by default a new one, after all work now on the stream."""
         signal = signal or Signal()
         mark = signal._mark = _Mark()
-        self._put(mark.reach, mark)
+        self._put(_Command(mark.reach, lambda _: mark.reach()), mark)
         return signal
 
     def wait_for(self, signal: Signal) -> None:
         """Let later work on the stream wait for the last emission of ``signal``."""
         mark = signal._mark
         if mark is not None and not mark.done():
-            self._put(lambda: mark)
+            self._put(_Command(lambda: mark, lambda _: None))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until all work now on the stream has ended, for at most ``timeout`` seconds; return
@@ -157,12 +163,10 @@ class Stream:
         last = self._last
         return not self._busy or (last is not None and last.done())
 
-    def _put(
-        self, command: _Command, mark: _Mark | None = None, workers: Workers | None = None
-    ) -> None:
+    def _put(self, command: _Command, mark: _Mark | None = None) -> None:
         """Queue a command; ``mark`` is the point that it passes, if that is all it does."""
         with self._lock:
-            self._commands.append((command, workers))
+            self._commands.append(command)
             self._last = mark
             if self._busy:
                 return
@@ -170,15 +174,20 @@ class Stream:
         self._resume()
 
     def _resume(self) -> None:
-        """Continue on the pool of the next command."""
-        with self._lock:
-            workers = (self._commands[0][1] if self._commands else None) or pool()
-        try:
-            workers.submit(partial(self._go, workers))
-        except RuntimeError:  # the process ends
+        """Continue on the pool of the next command; end the commands whose pool is closed."""
+        while True:
             with self._lock:
-                self._busy = False
-            raise
+                if not self._commands:
+                    self._busy = False
+                    return
+                command = self._commands[0]
+            workers = command.workers or pool()
+            try:
+                workers.submit(partial(self._go, workers))
+                return
+            except RuntimeError as error:  # the pool is closed, or the process ends
+                self._commands.popleft()
+                command.refuse(RunError(f"a run on a stream cannot begin: {error}"))
 
     def _go(self, workers: Workers) -> None:
         """Run commands until one cannot proceed, or must run on another pool than ``workers``."""
@@ -187,14 +196,19 @@ class Stream:
                 if not self._commands:
                     self._busy = False
                     return
-                command, wanted = self._commands[0]
-                moves = wanted not in (None, workers)
+                command = self._commands[0]
+                moves = command.workers not in (None, workers)
                 if not moves:
                     self._commands.popleft()
             if moves:
                 self._resume()
                 return
-            blocker = command()
+            blocker = command.begin()
             if blocker is not None and not blocker.done():
                 blocker.add_done_callback(lambda _: self._resume())
                 return
+
+
+def _fail(future: Future[Any], error: Exception) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)
