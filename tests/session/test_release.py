@@ -14,7 +14,7 @@ import penstock as ps
 from penstock.session.session import Memory
 from tests.support.onnx_text import compile_text
 from tests.support.processes import end_of
-from tests.support.tf_graphs import Builder
+from tests.support.tf_graphs import Builder, Func, Type
 from tests.support.tf_loops import counting
 
 TEXT = """
@@ -72,6 +72,23 @@ def framed(executor: str) -> ps.Session:
     return session
 
 
+def nested(executor: str) -> ps.Session:
+    """A run that fails in a function that calls itself without end, which frames alone can run."""
+    builder = Builder()
+    types = {"Tin": [Type("int32")], "Tout": [Type("int32")]}
+    builder.function("F", {"x": "int32"}, {"y": "int32"}, {"y": "again:output:0"})
+    builder.node("Neg", "x", name="z", T=Type("int32"))
+    builder.node("PartitionedCall", "z:y:0", name="again", f=Func("F"), **types)
+    builder.main()
+    builder.placeholder("x", "int32")
+    builder.node("PartitionedCall", "x", name="call", f=Func("F"), **types)
+    framed = executor if executor in ("auto", "frames") else "auto"
+    session = ps.compile(builder.proto.SerializeToString(), executor=framed)
+    with pytest.raises(ps.LimitExceeded):
+        session.run({"x": 5}, ["call"])
+    return session
+
+
 def saved(executor: str) -> ps.Session:
     return ps.compile(SAVED, executor=executor)
 
@@ -101,7 +118,9 @@ for executor in tests.EXECUTORS:
 
 
 # In a process of its own, where no other test leaves anything to collect.
-@pytest.mark.parametrize("use", ["loop", "failing", "refused", "observed", "framed", "saved"])
+@pytest.mark.parametrize(
+    "use", ["loop", "failing", "refused", "observed", "framed", "nested", "saved"]
+)
 def test_dropped_session_leaves_nothing_to_collect(use):
     assert end_of(PROGRAM.format(use=use)) == ""
 

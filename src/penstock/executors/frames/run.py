@@ -97,6 +97,7 @@ class FramesRun:
         self.scheduler = TokenScheduler(limits.max_iterations)
         self.heavy: list[Token] = []
         self.calls: list[Token] = []
+        self.in_progress: set[CallInstance] = set()
         self.failed = False
         # The output that each Switch has chosen last, to explain why a value is dead.
         self.chosen: dict[FrameNode, int] = {}
@@ -143,7 +144,9 @@ class FramesRun:
 
     def release(self) -> None:
         """Give up the values of a run that has failed."""
-        self.root.release()
+        for call in (self.root, *self.in_progress):
+            call.release()
+        self.in_progress.clear()
 
     def _turn(self) -> bool:
         """Let up to ``_TURN`` tokens pass their nodes; False if none are left. The path of most
@@ -307,6 +310,7 @@ class FramesRun:
         try:
             graph, inputs = steps.send(results)
             call = CallInstance(graph, iteration, node, steps)
+            self.in_progress.add(call)
             if call.depth > self.limits.max_calls:
                 raise LimitExceeded(
                     f"the call of function {graph.function!r} is nested in more calls than "
@@ -325,6 +329,7 @@ class FramesRun:
 
     def _resume(self, call: CallInstance) -> None:
         """Continue a call whose graph has ended."""
+        self.in_progress.discard(call)
         error = missing_output(call, self.chosen)
         if error is not None:
             self._fail(error)
