@@ -7,6 +7,7 @@ stack, so that only memory and ``Limits.max_calls`` bound how deep they go.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from penstock.analysis.frames import FramePath, GraphPart, find_frames
 from penstock.codegen.helpers import too_many
 from penstock.executors.base import Executor
 from penstock.executors.control import Control
-from penstock.executors.frames.executor import DevicePart, FramesExecutor
+from penstock.executors.frames.executor import DevicePart, FrameFunctions, FramesExecutor
 from penstock.executors.frames.frame_graph import (
     CallSteps,
     FrameGraph,
@@ -51,7 +52,7 @@ class FrameGraphBuilder:
         self._executor_of = executor
         self._function_graph = function
         self._limits = limits
-        self._functions: dict[str, FrameGraph] = {}
+        self._functions = FrameFunctions()
         self._called: list[str] = []  # functions that are yet to be compiled
         self._asynchronous = False  # whether one of the called graphs has an asynchronous kernel
 
@@ -71,7 +72,7 @@ class FrameGraphBuilder:
             compiled.append(DevicePart(part.device, whole, workers, part.inputs, part.outputs))
         steps = [step for part in compiled for step in part.graph.steps]
         table = numbers.table(graph.name, steps, graph.inputs, outputs)
-        return FramesExecutor(compiled, table, self._limits)
+        return FramesExecutor(compiled, table, self._limits, self._functions)
 
     def _whole(
         self, graph: Graph, paths: Mapping[Node, FramePath], numbers: ValueNumbers
@@ -122,7 +123,7 @@ class FrameGraphBuilder:
             return self._call_graphs(node)
         name = node.attrs["function"]
         self._called.append(name)
-        functions = self._functions
+        functions = weakref.proxy(self._functions)  # the executor has them
 
         def call(*inputs: Any) -> CallSteps:
             return (yield functions[name], inputs)

@@ -38,11 +38,16 @@ class DevicePart:
     outputs: Sequence[int]
 
 
+class FrameFunctions(dict[str, FrameGraph]):
+    """The compiled functions that a graph calls, by name. One that calls itself refers to them, and
+    does so weakly."""
+
+
 class FramesExecutor:
     """Runs a graph with TensorFlow's control flow, or without, in one or more parts.
 
     It runs nodes as tokens reach them, and plans neither an order nor memory. ``table`` has the
-    steps of all parts.
+    steps of all parts; ``functions`` are those that the parts call.
     """
 
     name = "frames"
@@ -51,11 +56,17 @@ class FramesExecutor:
     arena_bytes = 0
 
     def __init__(
-        self, parts: Sequence[DevicePart], table: StepTable, limits: Limits, observed: bool = False
+        self,
+        parts: Sequence[DevicePart],
+        table: StepTable,
+        limits: Limits,
+        functions: FrameFunctions,
+        observed: bool = False,
     ) -> None:
         self.parts = parts
         self.table = table
         self._limits = limits
+        self._functions = functions
         self._observed = observed
         self._listens = any(part.graph.asynchronous for part in parts)
 
@@ -73,7 +84,7 @@ class FramesExecutor:
         return _NODE_BYTES * sum(len(part.graph.nodes) for part in self.parts)
 
     def observed(self) -> FramesExecutor:
-        return FramesExecutor(self.parts, self.table, self._limits, True)
+        return FramesExecutor(self.parts, self.table, self._limits, self._functions, True)
 
     def trim(self) -> None:
         """Do nothing: there are no arenas to give back."""
