@@ -37,6 +37,24 @@ def test_gc_is_paused_until_last_holder_leaves():
     assert gc.isenabled()
 
 
+def test_gc_collects_while_pauses_of_many_threads_overlap():
+    class Node:
+        pass
+
+    with gc_pause.paused():
+        node = Node()
+        node.circle = node
+        gone = weakref.ref(node)
+        del node
+        for _ in range(256):
+            assert gone() is not None
+            with gc_pause.paused():
+                pass
+        assert gone() is None
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
 def test_gc_stays_disabled_if_it_was():
     gc.disable()
     try:

@@ -64,6 +64,21 @@ def observed(executor: str) -> ps.Session:
     return session
 
 
+def stopped(executor: str) -> ps.Session:
+    session = compile_text(TEXT, executor=executor)
+    feeds = {"x": np.ones((2, 4), np.float32), "n": np.array(2**62)}
+    session.run(feeds | {"n": np.array(1)})
+    with pytest.raises(ps.DeadlineExceeded):
+        session.run(feeds, timeout=0.01)
+    token = ps.CancelToken()
+    cancelled = session.submit(feeds, cancel=token)
+    token.cancel()
+    assert isinstance(cancelled.exception(60), ps.Cancelled)
+    late = session.submit(feeds, timeout=0.01)
+    assert isinstance(late.exception(60), ps.DeadlineExceeded)
+    return session
+
+
 def framed(executor: str) -> ps.Session:
     builder = Builder()
     total = counting(builder, builder.placeholder("n", "int32"))
@@ -119,7 +134,7 @@ for executor in tests.EXECUTORS:
 
 # In a process of its own, where no other test leaves anything to collect.
 @pytest.mark.parametrize(
-    "use", ["loop", "failing", "refused", "observed", "framed", "nested", "saved"]
+    "use", ["loop", "failing", "refused", "observed", "stopped", "framed", "nested", "saved"]
 )
 def test_dropped_session_leaves_nothing_to_collect(use):
     assert end_of(PROGRAM.format(use=use)) == ""

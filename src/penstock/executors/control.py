@@ -86,8 +86,7 @@ class Control:
 
     def stop(self) -> None:
         """Raise the error that the run was stopped with."""
-        assert self.error is not None
-        raise self.error
+        raise self.error or Cancelled("the run has ended")
 
     def late(self) -> Exception | None:
         """The error that a run must end with that ends now: it was stopped, or its deadline has
@@ -255,7 +254,8 @@ def end_run(
     cancel: CancelToken | None,
     watchdog: Watchdog = WATCHDOG,
 ) -> None:
-    """Release what ``begin_run`` set up."""
+    """Release what ``begin_run`` set up, and the error, whose frames refer to the control."""
+    control.error = None
     if cancel is not None:
         cancel.detach(control)
     if timeout is not None:

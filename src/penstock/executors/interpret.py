@@ -110,9 +110,9 @@ class _CheckedInterpreter(Interpreter):
             if getattr(error, "__notes__", None):
                 raise  # a node of its sub-graphs has explained it
             explanation = explained_at(node, inputs, error)
-            if explanation is error:
-                raise
             try:
+                if explanation is error:
+                    raise
                 raise explanation from error
             finally:
                 del explanation  # the traceback holds this frame
