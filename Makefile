@@ -54,7 +54,7 @@ bench: $(VENV)/.installed-bench
 bench-full: $(VENV)/.installed-bench-full
 	$(RUN) -m bench.versus
 
-# TensorFlow has an environment of its own: what it asks for is nobody else's concern.
+# TensorFlow has an environment of its own, so that its requirements constrain nothing else.
 TENSORFLOW := .venv-tf
 
 bench-tf: $(VENV)/.installed-bench $(TENSORFLOW)/.installed

@@ -55,7 +55,7 @@ class Case:
 
 
 def loop(variables: int) -> tuple[bytes, str]:
-    """``while i < n`` that adds to each of so many variables, as tf.while_loop writes it."""
+    """``while i < n`` that adds to each of ``variables``, as tf.while_loop writes it."""
     g = Flow()
     g.placeholder("n", "int32")
     zero = g.const(np.int32(0), "zero")

@@ -298,7 +298,7 @@ def test_more_workers_than_nodes_take_no_room():
     assert list_schedule(Dag(3, []), [1, 2, 3], 10**12).makespan == 3
 
 
-def test_within_one_backend_and_for_one_backend_nobody_asks_for_transfers():
+def test_place_asks_for_no_transfers_within_one_backend():
     dag = Dag(2, [(0, 1)])
     placement = place(dag, on_one([1, 2]), never)
     assert replay_makespan(dag, on_one([1, 2]), placement, never) == 3

@@ -41,7 +41,7 @@ def onnx_model(
 
 
 def branches(count: int, op: str, domain: str = "", depth: int = 1) -> onnx.NodeProto:
-    """An If with a long name and so many nodes inside, below ``depth`` - 1 others."""
+    """An If with a long name and the given number of nodes, below ``depth`` - 1 others."""
     node = None
     for level in reversed(range(depth)):
         y, t, e = (f"{name}{level}" if level else name for name in "yte")

@@ -6,7 +6,7 @@ from penstock.host.thread_tuner import ThreadTuner
 
 
 def after(pace: ThreadTuner, runs: int, seconds: dict[int, float]) -> list[int]:
-    """How many threads each of so many runs got, which take so long with so many."""
+    """The numbers of threads of ``runs`` runs, given the seconds for each number of threads."""
     given = []
     for _ in range(runs):
         threads = pace.threads()

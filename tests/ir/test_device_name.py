@@ -120,7 +120,7 @@ def test_merge_is_a_union_of_parts(a, b, c):
         assert both == b.merge(a) == a.over(b)
         assert both.allows(a)
         assert both.allows(b)
-        # Whoever fits both fits each, and the other way around.
+        # A name that fits both fits each, and the other way around.
         assert both.allows(c) == (a.allows(c) and b.allows(c))
         assert both.full == (None not in (both.job, both.replica, both.task, both.kind, both.index))
 

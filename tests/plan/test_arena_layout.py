@@ -211,7 +211,7 @@ def test_nothing_is_overwritten_in_the_models_of_the_suite():
 # What a lifetime is.
 
 
-def test_buffers_of_a_carried_value_that_nobody_reads_live_through_the_loop():
+def test_buffers_of_an_unread_carried_value_live_through_the_loop():
     #  x is copied into w's buffer at the end of each iteration, when p is still to be read
     graph = graph_from_text("""g (float[16] x, int64 n) => (float[16] y) {
                 y, unread = Loop (n, , x, x) <body = b (int64 i, bool c, float[16] v, float[16] w)

@@ -1,4 +1,4 @@
-"""Plans as tasks: every step in one of them, in an order that holds, and nothing kept for nobody."""
+"""Plans as tasks: every step in one of them, in an order that holds, and no value kept without a reader."""
 
 from __future__ import annotations
 
@@ -263,11 +263,11 @@ class Walk:
                 if not waits[c]:
                     ready.append(c)
             done.add(t)
-            self.assert_nothing_is_held_for_nobody(k, done)
+            self.assert_every_held_value_has_a_reader(k, done)
         assert done == set(tasks.blocks[k])
         assert not any(left.values())
 
-    def assert_nothing_is_held_for_nobody(self, k: int, done: set[int]) -> None:
+    def assert_every_held_value_has_a_reader(self, k: int, done: set[int]) -> None:
         if k:
             parent = self.tasks.tasks[self.tasks.parent[k]]
             kept = set(parent.steps[0].blocks[parent.blocks.index(k)].outputs)

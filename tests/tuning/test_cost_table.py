@@ -44,7 +44,7 @@ def table(path: Path) -> CostTable:
 
 
 def no_table(**sizes: float) -> CostTable:
-    """A table without a file, in which Add takes so many seconds for ``b<bytes>``."""
+    """A table without a file, with the seconds of Add for ``b<bytes>``."""
     created = CostTable(Path("there/is/no/such/file"), "here")
     for name, seconds in sizes.items():
         created.record("numpy", sized(int(name[1:])), 1, seconds)

@@ -12,8 +12,8 @@ from penstock.plan.plan import Plan
 
 def let_go_constants(plan: Plan) -> int:
     """Drop the contents of constants that all steps of ``plan`` read in another order, after it was
-    bound to memory. They are given back to whoever reads them. Returns about how many bytes that
-    frees, if nobody else holds them."""
+    bound to memory. Later readers get them back from the kernels. Returns about how many bytes
+    that frees, unless another object holds them."""
     give_back: dict[int, Callable[[], np.ndarray]] = {}
     read = set(plan.outputs)
     for step in plan.walk():

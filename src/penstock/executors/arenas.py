@@ -105,7 +105,7 @@ class Arenas(Generic[T]):
     def _refuse_reentry(self) -> None:
         """Raise ``PenstockError`` if a run further up the stack, which a signal handler or a
         callback of it has interrupted, has an arena: it would never give it back."""
-        frame = sys._getframe(2).f_back  # of whoever called the run that wants an arena
+        frame = sys._getframe(2).f_back  # the caller of the run that wants an arena
         while frame is not None:
             if frame.f_locals.get("arenas") is self:
                 raise PenstockError(

@@ -68,7 +68,7 @@ class CompileOptions:
         False,
         "Map files of weights beside the model (ONNX's external data, the shards of a SavedModel) "
         "into memory instead of reading them: pages are read when first used and shared by all "
-        "processes that map them. Nobody may then change these files in place while the session "
+        "processes that map them. These files must not be changed in place while the session "
         "lives: one that is cut short ends the process (SIGBUS), one that is written changes "
         "answers. Replacing a file by renaming another is safe.",
     )

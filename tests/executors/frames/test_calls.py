@@ -39,7 +39,7 @@ class Functions(Flow):
         return "positive:z:0"
 
     def less(self, by: int = 1) -> str:
-        """What n is without so many."""
+        """n minus ``by``."""
         self.const(np.int32(by), f"by_{by}")
         self.op("Sub", "n", f"by_{by}:output:0", name=f"less_{by}")
         return f"less_{by}:z:0"
@@ -281,7 +281,7 @@ def test_primitives_in_a_branch_of_an_if_run(executor: str) -> None:
 
 
 def endless(calls: int) -> Functions:
-    """A function that does nothing but call itself so many times."""
+    """A function that calls itself ``calls`` times and adds up the results."""
     g = Functions()
     g.define("F", "sum:sum:0")
     for i in range(calls):

@@ -144,7 +144,7 @@ def test_merge_of_a_dead_and_a_live_exit_takes_the_live_one(which: bool) -> None
     values, counts = ran(g, {"x": 0, "n": 3, "which": which}, "join", "join:1")
     assert values == ([-3, 1] if which else [3, 0])
     loop = loop_counts("while", 3)
-    del loop["while/i/exit"]  # nobody needs it
+    del loop["while/i/exit"]  # it has no reader
     chain = {"negated": 1, "exit_1": 1} if which else {"exit_0": 1}
     assert counts == {"which_in": 1, "choice": 1, "join": 1, **loop, **chain}
 

@@ -79,8 +79,8 @@ class Order(ps.Observer):
 
 @pytest.mark.parametrize(("parallel", "ahead"), [(1, 1), (2, 2), (5, 5), (64, 8)])
 def test_iterations_in_flight_reach_parallel_iterations(parallel: int, ahead: int) -> None:
-    """Beside the count, each turn has a long chain for which nobody waits. An iteration may begin
-    when so many before it have ended, chains and all.
+    """Beside the count, each turn has a long chain that no node waits for. An iteration may begin
+    when the one ``parallel_iterations`` before it has ended, chain included.
 
         while/i/body ─> c0 ─> c1 ─> ... ─> c99
     """

@@ -403,7 +403,7 @@ def test_operation_without_kernel_is_expanded_by_its_definition(
 
 
 def doubling(times: int) -> onnx.ModelProto:
-    """A model of some 60 bytes and 2 ** times nodes for each of so many functions."""
+    """A model of about 60 bytes for each function, which together have 2 ** times nodes."""
     functions = [function("F0", "a", "b", [node("Neg", "a", "b")])]
     for i in range(1, times):
         calls = [node(f"F{i - 1}", "a", "t"), node(f"F{i - 1}", "t", "b")]

@@ -169,8 +169,8 @@ def _span(handle: bytes) -> tuple[int, int]:
 
 
 def _entries(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a block. Restart points, which serve searches, follow them. A block that
-    stores each ``_INTERVAL``-th key in full has so many times its own bytes in keys at most."""
+    """Keys and values of a block. Restart points, which serve searches, follow them. The keys of a
+    block that stores each ``_INTERVAL``-th in full have at most ``_INTERVAL`` times its bytes."""
     block = _block(data, offset, size)
     room = _INTERVAL * size
     end = len(block) - 4

@@ -44,7 +44,7 @@ _CHANGES = frozenset(
     {*_ASSIGN, "AssignAdd", "AssignSub", "AssignAddVariableOp", "AssignSubVariableOp"}
 )
 _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
-# Nodes that all signatures together have at most: so many, and each node of the file so many times.
+# The most nodes of all signatures together: this number, and this many for each node of the file.
 _FREE_NODES = 100_000
 _MAX_USES = 16
 _INTERNAL = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
