@@ -64,6 +64,13 @@ def test_reshape(shape: tuple[int, ...], target: tuple[int, ...]) -> None:
     check_both("Reshape", [f32(*shape), i64(*target)], attrs)
 
 
+@pytest.mark.parametrize("op", ["Reshape", "Expand", "Unsqueeze", "Slice", "Split"])
+def test_shape_operation_refuses_more_dims_than_memory_has_room_for(op: str) -> None:
+    lengths = [TensorType(INT64, (INT_MAX,))] * (2 if op == "Slice" else 1)
+    with pytest.raises(ShapeError, match="input 1 has 2147483647 elements"):
+        infer(op, [float_type(2), *lengths])
+
+
 def test_reshape_of_other_dtypes_and_strides() -> None:
     check_both("Reshape", [np.array(["a", "b"], object), i64(2, 1)])
     check_both("Reshape", [f32(4).astype(ml_dtypes.bfloat16), i64(2, 2)])

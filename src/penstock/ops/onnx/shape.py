@@ -12,6 +12,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.shape_rules import (
+    MAX_WHOLE_NUMBERS,
     all_known,
     broadcast_shapes,
     dim_product,
@@ -50,6 +51,10 @@ def unknown_shape(types: Types, index: int) -> Shape | None:
     spelled = tensor(types, index).shape
     if spelled is None or len(spelled) != 1 or not isinstance(spelled[0], int):
         return None
+    if spelled[0] > MAX_WHOLE_NUMBERS:
+        raise ShapeError(
+            f"input {index} has {spelled[0]} elements, which cannot all be dims or axes"
+        )
     return (None,) * spelled[0]
 
 
