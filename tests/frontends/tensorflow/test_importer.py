@@ -359,6 +359,16 @@ def test_repeated_element_takes_no_memory() -> None:
     np.testing.assert_array_equal(out, np.full(3, 2.5, np.float32))
 
 
+def test_repeated_element_beyond_max_bytes_is_refused() -> None:
+    g = Builder()
+    g.const(np.zeros((), np.int32), "c")
+    value = g.proto.node[0].attr["value"].tensor
+    value.tensor_content = b""
+    value.tensor_shape.dim.add(size=2**31 - 1)
+    with pytest.raises(InvalidModel, match="repeats an element to 8589934588 bytes, more than"):
+        ps.load(g.bytes(), limits=ps.Limits(max_bytes=2**26))
+
+
 def test_constants_beyond_the_limit_are_refused() -> None:
     g = Builder()
     g.const(np.zeros(1000, np.float32), "c")

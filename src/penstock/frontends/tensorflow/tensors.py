@@ -135,6 +135,11 @@ def decode_tensor(proto: TensorProto, limits: Limits, room: int = 2**26) -> np.n
     if elements.size == count:
         return elements.reshape(shape)
     # Elements that the file leaves out equal the last one; they are 0 if there is none.
+    if limits.max_bytes is not None and count * dtype.itemsize > limits.max_bytes:
+        raise TensorError(
+            f"repeats an element to {count * dtype.itemsize} bytes, more than Limits.max_bytes = "
+            f"{limits.max_bytes}"
+        )
     if elements.size <= 1:
         zero = np.array("", STRING) if dtype == STRING else np.zeros((), dtype)
         return np.broadcast_to(elements.reshape(()) if elements.size else zero, shape)
