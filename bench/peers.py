@@ -51,7 +51,6 @@ class Penstock:
         # Peers' libraries are there when they are imported; so are these, then.
         if "onednn" in self.backends:
             importlib.import_module("penstock.backends.onednn.library").library()
-        importlib.import_module("onnx.defs").has("Add")
         self.compile = penstock.session.session.compile
         self.threads = threads
 

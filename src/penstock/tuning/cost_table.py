@@ -273,14 +273,14 @@ DELETE FROM costs WHERE measured_at <=
 def _transaction(path: Path, *, create: bool = False) -> Iterator[Connection]:
     """A transaction on the file: reading, or with ``create``, writing. Raises ``OSError`` if the
     file cannot be read or written, ``ValueError`` if it is not a table of costs."""
-    import sqlite3
-
     if not create or path.exists():
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # reading from a pipe would block
             raise ValueError("it is not a regular file")
         if status.st_size > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+    import sqlite3  # takes 2 MB, which a process without a table does without
+
     uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
     try:
         with closing(sqlite3.connect(uri, _PATIENCE_S, isolation_level=None, uri=True)) as file:

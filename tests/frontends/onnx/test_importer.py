@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
 from penstock.analysis.verify import verify
 from penstock.errors import MAX_PROBLEMS, InvalidModel, Unsupported
-from penstock.frontends.onnx import file
+from penstock.frontends.onnx import file, schemas
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Graph
 from penstock.limits import Limits
@@ -435,14 +435,14 @@ def test_input_types_with_faults_are_refused() -> None:
 
 def test_schemas_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
-    original = onnx.defs.get_schema
+    original = schemas.schema_record
 
     def counted(*arguments: Any) -> Any:
         nonlocal count
         count += 1
         return original(*arguments)
 
-    monkeypatch.setattr(onnx.defs, "get_schema", counted)
+    monkeypatch.setattr(schemas, "schema_record", counted)
     nodes = [node("Mul", f"v{i} w", f"v{i + 1}") for i in range(500)]
     load_onnx(model_of(*nodes, inputs=("v0", "w"), outputs=("v500",)))
     assert count < 10

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import chain
 from typing import Any
 
 import onnx
 from onnx import AttributeProto
 
 from penstock.frontends.common.encoding import decode_text
+from penstock.frontends.onnx.schema_table import (
+    VARIADIC,
+    SchemaRecord,
+    default_of,
+    newest_versions,
+    schema_record,
+)
 
 # Attributes that operations of the first versions may have, and that have no meaning.
 LEGACY = frozenset({"consumed_inputs"})
@@ -44,7 +50,12 @@ class OnnxSchema:
     required: tuple[int, ...]
     variadic: int
     names: tuple[str, ...]
-    function: onnx.FunctionProto | None
+    record: SchemaRecord
+
+    @property
+    def function(self) -> onnx.FunctionProto | None:
+        """The body that defines the operation, if there is one."""
+        return self.record.function
 
     def faults(
         self, types: Mapping[str, int], inputs: Sequence[Any], outputs: int
@@ -86,48 +97,40 @@ def find_schema(name: str, domain: str, opset: int) -> OnnxSchema | None:
     """The schema that ``name`` has in an opset of its domain."""
     if not 0 < opset < 2**31:  # other numbers are a TypeError of the onnx package
         return None
-    try:
-        schema = onnx.defs.get_schema(name, opset, domain)
-    except onnx.defs.SchemaError:
+    record = schema_record(name, domain, opset)
+    if record is None:
         return None
-    version = schema.since_version
-    return _schema(name, domain, version) if version != opset else _read(schema)
+    return _schema(name, domain, record.version) if record.version != opset else _read(record)
 
 
 @lru_cache(maxsize=4096)
 def _schema(name: str, domain: str, version: int) -> OnnxSchema:
-    return _read(onnx.defs.get_schema(name, version, domain))
+    record = schema_record(name, domain, version)
+    assert record is not None
+    return _read(record)
 
 
-def _read(schema: onnx.defs.OpSchema) -> OnnxSchema:
-    attributes = {name: int(a.type.value) for name, a in schema.attributes.items()}
-    protos = {
-        name: a.default_value
-        for name, a in schema.attributes.items()
-        if a.default_value.type != AttributeProto.UNDEFINED
-    }
-    options = onnx.defs.OpSchema.FormalParameterOption
-    last = schema.inputs[-1] if schema.inputs else None
+def _read(record: SchemaRecord) -> OnnxSchema:
+    protos = {name: default_of(a) for name, a in record.attributes.items() if a.default}
+    last = record.inputs[-1] if record.inputs else None
     # A list of inputs of one type: none of them may be left out.
-    variadic = last is not None and last.option == options.Variadic and last.is_homogeneous
+    variadic = last is not None and last.option == VARIADIC and last.is_homogeneous
     return OnnxSchema(
-        name=schema.name,
-        domain=schema.domain,
-        version=schema.since_version,
-        attributes=attributes,
+        name=record.name,
+        domain=record.domain,
+        version=record.version,
+        attributes={name: a.type for name, a in record.attributes.items()},
         mandatory=tuple(
-            name for name, a in schema.attributes.items() if a.required and name not in LEGACY
+            name for name, a in record.attributes.items() if a.required and name not in LEGACY
         ),
         defaults={name: _value(proto) for name, proto in protos.items()},
         default_protos=protos,
-        inputs=(schema.min_input, schema.max_input),
-        outputs=(schema.min_output, schema.max_output),
-        required=tuple(
-            i for i, formal in enumerate(schema.inputs) if formal.option == options.Single
-        ),
-        variadic=len(schema.inputs) - 1 if variadic else schema.max_input,
-        names=tuple(formal.name for formal in schema.inputs),
-        function=schema.function_body if schema.has_function else None,
+        inputs=(record.min_input, record.max_input),
+        outputs=(record.min_output, record.max_output),
+        required=tuple(i for i, port in enumerate(record.inputs) if port.option == 0),
+        variadic=len(record.inputs) - 1 if variadic else record.max_input,
+        names=tuple(port.name for port in record.inputs),
+        record=record,
     )
 
 
@@ -151,8 +154,7 @@ def newest_opset(domain: str) -> int:
 @cache
 def _newest() -> Mapping[str, int]:
     """By domain. Looking at all schemas takes 10 ms, which ONNX's own domain does not need."""
-    newest: dict[str, int] = {}
-    schemas = ((schema.domain, schema.since_version) for schema in onnx.defs.get_all_schemas())
-    for domain, version in chain(onnx.helper.OP_SET_ID_VERSION_MAP, schemas):
+    newest = dict(newest_versions())
+    for domain, version in onnx.helper.OP_SET_ID_VERSION_MAP:
         newest[domain] = max(newest.get(domain, 0), version)
     return newest

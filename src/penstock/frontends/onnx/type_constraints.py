@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
-import onnx
-
 from penstock.algorithms.checkpoints import paced
 from penstock.errors import ProblemList
+from penstock.frontends.onnx.schema_table import VARIADIC, SchemaPort, SchemaRecord, schema_record
 from penstock.frontends.onnx.schemas import newest_opset
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES, dtype_of_code
 from penstock.ir.graph import Graph, Node, Value
@@ -122,16 +121,15 @@ _MICROSOFT = {
 }
 
 
-def _schemas(op: Op) -> Iterator[onnx.defs.OpSchema]:
+def _schemas(op: Op) -> Iterator[SchemaRecord]:
     """The schemas of the versions that ``op`` stands for, the newest first."""
     version = min(op.version, newest_opset(op.domain))
     while version >= max(op.since, 1):
-        try:
-            schema = onnx.defs.get_schema(op.name, version, op.domain)
-        except onnx.defs.SchemaError:
+        record = schema_record(op.name, op.domain, version)
+        if record is None:
             return
-        yield schema
-        version = schema.since_version - 1
+        yield record
+        version = record.version - 1
 
 
 @cache
@@ -143,16 +141,16 @@ def _signature(op: Op) -> _Signature | None:
     if schema is None:
         return None
     return _Signature(
-        f"{op.full_name}-{schema.since_version}",
+        f"{op.full_name}-{schema.version}",
         tuple(map(_port, schema.inputs)),
         tuple(map(_port, schema.outputs)),
     )
 
 
-def _port(formal: onnx.defs.OpSchema.FormalParameter) -> _Port:
-    variadic = formal.option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+def _port(formal: SchemaPort) -> _Port:
+    variadic = formal.option == VARIADIC
     variable = "" if variadic and not formal.is_homogeneous else formal.type_str
-    return _Port(formal.name, variable, frozenset(formal.types))
+    return _Port(formal.name, variable, formal.types)
 
 
 @lru_cache(maxsize=4096)
