@@ -25,7 +25,7 @@ from tests.support.timing import SOON, slow
 # At the same time.
 
 
-def test_independent_tasks_overlap(workers):
+def test_task_loop_runs_independent_tasks_at_once(workers):
     #   0
     #   1
     meet = Meeting(2)
@@ -260,7 +260,7 @@ def test_tasks_of_a_block_overlap_but_iterations_do_not(workers):
     assert not wrong
 
 
-def test_task_blocks_nest(workers):
+def test_task_loop_runs_nested_blocks(workers):
     #   0 { 1 { 2, 3 | } -> 4 } -> 5
     log = Log()
 

@@ -25,7 +25,7 @@ from tests.support.onnx_text import graph_from_text
         ("float[N, 3] a, float[3, 5] b", "MatMul(a, b)", 0),
     ],
 )
-def test_flops(signature, call, wanted):
+def test_flops_count_multiplications_and_additions(signature, call, wanted):
     graph = graph_from_text(f"g ({signature}) => (float[M] y) {{ y = {call} }}")
     infer_types(graph)
     (node,) = graph.nodes

@@ -404,7 +404,7 @@ def test_a_plan_without_steps_has_no_tasks():
     assert Walk(plan, tasks, 0).run([np.ones(2, np.float32)])[0].tolist() == [1, 1]
 
 
-def test_blocks_nest():
+def test_tasks_of_nested_blocks_have_their_own_block():
     #   Loop { If { Neg | Loop { Add } } }
     text = """g (float[2] x, int64 n, bool z) => (float[2] y) {
         y = Loop (n, , x) <body = l (int64 i, bool c, float[2] v) => (bool d, float[2] w) {
@@ -440,7 +440,7 @@ def test_effects_run_in_the_order_of_the_plan_in_whatever_tasks():
     assert tasks.waits == (0, 1, 1)
 
 
-def test_ten_thousand_tasks():
+def test_arrange_takes_ten_thousand_tasks():
     x = value = Value("x", TensorType(np.dtype(np.float32), (4,)))
     nodes = []
     for i in range(10_000):

@@ -163,7 +163,7 @@ def test_two_backends_of_one_name_are_refused():
         diamond("cuda")
 
 
-def test_measured_costs_decide():
+def test_placement_follows_measured_costs():
     far = FarBackend()
     slow = FarBackend("slow")
     kernel_of = slow.kernel

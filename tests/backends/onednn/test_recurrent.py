@@ -139,7 +139,7 @@ def test_recurrent_layers_of_many_sizes(kind, sizes):
 
 
 @pytest.mark.parametrize("activation", ["Relu", "Sigmoid", "Tanh"])
-def test_activations_of_rnn(activation):
+def test_rnn_activations_equal_numpy(activation):
     check(*layer("RNN", activations=[activation]), "RNN")
     proto, feeds = layer("RNN", direction="bidirectional", activations=[activation] * 2)
     check(proto, feeds, "RNN")

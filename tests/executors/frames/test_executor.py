@@ -57,7 +57,7 @@ class TestFrames(ExecutorConformance):
 
 @pytest.mark.parametrize("executor", ["frames", "auto"])
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
-def test_tensorflows_corpus(case: Case, executor: str) -> None:
+def test_frames_executor_matches_the_recorded_runs_of_tensorflow(case: Case, executor: str) -> None:
     follow(
         case,
         lambda: ps.compile(case.path, executor=executor, backends=["numpy"]),

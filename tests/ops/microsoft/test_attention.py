@@ -62,7 +62,7 @@ def attention_inputs(past: int = 0, v_size: int = HIDDEN) -> list[Any]:
 @pytest.mark.parametrize("past", [0, 3])
 @pytest.mark.parametrize("unidirectional", [0, 1])
 @pytest.mark.parametrize("biased", [False, True])
-def test_attention(form: str, past: int, unidirectional: int, biased: bool) -> None:
+def test_attention_matches_ort(form: str, past: int, unidirectional: int, biased: bool) -> None:
     values = attention_inputs(past)
     values[3] = mask_of(form, LENGTH + past)
     attrs, outputs, more = {"unidirectional": unidirectional}, 2 if past else 1, {}
@@ -79,14 +79,14 @@ def test_attention(form: str, past: int, unidirectional: int, biased: bool) -> N
     check("Attention", values, attrs, outputs=outputs, **more)
 
 
-def test_attention_without_bias() -> None:
+def test_attention_without_bias_matches_ort() -> None:
     values = attention_inputs()
     values[2] = None
     want = check("Attention", [*values[:2], np.zeros(3 * HIDDEN, np.float32)], {})
     check("Attention", values, {}, expected=want)
 
 
-def test_attention_attributes() -> None:
+def test_attention_with_attributes_matches_ort() -> None:
     check("Attention", attention_inputs(), {"scale": 0.3})
     sizes = {"qkv_hidden_sizes": [HIDDEN, HIDDEN, 12]}
     check("Attention", attention_inputs(v_size=12), sizes)
@@ -103,7 +103,7 @@ def test_attention_present_without_past() -> None:
     check("Attention", values, {}, expected=[want])
 
 
-def test_attention_half() -> None:
+def test_attention_half_matches_the_reference() -> None:
     values = attention_inputs(past=3)
     want = [x.astype(np.float16) for x in check("Attention", values, {}, outputs=2)]
     narrow = [None if x is None else x.astype(np.float16) for x in values]

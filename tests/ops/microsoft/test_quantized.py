@@ -81,7 +81,7 @@ def test_operands_that_do_not_broadcast() -> None:
 
 @BOTH
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_concat(dtype: np.dtype, axis: int) -> None:
+def test_concat_matches_the_reference(dtype: np.dtype, axis: int) -> None:
     shapes = [[2, 3, 4], [2, 3, 4], [2, 3, 4]]
     shapes[1][axis] = 1
     y = [scale(0.02), codes(dtype)]
@@ -109,7 +109,7 @@ def test_concat_of_shapes_that_do_not_fit() -> None:
 
 
 @BOTH
-def test_where(dtype: np.dtype) -> None:
+def test_where_matches_the_reference(dtype: np.dtype) -> None:
     condition = rng.integers(0, 2, (3, 4)).astype(bool)
     y = [scale(), codes(dtype)]
     inputs = [
@@ -123,7 +123,7 @@ def test_where(dtype: np.dtype) -> None:
 @BOTH
 @pytest.mark.parametrize("opset", [12, 13])
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_softmax(dtype: np.dtype, opset: int, axis: int) -> None:
+def test_softmax_matches_the_reference(dtype: np.dtype, opset: int, axis: int) -> None:
     zero = np.array(0 if dtype == U8 else -128, dtype)
     inputs = [
         codes(dtype, 3, 4, 5),
@@ -140,13 +140,15 @@ def test_softmax(dtype: np.dtype, opset: int, axis: int) -> None:
 @BOTH
 @pytest.mark.parametrize("channels_last", [0, 1])
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 2, 3, 4, 2)])
-def test_global_average_pool(dtype: np.dtype, channels_last: int, shape: tuple[int, ...]) -> None:
+def test_global_average_pool_matches_the_reference(
+    dtype: np.dtype, channels_last: int, shape: tuple[int, ...]
+) -> None:
     inputs = [codes(dtype, *shape), scale(0.02), codes(dtype), scale(0.02), codes(dtype)]
     attrs = {"channels_last": channels_last}
     check_node("QLinearGlobalAveragePool", inputs, attrs, **MS)
 
 
-def test_reduce_mean() -> None:
+def test_reduce_mean_matches_the_reference() -> None:
     inputs = [codes(U8, 2, 3, 4), scale(), codes(U8), scale(0.02), codes(U8)]
     real = (inputs[0].astype(np.float64) - inputs[2]) * inputs[1]
     for axes, keepdims in (([1], 1), ([0, -1], 0), ([], 1)):
@@ -169,6 +171,8 @@ def test_reduce_mean() -> None:
         {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
     ],
 )
-def test_average_pool(dtype: np.dtype, channels_last: int, attrs: dict[str, object]) -> None:
+def test_average_pool_matches_the_reference(
+    dtype: np.dtype, channels_last: int, attrs: dict[str, object]
+) -> None:
     inputs = [codes(dtype, 2, 5, 6, 3), scale(0.02), codes(dtype), scale(0.02), codes(dtype)]
     check_node("QLinearAveragePool", inputs, {**attrs, "channels_last": channels_last}, **MS)

@@ -143,7 +143,9 @@ def test_infer_of_matmul_nbits() -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("with_zeros", [False, True])
 @pytest.mark.parametrize("index_shape", [(), (3,), (2, 2)])
-def test_gather_of_bytes(bits: int, with_zeros: bool, index_shape: tuple[int, ...]) -> None:
+def test_gather_of_bytes_matches_the_reference(
+    bits: int, with_zeros: bool, index_shape: tuple[int, ...]
+) -> None:
     rows, columns, block = 7, 48, 16
     codes = rng.integers(0, 1 << bits, (rows, columns))
     scales = rng.uniform(0.1, 1, (rows, columns // block)).astype(np.float32)

@@ -151,7 +151,7 @@ def test_sigmoid_keeps_relative_accuracy_far_below_zero(dtype: Any) -> None:
 
 @pytest.mark.parametrize("op", ["Relu", "Shrink"])
 @pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8"])
-def test_activation_of_integers(op: str, dtype: str) -> None:
+def test_activation_of_integers_matches_the_reference(op: str, dtype: str) -> None:
     x = np.arange(-6, 6).astype(dtype).reshape(3, 4)
     if op == "Relu":
         check_node(op, [x], expected=[np.maximum(x, 0)])
@@ -174,7 +174,7 @@ def test_relu_of_a_dtype_unknown_when_compiled() -> None:
 
 @pytest.mark.parametrize("dtype", [F32, F64, F16, BF16, "i4", "i8", "u4"])
 @pytest.mark.parametrize("slope", [(), (1,), (4,), (3, 1), (2, 3, 4)])
-def test_prelu(dtype: Any, slope: tuple[int, ...]) -> None:
+def test_prelu_matches_the_reference(dtype: Any, slope: tuple[int, ...]) -> None:
     dtype = np.dtype(dtype)
     x, s = normal(2, 3, 4), normal(*slope, seed=1)
     if dtype.kind == "u":
@@ -196,7 +196,7 @@ def test_prelu_over_many_blocks() -> None:
 # Two inputs
 
 
-def test_swiglu() -> None:
+def test_swiglu_matches_the_reference() -> None:
     for shape in ((3, 5), (), LARGE):
         a, b = normal(*shape), normal(*shape, seed=1)
         for alpha in (1.0, 1.7):
@@ -209,7 +209,7 @@ MICROSOFT = {"domain": "com.microsoft", "opset": 1}
 
 
 @pytest.mark.parametrize("dtype", [F32, F64, F16, BF16])
-def test_microsoft_gelus(dtype: Any) -> None:
+def test_microsoft_gelus_matches_the_reference(dtype: Any) -> None:
     x, bias = normal(4, 9, dtype=dtype), normal(9, dtype=dtype, seed=1)
     rtol, atol = TOLERANCE[dtype]
     wide, total = x.astype(F64), x.astype(F64) + bias.astype(F64)

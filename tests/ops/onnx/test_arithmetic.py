@@ -49,7 +49,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div"])
 @pytest.mark.parametrize(("a", "b"), SHAPES)
-def test_binary_broadcasts(op: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+def test_binary_operation_broadcasts(op: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     check_node(op, [normal(*a), normal(*b, seed=1)])
 
 
@@ -107,7 +107,7 @@ def _load(op: str, inputs: list[Any], **attrs: Any) -> list[Any]:
 
 @pytest.mark.parametrize("fmod", [0, 1])
 @pytest.mark.parametrize("dtype", ["i1", "i4", "i8", "u1", "u8"])
-def test_mod_of_integers(fmod: int, dtype: str) -> None:
+def test_mod_of_integers_matches_the_reference(fmod: int, dtype: str) -> None:
     a, b = integers(6, 5, dtype=dtype), integers(6, 5, dtype=dtype)[::-1].copy()
     b[b == 0] = 4
     wanted = (np.fmod if fmod else np.mod)(a, b)
@@ -166,7 +166,7 @@ def test_pow_of_mixed_of_every_dtype_matches_the_definition(
     check_node("Pow", [x, y], expected=[wanted], constants=constants)
 
 
-def test_pow_of_integers() -> None:
+def test_pow_of_integers_matches_the_reference() -> None:
     x = np.array([2, -2, 3, 0, 1, -1, -1, 2, 0, 7], np.int64)
     y = np.array([10, 3, 0, 0, -5, -5, -4, -1, -1, 22], np.int64)
     wanted = np.array([1024, -8, 1, 1, 1, -1, 1, 0, 0, 7**22], np.int64)
@@ -218,7 +218,7 @@ def test_large_bfloat16_functions_are_computed_in_blocks() -> None:
 
 @pytest.mark.parametrize("op", ["Abs", "Sign"])
 @pytest.mark.parametrize("dtype", ["i1", "i4", "i8", "u1", "u8"])
-def test_unary_of_integers(op: str, dtype: str) -> None:
+def test_unary_of_integers_matches_the_reference(op: str, dtype: str) -> None:
     check_node(op, [integers(3, 5, dtype=dtype)])
 
 
@@ -308,7 +308,7 @@ def test_extrema_keep_nan(op: str) -> None:
 @pytest.mark.parametrize("dtype", [F32, F64, F16, BF16, "i1", "i4", "i8", "u1", "u8"])
 @pytest.mark.parametrize("given", ["both", "low", "high", "none", "omitted"])
 @pytest.mark.parametrize("constant", [True, False])
-def test_clip(dtype: Any, given: str, constant: bool) -> None:
+def test_clip_matches_the_reference(dtype: Any, given: str, constant: bool) -> None:
     dtype = np.dtype(dtype)
     x = (integers if dtype.kind in "iu" else normal)(4, 50, dtype=dtype)
     low = np.array(1 if dtype.kind == "u" else -1, dtype)

@@ -24,7 +24,7 @@ from tests.ops.harness import check_node
 
 
 @pytest.mark.parametrize("repeats", [(1, 1), (2, 3), (0, 2), (3, 1)])
-def test_tile(repeats: tuple[int, ...]) -> None:
+def test_tile_matches_the_reference(repeats: tuple[int, ...]) -> None:
     check_both("Tile", [f32(2, 3), i64(*repeats)])
     check_both("Tile", [f32(3, 4)[:, ::2].T, i64(*repeats)])
 
@@ -51,7 +51,7 @@ def test_tile_infers_its_types() -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_concat(axis: int, count: int) -> None:
+def test_concat_matches_the_reference(axis: int, count: int) -> None:
     inputs = [f32(*[n + 1 if i == axis % 2 else 3 for i in range(2)]) + n for n in range(count)]
     check_node("Concat", inputs, {"axis": axis})
 
@@ -88,13 +88,13 @@ def test_concat_infers_its_types() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_split_evenly(axis: int) -> None:
+def test_split_evenly_matches_the_reference(axis: int) -> None:
     check_node("Split", [f32(6, 6)], {"axis": axis, "num_outputs": 3}, outputs=3)
     check_node("Split", [f32(7, 7)], {"axis": axis, "num_outputs": 3}, outputs=3)
     check_node("Split", [f32(2, 2)], {"axis": axis, "num_outputs": 1}, outputs=1)
 
 
-def test_split_by_sizes() -> None:
+def test_split_by_sizes_matches_the_reference() -> None:
     check_both("Split", [f32(6, 2), i64(1, 0, 5)], outputs=3)
     check_both("Split", [f32(2, 6), i64(2, 4)], {"axis": -1}, outputs=2)
     check_both("Split", [f32(2, 6), i64(6)], {"axis": 1})

@@ -130,7 +130,7 @@ def test_casts_of_integers_wrap_around() -> None:
     check_node("Cast", [np.array([1e300, -1e300, 1e-320])], {"to": code_of("float32")})
 
 
-def test_cast_from_strings() -> None:
+def test_cast_from_strings_matches_the_reference() -> None:
     numbers = np.array(["1.5", "INF", "-inf", "NaN", "1e-5", "+INF", "100"], object)
     for name in ("float32", "float64", "float16", "bfloat16", "float8_e5m2"):
         want = numbers.astype(np.float64).astype(dtype_of(name))
@@ -154,7 +154,7 @@ def test_cast_from_strings() -> None:
         fails("Cast", [np.array(["Hello World!"], object)], {"to": code_of(name)}, "no number")
 
 
-def test_cast_to_strings() -> None:
+def test_cast_to_strings_matches_the_reference() -> None:
     cases: list[tuple[np.ndarray, list[str]]] = [
         (np.array([1.5, 3.1415927, 0.1, -2], np.float32), ["1.5", "3.1415927", "0.1", "-2.0"]),
         (np.array([1 / 3]), ["0.3333333333333333"]),
@@ -220,7 +220,7 @@ def test_cast_infers_its_types() -> None:
         ("uint16", "float16"),
     ],
 )
-def test_bit_cast(source: str, target: str) -> None:
+def test_bit_cast_matches_the_reference(source: str, target: str) -> None:
     bits = np.arange(6).reshape(2, 3) * 37
     x = bits.astype(f"u{dtype_of(source).itemsize}").view(dtype_of(source))
     want = x.view(dtype_of(target))
@@ -255,7 +255,7 @@ def test_bit_cast_of_edge_cases_matches_the_definition() -> None:
         ({"value": numpy_helper.from_array(f32(2, 2))}, f32(2, 2)),
     ],
 )
-def test_constant(attrs: dict[str, Any], want: np.ndarray) -> None:
+def test_constant_gives_its_value(attrs: dict[str, Any], want: np.ndarray) -> None:
     given = {
         k: numpy_helper.to_array(v) if isinstance(v, TensorProto) else v for k, v in attrs.items()
     }

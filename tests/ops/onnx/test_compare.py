@@ -127,7 +127,7 @@ ALL = [*INTEGERS, *FLOATS, "?", "c8", "c16"]
         ((3, 100, 100), (3, 100, 100), (3, 100, 100)),
     ],
 )
-def test_where(dtype: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_where_matches_the_reference(dtype: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
     c = values(*shapes[0], dtype=np.int64, seed=2) > 2
     x, y = (values(*s, dtype=dtype, seed=i) for i, s in enumerate(shapes[1:]))
     check_node("Where", [c, x, y], expected=[np.where(c, x, y)])
@@ -140,7 +140,7 @@ def test_where_keeps_bits() -> None:
     np.testing.assert_array_equal(got.view(np.int32), np.where(c, x, -x).view(np.int32))
 
 
-def test_where_of_strings() -> None:
+def test_where_of_strings_matches_the_reference() -> None:
     a, b = np.array(["x", "y"], object), np.array("z", object)
     wanted = np.array(["x", "z"], object)
     check_node("Where", [np.array([True, False]), a, b], expected=[wanted])

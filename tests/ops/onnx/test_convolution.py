@@ -60,7 +60,7 @@ GEOMETRY = [
         ((1, 1, 9, 11), (2, 1, 3, 2), 1),
     ],
 )
-def test_conv_2d(strategy, x, w, group, attrs):
+def test_conv_2d_matches_the_reference(strategy, x, w, group, attrs):
     if "dilations" in attrs and "SAME" in attrs.get("auto_pad", ""):
         pytest.skip("ONNX Runtime refuses SAME with dilations")
     check_conv(x, w, {**attrs, "group": group})
@@ -107,7 +107,7 @@ def test_conv_ranks_and_of_edge_cases_matches_the_definition(strategy, x, w, att
         ((1, 3, 300), (4, 3, 3), {}),
     ],
 )
-def test_conv_in_blocks(monkeypatch, strategy, x, w, attrs, block):
+def test_conv_in_blocks_matches_the_whole(monkeypatch, strategy, x, w, attrs, block):
     monkeypatch.setattr(family, "BLOCK_BYTES", block)
     monkeypatch.setattr(family, "MIN_BLOCK", 7)
     check_conv(x, w, attrs)
@@ -213,7 +213,7 @@ def test_infer_conv_keeps_what_is_known():
     ],
 )
 @pytest.mark.parametrize("count", [2, 3])
-def test_fused_conv(activation, parameters, count):
+def test_fused_conv_matches_the_reference(activation, parameters, count):
     attrs = {"activation": activation, "pads": [1] * 4}
     if parameters:
         attrs["activation_params"] = parameters
@@ -237,7 +237,7 @@ def test_fused_conv_adds_before_it_activates():
 @pytest.mark.parametrize("kernel", [1, 4])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("past", [True, False])
-def test_causal_conv(activation, length, kernel, bias, past):
+def test_causal_conv_matches_the_reference(activation, length, kernel, bias, past):
     inputs = [
         draw(2, 3, length),
         draw(3, 1, kernel),
@@ -251,7 +251,7 @@ def test_causal_conv(activation, length, kernel, bias, past):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_causal_conv_narrow(dtype):
+def test_causal_conv_narrow_matches_the_reference(dtype):
     x, w = draw(2, 3, 9, dtype=dtype), draw(3, 1, 4, dtype=dtype)
     padded = np.concatenate([np.zeros((2, 3, 3), dtype), x], axis=2)
     want = sum(padded[:, :, i : i + 9].astype(float) * w[:, :, i].astype(float) for i in range(4))

@@ -47,7 +47,7 @@ def check(x, w, attrs, bias=None):
     "x, w, group", [((2, 3, 4, 5), (3, 4, 3, 2), 1), ((1, 4, 4, 5), (4, 2, 3, 2), 2),
                     ((2, 3, 4, 5), (3, 1, 3, 2), 3)],
 )  # fmt: skip
-def test_conv_transpose_2d(x, w, group, attrs):
+def test_conv_transpose_2d_matches_the_reference(x, w, group, attrs):
     check(x, w, {**attrs, "group": group}, bias=w[1] * group)
 
 
@@ -61,7 +61,7 @@ def test_conv_transpose_2d(x, w, group, attrs):
         ((1, 3, 4, 4), (3, 2, 1, 1), {"strides": [3, 3]}),
     ],
 )
-def test_conv_transpose_ranks(x, w, attrs):
+def test_conv_transpose_of_any_rank_matches_the_reference(x, w, attrs):
     check(x, w, attrs)
 
 
@@ -140,7 +140,7 @@ def test_infer_conv_transpose_keeps_what_is_known():
     ],
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8, np.float16])
-def test_col2im(image, block, attrs, dtype):
+def test_col2im_matches_the_reference(image, block, attrs, dtype):
     counts = [
         (size + sum(attrs.get("pads", [0] * 9)[i :: len(image)])
          - (k - 1) * attrs.get("dilations", [1] * 3)[i] - 1) // attrs.get("strides", [1] * 3)[i] + 1

@@ -66,7 +66,7 @@ def draw(shape, dtype=np.float32):
 
 
 @pytest.mark.parametrize("equation, shapes", CASES)
-def test_einsum(equation, shapes):
+def test_einsum_matches_the_reference(equation, shapes):
     operands = [draw(s) for s in shapes]
     want = np.asarray(np.einsum(equation.replace(" ", ""), *operands))
     check_node("Einsum", operands, {"equation": equation}, expected=[want])
@@ -81,7 +81,7 @@ def test_einsum_of_every_dtype_matches_the_definition(equation, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_einsum_narrow(dtype):
+def test_einsum_narrow_matches_the_reference(dtype):
     a, b = draw((2, 30), dtype), draw((30, 4), dtype)
     want = (a.astype(float) @ b.astype(float)).astype(dtype)
     check_node("Einsum", [a, b], {"equation": "ij,jk"}, expected=[want], rtol=0.01, atol=0.01)

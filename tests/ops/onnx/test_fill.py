@@ -28,7 +28,7 @@ def value_of(x: np.ndarray) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3), (1, 0, 2)])
-def test_constant_of_shape(shape: tuple[int, ...]) -> None:
+def test_constant_of_shape_matches_the_reference(shape: tuple[int, ...]) -> None:
     check_node("ConstantOfShape", [i64(*shape)])
     for value in (np.array([3], np.int32), np.array([1.5], np.float16), np.array([True])):
         check_node("ConstantOfShape", [i64(*shape)], value_of(value))
@@ -61,12 +61,12 @@ def test_constant_of_shape_infers_its_types() -> None:
 @pytest.mark.parametrize(
     "dtype", [np.int16, np.int32, np.int64, np.float32, np.float64, np.float16, "bfloat16"]
 )
-def test_range(bounds: tuple[int, int, int], dtype: Any) -> None:
+def test_range_matches_the_reference(bounds: tuple[int, int, int], dtype: Any) -> None:
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     check_both("Range", [np.array(v, kind) for v in bounds], constants=(0, 1, 2))
 
 
-def test_range_of_floats() -> None:
+def test_range_of_floats_matches_the_reference() -> None:
     check_node("Range", [np.array(v, np.float32) for v in (0.1, 1, 0.1)], rtol=1e-6)
     check_node("Range", [np.array(v, np.float64) for v in (1, -0.5, -0.25)])
     # In float16 alone the steps beyond 2048 would be lost.
@@ -102,7 +102,7 @@ def test_range_infers_its_types() -> None:
 
 
 @pytest.mark.parametrize("k", [-5, -1, 0, 1, 2, 5])
-def test_eye_like(k: int) -> None:
+def test_eye_like_matches_the_reference(k: int) -> None:
     for shape in ((3, 4), (4, 3), (0, 2)):
         x = f32(*shape)
         check_node("EyeLike", [x], {"k": k}, expected=[np.eye(*shape, k, dtype=np.float32)])
@@ -121,7 +121,7 @@ def test_eye_like_of_edge_cases_matches_the_definition() -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.float32])
-def test_one_hot(axis: int, dtype: Any) -> None:
+def test_one_hot_matches_the_reference(axis: int, dtype: Any) -> None:
     indices = np.array([[0, 2], [1, 7]], dtype)
     values = np.array([2, 5], np.float32)
     hot = np.zeros((2, 2, 3), np.int64)
@@ -161,7 +161,7 @@ def test_one_hot_of_edge_cases_matches_the_definition() -> None:
 
 @pytest.mark.parametrize("upper", [0, 1])
 @pytest.mark.parametrize("k", [None, -4, -1, 0, 1, 2, 9])
-def test_trilu(upper: int, k: int | None) -> None:
+def test_trilu_matches_the_reference(upper: int, k: int | None) -> None:
     for x in (f32(3, 4) + 1, f32(2, 4, 3) + 1, f32(4, 3).T + 1, np.ones((2, 0, 3), np.float32)):
         inputs = [x] if k is None else [x, np.array(k)]
         want = (np.triu if upper else np.tril)(x, k or 0)

@@ -32,7 +32,9 @@ PADDINGS = ["zeros", "border", "reflection"]
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("corners", [0, 1])
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_grid_sample(mode: str, padding: str, corners: int, rank: int) -> None:
+def test_grid_sample_matches_the_reference(
+    mode: str, padding: str, corners: int, rank: int
+) -> None:
     sizes, points = (5, 4, 3)[:rank], (3, 2, 4)[:rank]
     if (mode, padding) == ("cubic", "border"):
         pytest.skip("the reference clamps positions, ONNX Runtime and we what a position reads")
@@ -104,7 +106,7 @@ def test_grid_sample_one_pixel_reflected() -> None:
     )
 
 
-def test_grid_sample_empty() -> None:
+def test_grid_sample_empty_matches_the_reference() -> None:
     want = np.zeros((2, 3, 0, 4), np.float32)
     check_node("GridSample", [normal(2, 3, 5, 5), grid(2, 0, 4, 2)], expected=[want])
     with pytest.raises(ShapeError, match="no pixels"):
@@ -139,7 +141,7 @@ def test_grid_sample_infers_its_types() -> None:
 @pytest.mark.parametrize("corners", [0, 1])
 @pytest.mark.parametrize("size", [(2, 3, 4, 5), (2, 3, 4, 5, 6), (2, 3, 0, 4)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_affine_grid(corners: int, size: tuple[int, ...], dtype: Any) -> None:
+def test_affine_grid_matches_the_reference(corners: int, size: tuple[int, ...], dtype: Any) -> None:
     rank = len(size) - 2
     theta = normal(2, rank, rank + 1, dtype=dtype)
     inputs = [theta, np.array(size, np.int64)]
@@ -217,7 +219,9 @@ def scalar(value: Any, dtype: Any) -> np.ndarray:
 @pytest.mark.parametrize("most", [1, 5, 1000])
 @pytest.mark.parametrize("overlap", [0.0, 0.3, 0.7, 1.0])
 @pytest.mark.parametrize("least", [None, 0.4])
-def test_nms(centre: int, most: int, overlap: float, least: float | None) -> None:
+def test_nms_matches_the_reference(
+    centre: int, most: int, overlap: float, least: float | None
+) -> None:
     inputs = [
         boxes(2, 60, centre),
         np.round(rng.random((2, 3, 60)), 1).astype(np.float32),  # with ties
@@ -230,7 +234,7 @@ def test_nms(centre: int, most: int, overlap: float, least: float | None) -> Non
     check_node("NonMaxSuppression", inputs, attrs, expected="ort", opset=11)
 
 
-def test_nms_defaults() -> None:
+def test_nms_defaults_matches_the_reference() -> None:
     """No output unless asked for, whatever overlaps."""
     inputs = [boxes(1, 5, 0), rng.random((1, 2, 5)).astype(np.float32)]
     check_node("NonMaxSuppression", inputs, expected=[np.empty((0, 3), np.int64)])
@@ -240,7 +244,7 @@ def test_nms_defaults() -> None:
     check_node("NonMaxSuppression", inputs, expected="ort", opset=11)
 
 
-def test_nms_degenerate_boxes() -> None:
+def test_nms_degenerate_boxes_matches_the_reference() -> None:
     """Boxes without an area overlap with nothing, not even themselves."""
     flat = np.array([[[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]], np.float32)
     scores = np.array([[[0.9, 0.8, 0.7, 0.6]]], np.float32)
@@ -249,7 +253,7 @@ def test_nms_degenerate_boxes() -> None:
     assert kept[:, 2].tolist() == [0, 1, 2]
 
 
-def test_nms_empty() -> None:
+def test_nms_empty_matches_the_reference() -> None:
     inputs = [np.zeros((1, 0, 4), "f"), np.zeros((1, 2, 0), "f"), scalar(3, np.int64)]
     check_node("NonMaxSuppression", inputs, expected=[np.empty((0, 3), np.int64)])
     inputs = [np.zeros((0, 5, 4), "f"), np.zeros((0, 2, 5), "f"), scalar(3, np.int64)]

@@ -52,7 +52,7 @@ def scalar(value: int) -> np.ndarray:
         np.empty((2, 0), np.int64),
     ],
 )
-def test_gather(axis: int, indices: np.ndarray) -> None:
+def test_gather_matches_the_reference(axis: int, indices: np.ndarray) -> None:
     for x in (f32(2, 3, 4), f32(4, 3, 2).T, f32(2, 3, 8)[..., ::2]):
         check_both("Gather", [x, indices], {"axis": axis})
 
@@ -150,7 +150,7 @@ def test_gather_infers_its_types() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_gather_elements(axis: int) -> None:
+def test_gather_elements_matches_the_reference(axis: int) -> None:
     indices = np.array([[0, 1], [-1, 0], [2, -3]])
     for x, given in ((f32(3, 3), indices), (f32(3, 3).T, indices.astype(np.int32))):
         check_node("GatherElements", [x, given], {"axis": axis}, expected="ort", opset=13)
@@ -181,7 +181,7 @@ def test_gather_elements_of_edge_cases_matches_the_definition() -> None:
         ((2, 3, 4), [0], 0),
     ],
 )
-def test_gather_nd(shape: tuple[int, ...], indices: Any, batch: int) -> None:
+def test_gather_nd_matches_the_reference(shape: tuple[int, ...], indices: Any, batch: int) -> None:
     x, picked = f32(*shape), np.array(indices)
     want = nd_by_loops(x, picked, batch)
     check_node("GatherND", [x, picked], {"batch_dims": batch}, expected=[want])
@@ -234,7 +234,9 @@ def test_gather_nd_of_edge_cases_matches_the_definition() -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [np.int64, np.int32])
-def test_slice(starts: Any, ends: Any, axes: Any, steps: Any, dtype: Any) -> None:
+def test_slice_matches_the_reference(
+    starts: Any, ends: Any, axes: Any, steps: Any, dtype: Any
+) -> None:
     bounds = [
         None if v is None else np.array(v, np.int64).clip(np.iinfo(dtype).min, np.iinfo(dtype).max)
         for v in (starts, ends, axes, steps)
@@ -289,7 +291,7 @@ def test_slice_infers_its_types() -> None:
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
-def test_compress(axis: int | None) -> None:
+def test_compress_matches_the_reference(axis: int | None) -> None:
     attrs = {} if axis is None else {"axis": axis}
     for condition in ([True, False, True], [False, True], [False], []):
         given = np.array(condition, np.bool_)
@@ -305,7 +307,7 @@ def test_compress_of_edge_cases_matches_the_definition() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.bool_, np.int8, ml_dtypes.bfloat16])
-def test_nonzero(dtype: Any) -> None:
+def test_nonzero_matches_the_reference(dtype: Any) -> None:
     check_node("NonZero", [np.array([[1, 0], [1, 1]], dtype)])
     check_node("NonZero", [np.zeros((2, 3), dtype)])
     check_node("NonZero", [np.zeros((0, 3), dtype)])
@@ -324,7 +326,7 @@ def test_nonzero_of_edge_cases_matches_the_definition() -> None:
 @pytest.mark.parametrize("ascending", [0, 1])
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8, object])
-def test_unique(ascending: int, axis: int | None, dtype: Any) -> None:
+def test_unique_matches_the_reference(ascending: int, axis: int | None, dtype: Any) -> None:
     x = np.array([[2, 1, 1], [2, 1, 1], [0, 3, 3]])
     given = x.astype(str).astype(object) if dtype is object else x.astype(dtype)
     attrs = {"sorted": ascending} | ({} if axis is None else {"axis": axis})
@@ -356,7 +358,7 @@ def test_unique_of_edge_cases_matches_the_definition() -> None:
 
 
 @pytest.mark.parametrize(("time", "batch"), [(0, 1), (1, 0)])
-def test_reverse_sequence(time: int, batch: int) -> None:
+def test_reverse_sequence_matches_the_reference(time: int, batch: int) -> None:
     attrs = {"time_axis": time, "batch_axis": batch}
     for lengths in (i64(1, 2, 3, 4), i64(4, 1, 0, 3)):
         check_node("ReverseSequence", [f32(4, 4), lengths], attrs)

@@ -40,7 +40,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("a, b", SHAPES)
-def test_matmul(a, b):
+def test_matmul_matches_the_reference(a, b):
     check_node("MatMul", [draw(*a), draw(*b)])
 
 
@@ -101,7 +101,7 @@ def test_infer_matmul_keeps_names():
 @pytest.mark.parametrize("trans_b", [0, 1])
 @pytest.mark.parametrize("c", [None, (), (1,), (5,), (3, 1), (1, 5), (3, 5)])
 @pytest.mark.parametrize("alpha, beta", [(1.0, 1.0), (0.5, 2.0), (1.0, 0.0)])
-def test_gemm(trans_a, trans_b, c, alpha, beta):
+def test_gemm_matches_the_reference(trans_a, trans_b, c, alpha, beta):
     a, b = draw(*((4, 3) if trans_a else (3, 4))), draw(*((5, 4) if trans_b else (4, 5)))
     inputs = [a, b] if c is None else [a, b, draw(*c)]
     attrs = {"transA": trans_a, "transB": trans_b, "alpha": alpha, "beta": beta}
@@ -118,7 +118,7 @@ def test_gemm_with_one_column_seen_many_times(rows, transposed):
     assert (y == y[:, :1]).all()
 
 
-def test_gemm_integers():
+def test_gemm_integers_matches_the_reference():
     a, b, c = (draw(*s, dtype=np.int32) for s in ((3, 4), (4, 5), (5,)))
     check_node("Gemm", [a, b, c], expected=[a @ b + c])
     check_node("Gemm", [a, b, c], {"alpha": 2.0, "beta": 3.0}, expected=[2 * (a @ b) + 3 * c])
@@ -127,7 +127,7 @@ def test_gemm_integers():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_gemm_narrow(dtype):
+def test_gemm_narrow_matches_the_reference(dtype):
     a, b, c = (draw(*s, dtype=dtype) for s in ((3, 40), (40, 5), (5,)))
     wide = 0.5 * (a.astype(float) @ b.astype(float)) + 2 * c.astype(float)
     attrs = {"alpha": 0.5, "beta": 2.0}
@@ -157,14 +157,14 @@ def test_gemm_with_bad_inputs_is_refused(shapes):
         ((2, 6, 3, 4), (5, 2, 6, 4), {"transBatchB": 1, "transB": 1}),
     ],
 )
-def test_fused_matmul(a, b, attrs, alpha):
+def test_fused_matmul_matches_the_reference(a, b, attrs, alpha):
     check_node("FusedMatMul", [draw(*a), draw(*b)], {**attrs, "alpha": alpha},
                expected="ort", domain="com.microsoft", opset=1)  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 4, 3, 3), (1, 1), (0, 3, 3), (0, 0), (2, 0, 0)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_det(shape, dtype):
+def test_det_matches_the_reference(shape, dtype):
     check_node("Det", [draw(*shape, dtype=dtype)])
 
 

@@ -241,7 +241,7 @@ def test_layer_and_rms_refuse():
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 20])
 @pytest.mark.parametrize("attrs", [{}, {"alpha": 0.3, "beta": 0.5, "bias": 2.0}])
 @pytest.mark.parametrize("shape", [(2, 7, 3, 4), (1, 1, 2, 2)])
-def test_lrn(size, attrs, shape):
+def test_lrn_matches_the_reference(size, attrs, shape):
     x = draw(*shape)
     alpha, beta, bias = attrs.get("alpha", 1e-4), attrs.get("beta", 0.75), attrs.get("bias", 1.0)
     sums = np.empty_like(x)
@@ -353,7 +353,7 @@ def test_skip_layer_normalization_with_misfit_inputs_is_refused(op, shapes):
 @pytest.mark.parametrize("segments", [True, False])
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("places", [None, (2, 3), (1, 3)])
-def test_embed_layer(segments, masked, places):
+def test_embed_layer_matches_the_reference(segments, masked, places):
     ids = rng.integers(0, 10, (2, 3)).astype(np.int32)
     inputs = [
         ids,

@@ -33,13 +33,13 @@ def scalar(value: float) -> np.ndarray:
     "pads",
     [(0, 0, 0, 0), (1, 2, 0, 3), (0, 2, 0, 0), (2, 0, 1, 0), (2, 3, 2, 3), (7, 5, 6, 9)],
 )
-def test_pad(mode: str, pads: tuple[int, ...]) -> None:
+def test_pad_matches_the_reference(mode: str, pads: tuple[int, ...]) -> None:
     for x in (f32(3, 4), f32(4, 3).T, f32(3, 8)[:, ::2]):
         check_both("Pad", [x, i64(*pads)], {"mode": mode})
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_pad_some_axes(mode: str) -> None:
+def test_pad_some_axes_matches_the_reference(mode: str) -> None:
     inputs = [f32(2, 3, 4), i64(1, 2, 0, 3), None, i64(2, -3)]
     check_both("Pad", inputs, {"mode": mode}, constants=(1, 3))
     inputs[3] = np.array([1, 0], np.int32)
@@ -101,7 +101,7 @@ def test_pad_infers_its_types() -> None:
 
 
 @pytest.mark.parametrize("target", [(2, 3), (5, 8), (2, 9), (1, 2), (4, 7)])
-def test_center_crop_pad(target: tuple[int, ...]) -> None:
+def test_center_crop_pad_matches_the_reference(target: tuple[int, ...]) -> None:
     for x in (f32(4, 5), f32(5, 4).T, f32(3, 6)):
         check_both("CenterCropPad", [x, i64(*target)])
 

@@ -41,7 +41,7 @@ GEOMETRY = [
 @pytest.mark.parametrize("attrs", GEOMETRY)
 @pytest.mark.parametrize("kernel", [[3, 3], [2, 3], [3, 1], [1, 1]])
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_max_pool(attrs, kernel, outputs):
+def test_max_pool_matches_the_reference(attrs, kernel, outputs):
     if any(p >= k for p, k in zip(attrs.get("pads", [0] * 4), kernel * 2, strict=True)):
         attrs = {k: v for k, v in attrs.items() if k != "pads"}
     if attrs.get("auto_pad") == "SAME_UPPER" and 1 in kernel:
@@ -52,7 +52,7 @@ def test_max_pool(attrs, kernel, outputs):
 
 @pytest.mark.parametrize("storage_order", [0, 1])
 @pytest.mark.parametrize("shape", [(2, 3, 9), (2, 3, 7, 8), (2, 2, 4, 5, 6)])
-def test_max_pool_indices(shape, storage_order):
+def test_max_pool_indices_matches_the_reference(shape, storage_order):
     rank = len(shape) - 2
     attrs = {"kernel_shape": [2] * rank, "storage_order": storage_order, "pads": [1] * 2 * rank}
     check_node("MaxPool", [draw(*shape)], attrs, expected="ort", opset=21, outputs=2)
@@ -88,7 +88,7 @@ def test_max_pool_of_every_dtype_matches_the_definition(dtype, outputs):
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_max_pool_narrow(dtype):
+def test_max_pool_narrow_matches_the_reference(dtype):
     x = draw(2, 3, 6, 7, dtype=dtype)
     attrs = {"kernel_shape": [2, 2], "strides": [2, 2]}
     cut = x[..., :6].astype(np.float32).reshape(2, 3, 3, 2, 3, 2)
@@ -100,7 +100,7 @@ def test_max_pool_narrow(dtype):
 @pytest.mark.parametrize("include", [0, 1])
 @pytest.mark.parametrize("attrs", GEOMETRY)
 @pytest.mark.parametrize("kernel", [[3, 3], [2, 4], [3, 1]])
-def test_average_pool(attrs, kernel, include):
+def test_average_pool_matches_the_reference(attrs, kernel, include):
     if any(p >= k for p, k in zip(attrs.get("pads", [0] * 4), kernel * 2, strict=True)):
         attrs = {k: v for k, v in attrs.items() if k != "pads"}
     attrs = {"kernel_shape": kernel, "count_include_pad": include, **attrs}
@@ -109,7 +109,7 @@ def test_average_pool(attrs, kernel, include):
 
 @pytest.mark.parametrize("op", ["AveragePool", "MaxPool", "LpPool"])
 @pytest.mark.parametrize("shape", [(2, 3, 9), (2, 2, 4, 5, 6), (0, 2, 4, 4), (2, 0, 4, 4)])
-def test_pool_ranks(op, shape):
+def test_pool_ranks_matches_the_reference(op, shape):
     rank = len(shape) - 2
     attrs = {"kernel_shape": [2] * rank, "strides": [2] * rank}
     if 0 in shape:
@@ -121,7 +121,7 @@ def test_pool_ranks(op, shape):
 
 @pytest.mark.parametrize("block", [1, 100, 300])
 @pytest.mark.parametrize("shape", [(2, 3, 9, 10), (4, 3, 4, 4), (1, 2, 4, 5, 6)])
-def test_pool_in_blocks(monkeypatch, shape, block):
+def test_pool_in_blocks_matches_the_reference(monkeypatch, shape, block):
     monkeypatch.setattr(family, "BLOCK", block)
     rank = len(shape) - 2
     attrs = {"kernel_shape": [3] * rank, "strides": [2] * rank, "pads": [1] * 2 * rank}
@@ -158,12 +158,12 @@ def test_pool_of_empty_batch_of_large_images_is_empty():
 
 @pytest.mark.parametrize("p", [1, 2, 3])
 @pytest.mark.parametrize("attrs", [g for g in GEOMETRY if "ceil_mode" not in g])
-def test_lp_pool(attrs, p):
+def test_lp_pool_matches_the_reference(attrs, p):
     attrs = {"kernel_shape": [3, 3], "p": p, **attrs}
     check_node("LpPool", [draw(2, 3, 9, 11)], attrs, expected="ort", opset=21, rtol=1e-4)
 
 
-def test_lp_pool_ceil():
+def test_lp_pool_ceil_matches_the_reference():
     x = draw(1, 1, 4, 4)
     squares = np.pad(x.astype(float) ** 2, ((0, 0), (0, 0), (0, 1), (0, 1)))
     want = np.sqrt(
@@ -174,7 +174,7 @@ def test_lp_pool_ceil():
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_average_pool_narrow(dtype):
+def test_average_pool_narrow_matches_the_reference(dtype):
     x = draw(2, 3, 6, 7, dtype=dtype)
     wide = x.astype(float)
     cut = wide[..., :6].reshape(2, 3, 3, 2, 3, 2)
@@ -258,7 +258,7 @@ def test_max_unpool_undoes_max_pool():
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_max_unpool_narrow(dtype):
+def test_max_unpool_narrow_matches_the_reference(dtype):
     x = np.array([[[1, 2]]], dtype)
     want = np.array([[[0, 1, 2, 0]]], dtype)
     attrs = {"kernel_shape": [2], "strides": [2]}

@@ -42,7 +42,7 @@ def zeros_for(name: str, *shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", INTS + FLOAT8 + SMALL)
 @pytest.mark.parametrize("layout", ["scalar", "axis", "blocks", "partial blocks"])
-def test_quantize_every_target(name: str, layout: str) -> None:
+def test_quantize_every_target_matches_the_reference(name: str, layout: str) -> None:
     shape = {"scalar": (), "axis": (4,), "blocks": (2, 4, 5), "partial blocks": (2, 2, 5)}[layout]
     attrs = {"axis": 1}
     if "blocks" in layout:
@@ -55,7 +55,9 @@ def test_quantize_every_target(name: str, layout: str) -> None:
 @pytest.mark.parametrize("name", [*INTS, "int32", *FLOAT8, *SMALL])
 @pytest.mark.parametrize("out", [None, TensorProto.FLOAT16, TensorProto.BFLOAT16])
 @pytest.mark.parametrize("layout", ["scalar", "axis", "blocks", "partial blocks"])
-def test_dequantize_every_source(name: str, out: int | None, layout: str) -> None:
+def test_dequantize_every_source_matches_the_reference(
+    name: str, out: int | None, layout: str
+) -> None:
     shape = {"scalar": (), "axis": (6,), "blocks": (2, 3), "partial blocks": (2, 2)}[layout]
     attrs: dict[str, int] = {"axis": -1}
     if "blocks" in layout:
@@ -153,12 +155,12 @@ def test_quantize_vector_ignores_axis() -> None:
 
 
 @pytest.mark.parametrize("low, high", [(-3, 5), (1, 9), (-9, -1), (0, 0), (-1e-30, 1e-30)])
-def test_dynamic_quantize(low: float, high: float) -> None:
+def test_dynamic_quantize_matches_the_reference(low: float, high: float) -> None:
     x = np.linspace(low, high, 37, dtype=np.float32).reshape(37, 1)
     check_node("DynamicQuantizeLinear", [x], outputs=3, expected="ort", opset=21)
 
 
-def test_quantize_microsoft_variants() -> None:
+def test_quantize_microsoft_variants_matches_the_reference() -> None:
     ms = {"domain": "com.microsoft", "opset": 1, "expected": "ort"}
     for name in ("int8", "uint8", "int16", "uint16"):
         x, scale, zero = normal(4, 6, scale=30), scales(4), zeros_for(name, 4)

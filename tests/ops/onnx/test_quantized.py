@@ -191,7 +191,7 @@ def test_matmul_integer_to_float(a_dtype: np.dtype, b_dtype: np.dtype, length: i
 
 
 @pytest.mark.parametrize("b_dtype", [U8, I8])
-def test_dynamic_quantize_matmul(b_dtype: np.dtype) -> None:
+def test_dynamic_quantize_matmul_matches_the_reference(b_dtype: np.dtype) -> None:
     a = rng.normal(size=(2, 3, 300)).astype(np.float32)
     b = whole(b_dtype, 300, 4)
     loose = {"rtol": 1e-4, "atol": 1e-4}
@@ -205,7 +205,9 @@ def test_dynamic_quantize_matmul(b_dtype: np.dtype) -> None:
 @pytest.mark.parametrize("trans_a", [0, 1])
 @pytest.mark.parametrize("trans_b", [0, 1])
 @pytest.mark.parametrize("constants", [(), (3, 5)])
-def test_qgemm(trans_a: int, trans_b: int, constants: tuple[int, ...]) -> None:
+def test_qgemm_matches_the_reference(
+    trans_a: int, trans_b: int, constants: tuple[int, ...]
+) -> None:
     a = near_zero(U8, *((400, 3) if trans_a else (3, 400)))
     b = near_zero(I8, *((4, 400) if trans_b else (400, 4)))
     attrs = {"transA": trans_a, "transB": trans_b, "alpha": 0.75}

@@ -82,7 +82,7 @@ def test_random_infers_its_types() -> None:
         assert not op.pure
 
 
-def test_bernoulli() -> None:
+def test_bernoulli_draws_with_its_probabilities() -> None:
     x = np.tile(np.array([0, 0.3, 1], np.float32), (50_000, 1))
     for dtype in (TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL):
         (y,) = run("Bernoulli", [x], {"seed": 1.0, "dtype": int(dtype)})
@@ -99,7 +99,7 @@ def test_bernoulli() -> None:
     np.testing.assert_array_equal(out, compiled("Bernoulli", [x], {"seed": 1.0})(x))
 
 
-def test_multinomial() -> None:
+def test_multinomial_draws_with_its_probabilities() -> None:
     shares = np.array([[0.1, 0.2, 0.7], [0.5, 0, 0.5]])
     with np.errstate(divide="ignore"):
         logits = np.log(shares).astype(np.float32) + 5
@@ -127,7 +127,7 @@ TRAINING, INFERENCE = np.array(True), np.array(False)
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 0.75])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_dropout_in_training(outputs: int, ratio: float, dtype: Any) -> None:
+def test_dropout_in_training_scales_what_it_keeps(outputs: int, ratio: float, dtype: Any) -> None:
     inputs = [(f32(5, 6) + 1).astype(dtype), np.array(ratio, dtype), TRAINING]
     model = node_model("Dropout", inputs, {"seed": 5}, outputs=outputs, opset=13)
     wanted = run_reference(model, inputs)
@@ -145,7 +145,7 @@ def test_dropout_in_training(outputs: int, ratio: float, dtype: Any) -> None:
         assert ((again[0] if outputs > 1 else again) != results[0]).any()
 
 
-def test_dropout_in_inference() -> None:
+def test_dropout_in_inference_matches_the_reference() -> None:
     x = f32(3, 4)
     check_node("Dropout", [x])
     check_node("Dropout", [x, np.array(0.9, np.float32), INFERENCE], constants=(2,))

@@ -72,7 +72,7 @@ DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("lengths", [None, [5, 2, 3], [1, 1, 4]])
 @pytest.mark.parametrize(("bias", "states"), [(True, True), (True, False), (False, True)])
-def test_recurrent_directions(
+def test_recurrent_layer_in_each_direction_matches_ort(
     kind: str, direction: str, lengths: list[int] | None, bias: bool, states: bool
 ) -> None:
     inputs = data(kind, directions=DIRECTIONS[direction], bias=bias, lengths=lengths, states=states)
@@ -89,7 +89,9 @@ def test_gru_linear_before_reset(linear: int, direction: str, bias: bool) -> Non
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("lengths", [None, [5, 2, 3]])
-def test_lstm_peepholes(direction: str, lengths: list[int] | None) -> None:
+def test_lstm_with_peepholes_matches_the_reference(
+    direction: str, lengths: list[int] | None
+) -> None:
     inputs = data(
         "LSTM", directions=DIRECTIONS[direction], states=True, peepholes=True, lengths=lengths
     )
@@ -97,11 +99,11 @@ def test_lstm_peepholes(direction: str, lengths: list[int] | None) -> None:
 
 
 @pytest.mark.parametrize("kind", GATES)
-def test_recurrent_clip(kind: str) -> None:
+def test_recurrent_layer_with_clip_matches_ort(kind: str) -> None:
     check(kind, data(kind, states=True), clip=0.4)
 
 
-def test_recurrent_input_forget() -> None:
+def test_lstm_with_input_forget_matches_ort() -> None:
     check("LSTM", data("LSTM", states=True), input_forget=1)
 
 
@@ -117,7 +119,9 @@ ACTIVATIONS = [
 
 @pytest.mark.parametrize("names", ACTIVATIONS, ids="-".join)
 @pytest.mark.parametrize("kind", GATES)
-def test_recurrent_activations(kind: str, names: tuple[str, ...]) -> None:
+def test_recurrent_layer_with_each_activation_matches_ort(
+    kind: str, names: tuple[str, ...]
+) -> None:
     count = {"RNN": 1, "GRU": 2, "LSTM": 3}[kind]
     inputs = data(kind, states=True)
     inputs[1] *= 0.3
@@ -147,7 +151,9 @@ def test_recurrent_activations_of_each_direction(kind: str) -> None:
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("lengths", [None, [5, 2, 3]])
-def test_recurrent_batch_first(kind: str, direction: str, lengths: list[int] | None) -> None:
+def test_recurrent_batch_first_matches_the_reference(
+    kind: str, direction: str, lengths: list[int] | None
+) -> None:
     """Layout 1 says the same as layout 0 with transposed inputs and outputs."""
     n = DIRECTIONS[direction]
     inputs = data(kind, directions=n, states=True, lengths=lengths, layout=1)
@@ -165,7 +171,9 @@ def test_recurrent_batch_first(kind: str, direction: str, lengths: list[int] | N
 
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("constants", [(1, 2), (1, 2, 3)])
-def test_recurrent_constant_weights(kind: str, constants: tuple[int, ...]) -> None:
+def test_recurrent_constant_weights_matches_the_reference(
+    kind: str, constants: tuple[int, ...]
+) -> None:
     attrs = {"hidden_size": H}
     inputs = data(kind, states=True)
     wanted = check_node(kind, inputs, attrs, outputs=2)
@@ -267,7 +275,7 @@ def test_recurrent_empty_sequences_keep_the_initial_state(kind: str) -> None:
         ({"lengths": [-1, 1, 1]}, "sequence_lens"),
     ],
 )
-def test_recurrent_bad_lengths(change: dict[str, Any], message: str) -> None:
+def test_recurrent_bad_lengths_matches_the_reference(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         check_node("LSTM", data("LSTM", **change), {"hidden_size": H}, expected=[None])
 
@@ -285,7 +293,7 @@ def test_recurrent_bad_lengths(change: dict[str, Any], message: str) -> None:
         (6, (1, B, H + 1)),
     ],
 )
-def test_recurrent_bad_shapes(index: int, shape: tuple[int, ...]) -> None:
+def test_recurrent_bad_shapes_matches_the_reference(index: int, shape: tuple[int, ...]) -> None:
     inputs = data("LSTM", states=True)
     inputs[index] = np.zeros(shape, np.float32)
     with pytest.raises(ShapeError):
@@ -305,12 +313,12 @@ def test_recurrent_bad_shapes(index: int, shape: tuple[int, ...]) -> None:
         {"activations": ["Tanh", "Sinus", "Tanh"]},
     ],
 )
-def test_recurrent_bad_attributes(attrs: dict[str, Any]) -> None:
+def test_recurrent_bad_attributes_matches_the_reference(attrs: dict[str, Any]) -> None:
     with pytest.raises(ShapeError):
         check_node("LSTM", data("LSTM"), attrs, expected=[None])
 
 
-def test_recurrent_infer_symbolic() -> None:
+def test_recurrent_layer_infers_symbolic_dims() -> None:
     op = find("LSTM")
     assert op is not None
     f = np.dtype(np.float32)

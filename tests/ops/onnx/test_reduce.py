@@ -104,7 +104,7 @@ def test_reduction_of_no_axes_applies_elementwise_part(op: str) -> None:
 
 @pytest.mark.parametrize("op", [k for k in REDUCTIONS if k != "ReduceLogSumExp"])
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_reduction_of_integers(op: str, dtype: str) -> None:
+def test_reduction_of_integers_matches_the_reference(op: str, dtype: str) -> None:
     x = np.random.default_rng(0).integers(1, 5, (3, 4, 3)).astype(dtype)
     if dtype[0] == "i" and op != "ReduceLogSum":
         x = -x

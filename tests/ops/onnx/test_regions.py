@@ -26,7 +26,7 @@ def boxes(count, extent=20.0):
 @pytest.mark.parametrize("ratio", [0, 1, 3])
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 @pytest.mark.parametrize("size", [(1, 1), (3, 2)])
-def test_roi_align(mode, ratio, scale, size):
+def test_roi_align_matches_the_reference(mode, ratio, scale, size):
     inputs = [draw(2, 3, 9, 12), boxes(7), np.array([0, 1, 1, 0, 0, 1, 0])]
     attrs = {
         "coordinate_transformation_mode": mode,
@@ -95,7 +95,7 @@ def test_infer_regions_keeps_names():
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 @pytest.mark.parametrize("size", [[1, 1], [3, 2], [6, 6]])
 @pytest.mark.parametrize("dtype", [np.float32])
-def test_max_roi_pool(scale, size, dtype):
+def test_max_roi_pool_matches_the_reference(scale, size, dtype):
     rois = np.concatenate([np.array([[0], [1], [1], [0], [0]]), boxes(5)], axis=1)
     attrs = {"pooled_shape": size, "spatial_scale": scale}
     check_node("MaxRoiPool", [draw(2, 3, 9, 12), rois.astype(dtype)], attrs, expected="ort",
@@ -138,7 +138,7 @@ DEFORM = [
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("block", [None, 7])
-def test_deform_conv(monkeypatch, attrs, x, w, groups, bias, masked, block):
+def test_deform_conv_matches_the_reference(monkeypatch, attrs, x, w, groups, bias, masked, block):
     if block is not None:
         monkeypatch.setattr(regions, "BLOCK_BYTES", 1)
         monkeypatch.setattr(regions, "MIN_BLOCK", block)

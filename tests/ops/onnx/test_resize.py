@@ -46,7 +46,9 @@ TARGETS = [(5, 7), (10, 14), (15, 21), (3, 3), (9, 20), (5, 13), (1, 1), (20, 4)
 @pytest.mark.parametrize("coordinates", [*COORDINATES, "pytorch_half_pixel"])
 @pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_resize_nearest(coordinates: str, rounding: str, target: tuple[int, int]) -> None:
+def test_resize_nearest_matches_the_reference(
+    coordinates: str, rounding: str, target: tuple[int, int]
+) -> None:
     attrs = {"coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
     check([image(2, 3, 5, 7), None, None, sizes(2, 3, *target)], attrs)
 
@@ -55,7 +57,7 @@ def test_resize_nearest(coordinates: str, rounding: str, target: tuple[int, int]
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("outside", [0, 1])
 @pytest.mark.parametrize("target", TARGETS)
-def test_resize_interpolation(
+def test_resize_by_interpolation_matches_the_reference(
     mode: str, coordinates: str, outside: int, target: tuple[int, int]
 ) -> None:
     attrs = {
@@ -70,7 +72,9 @@ def test_resize_interpolation(
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 @pytest.mark.parametrize("outside", [0, 1])
 @pytest.mark.parametrize("target", TARGETS)
-def test_resize_antialias(mode: str, outside: int, target: tuple[int, int]) -> None:
+def test_resize_with_antialias_matches_the_reference(
+    mode: str, outside: int, target: tuple[int, int]
+) -> None:
     attrs = {"mode": mode, "antialias": 1, "exclude_outside": outside}
     check([image(2, 3, 5, 7), None, None, sizes(2, 3, *target)], attrs)
 
@@ -78,7 +82,9 @@ def test_resize_antialias(mode: str, outside: int, target: tuple[int, int]) -> N
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("coordinates", [*COORDINATES, "pytorch_half_pixel"])
 @pytest.mark.parametrize("factors", [(2, 2), (0.6, 0.6), (1, 3), (3, 1), (0.5, 2.5), (1, 1)])
-def test_resize_scales(mode: str, coordinates: str, factors: tuple[float, float]) -> None:
+def test_resize_by_scales_matches_the_reference(
+    mode: str, coordinates: str, factors: tuple[float, float]
+) -> None:
     attrs = {"mode": mode, "coordinate_transformation_mode": coordinates}
     check([image(2, 3, 5, 7), None, scales(1, 1, *factors)], attrs)
 
@@ -124,7 +130,7 @@ def test_resize_by_rounded_quotient_scale() -> None:
 )
 @pytest.mark.parametrize("target", [(5, 7), (10, 3), (1, 1)])
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
-def test_crop_and_resize(
+def test_resize_of_a_crop_matches_the_reference(
     mode: str, roi: tuple[float, ...], target: tuple[int, int], kind: Any
 ) -> None:
     attrs = {
@@ -140,7 +146,7 @@ def test_crop_and_resize(
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("axes", [[2, 3], [3, 2], [3], [1], [0, 2]])
 @pytest.mark.parametrize("by", ["scales", "sizes"])
-def test_resize_axes(mode: str, axes: list[int], by: str) -> None:
+def test_resize_of_some_axes_matches_the_reference(mode: str, axes: list[int], by: str) -> None:
     x = image(2, 3, 5, 7)
     attrs = {"mode": mode, "axes": axes}
     if by == "scales":
@@ -159,14 +165,16 @@ def test_resize_axes_of_roi() -> None:
 @pytest.mark.parametrize("policy", ["stretch", "not_larger", "not_smaller"])
 @pytest.mark.parametrize("target", [(10, 10), (3, 20), (4, 6)])
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
-def test_resize_aspect_ratio(policy: str, target: tuple[int, int], mode: str) -> None:
+def test_resize_that_keeps_the_aspect_ratio_matches_the_reference(
+    policy: str, target: tuple[int, int], mode: str
+) -> None:
     attrs = {"mode": mode, "keep_aspect_ratio_policy": policy, "axes": [2, 3]}
     check([image(2, 3, 5, 7), None, None, sizes(*target)], attrs)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 5])
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_resize_ranks(rank: int, mode: str) -> None:
+def test_resize_of_any_rank_matches_the_reference(rank: int, mode: str) -> None:
     shape = (4, 3, 5, 4, 3)[-rank:]
     check([image(*shape), None, scales(*[2.0] * rank)], {"mode": mode})
     check([image(*shape), None, None, sizes(*[6] * rank)], {"mode": mode})
@@ -203,7 +211,7 @@ def test_resize_other_of_every_dtype_matches_the_definition() -> None:
     check_node("Resize", [x, None, scales(2)], {"mode": "linear"}, expected=[real + 1j * imag])
 
 
-def test_resize_strided_input() -> None:
+def test_resize_of_a_strided_input_matches_that_of_a_copy() -> None:
     for mode in ("nearest", "linear"):
         x = image(3, 2, 7, 10).transpose(1, 0, 3, 2)[..., ::2]
         check([x, None, scales(1, 1, 2, 2)], {"mode": mode})
@@ -212,7 +220,7 @@ def test_resize_strided_input() -> None:
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("factors", [(2, 2), (1.5, 1.7), (0.5, 3)])
-def test_resize_blocks(mode: str, factors: tuple[float, float]) -> None:
+def test_resize_blocks_matches_the_reference(mode: str, factors: tuple[float, float]) -> None:
     """Large enough to be resized block by block, the last one smaller."""
     x = image(2, 13, 60, 64)
     (y,) = check_node("Resize", [x[:1, :1], None, scales(1, 1, *factors)], {"mode": mode})

@@ -32,7 +32,9 @@ def inputs(rank: int, positions: bool, turning: int = D, dtype: Any = np.float32
 @pytest.mark.parametrize("positions", [False, True])
 @pytest.mark.parametrize("interleaved", [0, 1])
 @pytest.mark.parametrize("turning", [0, 2, 4])
-def test_rotary(rank: int, positions: bool, interleaved: int, turning: int) -> None:
+def test_rotary_matches_the_reference(
+    rank: int, positions: bool, interleaved: int, turning: int
+) -> None:
     attrs = {"interleaved": interleaved, "rotary_embedding_dim": turning}
     if rank == 3:
         attrs["num_heads"] = H
@@ -47,7 +49,9 @@ def test_rotary_equals_onnx_runtime() -> None:
 @pytest.mark.parametrize("interleaved", [0, 1])
 @pytest.mark.parametrize("start", [None, 0, 5])
 @pytest.mark.parametrize("turning", [0, 4])
-def test_rotary_microsoft(rank: int, interleaved: int, start: int | None, turning: int) -> None:
+def test_rotary_microsoft_matches_the_reference(
+    rank: int, interleaved: int, start: int | None, turning: int
+) -> None:
     x, cos, sin, positions = inputs(rank, True, turning or D)
     if start is not None:
         positions = np.array([start])

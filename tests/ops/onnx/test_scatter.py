@@ -16,7 +16,7 @@ REDUCTIONS = ["none", "add", "mul", "max", "min"]
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.float16, ml_dtypes.bfloat16])
-def test_scatter_elements(reduction: str, axis: int, dtype: Any) -> None:
+def test_scatter_elements_matches_the_reference(reduction: str, axis: int, dtype: Any) -> None:
     attrs = {"axis": axis, "reduction": reduction}
     indices = np.array([[0, -1], [2, 1]])
     if reduction != "none":
@@ -79,7 +79,7 @@ def test_scatter_infers_its_types() -> None:
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, ml_dtypes.bfloat16])
-def test_scatter_nd(reduction: str, depth: int, dtype: Any) -> None:
+def test_scatter_nd_matches_the_reference(reduction: str, depth: int, dtype: Any) -> None:
     x = f32(2, 3, 4).astype(dtype)
     rows = [[0, 1, 2], [1, -1, -4], [0, 2, 2]] if reduction != "none" else [[0, 1, 2], [1, -1, -4]]
     indices = np.array([row[:depth] for row in rows])
@@ -118,7 +118,7 @@ def test_scatter_large_takes_memory_over() -> None:
 
 
 @pytest.mark.parametrize("mode", ["linear", "circular"])
-def test_tensor_scatter(mode: str) -> None:
+def test_tensor_scatter_matches_the_reference(mode: str) -> None:
     cache, update = f32(2, 3, 4, 5), -f32(2, 3, 2, 5)
     check_node("TensorScatter", [cache, update], {"mode": mode})
     starts = i64(1, 2) if mode == "linear" else i64(3, 6)

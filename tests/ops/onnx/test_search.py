@@ -93,7 +93,7 @@ def check_top(x: np.ndarray, k: int, axis: int = -1, largest: int = 1, **attrs: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("largest", [0, 1])
-def test_top_k(dtype: Any, largest: int) -> None:
+def test_top_k_matches_the_definition(dtype: Any, largest: int) -> None:
     for shape, axis in (((4, 5), -1), ((3, 30, 4), 1), ((50, 3), 0), ((200,), 0)):
         x = few(*shape, dtype=dtype)
         n = shape[axis]

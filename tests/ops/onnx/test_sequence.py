@@ -19,7 +19,7 @@ def three() -> list[np.ndarray]:
     return [f32(2), f32(3), f32(1)]
 
 
-def test_sequence_construct() -> None:
+def test_sequence_construct_matches_the_reference() -> None:
     check_node("SequenceConstruct", [f32(2), f32(3, 2)])
     check_node("SequenceConstruct", [np.array(["a"], object)])
     assert infer("SequenceConstruct", [float_type("N", 3), float_type(2, 3)]) == [
@@ -29,7 +29,7 @@ def test_sequence_construct() -> None:
         infer("SequenceConstruct", [float_type(1), TensorType(INT64)])
 
 
-def test_sequence_empty() -> None:
+def test_sequence_empty_gives_an_empty_sequence() -> None:
     assert run("SequenceEmpty", []) == ([],)
     assert infer("SequenceEmpty", [], {"dtype": int(TensorProto.INT64)}) == [
         SequenceType(TensorType(INT64))
@@ -38,7 +38,7 @@ def test_sequence_empty() -> None:
 
 
 @pytest.mark.parametrize("position", [None, 0, 1, 3, -1, -3])
-def test_sequence_insert(position: int | None) -> None:
+def test_sequence_insert_matches_the_reference(position: int | None) -> None:
     inputs: list[Any] = [three(), f32(5)]
     if position is not None:
         inputs.append(np.array(position))
@@ -60,7 +60,7 @@ def test_sequence_insert_with_bad_inputs_is_refused() -> None:
 
 
 @pytest.mark.parametrize("position", [None, 0, 2, -1, -3])
-def test_sequence_erase(position: int | None) -> None:
+def test_sequence_erase_matches_the_reference(position: int | None) -> None:
     inputs: list[Any] = [three()]
     if position is not None:
         inputs.append(np.array(position, np.int32))
@@ -71,7 +71,7 @@ def test_sequence_erase(position: int | None) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 2, -1, -3])
-def test_sequence_at(position: int) -> None:
+def test_sequence_at_matches_the_reference(position: int) -> None:
     check_node("SequenceAt", [three(), np.array(position)])
     check_node("SequenceLength", [three()])
 
@@ -87,7 +87,7 @@ def test_sequence_at_with_bad_inputs_is_refused() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_split_to_sequence(axis: int) -> None:
+def test_split_to_sequence_matches_the_reference(axis: int) -> None:
     x = f32(4, 4)
     check_node("SplitToSequence", [x], {"axis": axis})
     check_both("SplitToSequence", [x, np.array(3)], {"axis": axis})
@@ -118,7 +118,7 @@ def test_split_to_sequence_of_edge_cases_matches_the_definition() -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("new_axis", [0, 1])
-def test_concat_from_sequence(axis: int, new_axis: int) -> None:
+def test_concat_from_sequence_matches_the_reference(axis: int, new_axis: int) -> None:
     attrs = {"axis": axis, "new_axis": new_axis}
     check_node("ConcatFromSequence", [[f32(2, 3), f32(2, 3)]], attrs)
     wanted: tuple[Any, ...] = {
@@ -144,7 +144,7 @@ def test_concat_from_sequence_of_edge_cases_matches_the_definition() -> None:
     assert infer("ConcatFromSequence", [ANY], {"axis": 0}) == [TensorType()]
 
 
-def test_optional() -> None:
+def test_optional_holds_its_element() -> None:
     x = f32(2)
     (some,) = run("Optional", [x])
     np.testing.assert_array_equal(some, x)
@@ -156,7 +156,7 @@ def test_optional() -> None:
     assert infer("Optional", [None], {"type": FLOATS}) == [OptionalType(FLOATS)]
 
 
-def test_optional_elements() -> None:
+def test_optional_elements_matches_the_reference() -> None:
     x = f32(2)
     check_node("OptionalGetElement", [x])
     check_node("OptionalHasElement", [x])

@@ -30,7 +30,7 @@ INT_MAX = 2**31 - 1
     "attrs",
     [{}, {"start": 1}, {"end": -1}, {"start": -2, "end": 9}, {"start": -9}, {"start": 2, "end": 1}],
 )
-def test_shape_and_size(attrs: dict[str, int]) -> None:
+def test_shape_and_size_matches_the_reference(attrs: dict[str, int]) -> None:
     for x in (f32(2, 3, 4), f32(0, 3), np.float32(1).reshape(())):
         check_node("Shape", [x], attrs)
         check_node("Size", [x])
@@ -58,7 +58,7 @@ def test_shape_data_keeps_names() -> None:
         ((0, 3), (3, 0)),
     ],
 )
-def test_reshape(shape: tuple[int, ...], target: tuple[int, ...]) -> None:
+def test_reshape_matches_the_reference(shape: tuple[int, ...], target: tuple[int, ...]) -> None:
     # A 0 in the target of an empty tensor must be meant if it copies no dim.
     attrs = {"allowzero": 1} if 0 in shape else {}
     check_both("Reshape", [f32(*shape), i64(*target)], attrs)
@@ -140,7 +140,7 @@ def test_reshape_infers_without_much() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, 3, -1, -2, -3])
-def test_flatten(axis: int) -> None:
+def test_flatten_matches_the_reference(axis: int) -> None:
     for x in (f32(2, 3, 4), f32(4, 3, 2).T):
         check_node("Flatten", [x], {"axis": axis})
     x = f32(2, 0, 4)
@@ -160,7 +160,7 @@ def test_flatten_of_edge_cases_matches_the_definition() -> None:
 
 
 @pytest.mark.parametrize("axes", [(0,), (2,), (-2, 0), (-4,)])
-def test_squeeze(axes: tuple[int, ...]) -> None:
+def test_squeeze_matches_the_reference(axes: tuple[int, ...]) -> None:
     check_both("Squeeze", [f32(1, 3, 1, 2)[:, :, :, ::-1], i64(*axes)])
 
 
@@ -189,7 +189,7 @@ def test_squeeze_infers_its_types() -> None:
 
 
 @pytest.mark.parametrize("axes", [(0,), (2,), (-1,), (0, -1), (3, 1, 0), ()])
-def test_unsqueeze(axes: tuple[int, ...]) -> None:
+def test_unsqueeze_matches_the_reference(axes: tuple[int, ...]) -> None:
     check_both("Unsqueeze", [f32(3, 4)[:, ::2], i64(*axes)])
 
 
@@ -207,7 +207,7 @@ def test_unsqueeze_of_edge_cases_matches_the_definition() -> None:
 
 
 @pytest.mark.parametrize("perm", [None, [0, 1, 2], [2, 0, 1], [1, 0, 2]])
-def test_transpose(perm: list[int] | None) -> None:
+def test_transpose_matches_the_reference(perm: list[int] | None) -> None:
     attrs = {} if perm is None else {"perm": perm}
     for x in (f32(2, 3, 4), f32(2, 0, 4), f32(2, 3, 4).astype(ml_dtypes.float8_e4m3fn)):
         check_node("Transpose", [x], attrs)
@@ -238,7 +238,7 @@ def test_transpose_of_edge_cases_matches_the_definition() -> None:
         ((3, 4), (3, 4)),
     ],
 )
-def test_expand(shape: tuple[int, ...], target: tuple[int, ...]) -> None:
+def test_expand_matches_the_reference(shape: tuple[int, ...], target: tuple[int, ...]) -> None:
     check_both("Expand", [f32(*shape), i64(*target)])
 
 

@@ -37,7 +37,9 @@ def spectrum(x: np.ndarray, n: int | None, axis: int, inverse: bool, onesided: b
 @pytest.mark.parametrize("onesided", [0, 1])
 @pytest.mark.parametrize("n", [None, 5, 7, 12])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_dft(parts: int, inverse: int, onesided: int, n: int | None, axis: int) -> None:
+def test_dft_matches_the_reference(
+    parts: int, inverse: int, onesided: int, n: int | None, axis: int
+) -> None:
     x = signal(4, 7, 5, parts)
     want = spectrum(x, n, axis, bool(inverse), bool(onesided))
     length = None if n is None else np.array(n, np.int64)
@@ -59,7 +61,7 @@ def test_dft_matches_onnx_runtime(opset: int, parts: int, inverse: int) -> None:
     )
 
 
-def test_dft_default_axis() -> None:
+def test_dft_default_axis_matches_the_reference() -> None:
     """The first signal axis in version 17, the last one in version 20."""
     x = signal(2, 3, 4, 1)
     check_node("DFT", [x], expected=[spectrum(x, None, 1, False, False)], opset=17, atol=1e-5)
@@ -76,7 +78,7 @@ def test_dft_of_every_dtype_matches_the_definition(dtype: Any, tolerance: float)
     check_node("DFT", [x], {"onesided": 1}, expected=[want], rtol=tolerance, atol=tolerance)
 
 
-def test_dft_strided_input() -> None:
+def test_dft_strided_input_matches_the_reference() -> None:
     x = signal(3, 8, 4)[..., ::2]
     check_node("DFT", [x], expected=[spectrum(x, None, 1, False, False)], atol=1e-5)
     x = signal(3, 8, 2).swapaxes(0, 1)
@@ -132,7 +134,7 @@ def test_dft_infers_its_types() -> None:
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("step", [1, 3, 8])
 @pytest.mark.parametrize("constants", [(), (1, 3)])
-def test_stft(
+def test_stft_matches_the_reference(
     onesided: int, windowed: bool, given: bool, step: int, constants: tuple[int, ...]
 ) -> None:
     window = signal(8) if windowed else None
@@ -149,14 +151,14 @@ def test_stft_matches_onnx_runtime() -> None:
     check_node("STFT", inputs, expected="ort", opset=17, atol=1e-5)
 
 
-def test_stft_whole_signal() -> None:
+def test_stft_whole_signal_matches_the_reference() -> None:
     x = signal(2, 9, 1)
     want = spectrum(x, None, 1, False, True)[:, None]
     check_node("STFT", [x, np.array(4, np.int64)], expected=[want], atol=1e-5)
 
 
 @pytest.mark.parametrize("onesided", [0, 1])
-def test_stft_complex(onesided: int) -> None:
+def test_stft_complex_matches_the_reference(onesided: int) -> None:
     inputs = [signal(2, 30, 2), np.array(5, np.int64), signal(8)]
     check_node("STFT", inputs, {"onesided": onesided}, atol=1e-5)
 
@@ -258,7 +260,9 @@ def test_window_operations_with_bad_sizes_are_refused() -> None:
     ("bands", "length", "rate", "low", "high"),
     [(8, 16, 8192, 0, 4096), (40, 512, 16000, 20, 7600), (3, 9, 100, 5, 45), (0, 8, 100, 0, 50)],
 )
-def test_mel_weight_matrix(bands: int, length: int, rate: int, low: float, high: float) -> None:
+def test_mel_weight_matrix_matches_the_reference(
+    bands: int, length: int, rate: int, low: float, high: float
+) -> None:
     ints = [np.array(x, np.int64) for x in (bands, length, rate)]
     floats = [np.array(x, np.float64) for x in (low, high)]
     check_node("MelWeightMatrix", [*ints, *floats])

@@ -44,7 +44,9 @@ def exact(op: str, x: np.ndarray, axis: int) -> np.ndarray:
         *[((7,), 0), ((1, 9), 1), ((20, 9), 1), ((20, 9), 0), ((300, 700), -1), ((4, 1), 1)],
     ],
 )
-def test_softmax_along_axis(op: str, dtype: Any, shape: tuple[int, ...], axis: int) -> None:
+def test_softmax_along_axis_matches_the_reference(
+    op: str, dtype: Any, shape: tuple[int, ...], axis: int
+) -> None:
     x = normal(*shape, dtype=dtype)
     close = TOLERANCE[dtype]
     wanted = exact(op, x, axis).astype(dtype)
@@ -58,14 +60,14 @@ def test_softmax_default_axis_is_the_last(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_softmax_transposed_memory(op: str) -> None:
+def test_softmax_transposed_memory_matches_the_reference(op: str) -> None:
     x = normal(40, 30).T
     check_node(op, [x], expected=[exact(op, x, -1).astype(F32)])
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 4)])
-def test_softmax_empty(op: str, shape: tuple[int, ...]) -> None:
+def test_softmax_empty_matches_the_reference(op: str, shape: tuple[int, ...]) -> None:
     x = np.zeros(shape, np.float32)
     for axis in range(len(shape)):
         check_node(op, [x], {"axis": axis}, expected=[x])
@@ -73,7 +75,7 @@ def test_softmax_empty(op: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 50])
-def test_softmax_extreme_values(rows: int) -> None:
+def test_softmax_extreme_values_matches_the_reference(rows: int) -> None:
     inf, nan = math.inf, math.nan
     x = np.array([[1e30, -1e30, 1e30], [-inf, 0, -inf], [nan, 0, 1], [-inf] * 3] * rows, F32)
     wanted = np.array([[0.5, 0, 0.5], [0, 1, 0], [nan] * 3, [nan] * 3] * rows, F32)

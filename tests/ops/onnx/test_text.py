@@ -49,7 +49,7 @@ def test_split_at_a_delimiter(attrs: dict[str, Any], delimiter: str) -> None:
     check_node("StringSplit", [text("", "a" + delimiter)], attrs, outputs=2)
 
 
-def test_split_of_nothing() -> None:
+def test_split_of_nothing_matches_the_reference() -> None:
     check_node("StringSplit", [text(shape=(2, 0))], outputs=2)
     want = [text("a", "b"), np.array(2, np.int64)]
     check_node("StringSplit", [text("a b", shape=())], outputs=2, expected=want)
@@ -61,7 +61,9 @@ def test_split_of_nothing() -> None:
 @pytest.mark.parametrize("shape", [(4,), (1, 4)])
 @pytest.mark.parametrize("case", ["NONE", "LOWER", "UPPER"])
 @pytest.mark.parametrize("sensitive", [0, 1])
-def test_normalizer(shape: tuple[int, ...], case: str, sensitive: int) -> None:
+def test_normalizer_matches_the_reference(
+    shape: tuple[int, ...], case: str, sensitive: int
+) -> None:
     x = text("Monday", "TUESDAY", "monday", "été", shape=shape)
     attrs = {"case_change_action": case, "is_case_sensitive": sensitive, "stopwords": ["monday"]}
     change = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}[case]

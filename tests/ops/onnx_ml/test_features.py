@@ -33,7 +33,7 @@ def fails(op: str, inputs: list[Any], attrs: dict[str, Any], opset: int = 1, n: 
 # Numbers
 
 
-def test_binarizer() -> None:
+def test_binarizer_matches_the_reference() -> None:
     check_node("Binarizer", [X], {"threshold": 0.5}, **ML)
     check_node("Binarizer", [X[0]], **ML)
     ints = np.array([-1, 0, 1, 2], np.int64)
@@ -43,7 +43,7 @@ def test_binarizer() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.int32])
 @pytest.mark.parametrize("rows", [slice(None), 0])
-def test_scaler(dtype: type, rows: Any) -> None:
+def test_scaler_matches_the_reference(dtype: type, rows: Any) -> None:
     x = X[rows].astype(dtype)
     check_node("Scaler", [x], {"scale": [2.0], "offset": [1.0]}, **ML)
     check_node("Scaler", [x], {"scale": [2.0, 3.0, 0.5], "offset": [1.0, 2.0, -3.0]}, **ML)
@@ -56,7 +56,7 @@ def test_scaler_without_attributes_and_with_wrong_ones() -> None:
 
 @pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.int32])
-def test_normalizer(norm: str, dtype: type) -> None:
+def test_normalizer_matches_the_reference(norm: str, dtype: type) -> None:
     check_node("Normalizer", [X.astype(dtype)], {"norm": norm}, **ML)
     check_node("Normalizer", [X[0].astype(dtype)], {"norm": norm}, **ML)
 
@@ -66,7 +66,7 @@ def test_normalizer_of_wrong_shapes_is_refused() -> None:
     fails("Normalizer", [X], {"norm": "L3"})
 
 
-def test_imputer() -> None:
+def test_imputer_matches_the_reference() -> None:
     x = X.copy()
     x[0, 0] = x[2, 1] = np.nan
     nan = float("nan")
@@ -91,7 +91,7 @@ def test_imputer() -> None:
 
 
 @pytest.mark.parametrize("y", [[2, 0, 0], [[1]], [[2], [0]]])
-def test_array_feature_extractor(y: list[Any]) -> None:
+def test_array_feature_extractor_matches_the_reference(y: list[Any]) -> None:
     indices = np.array(y, np.int64)
     for x in (X, X[0], X.astype(np.int64), X.reshape(2, 2, 3), text("a", "b", "c")):
         check_node("ArrayFeatureExtractor", [x, indices], **ML)
@@ -103,7 +103,7 @@ def test_array_feature_extractor_out_of_range() -> None:
     fails("ArrayFeatureExtractor", [np.array(1.0), np.array([0])], {})
 
 
-def test_feature_vectorizer() -> None:
+def test_feature_vectorizer_matches_the_reference() -> None:
     check_node("FeatureVectorizer", [X, X[:, :2]], {"inputdimensions": [3, 2]}, **ML)
     check_node("FeatureVectorizer", [X, X[:, :2]], {"inputdimensions": [2, 3]}, **ML)
     check_node("FeatureVectorizer", [X[0], X[2]], {"inputdimensions": [3, 3]}, **ML)
@@ -118,7 +118,7 @@ def test_feature_vectorizer() -> None:
 # Categories
 
 
-def test_one_hot_encoder() -> None:
+def test_one_hot_encoder_matches_the_reference() -> None:
     ints = {"cats_int64s": [1, 2, 3]}
     check_node("OneHotEncoder", [np.array([1, 5, 2])], ints, **ML)
     check_node("OneHotEncoder", [np.array([[1, 5], [3, 2]])], ints, **ML)
@@ -134,14 +134,14 @@ def test_one_hot_encoder() -> None:
     fails("OneHotEncoder", [np.array([1])], {})
 
 
-def test_category_mapper() -> None:
+def test_category_mapper_matches_the_reference() -> None:
     attrs = {"cats_int64s": [3, 4], "cats_strings": ["a", "b"]}
     check_node("CategoryMapper", [text("a", "z")], {**attrs, "default_int64": -7}, **ML)
     check_node("CategoryMapper", [np.array([[3, 9]])], {**attrs, "default_string": "?"}, **ML)
     fails("CategoryMapper", [text("a")], {"cats_int64s": [3], "cats_strings": ["a", "b"]})
 
 
-def test_label_encoder_1() -> None:
+def test_label_encoder_1_matches_the_reference() -> None:
     attrs = {"classes_strings": ["b", "a"]}
     check_node("LabelEncoder", [text("a", "z", "b")], {**attrs, "default_int64": -7}, **ML)
     check_node("LabelEncoder", [np.array([0, 9, -1])], {**attrs, "default_string": "?"}, **ML)
@@ -162,7 +162,7 @@ INPUTS = {
 @pytest.mark.parametrize("opset", [2, 4])
 @pytest.mark.parametrize("keys", KEYS)
 @pytest.mark.parametrize("values", KEYS)
-def test_label_encoder(opset: int, keys: str, values: str) -> None:
+def test_label_encoder_matches_the_reference(opset: int, keys: str, values: str) -> None:
     if keys == values == "strings" and opset == 2:
         pytest.skip("not in ONNX Runtime")
     attrs = {f"keys_{keys}": KEYS[keys], f"values_{values}": KEYS[values][::-1]}
@@ -206,7 +206,7 @@ def test_label_encoder_of_wrong_attributes_is_refused() -> None:
 # Maps
 
 
-def test_dict_vectorizer() -> None:
+def test_dict_vectorizer_matches_the_reference() -> None:
     ints = {"int64_vocabulary": [7, 1, 2]}
     names = {"string_vocabulary": ["a", "c", "b"]}
     value = np.float32(1.5)
@@ -223,7 +223,7 @@ def test_dict_vectorizer() -> None:
 
 @pytest.mark.parametrize("cast", ["TO_FLOAT", "TO_INT64", "TO_STRING"])
 @pytest.mark.parametrize("form", [{"map_form": "DENSE"}, {"map_form": "SPARSE", "max_map": 5}])
-def test_cast_map(cast: str, form: dict[str, Any]) -> None:
+def test_cast_map_matches_the_reference(cast: str, form: dict[str, Any]) -> None:
     attrs = {**form, "cast_to": cast}
     check_node("CastMap", [{3: np.float32(1.5), 0: np.float32(-2.25)}], attrs, **ML)
     numbers = {3: "12", 0: "-3"}
@@ -242,7 +242,7 @@ def test_cast_map_of_wrong_keys_is_refused() -> None:
     fails("CastMap", [{3: np.float32(1)}], {"cast_to": "TO_DOUBLE"})
 
 
-def test_zip_map() -> None:
+def test_zip_map_matches_the_reference() -> None:
     (rows,) = check_node("ZipMap", [X], {"classlabels_int64s": [4, 5, 6]}, **ML)
     assert rows[0] == {4: 1.0, 5: -2.0, 6: 3.0}
     check_node("ZipMap", [X], {"classlabels_strings": ["a", "b", "c"]}, **ML)

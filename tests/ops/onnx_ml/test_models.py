@@ -31,7 +31,7 @@ def floats(*shape: int) -> list[float]:
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("targets", [1, 2, 4])
-def test_linear_regressor(transform: str, targets: int) -> None:
+def test_linear_regressor_matches_the_reference(transform: str, targets: int) -> None:
     attrs = {"coefficients": floats(targets, 3), "targets": targets, "post_transform": transform}
     # A row of zeros only is not a number to SOFTMAX_ZERO of ONNX Runtime; here it stays as it is.
     x = X[:-1] if transform == "SOFTMAX_ZERO" else X
@@ -52,7 +52,7 @@ def test_linear_regressor_of_other_types(dtype: type) -> None:
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("classes", [2, 3, 5])
-def test_linear_classifier(transform: str, classes: int) -> None:
+def test_linear_classifier_matches_the_reference(transform: str, classes: int) -> None:
     attrs: dict[str, Any] = {
         "coefficients": floats(classes, 3),
         "intercepts": floats(classes),
@@ -99,7 +99,7 @@ KERNELS = ["LINEAR", "POLY", "RBF", "SIGMOID"]
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("one_class", [0, 1])
-def test_svm_regressor(kernel: str, one_class: int) -> None:
+def test_svm_regressor_matches_the_reference(kernel: str, one_class: int) -> None:
     attrs: dict[str, Any] = {
         "kernel_type": kernel,
         "kernel_params": [0.5, 0.25, 2.0],
@@ -137,7 +137,9 @@ def classifier(classes: int, kernel: str, transform: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("classes", [2, 3, 4])
 @pytest.mark.parametrize("transform", TRANSFORMS[:4])
-def test_support_vector_classifier(kernel: str, classes: int, transform: str) -> None:
+def test_support_vector_classifier_matches_the_reference(
+    kernel: str, classes: int, transform: str
+) -> None:
     attrs = classifier(classes, kernel, transform)
     loose: dict[str, Any] = {**ML, "outputs": 2, "rtol": 1e-4, "atol": 1e-4}
     check_node("SVMClassifier", [X], attrs, **loose)
@@ -160,7 +162,9 @@ def test_svm_probabilities_of_many_rows() -> None:
 @pytest.mark.parametrize("transform", TRANSFORMS[:4])
 @pytest.mark.parametrize("classes", [1, 2, 3])
 @pytest.mark.parametrize("positive", [False, True])
-def test_linear_svm_classifier(transform: str, classes: int, positive: bool) -> None:
+def test_linear_svm_classifier_matches_the_reference(
+    transform: str, classes: int, positive: bool
+) -> None:
     weights = floats(classes, 3)
     attrs = {
         "kernel_params": [0.0, 0.0, 0.0],

@@ -104,7 +104,9 @@ def test_tree_modes_and_missing_values(
 @pytest.mark.parametrize("targets", [1, 3])
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("base", [False, True])
-def test_tree_aggregates(aggregate: str, targets: int, several: bool, base: bool) -> None:
+def test_tree_aggregates_matches_the_reference(
+    aggregate: str, targets: int, several: bool, base: bool
+) -> None:
     rng = np.random.default_rng(targets)
     forest = Trees(rng, 40, 4, ["BRANCH_LEQ"], False)
     votes = forest.votes("target", list(range(targets)), True, several)
@@ -140,7 +142,7 @@ def test_tree_transforms_of_regressions(transform: str, targets: int) -> None:
     check_node("TreeEnsembleRegressor", [rows(rng)], attrs, **options)
 
 
-def test_tree_double_thresholds() -> None:
+def test_tree_double_thresholds_matches_the_reference() -> None:
     rng = np.random.default_rng(4)
     forest = Trees(rng, 5, 4, ["BRANCH_LEQ"], False)
     attrs = {**forest.lists, **forest.votes("target", [0], True, False), "n_targets": 1}

@@ -125,7 +125,7 @@ MAX = "MaxPool <kernel_shape = [3, 3], strides = [2, 2]"
         "count_include_pad = 1, strides = [3, 2]> (p) }",
     ],
 )
-def test_pooling_pads(body, backends):
+def test_pad_before_pooling_is_folded(body, backends):
     text = f"g (float[1, 2, 9, 8] x) => (float[1, 2, a, b] y) {body}"
     found = counts(text, backends)
     assert found["Pad"] == 0

@@ -56,7 +56,7 @@ FRAMED = [case for case in cases() if not case.structured]
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams"])
 @pytest.mark.parametrize("case", FRAMED, ids=lambda case: case.name)
-def test_tensorflows_corpus(case: Case, executor: str) -> None:
+def test_raised_corpus_matches_the_recorded_runs_of_tensorflow(case: Case, executor: str) -> None:
     session = None
     staying, reason = STAYS.get(case.name, ((), ""))
     for number, run in enumerate(case.runs):
