@@ -1,7 +1,9 @@
 """Arenas of real models against their lower bounds, and resident memory against ONNX Runtime's.
 
-``python -m bench.memory ENGINE MODEL FEEDS THREADS`` prints the bytes of one process that runs a
-file on the arrays of an .npz file.
+``python -m bench.memory [COUNT]`` compares the two after runs on COUNT images, 1,000 by default, of
+random sizes, each of which makes a plan.
+``python -m bench.memory ENGINE MODEL FEEDS THREADS COUNT`` prints the bytes of one process that
+runs a file on the arrays of an .npz file, or if COUNT is not 0, on such images.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import math
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,34 +65,67 @@ def resident_rows() -> list[str]:
         "|---|---|---|---|",
     ]
     for name, path, feeds in _models():
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "feeds.npz"
-            np.savez(file, **feeds)
-            own, peer = (resident_memory(engine, path, file) for engine in _COMPARED)
+        own, peer = _compared(path, feeds)
         rows.append(f"| {name} | {own / 2**20:,.0f} | {peer / 2**20:,.0f} | {own / peer:.2f} |")
     return rows
 
 
-_COMPARED = ("penstock", "onnxruntime")
+DETECTOR = "rapidocr/PP-OCRv6_det_small.onnx"
 
 
-def resident_memory(engine: str, model: Path, feeds: Path, threads: int = 1) -> int:
-    """Bytes of a process after it has loaded a model and run it a few times."""
-    command = [sys.executable, "-m", "bench.memory", engine, str(model), str(feeds), str(threads)]
-    return int(subprocess.run(command, capture_output=True, check=True, cwd=ROOT).stdout)
+def shapes_row(count: int) -> str:
+    """A line: resident memory after a detector of text has run on ``count`` images."""
+    path, feeds = next(case[1:] for case in _real_models() if case[0] == DETECTOR)
+    engines = ("penstock-shapes", "onnxruntime", "penstock")
+    own, peer, default = [size / 2**20 for size in _compared(path, feeds, count, engines)]
+    return (
+        f"{DETECTOR}, {count} images of random sizes, MiB: Penstock with 32 MiB of plans "
+        f"{own:,.0f}, with Limits as by default {default:,.0f}; ONNX Runtime {peer:,.0f}; ratio "
+        f"{own / peer:.2f}"
+    )
 
 
-def _print_resident(engine: str, model: str, feeds: str, threads: str) -> None:
+def _compared(
+    path: Path,
+    feeds: dict[str, np.ndarray],
+    count: int = 0,
+    engines: Sequence[str] = ("penstock", "onnxruntime"),
+) -> list[int]:
+    """Bytes of a process of each engine after it has loaded a model and run it on one thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "feeds.npz"
+        np.savez(file, **feeds)
+        commands = [
+            [sys.executable, "-m", "bench.memory", engine, str(path), str(file), "1", str(count)]
+            for engine in engines
+        ]
+        runs = [subprocess.run(c, capture_output=True, check=True, cwd=ROOT) for c in commands]
+    return [int(run.stdout) for run in runs]
+
+
+def _print_resident(engine: str, model: str, feeds: str, threads: str, count: str) -> None:
     with np.load(feeds) as arrays:
         run = ENGINES[engine](int(threads)).load(Path(model))
         inputs = dict(arrays)
-    for _ in range(RUNS):
-        run(inputs)
+    for images in _images(inputs, int(count)) if int(count) else [inputs] * RUNS:
+        run(images)
     print(resident("VmRSS"))
 
 
+def _images(inputs: dict[str, np.ndarray], count: int) -> Iterator[dict[str, np.ndarray]]:
+    """Inputs with heights and widths of 32 to 512."""
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        size = tuple(32 * rng.integers(1, 17, 2))
+        yield {name: np.resize(x, x.shape[:2] + size) for name, x in inputs.items()}
+
+
+def _real_models() -> list[tuple[str, Path, dict[str, np.ndarray]]]:
+    return [(model.name, fetch(model), model.feeds()) for model in real_models()]
+
+
 def _models() -> list[tuple[str, Path, dict[str, np.ndarray]]]:
-    models = [(model.name, fetch(model), model.feeds()) for model in real_models()]
+    models = _real_models()
     exported = _resnet50()
     if exported is not None:
         x = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)
@@ -130,4 +166,7 @@ def _resnet50() -> Path | None:
 
 
 if __name__ == "__main__":
-    _print_resident(*sys.argv[1:])
+    if len(sys.argv) > 2:
+        _print_resident(*sys.argv[1:])
+    else:
+        print(shapes_row(int(*sys.argv[1:]) or 1000))

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -55,8 +55,13 @@ class Penstock:
         self.threads = threads
 
     def load(self, path: Path) -> Run:
-        self.session = session = self.compile(path, backends=self.backends, threads=self.threads)
+        self.session = session = self.compile(
+            path, backends=self.backends, threads=self.threads, limits=self.limits()
+        )
         return lambda feeds: list(session.run(feeds).values())
+
+    def limits(self) -> Any:
+        return None
 
     def inside(self, feeds: dict[str, np.ndarray]) -> float:
         """Seconds that a run of the model loaded last spends in kernels, each at its best."""
@@ -66,6 +71,15 @@ class Penstock:
         for _ in range(_PROFILED):
             self.session.run(feeds, observers=[profile])
         return sum(entry.best * entry.count for entry in profile) / _PROFILED
+
+
+class PenstockOfManyShapes(Penstock):
+    """With 32 MiB of plans."""
+
+    def limits(self) -> Any:
+        from penstock.limits import Limits
+
+        return Limits(max_plans_bytes=2**25)
 
 
 class PenstockNumpy(Penstock):
@@ -149,6 +163,7 @@ class TorchCompiled(Torch):
 ENGINES: dict[str, type[Engine]] = {
     "penstock": Penstock,
     "penstock-numpy": PenstockNumpy,
+    "penstock-shapes": PenstockOfManyShapes,
     "onnxruntime": OnnxRuntime,
     "openvino": OpenVino,
     "torch": Torch,

@@ -211,7 +211,8 @@ class Endings(ExecutorTests):
         splat.tensor_shape.dim.add(size=2**44)
         g.node("Const", name="y", dtype=Type("float32"))
         g.proto.node[0].attr["value"].tensor.CopyFrom(splat)
-        session = self.compile(ps.load(g.bytes()), limits=ps.Limits(max_bytes=None))
+        limits = ps.Limits(max_bytes=None)
+        session = self.compile(ps.load(g.bytes(), limits=limits), limits=limits)
         try:
             assert session.run({}, ["y"])["y"].size == 2**44  # a view of one element
         except ps.RunError as error:
