@@ -78,6 +78,24 @@ def test_run_options_with_an_observer_of_another_class_raise_type_error() -> Non
         RunOptions(observers=["trace"])
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout": "1"}, "timeout='1': a number of seconds is needed"),
+        ({"cancel": True}, "cancel=True: a penstock.CancelToken is needed"),
+    ],
+)
+def test_stop_options_of_another_type_raise_type_error(options, message) -> None:
+    session = compile_text("g (float[2] x) => (float[2] y) { y = Neg (x) }")
+    feeds = {"x": np.ones(2, np.float32)}
+    for call in (session.run, session.submit):
+        with pytest.raises(TypeError, match=message):
+            call(feeds, **options)
+    with pytest.raises(TypeError, match=message):
+        compile_text("g (float[2] x) => (float[2] y) { y = Neg (x) }", **options)
+    assert session.run(feeds, timeout=np.float32(60))["y"].tolist() == [-1, -1]
+
+
 def test_observers_begin_with_the_trace() -> None:
     trace, other = Trace(), Trace()
     assert RunOptions(trace=trace, observers=[other]).all_observers == (trace, other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from numbers import Real
 from typing import Protocol
 
 from penstock.errors import Cancelled, DeadlineExceeded
@@ -25,6 +26,10 @@ class StopCondition:
     def __init__(
         self, timeout: float | None, cancel: Cancellation | None, subject: str = "the run"
     ) -> None:
+        if timeout is not None and not isinstance(timeout, Real):
+            raise TypeError(f"timeout={timeout!r}: a number of seconds is needed")
+        if cancel is not None and not hasattr(cancel, "cancelled"):
+            raise TypeError(f"cancel={cancel!r}: a penstock.CancelToken is needed")
         self.timeout = timeout
         self.cancel = cancel
         self.subject = subject
