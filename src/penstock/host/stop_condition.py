@@ -30,7 +30,7 @@ class StopCondition:
             raise TypeError(f"timeout={timeout!r}: a number of seconds is needed")
         if cancel is not None and not hasattr(cancel, "cancelled"):
             raise TypeError(f"cancel={cancel!r}: a penstock.CancelToken is needed")
-        self.timeout = timeout
+        self.timeout = timeout = None if timeout is None else float(timeout)
         self.cancel = cancel
         self.subject = subject
         self.deadline = math.inf if timeout is None else time.monotonic() + timeout

@@ -27,13 +27,13 @@ class Run:
     """
 
     def __init__(self, options: RunOptions) -> None:
-        self._timeout = options.timeout
+        self._stop = StopCondition(options.timeout, options.cancel)
+        self._timeout = self._stop.timeout
         self._cancel = options.cancel
         self._began = False
         observers = options.all_observers
         self.observed = bool(observers)
-        self._stop = StopCondition(options.timeout, options.cancel)
-        self.control: Control = begin_run(options.timeout, options.cancel)
+        self.control: Control = begin_run(self._timeout, options.cancel)
         if observers:
             self.control.observer = Observers(observers)
 
