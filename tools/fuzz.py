@@ -333,7 +333,12 @@ class Worker:
         self.log.close()
 
     def findings(self, path: Path) -> list[tuple[str, str]]:
-        """What is wrong with how Penstock takes a file."""
+        """What is wrong with how Penstock takes a file. What hangs once may do so because the
+        machine has other work: it is tried again."""
+        found = self._tried(path)
+        return self._tried(path) if found and found[0][0] == "hang" else found
+
+    def _tried(self, path: Path) -> list[tuple[str, str]]:
         if self.cases >= CASES_PER_WORKER:
             self.end()
         process = self.start()

@@ -60,18 +60,31 @@ def test_alike_values_have_equal_types_shapes_and_nans():
 
 
 def test_worker_that_hangs_or_dies_is_a_finding(tmp_path, monkeypatch):
+    def stopped(process):
+        process.send_signal(signal.SIGSTOP)
+        return process
+
+    start = Worker.start
     path = Case("model.onnx", {"": b""}).write(tmp_path)
     with Worker() as worker:
         assert worker.findings(path) == []
-        assert worker.process is not None
-        worker.process.send_signal(signal.SIGSTOP)
-        monkeypatch.setattr("tools.fuzz.HANG_S", 0.5)
-        assert [category for category, _ in worker.findings(path)] == ["hang"]
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr("tools.fuzz.HANG_S", 0.5)
+            patch.setattr(Worker, "start", lambda worker: stopped(start(worker)))
+            assert [category for category, _ in worker.findings(path)] == ["hang"]
         assert worker.findings(path) == []
-        worker.process.send_signal(signal.SIGSTOP)
-        threading.Timer(0.3, worker.process.kill).start()
+        assert worker.process is not None
+        threading.Timer(0.3, stopped(worker.process).kill).start()
         assert [category for category, _ in worker.findings(path)] == ["crash"]
+
+
+def test_case_that_hangs_once_is_tried_again(tmp_path, monkeypatch):
+    path = Case("model.onnx", {"": b""}).write(tmp_path)
+    with Worker() as worker:
+        answers = iter([[("hang", "linear: ")], []])
+        monkeypatch.setattr(worker, "_tried", lambda path: next(answers))
+        assert worker.findings(path) == []
+        assert list(answers) == []
 
 
 def test_shrunk_message_keeps_only_what_fails():

@@ -343,6 +343,7 @@ def _gatherer(
 
     def run(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
         for indices, axis, field in steps:
+            check_stop()
             x = np.take(x, indices, axis, None if field is None else field(workspace), "clip")
         np.take(x, last_indices, last_axis, out, "clip")
 
@@ -367,9 +368,11 @@ def _repeater(
         if repeat > 1 or not across:
             target = out if field is None else field(workspace)
             for start in range(repeat):
+                check_stop()
                 target[..., start::repeat] = x
             x = target
         if across:
+            check_stop()
             np.copyto(out.reshape(wide), x.reshape(narrow))
 
     return run, layout.size
@@ -406,11 +409,14 @@ def _interpolate(
             (indices, weights), *others = taps
             check_stop()
             np.take(x, indices, axis, target, "clip")
+            check_stop()
             np.multiply(target, weights, target)
             for indices, weights in others:
                 check_stop()
                 other = np.take(x, indices, axis, spare(workspace), "clip")
+                check_stop()
                 np.multiply(other, weights, other)
+                check_stop()
                 np.add(target, other, target)
             x = target
         if limits is not None:
