@@ -40,10 +40,19 @@ def test_range_that_is_read_again_is_the_same_memory(path: Path) -> None:
 
 def test_ranges_that_overlap_take_no_more_than_twice_the_file(path: Path) -> None:
     file = weight_file(path)
-    ranges = [file.read(offset, 100 - offset) for offset in range(90)]
+    ranges = [file.read(offset, 100 - offset) for offset in range(17)]
     memory = {id(r if r.base is None else r.base): r if r.base is None else r.base for r in ranges}
     assert sum(array.nbytes for array in memory.values()) <= 200
     assert all(np.array_equal(data, BYTES[i:]) for i, data in enumerate(ranges))
+
+
+def test_ranges_that_overlap_more_than_16_times_are_refused(path: Path) -> None:
+    file = weight_file(path)
+    for _ in range(100):
+        file.read(1, 99)
+    with pytest.raises(ValueError, match="more than 16 times its 100 bytes"):
+        for offset in range(2, 50):
+            file.read(offset, 50)
 
 
 def test_file_that_changes_between_ranges_is_refused(path: Path) -> None:

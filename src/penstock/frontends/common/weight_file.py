@@ -11,13 +11,17 @@ import numpy as np
 
 from penstock.frontends.common.model_files import open_inside
 
+MAX_OVERLAP = 16
+
 
 class WeightFile:
     """The file at ``location``, a relative path, inside the model's folder. Raises ``ValueError``
     with a reason, also if the file has changed since it was opened first.
 
     A range is read once, however many tensors name it, and once ranges overlap so much that they
-    would take more than the file, they are views of the whole: memory is linear in the file.
+    would take more than the file, they are views of the whole. What reads them may have to copy
+    them, as where they are not aligned: together, different ranges have at most ``MAX_OVERLAP``
+    times the bytes of the file, so that memory is linear in it.
 
     ``mapped``: ranges are views of a mapping. Pages are read when they are used, and other
     processes share them, but a file cut short kills the process when a missing page is used
@@ -38,16 +42,24 @@ class WeightFile:
 
     def read(self, offset: int, size: int) -> np.ndarray:
         """``size`` bytes from ``offset``, which lie within the file; read-only."""
-        if self._whole is None and (offset, size) not in self._ranges:
-            if self._taken + size > self.size:
+        data = self._ranges.get((offset, size))
+        if data is None:
+            self._taken += size
+            if self._taken > MAX_OVERLAP * self.size:
+                raise ValueError(
+                    f"the ranges that tensors name in it overlap: they have more than "
+                    f"{MAX_OVERLAP} times its {self.size} bytes; store each tensor once"
+                )
+            if self._whole is None and self._taken > self.size:
                 self._whole = self._read(0, self.size)
-                self._ranges.clear()
-            else:
-                self._ranges[offset, size] = self._read(offset, size)
-                self._taken += size
-        if self._whole is not None:
-            return self._whole[offset : offset + size]
-        return self._ranges[offset, size]
+                self._ranges = {key: self._view(*key) for key in self._ranges}
+            data = self._read(offset, size) if self._whole is None else self._view(offset, size)
+            self._ranges[offset, size] = data
+        return data
+
+    def _view(self, offset: int, size: int) -> np.ndarray:
+        assert self._whole is not None
+        return self._whole[offset : offset + size]
 
     def _read(self, offset: int, size: int) -> np.ndarray:
         data = np.empty(size, np.uint8)
