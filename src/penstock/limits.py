@@ -53,8 +53,9 @@ class Limits:
     """depth of the stack of function calls in a run"""
     max_folded_bytes: int = 16 * 2**20
     """bytes of a folded constant, unless it is smaller than the constants it replaces"""
-    max_plans_bytes: int = 512 * 2**20
-    """bytes of the plans that a session keeps, arenas and programs; least recently used go first"""
+    max_plans_bytes: int | None = None
+    """bytes of the plans that a session keeps, arenas and programs; least recently used go first.
+    ``None`` stands for as many bytes as the constants have, and at least 80 MiB"""
 
     @property
     def count_runs(self) -> bool:

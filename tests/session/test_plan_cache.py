@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -13,10 +13,22 @@ from tests.support.onnx_text import graph_from_text
 from tests.support.timing import SOON, wait_until
 
 
+@dataclass
+class FakeArenaPlan:
+    size: int = 60
+
+
 @dataclass(eq=False)
 class FakeExecutor:
     arena_bytes: int = 60
     plan_bytes: int = 40
+    arena_plan: FakeArenaPlan = field(default_factory=FakeArenaPlan)
+
+    def trim(self) -> None:
+        self.arena_bytes = 0
+
+    def run(self) -> None:
+        self.arena_bytes = 60
 
 
 @pytest.fixture
@@ -44,13 +56,32 @@ def test_plan_cache_keeps_observed_plans_apart(subgraph):
     assert cache.get(subgraph, 1, True, FakeExecutor) is observed
 
 
-def test_plan_cache_over_its_limit_drops_the_least_recently_used(subgraph):
+def test_plan_cache_over_its_limit_gives_up_arenas_first(subgraph):
     cache = PlanCache(300)
     one, two, three = fill(cache, subgraph, 1, 2, 3)
     assert fill(cache, subgraph, 1) == [one]
     (four,) = fill(cache, subgraph, 4)
-    assert cache.executors() == [three, one, four]
-    assert two not in cache.executors()
+    assert cache.executors() == [two, three, one, four]
+    assert [x.arena_bytes for x in (one, two, three, four)] == [60, 0, 0, 60]
+
+
+def test_plan_cache_over_its_limit_drops_the_least_recently_used(subgraph):
+    cache = PlanCache(150)
+    _, two, _ = fill(cache, subgraph, 1, 2, 3)
+    assert fill(cache, subgraph, 2) == [two]
+    two.run()
+    (four,) = fill(cache, subgraph, 4)
+    assert cache.executors() == [two, four]
+    assert (two.arena_bytes, four.arena_bytes) == (0, 60)
+
+
+def test_plan_that_lost_its_arena_takes_the_room_of_others(subgraph):
+    cache = PlanCache(200)
+    one, two, three = fill(cache, subgraph, 1, 2, 3)
+    assert [x.arena_bytes for x in (one, two, three)] == [0, 0, 60]
+    assert fill(cache, subgraph, 1) == [one]
+    one.run()
+    assert [x.arena_bytes for x in (one, two, three)] == [60, 0, 0]
 
 
 def test_plan_cache_keeps_the_last_plan_whatever_it_holds(subgraph):

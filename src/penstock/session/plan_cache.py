@@ -18,6 +18,9 @@ from penstock.session.subgraphs import Subgraph
 # Bytes of dropped plans after which freed memory is given back to the system.
 _MANY_BYTES = 16 << 20
 
+# The limit by default for models with few constants.
+_LEAST_BYTES = 80 << 20
+
 Compile = Callable[[], Executor]
 _Place = tuple[Subgraph, Any, bool]
 
@@ -26,10 +29,12 @@ class PlanCache:
     """Executors in the order of their last use, bounded by the bytes that they hold.
 
     Each is kept under its subgraph, the key of what was fed (``Subgraph.key``) and whether it tells
-    observers of its steps. The one used last is always kept, whatever it holds.
+    observers of its steps. Those not used for longest first lose the arenas that no run holds,
+    which takes a few milliseconds to undo, and then are dropped. The one used last is always kept,
+    whatever it holds. ``max_bytes`` is ``Limits.max_plans_bytes``.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int | None) -> None:
         self._max_bytes = max_bytes
         self._closed = False
         self._dropped = 0
@@ -55,6 +60,9 @@ class PlanCache:
                         self._keep(place, executor)
             finally:
                 self._compiling.discard(thread)
+        elif executor.arena_plan is not None and executor.arena_plan.size > executor.arena_bytes:
+            with self._lock:  # it lost its arenas to others
+                self._make_room(executor)
         if not observed:
             subgraph.last = (None, None) if self._closed else (key, executor)
         return executor
@@ -106,16 +114,33 @@ class PlanCache:
             if self._closed:
                 return
             self._executors[place] = executor
-            held = sum(map(_nbytes, list(self._executors.values())))
-            while held > self._max_bytes and len(self._executors) > 1:
-                (oldest, _, _), dropped = self._executors.popitem(last=False)
-                held -= _nbytes(dropped)
-                self._dropped += _nbytes(dropped)
-                if oldest.last[1] is dropped:
-                    oldest.last = (None, None)
+            self._make_room(executor)
             if self._dropped > _MANY_BYTES:
                 self._dropped = 0
                 give_back_memory()
+
+    def _make_room(self, last: Executor) -> None:
+        """Give up arenas and then plans, those not used for longest first, down to the limit."""
+        most = self._max_bytes
+        if most is None:
+            most = max(_LEAST_BYTES, last.table.constant_bytes)
+        executors = list(self._executors.values())
+        held = sum(map(_nbytes, executors))
+        if last.arena_plan is not None and not last.arena_bytes:
+            held += last.arena_plan.size
+        for executor in executors:
+            if held <= most:
+                return
+            if executor is not last:
+                before = executor.arena_bytes
+                executor.trim()
+                held -= before - executor.arena_bytes
+        while held > most and len(self._executors) > 1:
+            (oldest, _, _), dropped = self._executors.popitem(last=False)
+            held -= _nbytes(dropped)
+            self._dropped += _nbytes(dropped)
+            if oldest.last[1] is dropped:
+                oldest.last = (None, None)
 
 
 def _nbytes(executor: Executor) -> int:

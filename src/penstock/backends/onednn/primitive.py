@@ -122,8 +122,8 @@ class Primitive:
 
     @property
     def code_bytes(self) -> int:
-        """About what its machine code takes, as measured by resident memory."""
-        return 100 << 10 if self.implementation.startswith("brg") else 8 << 10
+        """About what it takes, its machine code included, as measured by resident memory."""
+        return 200 << 10 if self.implementation.startswith("brg") else 64 << 10
 
     @property
     def is_reference_impl(self) -> bool:

@@ -213,7 +213,7 @@ class Importer:
             except TensorError as error:
                 raise TensorError(f"its attribute {key!r} {error}") from error
             attribute_type = schema.attributes.get(key)
-            if attribute_type is not None and encoded.WhichOneof("value"):
+            if attribute_type is not None and value is not None:
                 try:
                     attribute_type.check(value)
                 except ValueError as error:

@@ -46,8 +46,12 @@ class Argument:
         names = attrs.get(self.count) if self.count else None
         if isinstance(names, list):
             return [dtype if isinstance(dtype, str) else None for dtype in names]
+        return [self.type_name(attrs)] * count
+
+    def type_name(self, attrs: Mapping[str, Any]) -> str | None:
+        """The name of the element type of each value that does not come from a list."""
         dtype = attrs.get(self.type, self.type if self.type in TYPE_NAMES else None)
-        return [dtype if isinstance(dtype, str) else None] * count
+        return dtype if isinstance(dtype, str) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,9 @@ class AttributeType:
 
     def check(self, value: Any) -> None:
         """Raise ``ValueError`` unless the attribute can be ``value``."""
-        for element in value if self.is_list and isinstance(value, list) else [value]:
-            if type(element) not in self.types or self.is_list is not isinstance(value, list):
+        is_list = type(value) is list
+        for element in value if is_list else (value,):
+            if type(element) not in self.types or is_list is not self.is_list:
                 raise ValueError(f"is {value!r:.100}, of another type")
             if self.allowed and element not in self.allowed:
                 raise ValueError(
@@ -98,8 +103,11 @@ def _values(
     arguments: Sequence[Argument], attrs: Mapping[str, Any]
 ) -> Iterator[tuple[Argument, int, str | None]]:
     for argument in arguments:
-        for i, dtype in enumerate(argument.types(attrs)):
-            yield argument, i, dtype
+        if argument.count:
+            for i, dtype in enumerate(argument.types(attrs)):
+                yield argument, i, dtype
+        else:
+            yield argument, 0, argument.type_name(attrs)
 
 
 _MAX_VALUES = 65536
