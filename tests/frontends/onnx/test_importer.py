@@ -294,6 +294,16 @@ def test_importer_reports_all_faults_at_once() -> None:
     )
 
 
+def test_carried_value_that_a_loop_leaves_out_is_refused() -> None:
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 21]>
+        g (int64 n, bool c) => (float y) {
+            y = Loop (n, c, ) <body = b (int64 i, bool t, float v) => (bool u, float w) {
+                u = Identity(t) w = Add(v, v) }>
+        }""")
+    proto.graph.node[0].input[:] = ["n", "c", ""]
+    assert problems(proto)[0].endswith("leaves out input 2 (v_initial), which Loop-21 requires")
+
+
 def test_faults_beyond_the_maximum_are_counted() -> None:
     proto = model_of(*(node("Relu", "x x", f"y{i}") for i in range(70)), outputs=("y0",))
     reported = problems(proto)

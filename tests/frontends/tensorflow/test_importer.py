@@ -235,6 +235,27 @@ def test_dtype_that_the_operation_does_not_take_is_refused() -> None:
     refused(g, "its attribute 'T' is 'string', not one of bfloat16, ")
 
 
+def test_attribute_without_a_value_has_its_default() -> None:
+    g = Builder()
+    x = g.placeholder("x", "float32", 1, 2, 2, 1)
+    one, zero = g.const(np.ones(1, np.float32)), g.const(np.zeros(1, np.float32))
+    types = {"T": Type("float32"), "U": Type("float32"), "is_training": False}
+    g.node("FusedBatchNormV3", x, one, zero, zero, one, name="y", **types)
+    g.proto.node[-1].attr["epsilon"].SetInParent()
+    (y,) = ps.compile(g.bytes()).run({"x": np.ones((1, 2, 2, 1), np.float32)}, ["y:0"]).values()
+    np.testing.assert_allclose(y, 1 / np.sqrt(np.full((1, 2, 2, 1), 1.0001)), rtol=1e-6)
+
+
+def test_strided_slice_by_other_than_vectors_is_refused() -> None:
+    g = Builder()
+    x, one = g.placeholder("x", "int32", 3), g.const(np.int32([1]))
+    types = {"T": Type("int32"), "Index": Type("int32")}
+    g.node("StridedSlice", x, g.const(np.int32([[0]])), one, one, name="y", **types)
+    for executor in ("linear", "frames"):
+        with pytest.raises(ps.PenstockError, match="must have one dim each"):
+            ps.compile(g.bytes(), executor=executor).run({"x": np.int32([1, 2, 3])}, ["y"])
+
+
 def test_missing_dtype_is_refused() -> None:
     g = Builder()
     g.node("Neg", g.placeholder("x", "float32"), name="n")

@@ -113,8 +113,8 @@ def _schema(name: str, domain: str, version: int) -> OnnxSchema:
 def _read(record: SchemaRecord) -> OnnxSchema:
     protos = {name: default_of(a) for name, a in record.attributes.items() if a.default}
     last = record.inputs[-1] if record.inputs else None
-    # A list of inputs of one type: none of them may be left out.
-    variadic = last is not None and last.option == VARIADIC and last.is_homogeneous
+    # A list of inputs: none of them may be left out.
+    variadic = last is not None and last.option == VARIADIC
     return OnnxSchema(
         name=record.name,
         domain=record.domain,

@@ -213,6 +213,8 @@ class Importer:
             except TensorError as error:
                 raise TensorError(f"its attribute {key!r} {error}") from error
             attribute_type = schema.attributes.get(key)
+            if value is None and attrs.get(key) is not None:
+                continue  # no value stands for the default
             if attribute_type is not None and value is not None:
                 try:
                     attribute_type.check(value)

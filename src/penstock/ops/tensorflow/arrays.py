@@ -178,6 +178,7 @@ def _index(
 
 def _infer_strided_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
+    _check_vectors(*[tensor(types, i).rank for i in (1, 2, 3)])
     begin, end, strides = (all_known(ints(types, consts, i)) for i in (1, 2, 3))
     if begin is None or end is None or strides is None or x.shape is None:
         return (TensorType(x.dtype),)
@@ -190,6 +191,11 @@ def _infer_strided_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence
         taken: Any = np.array(x.data, object)[index]
         data = tuple(taken.reshape(-1).tolist())
     return (TensorType(x.dtype, dims, data),)
+
+
+def _check_vectors(*ranks: int | None) -> None:
+    if any(rank not in (None, 1) for rank in ranks):
+        raise ShapeError("begin, end and strides must have one dim each")
 
 
 def _sliced(dims: Shape, index: tuple[Any, ...]) -> Shape:
@@ -221,6 +227,7 @@ def strided_slice(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
 
     def function(x: np.ndarray, begin: Any, end: Any, strides: Any) -> np.ndarray:
+        _check_vectors(begin.ndim, end.ndim, strides.ndim)
         index = _index(begin.tolist(), end.tolist(), strides.tolist(), attrs)
         try:
             return x[index]
