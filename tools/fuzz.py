@@ -48,12 +48,11 @@ from tests.support import mutants, tf_cases
 from tests.support.random_graphs import seeded
 
 import penstock as ps
-from penstock.frontends.load import check_and_sort
+from penstock.frontends.load import load_text
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedModel
 from penstock.ir.graph import Model
 from penstock.ops.registry import registered
-from penstock.textual.parser import parse_model
 from penstock.textual.printer import format_model
 from tools.mutations import change_message, changed_bytes, changed_text, shrunk
 
@@ -228,8 +227,7 @@ def outcome(path: Path, executor: str) -> Any:
     backends = None if executor == "auto" else ["numpy"]
     try:
         if path.suffix == ".txt":
-            source = parse_model(path.read_text(errors="replace"))
-            check_and_sort(source, LIMITS)  # a file is verified, what a program builds is not
+            source = load_text(path.read_text(errors="replace"), LIMITS)
         session = ps.compile(source, executor=executor, backends=backends, limits=LIMITS)
         outputs = []
         for feeds, fetches, targets in runs_of(path, session, rng):

@@ -25,7 +25,7 @@ from penstock.cli.base import (
 )
 from penstock.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.frontends.common.model_files import open_path
-from penstock.frontends.load import check_and_sort, load
+from penstock.frontends.load import load, load_text
 from penstock.inspect.explain import format_bytes
 from penstock.inspect.gantt import draw_charts, format_charts
 from penstock.ir.graph import Graph, Model, clone
@@ -33,7 +33,6 @@ from penstock.ops.work_estimate import flops
 from penstock.passes.context import Pass
 from penstock.passes.pipeline import PASSES
 from penstock.session.session import Session, compile
-from penstock.textual.parser import parse_model
 from penstock.textual.printer import format_graph
 
 # info
@@ -257,10 +256,8 @@ def _read_text(path: Path) -> Model:
     """The model that a file has in text form, verified and sorted as ``load`` does."""
     try:
         with open_path(path) as file:
-            model = parse_model(file.read().decode())
+            return load_text(file.read().decode())
     except UnicodeDecodeError as error:
         raise InvalidModel(f"{path} is not a text file: {error}") from error
     except InvalidModel as error:
         raise InvalidModel(f"{path}: {error}") from error
-    check_and_sort(model)
-    return model

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.analysis.verify import verify
-from penstock.errors import InvalidModel
+from penstock.errors import InvalidModel, ProblemList
 from penstock.frontends.common.model_files import open_path
 from penstock.host import gc_pause
 from penstock.host.stop_condition import Cancellation, StopCondition
@@ -54,6 +54,25 @@ def check_and_sort(model: Model, limits: Limits = DEFAULT_LIMITS) -> None:
     verify(model, limits)
     for graph in (*model.graphs.values(), *model.functions.values()):
         sort(graph)
+
+
+def load_text(text: str, limits: Limits = DEFAULT_LIMITS) -> Model:
+    """Read a model in text form, verified and sorted as ``load`` does. Raises ``InvalidModel``."""
+    from penstock.frontends.onnx.schemas import find_schema
+    from penstock.textual.parser import parse_model
+
+    model = parse_model(text)
+    problems = ProblemList()
+    for graph in (*model.graphs.values(), *model.functions.values()):
+        for node in graph.walk():
+            schema = find_schema(node.op.name, node.op.domain, node.op.version)
+            if schema is not None:
+                known = {k: schema.attributes[k] for k in node.attrs if k in schema.attributes}
+                faults = schema.faults(known, node.inputs, len(node.outputs))
+                problems.add(*[f"{node.label} {fault}" for fault in faults])
+    problems.raise_any()
+    check_and_sort(model, limits)
+    return model
 
 
 # First bytes: a GraphDef begins with a node, a library or versions; ModelProto and SavedModel begin
