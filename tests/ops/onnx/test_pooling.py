@@ -300,3 +300,18 @@ def test_pool_window_of_mostly_padding_skips_padding():
     attrs["count_include_pad"] = 1
     want = np.array([[[1, 6, 8]]]) / huge
     check_node("AveragePool", [x], attrs, expected=[want.astype(np.float32)])
+
+
+def test_pool_with_several_windows_of_many_elements_is_refused():
+    attrs = {"kernel_shape": [20_000]}
+    with pytest.raises(ShapeError, match="several windows of 20000 elements"):
+        check_node("MaxPool", [np.zeros((1, 1, 30_000), np.float32)], attrs, expected=[])
+
+
+@pytest.mark.parametrize("pads", [[0, 0], [3, 5]])
+def test_pool_with_one_window_of_many_elements_matches_the_reference(pads):
+    x = draw(1, 2, 100_000)
+    attrs = {"kernel_shape": [100_000 + sum(pads)], "pads": pads}
+    largest, mean = x.max(-1, keepdims=True), x.mean(-1, keepdims=True, dtype=np.float64)
+    check_node("MaxPool", [x], attrs, expected=[largest])
+    check_node("AveragePool", [x], attrs, expected=[mean.astype(np.float32)])

@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 from penstock.ops.common.shape_rules import choice
 from penstock.types import Dim, Shape, ShapeError
 
+MAX_POSITIONS = 2**14
+"""The most elements of a window along one axis, if there are several windows: each of them takes a
+pass over all windows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -25,6 +29,20 @@ class Window:
     dilation: int = 1
     begin: int = 0
     end: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.positions) > MAX_POSITIONS and self.count > 1:
+            raise ShapeError(
+                f"several windows of {len(self.positions)} elements along one axis are not "
+                f"supported: {MAX_POSITIONS} is the most"
+            )
+
+    @property
+    def positions(self) -> range:
+        """The ``k`` at which some window may have an element: a kernel may be mostly padding."""
+        lowest = -((self.count - 1) * self.stride - self.begin) // self.dilation
+        highest = (self.size - 1 + self.begin) // self.dilation
+        return range(max(lowest, 0), min(highest + 1, self.kernel))
 
     @property
     def span(self) -> int:
@@ -54,10 +72,7 @@ class Window:
         Windows count from ``first``; the elements are the ``k``-th ones of these windows.
         """
         axes = []
-        # Skip positions at which no window has an element: a kernel may be mostly padding.
-        lowest = -((self.count - 1) * self.stride - self.begin) // self.dilation
-        highest = (self.size - 1 + self.begin) // self.dilation
-        for k in range(max(lowest, 0), min(highest + 1, self.kernel)):
+        for k in self.positions:
             low, high = self.inside(k)
             low, high = max(low, first), high if last is None else min(high, last)
             if low < high:
@@ -65,6 +80,13 @@ class Window:
                 stop = start + (high - low - 1) * self.stride + 1
                 axes.append((k, slice(low - first, high - first), slice(start, stop, self.stride)))
         return axes
+
+    @property
+    def covered(self) -> slice:
+        """The elements of the only window."""
+        before = -(-self.begin // self.dilation)
+        stop = min((self.kernel - 1) * self.dilation - self.begin + 1, self.size)
+        return slice(before * self.dilation - self.begin, max(stop, 0), self.dilation)
 
     def elements(self, low: int, high: int) -> tuple[int, int]:
         """The range (first, end) of elements, with padding, of windows ``low`` to ``high``."""

@@ -73,6 +73,10 @@ def _reduction(
 ) -> Callable[[np.ndarray, np.ndarray], None]:
     """``into(x, out)`` that combines windows along axis ``at`` by ``combine(a, b, out=out)``."""
     lead = (slice(None),) * at
+    if axis.count == 1 and isinstance(combine, np.ufunc):
+        window = (*lead, axis.covered)
+        settings: Any = {"axis": at, "keepdims": True, "initial": identity}
+        return lambda x, out: combine.reduce(x[window], out=out, **settings)
     full, partial = [], []  # elements that every window has, and (windows, elements) of the rest
     for _, seen, elements in axis.taps():
         if seen.stop - seen.start == axis.count:
