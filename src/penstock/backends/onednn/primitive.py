@@ -123,7 +123,7 @@ class Primitive:
     @property
     def code_bytes(self) -> int:
         """About what it takes, its machine code included, as measured by resident memory."""
-        return 200 << 10 if self.implementation.startswith("brg") else 64 << 10
+        return 150 << 10 if self.implementation.startswith("brg") else 64 << 10
 
     @property
     def is_reference_impl(self) -> bool:

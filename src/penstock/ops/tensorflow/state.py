@@ -72,11 +72,19 @@ class Store:
         self._lock = threading.RLock()
 
     def variable(self, name: str, type_: Type) -> _Variable:
-        """The variable of that name, the same on every call."""
+        """The variable of that name, the same on every call. Raises ``ShapeError`` if its saved
+        value or another node declares another type."""
         with self._lock:
             if name not in self._variables:
-                self._variables[name] = _Variable(name, type_, self.initial.get(name))
-            return self._variables[name]
+                initial = self.initial.get(name)
+                if initial is not None and not accepts(type_, type_of(initial)):
+                    saved = type_of(initial)
+                    raise ShapeError(f"variable {name!r} is {type_}, but {saved} in the checkpoint")
+                self._variables[name] = _Variable(name, type_, initial)
+            variable = self._variables[name]
+            if not accepts(variable.type, type_) and not accepts(type_, variable.type):
+                raise ShapeError(f"variable {name!r} is both {variable.type} and {type_}")
+            return variable
 
     def __repr__(self) -> str:
         return f"Store({len(self._variables)} variables)"
