@@ -157,7 +157,7 @@ class ChainEnds:
 
     Nodes enter in a topological order, each after all nodes that precede it on its chain, and
     chains grow along that order. So the set of ends above a node that has entered only shrinks, and
-    a search need not revisit nodes without any: ``alias[i]`` represents node i, with the same ends
+    a search need not revisit nodes without ends: ``alias[i]`` represents node i, with the same ends
     above it, and is -1 if there are none. A node represents itself if a chain ends there, or if
     several nodes follow in the search: ``above[i]``, the first one last. Nodes with the same
     ``above`` share a representative: ``twins``.

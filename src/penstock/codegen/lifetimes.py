@@ -33,7 +33,7 @@ class Lifetimes:
     def _block(
         self, steps: Sequence[Step], kept: Iterable[int], released: Iterable[int] = ()
     ) -> None:
-        """What is released in a block, or in one task of it, and in blocks inside. ``kept`` are the
+        """Find the releases in a block, or in one task of it, and in inner blocks. ``kept`` are the
         values that outlive the steps, ``released`` values that were computed elsewhere and that
         only these steps read."""
         kept = set(kept)

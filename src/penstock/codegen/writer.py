@@ -125,7 +125,7 @@ def write_program(
     Without ``tasks`` it is one function, ``run(control, *inputs) -> outputs``. With them each is a
     function ``t<number>(control, V)``, with ``S`` and ``emit`` if there are signals, and
     ``results(V)`` returns the outputs. Loops and allocations are within ``limits``. If
-    ``observed``, the control's observer is told of each step.
+    ``observed``, the program calls the control's observer for each step.
     """
     order = [plan.steps[i] for i in arena_plan.order]
     shared = frozenset() if tasks is None else tasks.shared

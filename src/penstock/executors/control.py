@@ -1,4 +1,4 @@
-"""Control over a run from outside: cancellation, deadlines, and what observers are told.
+"""Control over a run from outside: cancellation, deadlines and observers.
 
 Every run has one ``Control``. A ``CancelToken`` or the watchdog sets it from any thread, and the
 run looks at ``control.stopped`` as it goes::

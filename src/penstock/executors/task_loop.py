@@ -44,7 +44,7 @@ class Flow:
         self.queues = tuple(queues)
         self.worthwhile = tuple(worthwhile)
         self.slots = slots
-        # One worker at a time, who need not look whether another one would help.
+        # Whether one worker at a time runs, and need not look whether another one would help.
         self.alone = len(queues) == 1 and not any(worthwhile)
         self.block = tuple([task.block for task in tasks.tasks])
         self.queue = tuple([task.queue for task in tasks.tasks])
@@ -105,7 +105,7 @@ class TaskRun:
         self.observe = observe
         self.adopt = adopt
         self.on_end = on_end
-        # Observers are told with the lock held, and may stop the run.
+        # Observers are called with the lock held, and may stop the run.
         self.lock = threading.RLock()
         self.ready: list[list[int]] = [[] for _ in flow.queues]
         self.workers = [0] * len(flow.queues)

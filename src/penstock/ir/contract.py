@@ -43,8 +43,8 @@ def _is_own(code: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Contract:
-    """What the kernel of ``node`` on a backend must hold to. ``types`` are those of its outputs,
-    as far as known; None if these are in a memory of the backend's own."""
+    """The rules that the kernel of ``node`` on a backend must keep. ``types`` are those of its
+    outputs, as far as known; None if these are in a memory of the backend's own."""
 
     node: Node
     backend: str
@@ -106,7 +106,7 @@ def contract_of(
 
 
 def checked_kernel(node: Node, kernel: Any, backend: Any) -> Kernel | None:
-    """What a backend has answered for ``node``: a kernel, or None. Raises ``InternalError``."""
+    """Return the answer of a backend for ``node``, checked. Raises ``InternalError``."""
     if kernel is None or (_is_own(backend.__class__) and isinstance(kernel, Kernel)):
         return kernel
     contract = Contract(node, backend.name, None)

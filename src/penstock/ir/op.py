@@ -1,4 +1,4 @@
-"""What an operation and a kernel are.
+"""Operations and kernels.
 
 An ``Op`` is the meaning of nodes: how their types follow from those of their inputs, how NumPy
 computes them, and the properties that passes, planner and executors ask for. A ``Kernel`` is the

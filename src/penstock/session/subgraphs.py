@@ -103,7 +103,7 @@ class Subgraphs:
 
     ``main`` is the subgraph from the model's inputs to its outputs, ``all`` the request for all of
     these. ``aliases`` are other names of values. ``structure`` simplifies a new subgraph's graph,
-    and returns the primitives that remain in it; ``on_evict`` is told of each subgraph that is
+    and returns the primitives that remain in it; ``on_evict`` is called with each subgraph that is
     forgotten.
     """
 

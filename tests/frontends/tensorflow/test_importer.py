@@ -614,3 +614,15 @@ def test_nodes_are_counted_before_expansion_as_they_are_imported() -> None:
     library = FunctionLibrary(proto.library, diagnostics.where, diagnostics.limits)
     Importer(proto.node, 0, library, diagnostics).model(None)
     assert diagnostics.nodes == library.expanded_nodes(proto.node)
+
+
+def test_frozen_variable_of_another_type_than_its_saved_value_is_refused() -> None:
+    g = Builder()
+    attrs = {"dtype": Type("float32"), "shape": Shape([3])}
+    g.node("VarHandleOp", name="v", shared_name="v", **attrs)
+    g.node("ReadVariableOp", "v", name="read", dtype=Type("float32"))
+    diagnostics = Diagnostics("the model", ps.Limits())
+    library = FunctionLibrary(g.proto.library, diagnostics.where, diagnostics.limits)
+    frozen = {"v": np.zeros(2, np.float32)}
+    with pytest.raises(InvalidModel, match=r"float32\[3\], but float32\[2\] in the checkpoint"):
+        Importer(g.proto.node, 0, library, diagnostics, frozen).model(None)

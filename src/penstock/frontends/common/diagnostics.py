@@ -41,7 +41,7 @@ class TensorError(ConversionError):
 
 
 class Diagnostics:
-    """What is wrong with one model. ``where`` is what messages call it, such as ``model.onnx``;
+    """The faults of one model. ``where`` is its name in messages, such as ``model.onnx``;
     ``nodes`` counts those that have been read, of a file of ``size()`` bytes."""
 
     def __init__(

@@ -290,7 +290,7 @@ class _Importer:
         return None
 
     def meaning(self, domain: str, op_type: str, context: ImportContext) -> Meaning | Refusal:
-        """What the nodes of one operation mean in a context, or why they are refused."""
+        """The meaning of the nodes of one operation in a context, or the reason to refuse them."""
         if op_type.__class__ is not str or domain.__class__ is not str:
             return Refusal("its name is not UTF-8; rename it")
         opset = context.opsets.get(domain)

@@ -1,4 +1,4 @@
-"""Where nodes stand while a model is imported: what names, operations and attributes mean there."""
+"""Scopes of names while a model is imported: values, operations, attributes of a graph or call."""
 
 from __future__ import annotations
 

@@ -199,7 +199,10 @@ class Importer:
         if outputs:
             dtype, shape = attrs.get("dtype"), attrs.get("shape")
             held = declared_type(dtype, shape) if op in VARIABLES else ANY
-            self.variables.declare(scope.full_name(name), declared.values[0], held)
+            try:
+                self.variables.declare(scope.full_name(name), declared.values[0], held)
+            except ValueError as error:
+                self.diagnostics.problem(f"{origin} ({op}): {error}")
         return True
 
     def attributes(self, proto: NodeDef, schema: TfSchema, scope: GraphScope) -> dict[str, Any]:

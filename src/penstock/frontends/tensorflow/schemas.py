@@ -56,7 +56,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class AttributeType:
-    """What an attribute may be: of Python's ``types``, as ``tensors`` decodes them, or a list of
+    """The values of an attribute: of Python's ``types``, as ``tensors`` decodes them, or a list of
     these; ``allowed`` has the values that there may be, if not all."""
 
     types: tuple[type, ...]
@@ -148,12 +148,12 @@ def _schema(line: str, sets: Mapping[str, str]) -> tuple[str, TfSchema]:
 
 
 def type_of_attribute(kind: str, sets: Mapping[str, str]) -> AttributeType:
-    """What an attribute of this kind may be."""
+    """The values that an attribute of this kind, as ``operations.txt`` has it, may have."""
     is_list = kind.startswith("list(")
-    kind = kind[5:-1] if is_list else kind
-    if kind in _KINDS:
-        return AttributeType(_KINDS[kind], is_list)
-    return AttributeType((str,), is_list, frozenset(sets.get(kind, kind).split("|")))
+    element = kind[5:-1] if is_list else kind
+    if element in _KINDS:
+        return AttributeType(_KINDS[element], is_list)
+    return AttributeType((str,), is_list, frozenset(sets.get(element, element).split("|")))
 
 
 def _argument(word: str) -> Argument:

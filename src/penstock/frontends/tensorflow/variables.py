@@ -10,7 +10,7 @@ import numpy as np
 from penstock.frontends.tensorflow.tensors import declared_type
 from penstock.ir.graph import Value
 from penstock.ops.tensorflow.state import Store
-from penstock.types import TensorType, Type, dtype_name
+from penstock.types import TensorType, Type, accepts, dtype_name, type_of
 
 
 class Variables:
@@ -28,11 +28,14 @@ class Variables:
 
     def declare(self, node: str, handle: Value, type_: Type) -> None:
         """Note the first output of ``node``. ``type_`` is that of the variable if it makes one,
-        else ``ANY``."""
-        if node in self._frozen_by_node:
-            self._frozen[handle] = self._frozen_by_node[node]
+        else ``ANY``. Raises ``ValueError`` if the saved value has another."""
         if isinstance(type_, TensorType):
             self._types[handle] = type_
+        value = self._frozen_by_node.get(node)
+        if value is not None:
+            self._frozen[handle] = value
+            if not accepts(type_, type_of(value)):
+                raise ValueError(f"it is {type_}, but {type_of(value)} in the checkpoint")
 
     def constant(self, handle: Value) -> np.ndarray | None:
         """The value of a variable that nothing assigns to."""
