@@ -79,10 +79,7 @@ class InferredTypes:
             return
         inferred = self._types
         types = [None if v is None else inferred.get(v, v.type) for v in node.inputs]
-        constants = [
-            None if v is None else v.const if v.producer is None else constant_of(v)
-            for v in node.inputs
-        ]
+        constants = [None if v is None else constant_of(v) for v in node.inputs]
         try:
             output_types = node.op.infer(types, node.attrs, constants)
         except Exception:  # verification of the finished graph reports what is wrong

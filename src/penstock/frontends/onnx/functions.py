@@ -58,8 +58,8 @@ def _function(
 @cache
 def definition_of(schema: OnnxSchema) -> OnnxFunction:
     """The function by which ONNX defines an operation."""
-    assert schema.function is not None
-    return _function(schema.function, f"the definition of {schema}", schema.default_protos)
+    assert schema.record.function is not None
+    return _function(schema.record.function, f"the definition of {schema}", schema.default_protos)
 
 
 class FunctionTable:

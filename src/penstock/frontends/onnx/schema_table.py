@@ -20,8 +20,8 @@ import onnx
 from onnx import AttributeProto, FunctionProto
 
 FILE = Path(__file__).with_name("schemas.txt")
-VARIADIC = 2
-"""The ``option`` of a port that stands for any number of values; 1 may be left out."""
+OPTIONAL, VARIADIC = 1, 2
+"""The ``option`` of a port that may be left out, and of one that stands for any number of values"""
 
 
 class SchemaAttribute(NamedTuple):
@@ -33,13 +33,21 @@ class SchemaAttribute(NamedTuple):
 
 
 class SchemaPort(NamedTuple):
-    """An input or an output."""
+    """An input or an output. ``types`` are those that it may have; empty if any."""
 
     name: str
     type_str: str
     option: int
     is_homogeneous: bool
     types: frozenset[str]
+
+    @property
+    def variable(self) -> str:
+        """What its type is called: equal names, equal types; "" if it stands for itself."""
+        return "" if self.option == VARIADIC and not self.is_homogeneous else self.type_str
+
+    def takes(self, type_: str) -> bool:
+        return type_ in self.types or not self.types
 
 
 class SchemaRecord(NamedTuple):

@@ -12,7 +12,7 @@ from onnx import AttributeProto
 
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.schema_table import (
-    VARIADIC,
+    OPTIONAL,
     SchemaRecord,
     default_of,
     newest_versions,
@@ -29,33 +29,16 @@ TYPE_NAMES: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxSchema:
-    """One version of one operation.
+    """One version of one operation, from the package's ``record``.
 
-    ``attributes`` are the ``AttributeProto`` types by name, ``mandatory`` the names without which a
-    node is invalid, ``defaults`` the values of those that have one (``default_protos`` as they
-    stand in the schema). ``inputs`` and ``outputs`` are the least and the greatest number of them.
-    ``required`` inputs are the positions that may not be left out, nor may any from position
-    ``variadic`` on.
+    ``attributes`` are the ``AttributeProto`` types by name, ``defaults`` the values of those that
+    have one (``default_protos`` as they stand in the schema).
     """
 
-    name: str
-    domain: str
-    version: int
+    record: SchemaRecord
     attributes: Mapping[str, int]
-    mandatory: tuple[str, ...]
     defaults: Mapping[str, Any]
     default_protos: Mapping[str, AttributeProto]
-    inputs: tuple[int, int]
-    outputs: tuple[int, int]
-    required: tuple[int, ...]
-    variadic: int
-    names: tuple[str, ...]
-    record: SchemaRecord
-
-    @property
-    def function(self) -> onnx.FunctionProto | None:
-        """The body that defines the operation, if there is one."""
-        return self.record.function
 
     def faults(
         self, types: Mapping[str, int], inputs: Sequence[Any], outputs: int
@@ -70,26 +53,28 @@ class OnnxSchema:
             elif wanted != code:
                 names = f"{TYPE_NAMES.get(code, code)}, not {TYPE_NAMES[wanted]}"
                 yield f"has an attribute {name!r} that is of kind {names}"
-        for name in self.mandatory:
-            if name not in types:
+        record = self.record
+        for name, attribute in record.attributes.items():
+            if attribute.required and name not in types and name not in LEGACY:
                 yield f"lacks attribute {name!r}, which {self} requires"
-        for role, count, (least, most) in (
-            ("inputs", len(inputs), self.inputs),
-            ("outputs", outputs, self.outputs),
+        for role, count, least, most in (
+            ("inputs", len(inputs), record.min_input, record.max_input),
+            ("outputs", outputs, record.min_output, record.max_output),
         ):
             if not least <= count <= most:
                 allowed = f"{least}" if least == most else f"{least} to {most}"
                 if most > 2**30:
                     allowed = f"at least {least}"
                 yield f"has {count} {role}, but {self} has {allowed}"
-        count = min(len(inputs), self.inputs[1])
-        for i in (*self.required, *range(self.variadic, count)):
-            if i < count and inputs[i] is None:
-                name = self.names[min(i, len(self.names) - 1)]
-                yield f"leaves out input {i} ({name}), which {self} requires"
+        for i, value in enumerate(inputs[: record.max_input]):
+            if value is None:
+                port = record.inputs[min(i, len(record.inputs) - 1)]
+                if port.option != OPTIONAL:
+                    yield f"leaves out input {i} ({port.name}), which {self} requires"
 
     def __str__(self) -> str:
-        return f"{self.domain + '.' if self.domain else ''}{self.name}-{self.version}"
+        domain, name = self.record.domain, self.record.name
+        return f"{domain + '.' if domain else ''}{name}-{self.record.version}"
 
 
 @lru_cache(maxsize=4096)
@@ -98,40 +83,12 @@ def find_schema(name: str, domain: str, opset: int) -> OnnxSchema | None:
     if not 0 < opset < 2**31:  # other numbers are a TypeError of the onnx package
         return None
     record = schema_record(name, domain, opset)
-    if record is None:
-        return None
-    return _schema(name, domain, record.version) if record.version != opset else _read(record)
-
-
-@lru_cache(maxsize=4096)
-def _schema(name: str, domain: str, version: int) -> OnnxSchema:
-    record = schema_record(name, domain, version)
-    assert record is not None
-    return _read(record)
-
-
-def _read(record: SchemaRecord) -> OnnxSchema:
-    protos = {name: default_of(a) for name, a in record.attributes.items() if a.default}
-    last = record.inputs[-1] if record.inputs else None
-    # A list of inputs: none of them may be left out.
-    variadic = last is not None and last.option == VARIADIC
-    return OnnxSchema(
-        name=record.name,
-        domain=record.domain,
-        version=record.version,
-        attributes={name: a.type for name, a in record.attributes.items()},
-        mandatory=tuple(
-            name for name, a in record.attributes.items() if a.required and name not in LEGACY
-        ),
-        defaults={name: _value(proto) for name, proto in protos.items()},
-        default_protos=protos,
-        inputs=(record.min_input, record.max_input),
-        outputs=(record.min_output, record.max_output),
-        required=tuple(i for i, port in enumerate(record.inputs) if port.option == 0),
-        variadic=len(record.inputs) - 1 if variadic else record.max_input,
-        names=tuple(port.name for port in record.inputs),
-        record=record,
-    )
+    if record is None or record.version != opset:  # opsets share the schema of the version
+        return None if record is None else find_schema(name, domain, record.version)
+    attributes = record.attributes
+    protos = {key: default_of(a) for key, a in attributes.items() if a.default}
+    defaults = {key: _value(proto) for key, proto in protos.items()}
+    return OnnxSchema(record, {key: a.type for key, a in attributes.items()}, defaults, protos)
 
 
 def _value(proto: AttributeProto) -> Any:

@@ -24,7 +24,7 @@ from typing import Any
 
 from penstock.algorithms.checkpoints import paced
 from penstock.errors import ProblemList
-from penstock.frontends.onnx.schema_table import VARIADIC, SchemaPort, SchemaRecord, schema_record
+from penstock.frontends.onnx.schema_table import SchemaPort, SchemaRecord, schema_record
 from penstock.frontends.onnx.schemas import newest_opset
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES, dtype_of_code
 from penstock.ir.graph import Graph, Node, Value
@@ -85,32 +85,18 @@ def _type(name: TypeName) -> Type:
 # Schemas.
 
 
-@dataclass(frozen=True, slots=True)
-class _Port:
-    """An input or an output of an operation: its name, what its type is called in the schema (equal
-    names, equal types; "" if it stands for itself), and the types that it may have."""
-
-    name: str
-    variable: str
-    allowed: frozenset[str]
-
-    def has(self, type_: str) -> bool:
-        return type_ in self.allowed or not self.allowed
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Signature:
     """The ports of an operation. The last of ``inputs`` and ``outputs`` stands for all further."""
 
     title: str
-    inputs: tuple[_Port, ...]
-    outputs: tuple[_Port, ...]
+    inputs: Sequence[SchemaPort]
+    outputs: Sequence[SchemaPort]
 
 
-_ANYTHING = _Port("zero_point", "", frozenset())
-_FLOAT = _Port(
-    "X", "T", frozenset(f"tensor({x})" for x in ("float", "double", "float16", "bfloat16"))
-)
+_FLOATS = frozenset({"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"})
+_ANYTHING = SchemaPort("zero_point", "", 0, True, frozenset())
+_FLOAT = SchemaPort("X", "T", 0, True, _FLOATS)
 
 # Of operations of ONNX Runtime, for which the onnx package has no schemas, those whose kernels
 # would cut their results to integers.
@@ -140,17 +126,7 @@ def _signature(op: Op) -> _Signature | None:
     schema = next(_schemas(op), None)
     if schema is None:
         return None
-    return _Signature(
-        f"{op.full_name}-{schema.version}",
-        tuple(map(_port, schema.inputs)),
-        tuple(map(_port, schema.outputs)),
-    )
-
-
-def _port(formal: SchemaPort) -> _Port:
-    variadic = formal.option == VARIADIC
-    variable = "" if variadic and not formal.is_homogeneous else formal.type_str
-    return _Port(formal.name, variable, formal.types)
+    return _Signature(f"{op.full_name}-{schema.version}", schema.inputs, schema.outputs)
 
 
 @lru_cache(maxsize=4096)
@@ -184,10 +160,10 @@ def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
         if type_ is None or last < 0:
             continue
         port = signature.inputs[min(i, last)]
-        if not port.has(type_) and not _allowed_before(op, "inputs", i, type_):
+        if not port.takes(type_) and not _allowed_before(op, "inputs", i, type_):
             faults.append(
                 f"reads {type_} as input {i} ({port.name}), for which {signature.title} takes "
-                f"{_listed(port.allowed)}; insert a Cast, or correct the type"
+                f"{_listed(port.types)}; insert a Cast, or correct the type"
             )
         elif port.variable:
             name, other = bound.setdefault(port.variable, (port.name, type_))
@@ -201,7 +177,7 @@ def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
         return _Outcome(faults, (None,) * outputs, False)
     ports = [signature.outputs[min(i, last)] for i in range(outputs)]
     names = tuple(
-        bound[port.variable][1] if port.variable in bound else _only(port.allowed) for port in ports
+        bound[port.variable][1] if port.variable in bound else _only(port.types) for port in ports
     )
     return _Outcome(faults, names, None in names)
 
@@ -278,8 +254,8 @@ class _Checker:
             if signature is None:
                 continue
             port = signature.outputs[min(i, len(signature.outputs) - 1)]
-            if not port.has(name) and not _allowed_before(node.op, "outputs", i, name):
-                allowed = _listed(port.allowed)
+            if not port.takes(name) and not _allowed_before(node.op, "outputs", i, name):
+                allowed = _listed(port.types)
                 fault = f"gives {name} as output {i} ({port.name}), for which {signature.title} "
                 self.problems.add(f"{node.op.name} ({node.label}) {fault}gives {allowed}")
 

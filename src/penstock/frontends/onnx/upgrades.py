@@ -360,11 +360,11 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
     schema = find_schema(name, domain, opset)
     if schema is None:
         return Meaning(None, op=find(name, domain, opset))
-    version = schema.version
+    version = schema.record.version
     newest = find_schema(name, domain, newest_opset(domain))
     assert newest is not None
     op = find(name, domain, version)
-    if op is not None and op.version < newest.version:
+    if op is not None and op.version < newest.record.version:
         return Meaning(schema, op=op, defaults=schema.defaults)  # registered as an old version
     upgrades = UPGRADES.get((domain, name), [])
     for last, rule in upgrades:
@@ -377,6 +377,6 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
     if op is not None:
         added = {k: v for k, v in newest.defaults.items() if k not in schema.attributes}
         return Meaning(schema, op=op, defaults={**added, **schema.defaults})
-    if schema.function is not None:
-        return Meaning(schema, function=schema.function, defaults=schema.defaults)
+    if schema.record.function is not None:
+        return Meaning(schema, function=schema.record.function, defaults=schema.defaults)
     return Meaning(schema, op=reference_op(name, domain, version), defaults=schema.defaults)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -103,10 +102,12 @@ class _Reader:
         functions: dict[str, Graph] = {}
         aliases: dict[str, str] = {}
         nodes = 0
-        size = partial(self.size, min(len(signatures), _MAX_USES))
+        uses = min(len(signatures), _MAX_USES)
         metadata = {"tensorflow_version": self.proto.meta_info_def.tensorflow_version}
         for name in sorted(signatures, key=lambda name: name != entry):
-            diagnostics = Diagnostics(self.folder.name, self.limits, size, nodes)
+            diagnostics = Diagnostics(
+                self.folder.name, self.limits, lambda: uses * self.proto.ByteSize(), nodes
+            )
             producer = self.proto.graph_def.versions.producer
             library = self.library.uncalled()
             importer = Importer(parts[name], producer, library, diagnostics, frozen, store)
@@ -120,10 +121,6 @@ class _Reader:
                 nodes = diagnostics.nodes
             functions.update(importer.functions)
         return Model(graphs, entry, functions, metadata, str(self.folder), aliases)
-
-    def size(self, uses: int) -> int:
-        """The bytes that nodes are counted against where ``uses`` signatures import the graph."""
-        return uses * self.proto.ByteSize()
 
     # Signatures.
 
