@@ -92,3 +92,12 @@ class Loops(ExecutorTests):
         x = np.ones(2, np.float32)
         assert session(x, np.array(False))[1].shape == (0, 2)
         assert session(x, np.array(True))[1].tolist() == [[1, 1], [2, 2], [4, 4]]
+
+    def test_concat_of_one_value_beyond_its_axis_is_refused_in_a_loop(self):
+        with pytest.raises(ps.PenstockError, match="axis 1 is out of range for rank 1"):
+            self.compile(
+                model_from_text("""g (float[1] x, int64 n) => (float[1] y) {
+                    y = Loop (n, , x) <body = b (int64 i, bool c, float[1] v) => (bool d, float[1] w)
+                        { d = Identity(c) w = Concat<axis = 1>(x) }>
+                }""")
+            )(np.ones(1, np.float32), np.array(1))

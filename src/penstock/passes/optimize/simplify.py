@@ -84,7 +84,8 @@ def cast(node: Node, value: Value, output: Value) -> Replacement:
 
 def single(node: Node, value: Value, output: Value) -> Replacement:
     """Concat, Sum, Max, Min or Mean of one input."""
-    checked = node.op.name != "Concat" or value.rank is not None  # its axis is in range
+    axis, rank = node.attrs.get("axis", 1), value.rank or 0
+    checked = node.op.name != "Concat" or -rank <= axis < rank
     return (value,) if len(node.inputs) == 1 and checked else None
 
 
