@@ -23,15 +23,8 @@ from penstock.ops.common.shape_rules import (
 )
 from penstock.ops.common.specialize import Routine, Tensors, specialized, static_type
 from penstock.ops.common.work import recurrent_work
+from penstock.ops.onnx import recurrent
 from penstock.ops.onnx.quantization import quantize_to_float, subtract_zero_point, zero_of
-from penstock.ops.onnx.recurrent import (
-    Layer,
-    RecurrentWeights,
-    layer_routine,
-    output_shapes,
-    parse_layer,
-    sizes_of,
-)
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, TensorType, Type
 
@@ -69,10 +62,10 @@ def _swapped(shape: Shape | None) -> Shape | None:
     return None if shape is None or len(shape) != 3 else (shape[0], shape[2], shape[1])
 
 
-def _sizes(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Any]:
+def _sizes(layer: recurrent.Layer, shapes: Sequence[Shape | None]) -> dict[str, Any]:
     """Check the shapes of all inputs against one another, and take the sizes from them."""
     as_lstm = [_swapped(s) if i in (_W, _R) else s for i, s in enumerate(shapes[:8])]
-    sizes = sizes_of(layer, as_lstm)
+    sizes = recurrent.sizes_of(layer, as_lstm)
     hidden, n = sizes["H"], len(layer.reverse)
     columns = layer.gates * hidden if isinstance(hidden, int) else None
     for shape in shapes[_PARAMETERS[0] :]:
@@ -81,13 +74,13 @@ def _sizes(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Any]:
 
 
 def _infer_quantized_lstm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    layer = parse_layer("LSTM", attrs)
+    layer = recurrent.parse_layer("LSTM", attrs)
     sizes = _sizes(layer, [tensor(types, i).shape for i in range(len(types))])
-    shapes = output_shapes(layer, sizes.get("T"), sizes.get("B"), sizes.get("H"))
+    shapes = recurrent.output_shapes(layer, sizes.get("T"), sizes.get("B"), sizes.get("H"))
     return [TensorType(FLOAT32, shape) for shape in shapes]
 
 
-def _weights(layer: Layer, inputs: Sequence[Any]) -> list[RecurrentWeights]:
+def _weights(layer: recurrent.Layer, inputs: Sequence[Any]) -> list[recurrent.RecurrentWeights]:
     """The weights of each direction."""
     directions = []
     for d in range(len(layer.reverse)):
@@ -107,22 +100,22 @@ def _weights(layer: Layer, inputs: Sequence[Any]) -> list[RecurrentWeights]:
                 part[half] *= 0.5
         peepholes = None if inputs[_P] is None else inputs[_P][d]
         w, r = matrices
-        directions.append(RecurrentWeights(w, r, bias, None, peepholes))
+        directions.append(recurrent.RecurrentWeights(w, r, bias, None, peepholes))
     return directions
 
 
 @operator("DynamicQuantizeLSTM", domain=MICROSOFT, infer=_infer_quantized_lstm, work=recurrent_work)
 def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
     consts = constants(node, 12)
-    layer = parse_layer("LSTM", node.attrs, peepholes=given(node.inputs, _P))
+    layer = recurrent.parse_layer("LSTM", node.attrs, peepholes=given(node.inputs, _P))
     ours = [i for i in (_W, _R, _B, _P, *_PARAMETERS) if given(node.inputs, i)]
     fixed = all_constant(node, ours)
-    prepared: Shared[list[RecurrentWeights]] | None = None
+    prepared: Shared[list[recurrent.RecurrentWeights]] | None = None
     if fixed:
         name = "DynamicQuantizeLSTM", layer.halved
         prepared = shared(name, lambda: _weights(layer, consts), *[consts[i] for i in ours])
 
-    def weigh(inputs: Sequence[Any], single: bool) -> list[RecurrentWeights]:
+    def weigh(inputs: Sequence[Any], single: bool) -> list[recurrent.RecurrentWeights]:
         return _weights(layer, inputs) if prepared is None else prepared.value
 
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
@@ -130,6 +123,6 @@ def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
         for i in (_W, _R):
             dims, dtype = static_type(inputs, i)
             as_lstm[i] = TensorType(dtype, _swapped(dims))
-        return layer_routine(layer, as_lstm, outputs, weigh, tuple(ours) if fixed else ())
+        return recurrent.layer_routine(layer, as_lstm, outputs, weigh, tuple(ours) if fixed else ())
 
     return specialized(node, types, make, arity=(12, 3))

@@ -14,17 +14,9 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import UINT8
-from penstock.ops.common.shape_rules import (
-    all_constant,
-    check_shape,
-    constants,
-    dim_product,
-    given,
-    normalize_axis,
-    tensor,
-)
 from penstock.ops.common.specialize import Routine, Tensors, by_shape, specialized, static_type
 from penstock.ops.common.work import product_work
 from penstock.ops.onnx.quantization import SOURCES, subtract_zero_point
@@ -112,12 +104,12 @@ class _Packed:
     def check(self, types: Types) -> None:
         """Check that the inputs have as many elements as the attributes say."""
         count = self.n * self.blocks
-        zeros = tensor(types, 3).dtype
+        zeros = rules.tensor(types, 3).dtype
         packed = self.n * -(-self.blocks * self.bits // 8)
         of_zeros = {packed, count} if zeros is None else {packed if zeros == UINT8 else count}
         for i, sizes in enumerate(({count * self.blob}, {count}, of_zeros), start=1):
-            shape = tensor(types, i).shape if given(types, i) else None
-            elements = None if shape is None else dim_product(shape)
+            shape = rules.tensor(types, i).shape if rules.given(types, i) else None
+            elements = None if shape is None else rules.dim_product(shape)
             if isinstance(elements, int) and elements not in sizes:
                 raise ShapeError(
                     f"input {i} of MatMulNBits has shape {shape}, but N={self.n}, K={self.k}, "
@@ -128,21 +120,21 @@ class _Packed:
 def _infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     packed = _Packed(attrs)
     packed.check(types)
-    a = tensor(types, 0)
+    a = rules.tensor(types, 0)
     if a.shape is None:
         return (TensorType(a.dtype),)
     if not a.shape or (isinstance(a.shape[-1], int) and a.shape[-1] != packed.k):
         raise ShapeError(f"A of shape {a.shape} does not multiply weights of K={packed.k}")
-    check_shape("bias", tensor(types, 5).shape, (packed.n,))
+    rules.check_shape("bias", rules.tensor(types, 5).shape, (packed.n,))
     return (TensorType(a.dtype, (*a.shape[:-1], packed.n)),)
 
 
 @operator("MatMulNBits", domain=MICROSOFT, infer=_infer_matmul_nbits, work=product_work)
 def matmul_nbits(node: Node, types: Types) -> Kernel:
     packed = _Packed(node.attrs)
-    weights: list[Any] = constants(node, 5)[1:5]
+    weights: list[Any] = rules.constants(node, 5)[1:5]
     fixed: Shared[np.ndarray] | None = None
-    if all_constant(node, range(1, 5)) and packed.n * packed.k * 4 <= FIXED_BYTES:
+    if rules.all_constant(node, range(1, 5)) and packed.n * packed.k * 4 <= FIXED_BYTES:
         packed.check([None if c is None else constant_type(c) for c in (None, *weights)])
         _check_groups(packed, weights[3])
         name = "MatMulNBits", packed.n, packed.k, packed.bits, packed.block
@@ -184,14 +176,14 @@ def _check_groups(packed: _Packed, g_idx: np.ndarray | None) -> None:
 def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if attrs.get("block_size", 128) < 0:
         raise ShapeError(f"block_size is {attrs['block_size']}, it must not be negative")
-    data, indices, scales = (tensor(types, i) for i in range(3))
+    data, indices, scales = (rules.tensor(types, i) for i in range(3))
     if data.dtype is not None and data.dtype not in SOURCES:
         raise ShapeError(f"{dtype_name(data.dtype)} is no quantised type")
     if data.shape is None or indices.shape is None or data.dtype is None:
         return (TensorType(scales.dtype),)
     per_byte = _per_byte(data.dtype, attrs)
-    axis = normalize_axis(attrs.get("gather_axis", 0), len(data.shape))
-    dims = (*data.shape[:-1], dim_product((data.shape[-1], per_byte)))
+    axis = rules.normalize_axis(attrs.get("gather_axis", 0), len(data.shape))
+    dims = (*data.shape[:-1], rules.dim_product((data.shape[-1], per_byte)))
     return (TensorType(scales.dtype, (*dims[:axis], *indices.shape, *dims[axis + 1 :])),)
 
 
@@ -212,8 +204,8 @@ class _GatheredBlocks:
         per_byte: int,
     ) -> None:
         rank = len(data)
-        axis = self.axis = normalize_axis(attrs.get("gather_axis", 0), rank)
-        along = self.along = normalize_axis(attrs.get("quantize_axis", 1), rank)
+        axis = self.axis = rules.normalize_axis(attrs.get("gather_axis", 0), rank)
+        along = self.along = rules.normalize_axis(attrs.get("quantize_axis", 1), rank)
         if per_byte > 1 and axis == rank - 1:
             raise ShapeError("elements packed along the last axis cannot be gathered along it")
         dims = [*data[:-1], data[-1] * per_byte]
@@ -245,7 +237,7 @@ class _GatheredBlocks:
 def gather_blocks(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs, bits = node.attrs, node.attrs.get("bits", 4)
     dims, dtype = static_type(inputs, 0)
-    index_type, scale_type = tensor(inputs, 1), tensor(inputs, 2)
+    index_type, scale_type = rules.tensor(inputs, 1), rules.tensor(inputs, 2)
     per_byte = _per_byte(dtype, attrs)
     blocks = _GatheredBlocks(dims, scale_type.dims, len(index_type.dims), attrs, per_byte)
     axis, count = blocks.axis, dims[blocks.axis]

@@ -17,6 +17,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types, returning
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.elementwise import (
     BLOCK,
@@ -30,15 +31,6 @@ from penstock.ops.common.elementwise import (
     smallest,
     typed_scalar,
     ufunc,
-)
-from penstock.ops.common.shape_rules import (
-    check_broadcasts,
-    check_shape,
-    choice,
-    given,
-    same_dtype,
-    same_type,
-    tensor,
 )
 from penstock.ops.onnx.arithmetic import erf_argument
 from penstock.ops.registry import MICROSOFT, operator
@@ -351,7 +343,7 @@ def _compiled(make: Formula, scratch: int, node: Node, types: Types, inputs: int
 
 
 def _register(name: str, make: Formula, scratch: int, since: int = 1, domain: str = "") -> None:
-    operator(name, domain=domain, since=since, infer=same_type, elementwise=True)(
+    operator(name, domain=domain, since=since, infer=rules.same_type, elementwise=True)(
         partial(_compiled, make, scratch)
     )
 
@@ -373,32 +365,32 @@ _register("Gelu", _gelu_exact, 3, domain=MICROSOFT)
 _register("QuickGelu", partial(swish, default=1.702), 1, domain=MICROSOFT)
 
 
-@operator("Gelu", since=20, infer=same_type, elementwise=True)
+@operator("Gelu", since=20, infer=rules.same_type, elementwise=True)
 def gelu(node: Node, types: Types) -> Kernel:
-    mode = choice(node.attrs, "approximate", "none", ("none", "tanh"))
+    mode = rules.choice(node.attrs, "approximate", "none", ("none", "tanh"))
     make, scratch = (_gelu_exact, 3) if mode == "none" else (_gelu_tanh, 1)
     return _compiled(make, scratch, node, types)
 
 
 def _infer_like_first(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    shape = tensor(types, 0).shape
-    check_broadcasts("input 1", tensor(types, 1).shape, shape)
-    return (TensorType(same_dtype(types, (0, 1)), shape),)
+    shape = rules.tensor(types, 0).shape
+    rules.check_broadcasts("input 1", rules.tensor(types, 1).shape, shape)
+    return (TensorType(rules.same_dtype(types, (0, 1)), shape),)
 
 
 def _infer_equal_shapes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    a, b = tensor(types, 0).shape, tensor(types, 1).shape
-    check_shape("input 1", b, a)
+    a, b = rules.tensor(types, 0).shape, rules.tensor(types, 1).shape
+    rules.check_shape("input 1", b, a)
     shape = b if a is None else a
     if a is not None and b is not None:
         shape = tuple(y if x is None else x for x, y in zip(a, b, strict=True))
-    return (TensorType(same_dtype(types, (0, 1)), shape),)
+    return (TensorType(rules.same_dtype(types, (0, 1)), shape),)
 
 
 def _checked(kernel: Kernel, infer: Infer, types: Types) -> Kernel:
     """A kernel of two inputs that NumPy would broadcast in more ways than ``infer`` allows."""
     infer(types, {}, ())
-    if all(tensor(types, i).static for i in range(2)):
+    if all(rules.tensor(types, i).static for i in range(2)):
         return kernel
 
     def function(a: np.ndarray, b: np.ndarray) -> Any:
@@ -420,7 +412,7 @@ def bias_gelu(node: Node, types: Types) -> Kernel:
 
 @operator("FastGelu", domain=MICROSOFT, infer=_infer_like_first, elementwise=True)
 def fast_gelu(node: Node, types: Types) -> Kernel:
-    if given(node.inputs, 1):
+    if rules.given(node.inputs, 1):
         kernel = _compiled(_biased(_gelu_tanh), 2, node, types, 2)
         return _checked(kernel, _infer_like_first, types)
     kernel = _compiled(_gelu_tanh, 1, node, types)
@@ -429,16 +421,16 @@ def fast_gelu(node: Node, types: Types) -> Kernel:
 
 @operator("PRelu", since=7, infer=_infer_like_first, elementwise=True)
 def prelu(node: Node, types: Types) -> Kernel:
-    dtype = tensor(types, 0).dtype
+    dtype = rules.tensor(types, 0).dtype
     kernel = formula(_prelu_formula, types, inputs=2, scratch=1)
     if dtype is not None and not is_float(dtype):
         kernel = returning(lambda x, slope: np.where(x < 0, x * slope, x))
     return _checked(kernel, _infer_like_first, types)
 
 
-@operator("Relu", since=1, infer=same_type, elementwise=True)
+@operator("Relu", since=1, infer=rules.same_type, elementwise=True)
 def relu_operator(node: Node, types: Types) -> Kernel:
-    dtype = tensor(types, 0).dtype
+    dtype = rules.tensor(types, 0).dtype
     if dtype is not None and dtype.kind in "iuf":
         return ufunc(relu(dtype), 1)
     if dtype is not None and is_float(dtype):

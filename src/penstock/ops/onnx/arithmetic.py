@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import FLOAT64, is_float, is_small, wide
 from penstock.ops.common.elementwise import (
     Body,
@@ -30,15 +31,6 @@ from penstock.ops.common.elementwise import (
     typed_scalar,
     ufunc,
 )
-from penstock.ops.common.shape_rules import (
-    broadcast_shapes,
-    broadcast_type,
-    one_element,
-    pad_with_none,
-    same_dtype,
-    same_type,
-    tensor,
-)
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
@@ -46,7 +38,7 @@ from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 def _pairs(of_ints: Callable[[int, int], Dim], named: Callable[[Dim, Dim], Dim]) -> Infer:
     """Inference of two broadcast inputs; ``named`` takes elements that are not both integers."""
     return carrying(
-        broadcast_type,
+        rules.broadcast_type,
         lambda a, b: of_ints(a, b) if isinstance(a, int) and isinstance(b, int) else named(a, b),
     )
 
@@ -92,7 +84,7 @@ _QUOTIENTS: dict[str, Callable[..., Any]] = {"i": _signed_quotient, "u": np.floo
 
 @operator("Div", since=7, infer=_infer_div, elementwise=True)
 def div(node: Node, types: Types) -> Kernel:
-    dtype = tensor(types, 0).dtype
+    dtype = rules.tensor(types, 0).dtype
     if dtype is not None:
         return elementwise(_QUOTIENTS.get(dtype.kind, np.divide), types, 2)
     return ufunc(lambda a, b, out=None: _QUOTIENTS.get(a.dtype.kind, np.divide)(a, b, out), 2)
@@ -116,8 +108,8 @@ def mod(node: Node, types: Types) -> Kernel:
 
 def _pow_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
     """The inputs may differ in dtype; the result has that of the base."""
-    base, exponent = tensor(types, 0), tensor(types, 1)
-    return (TensorType(base.dtype, broadcast_shapes([base.shape, exponent.shape])),)
+    base, exponent = rules.tensor(types, 0), rules.tensor(types, 1)
+    return (TensorType(base.dtype, rules.broadcast_shapes([base.shape, exponent.shape])),)
 
 
 def _pow_element(a: Dim, b: Dim) -> Dim:
@@ -180,7 +172,7 @@ def _integer_power(x: np.ndarray, y: np.ndarray) -> Any:
 
 @operator("Pow", since=7, infer=carrying(_pow_type, _pow_element), elementwise=True)
 def power(node: Node, types: Types) -> Kernel:
-    base, exponent = tensor(types, 0), tensor(types, 1)
+    base, exponent = rules.tensor(types, 0), rules.tensor(types, 1)
     y = None if node.inputs[1] is None else node.inputs[1].const
     if base.dtype is None or not is_float(base.dtype):
         return ufunc(_power, 1)
@@ -216,7 +208,7 @@ for _since, _functions in (
     (11, {"Round": np.rint}),  # halves to even
 ):
     for _name, _ufunc in _functions.items():
-        _infer = _ON_INTEGERS.get(_name, same_type)
+        _infer = _ON_INTEGERS.get(_name, rules.same_type)
         operator(_name, since=_since, infer=_infer, elementwise=True)(compile_elementwise(_ufunc))
 
 
@@ -287,7 +279,7 @@ def _erf(dtype: np.dtype) -> Body:
     return body
 
 
-@operator("Erf", since=9, infer=same_type, elementwise=True)
+@operator("Erf", since=9, infer=rules.same_type, elementwise=True)
 def erf_operator(node: Node, types: Types) -> Kernel:
     return formula(_erf, types, scratch=3)
 
@@ -321,8 +313,8 @@ def _chain(function: Callable[..., Any], node: Node) -> Kernel:
     return Kernel(run, run, inplace=(0, 1)[:n])
 
 
-@operator("Mean", since=1, infer=broadcast_type, elementwise=True)
-@operator("Sum", since=1, infer=broadcast_type, elementwise=True)
+@operator("Mean", since=1, infer=rules.broadcast_type, elementwise=True)
+@operator("Sum", since=1, infer=rules.broadcast_type, elementwise=True)
 def sum_operator(node: Node, types: Types) -> Kernel:
     if len(node.inputs) == 2 and node.op.name == "Sum":
         return elementwise(np.add, types, 2)
@@ -345,7 +337,7 @@ def _infer_extremum(
         (name,) = names
         return name if bound is None else named(name, bound)
 
-    return carrying(broadcast_type, element)
+    return carrying(rules.broadcast_type, element)
 
 
 _infer_max = _infer_extremum(max, lambda name, bound: name if bound <= 0 else None)
@@ -356,7 +348,7 @@ _infer_min = _infer_extremum(min, lambda name, bound: bound if bound <= 0 else N
 @operator("Min", since=1, infer=_infer_min, elementwise=True)
 def extremum(node: Node, types: Types) -> Kernel:
     to_max = node.op.name == "Max"
-    input_types = [tensor(types, i) for i in range(len(node.inputs))]
+    input_types = [rules.tensor(types, i) for i in range(len(node.inputs))]
     dtype = input_types[0].dtype
     if len(node.inputs) != 2:
         return _chain(np.maximum if to_max else np.minimum, node)
@@ -371,26 +363,26 @@ def extremum(node: Node, types: Types) -> Kernel:
 
 
 def _infer_clip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    same_dtype(types, range(len(types)))
+    rules.same_dtype(types, range(len(types)))
     for i in range(1, len(types)):
-        shape = tensor(types, i).shape
+        shape = rules.tensor(types, i).shape
         if shape is not None and any(isinstance(d, int) and d != 1 for d in shape):
             raise ShapeError(f"bounds of Clip must be scalars, but input {i} has shape {shape}")
-    return same_type(types, attrs, consts)
+    return rules.same_type(types, attrs, consts)
 
 
 @operator("Clip", since=11, infer=_infer_clip, elementwise=True)
 def clip_operator(node: Node, types: Types) -> Kernel:
     """Bounds are scalars; the upper one wins where it is below the lower one, NaNs stay."""
     n = len(node.inputs)
-    bounds = pad_with_none(node.inputs, 3)[1:]
-    dtype = tensor(types, 0).dtype
+    bounds = rules.pad_with_none(node.inputs, 3)[1:]
+    dtype = rules.tensor(types, 0).dtype
     if dtype is not None and dtype.kind in "iuf":
-        if None not in bounds and {tensor(types, i).shape for i in (1, 2)} == {()}:
+        if None not in bounds and {rules.tensor(types, i).shape for i in (1, 2)} == {()}:
             return ufunc(clip, 1)
         if all(bound is None or bound.const is not None for bound in bounds):
             low, high = (
-                limit(dtype) if bound is None else one_element(bound.const, "a bound")
+                limit(dtype) if bound is None else rules.one_element(bound.const, "a bound")
                 for bound, limit in zip(bounds, (smallest, largest), strict=True)
             )
 
@@ -404,7 +396,7 @@ def clip_operator(node: Node, types: Types) -> Kernel:
         out = arguments[n] if len(arguments) > n else np.empty(x.shape, x.dtype)
         for function, bound in zip((np.maximum, np.minimum), bounds, strict=False):
             if bound is not None:
-                function(x, one_element(bound, "a bound"), out=out)
+                function(x, rules.one_element(bound, "a bound"), out=out)
                 x = out
         if x is not out:
             np.copyto(out, x)

@@ -10,26 +10,14 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
-from penstock.ops.common.shape_rules import (
-    all_known,
-    choice,
-    dim_product,
-    dim_sum,
-    given,
-    ints,
-    known_ints,
-    normalize_axis,
-    same_dtype,
-    tensor,
-    with_data,
-)
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.shape import repeated, unknown_shape
 from penstock.ops.registry import operator
 from penstock.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 
 
 def _infer_tile(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (_tiled(tensor(types, 0), ints(types, consts, 1)),)
+    return (_tiled(rules.tensor(types, 0), rules.ints(types, consts, 1)),)
 
 
 def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:
@@ -42,9 +30,9 @@ def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:
     if any(isinstance(r, int) and r < 0 for r in repeats):
         raise ShapeError(f"repeats {list(repeats)} must not be negative")
     type_ = TensorType(
-        x.dtype, tuple(dim_product((d, r)) for d, r in zip(x.shape, repeats, strict=True))
+        x.dtype, tuple(rules.dim_product((d, r)) for d, r in zip(x.shape, repeats, strict=True))
     )
-    return with_data(type_, lambda: repeated(x, type_))
+    return rules.with_data(type_, lambda: repeated(x, type_))
 
 
 def _tile(x: np.ndarray, repeats: Sequence[Any], out: np.ndarray | None) -> np.ndarray:
@@ -63,7 +51,7 @@ def _tile(x: np.ndarray, repeats: Sequence[Any], out: np.ndarray | None) -> np.n
 
 @operator("Tile", since=6, infer=_infer_tile, moves=True, strings=True)
 def tile(node: Node, types: Types) -> Kernel:
-    fixed = known_ints(node, types, 1)
+    fixed = rules.known_ints(node, types, 1)
 
     def run(x: np.ndarray, repeats: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         return _tile(x, repeats.tolist() if fixed is None else fixed, out)
@@ -77,20 +65,20 @@ def _listed(shapes: Sequence[Shape]) -> str:
 
 
 def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    input_types = [tensor(types, i) for i in range(len(types))]
-    dtype = same_dtype(types, range(len(types)))
+    input_types = [rules.tensor(types, i) for i in range(len(types))]
+    dtype = rules.same_dtype(types, range(len(types)))
     shapes = [type_.shape for type_ in input_types if type_.shape is not None]
     if not shapes:
         return (TensorType(dtype),)
     rank = len(shapes[0])
-    where = normalize_axis(attrs.get("axis", 1), rank)
+    where = rules.normalize_axis(attrs.get("axis", 1), rank)
     if rank == 0 or any(len(dims) != rank for dims in shapes):
         raise ShapeError(f"shapes {_listed(shapes)} cannot be concatenated")
     result: list[Dim] = []
     for i, dims in enumerate(zip(*shapes, strict=True)):
         sizes = {d for d in dims if isinstance(d, int)}
         if i == where:
-            result.append(dim_sum(dims) if len(shapes) == len(types) else None)
+            result.append(rules.dim_sum(dims) if len(shapes) == len(types) else None)
         elif len(sizes) > 1:
             raise ShapeError(
                 f"shapes {_listed(shapes)} cannot be concatenated along axis {where}: "
@@ -111,7 +99,9 @@ def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         return tuple(data) if len(data) <= MAX_DATA else None
 
     result_type = TensorType(dtype, tuple(result))
-    return (with_data(result_type, contents) if any(t.data for t in input_types) else result_type,)
+    return (
+        rules.with_data(result_type, contents) if any(t.data for t in input_types) else result_type,
+    )
 
 
 @operator("Concat", infer=_infer_concat, moves=True, strings=True)
@@ -127,12 +117,12 @@ def concat(node: Node, types: Types) -> Kernel:
                 f"shapes {shapes} cannot be concatenated along axis {axis}: {error}"
             ) from None
 
-    shapes = [all_known(tensor(types, i).shape) for i in range(len(types))]
+    shapes = [rules.all_known(rules.tensor(types, i).shape) for i in range(len(types))]
     full = [dims for dims in shapes if dims]
     if not full or len(full) < len(shapes):
         return Kernel(run)
     # Assigning to slices known beforehand takes half the time of np.concatenate for a few arrays.
-    where = normalize_axis(axis, len(full[0]))
+    where = rules.normalize_axis(axis, len(full[0]))
     parts = cuts(where, [dims[where] for dims in full])
     if len(parts) == 2:
         first, second = parts
@@ -158,13 +148,13 @@ def cuts(axis: int, sizes: Sequence[int]) -> list[tuple[slice, ...]]:
 
 
 def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     axis, count = attrs.get("axis", 0), attrs.get("num_outputs")
-    where = 0 if x.shape is None else normalize_axis(axis, len(x.shape))
+    where = 0 if x.shape is None else rules.normalize_axis(axis, len(x.shape))
     dim = None if x.shape is None else x.shape[where]
     sizes: Sequence[Dim] | None = None
-    if given(types, 1):
-        sizes = ints(types, consts, 1)
+    if rules.given(types, 1):
+        sizes = rules.ints(types, consts, 1)
         if sizes is None:
             sizes = unknown_shape(types, 1)
     elif count is not None:
@@ -177,7 +167,7 @@ def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         return [TensorType(x.dtype)] * len(sizes)
     _check_split(dim, sizes)
     shapes = [(*x.shape[:where], n, *x.shape[where + 1 :]) for n in sizes]
-    lengths = all_known(sizes)
+    lengths = rules.all_known(sizes)
     if x.data is None or lengths is None:
         return [TensorType(x.dtype, shape) for shape in shapes]
     data = [x.data[part] for (part,) in cuts(0, lengths)]
@@ -206,20 +196,20 @@ def _check_split(dim: Dim, sizes: Sequence[Dim]) -> None:
 @operator("Split", since=13, infer=_infer_split, moves=True, strings=True)
 def split(node: Node, types: Types) -> Kernel:
     axis, count = node.attrs.get("axis", 0), len(node.outputs)
-    by_input = given(node.inputs, 1)
-    fixed_sizes = known_ints(node, types, 1) if by_input else None
+    by_input = rules.given(node.inputs, 1)
+    fixed_sizes = rules.known_ints(node, types, 1) if by_input else None
 
     def parts(dims: Sequence[int], sizes: Sequence[int] | None) -> list[tuple[slice, ...]]:
-        where = normalize_axis(axis, len(dims))
+        where = rules.normalize_axis(axis, len(dims))
         if sizes is None:
             whole = _even_parts(dims[where], node.attrs.get("num_outputs") or count)
-            sizes = all_known(whole) or ()
+            sizes = rules.all_known(whole) or ()
         _check_split(dims[where], sizes)
         if len(sizes) != count:
             raise ShapeError(f"split {list(sizes)} does not fit the node's {count} outputs")
         return cuts(where, sizes)
 
-    dims = all_known(tensor(types, 0).shape)
+    dims = rules.all_known(rules.tensor(types, 0).shape)
     fixed = parts(dims, fixed_sizes) if dims is not None and (fixed_sizes or not by_input) else None
 
     def run(x: np.ndarray, sizes: np.ndarray | None = None) -> Any:
@@ -260,13 +250,13 @@ def _block_dims(dims: Shape | None, b: int, to_space: bool) -> Shape:
         raise ShapeError(f"the input must have four dims, not shape {list(dims)}")
     n, c, h, w = dims or (None,) * 4
     if to_space:
-        return (n, _divided(c, b * b), dim_product((h, b)), dim_product((w, b)))
-    return (n, dim_product((c, b * b)), _divided(h, b), _divided(w, b))
+        return (n, _divided(c, b * b), rules.dim_product((h, b)), rules.dim_product((w, b)))
+    return (n, rules.dim_product((c, b * b)), _divided(h, b), _divided(w, b))
 
 
 def _infer_blocks(to_space: bool) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        x = tensor(types, 0)
+        x = rules.tensor(types, 0)
         return (TensorType(x.dtype, _block_dims(x.shape, _block(attrs), to_space)),)
 
     return infer
@@ -278,7 +268,7 @@ def rearrange_blocks(node: Node, types: Types) -> Kernel:
     """Axes split, permuted and merged while copying; an array with an axis split is a view."""
     b, to_space = _block(node.attrs), node.op.name == "DepthToSpace"
     # Whether the columns of a block lie together, rather than its depths.
-    column_first = choice(node.attrs, "mode", "DCR", ("DCR", "CRD")) == "CRD"
+    column_first = rules.choice(node.attrs, "mode", "DCR", ("DCR", "CRD")) == "CRD"
 
     def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         dims: Any = _block_dims(x.shape, b, to_space)

@@ -10,20 +10,8 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import BITS, HALF
-from penstock.ops.common.shape_rules import (
-    all_known,
-    dtype_attribute,
-    given,
-    ints,
-    known_ints,
-    normalize_axis,
-    one_element,
-    same_dtype,
-    same_type,
-    tensor,
-    with_data,
-)
 from penstock.ops.onnx.pad import zero
 from penstock.ops.onnx.shape import unknown_shape
 from penstock.ops.registry import operator
@@ -32,24 +20,26 @@ from penstock.types import BOOL, MAX_DATA, STRING, Dim, Shape, ShapeError, Tenso
 
 def _fill_value(attrs: Attrs) -> np.ndarray:
     value = attrs.get("value")
-    return np.zeros((), np.float32) if value is None else one_element(np.asarray(value), "value")
+    return (
+        np.zeros((), np.float32) if value is None else rules.one_element(np.asarray(value), "value")
+    )
 
 
 def _infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     value = _fill_value(attrs)
-    shape: Shape | None = ints(types, consts, 0)
+    shape: Shape | None = rules.ints(types, consts, 0)
     if shape is None:
         return (TensorType(value.dtype, unknown_shape(types, 0)),)
     if any(isinstance(d, int) and d < 0 for d in shape):
         raise ShapeError(f"{list(shape)} is no shape")
 
     def contents() -> tuple[Dim, ...] | None:
-        dims = all_known(shape)
+        dims = rules.all_known(shape)
         if dims is None or math.prod(dims) > MAX_DATA:
             return None
         return (int(value),) * math.prod(dims)
 
-    return (with_data(TensorType(value.dtype, shape), contents),)
+    return (rules.with_data(TensorType(value.dtype, shape), contents),)
 
 
 @operator("ConstantOfShape", since=9, infer=_infer_constant_of_shape)
@@ -85,16 +75,16 @@ def _range_length(start: float, limit: float, delta: float) -> int:
 
 
 def _number(x: np.ndarray) -> int | float:
-    one = one_element(x, "a bound of Range")
+    one = rules.one_element(x, "a bound of Range")
     return int(one) if x.dtype.kind in "iu" else float(one)
 
 
 def _infer_range(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dtype = same_dtype(types, range(3))
+    dtype = rules.same_dtype(types, range(3))
     bounds: list[Any] = []
     for i in range(3):
         const = consts[i] if i < len(consts) else None
-        data = tensor(types, i).data
+        data = rules.tensor(types, i).data
         bounds.append(_number(const) if const is not None else data[0] if data else None)
     start, limit, delta = bounds
     if all(isinstance(x, int | float) for x in bounds):
@@ -102,7 +92,7 @@ def _infer_range(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         type_ = TensorType(dtype, (n,))
         if n > MAX_DATA:
             return (type_,)
-        return (with_data(type_, lambda: tuple(range(start, start + n * delta, delta))),)
+        return (rules.with_data(type_, lambda: tuple(range(start, start + n * delta, delta))),)
     # The only use of a symbolic dim: the positions along an axis of that size.
     return (TensorType(dtype, (limit if start == 0 and delta == 1 else None,)),)
 
@@ -124,10 +114,10 @@ def range_(node: Node, types: Types) -> Kernel:
 
 
 def _infer_eye_like(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     if x.shape is not None and len(x.shape) != 2:
         raise ShapeError(f"the input must be a matrix, not of shape {list(x.shape)}")
-    return (TensorType(dtype_attribute(attrs, "dtype") or x.dtype, x.shape or (None, None)),)
+    return (TensorType(rules.dtype_attribute(attrs, "dtype") or x.dtype, x.shape or (None, None)),)
 
 
 @operator("EyeLike", since=9, infer=_infer_eye_like)
@@ -141,13 +131,13 @@ def eye_like(node: Node, types: Types) -> Kernel:
 
 
 def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    indices, values = tensor(types, 0), tensor(types, 2)
-    depth = ints(types, consts, 1)
+    indices, values = rules.tensor(types, 0), rules.tensor(types, 2)
+    depth = rules.ints(types, consts, 1)
     if depth is not None and (len(depth) != 1 or (isinstance(depth[0], int) and depth[0] < 0)):
         raise ShapeError(f"depth {list(depth)} is no number of classes")
     if indices.shape is None:
         return (TensorType(values.dtype),)
-    axis = normalize_axis(attrs.get("axis", -1), len(indices.shape) + 1)
+    axis = rules.normalize_axis(attrs.get("axis", -1), len(indices.shape) + 1)
     classes = None if depth is None else depth[0]
     shape = (*indices.shape[:axis], classes, *indices.shape[axis:])
     return (TensorType(values.dtype, shape),)
@@ -161,7 +151,7 @@ MAX_CLASSES = 2**16  # of which a kernel keeps the numbers
 def one_hot(node: Node, types: Types) -> Kernel:
     """Negative indices count from the end since version 11, and are no class before."""
     axis, from_the_end = node.attrs.get("axis", -1), node.op.since == 11
-    contents = known_ints(node, types, 1)
+    contents = rules.known_ints(node, types, 1)
     fixed = None if contents is None or contents[0] > MAX_CLASSES else np.arange(contents[0])
 
     def hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -169,7 +159,7 @@ def one_hot(node: Node, types: Types) -> Kernel:
             raise ShapeError(f"values must be two, off and on, not of shape {list(values.shape)}")
         if depth.size != 1 or not 0 <= depth.item() < np.inf:
             raise ShapeError(f"depth {depth.tolist()} is no number of classes")
-        where, count = normalize_axis(axis, indices.ndim + 1), int(depth.item())
+        where, count = rules.normalize_axis(axis, indices.ndim + 1), int(depth.item())
         if not indices.size:
             return np.empty((*indices.shape[:where], count, *indices.shape[where:]), np.bool_)
         classes = np.arange(count) if fixed is None else fixed
@@ -190,10 +180,10 @@ def one_hot(node: Node, types: Types) -> Kernel:
     return Kernel(run, into)
 
 
-@operator("Trilu", since=14, infer=same_type, strings=True)
+@operator("Trilu", since=14, infer=rules.same_type, strings=True)
 def trilu(node: Node, types: Types) -> Kernel:
     upper = bool(node.attrs.get("upper", 1))
-    contents = known_ints(node, types, 1) if given(node.inputs, 1) else (0,)
+    contents = rules.known_ints(node, types, 1) if rules.given(node.inputs, 1) else (0,)
 
     def mask(dims: Sequence[int], k: int, dtype: np.dtype) -> np.ndarray:
         """Every bit of what is kept (faster than selecting), or truth values for other sizes."""
@@ -206,8 +196,8 @@ def trilu(node: Node, types: Types) -> Kernel:
         bits = BITS[dtype.itemsize]
         return np.where(kept, np.array(-1, bits), np.array(0, bits))
 
-    x = tensor(types, 0)
-    dims = all_known(x.shape)
+    x = rules.tensor(types, 0)
+    dims = rules.all_known(x.shape)
     fixed = None
     if dims is not None and contents and x.dtype is not None:
         fixed = mask(dims, contents[0], x.dtype)
@@ -215,7 +205,7 @@ def trilu(node: Node, types: Types) -> Kernel:
     def run(
         x: np.ndarray, k: np.ndarray | None = None, out: np.ndarray | None = None
     ) -> np.ndarray:
-        offset = 0 if k is None else int(one_element(k, "k"))
+        offset = 0 if k is None else int(rules.one_element(k, "k"))
         bits = mask(x.shape, offset, x.dtype) if fixed is None else fixed
         out = np.empty_like(x) if out is None else out
         if bits.dtype == BOOL:

@@ -15,16 +15,8 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import FLOAT64
-from penstock.ops.common.shape_rules import (
-    check_shape,
-    choice,
-    ints,
-    one_element,
-    pad_with_none,
-    same_dim,
-    tensor,
-)
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
 from penstock.types import INT64, STRING, Dim, ShapeError, TensorType, Type
@@ -36,20 +28,20 @@ _CUBIC_A = -0.75
 
 def _modes(attrs: Attrs) -> tuple[str, str]:
     """How to interpolate, and what lies outside."""
-    mode = _MODES[choice(attrs, "mode", "linear", _MODES)]
-    return mode, choice(attrs, "padding_mode", "zeros", ("zeros", "border", "reflection"))
+    mode = _MODES[rules.choice(attrs, "mode", "linear", _MODES)]
+    return mode, rules.choice(attrs, "padding_mode", "zeros", ("zeros", "border", "reflection"))
 
 
 def _infer_grid_sample(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, grid = tensor(types, 0), tensor(types, 1)
+    x, grid = rules.tensor(types, 0), rules.tensor(types, 1)
     _modes(attrs)
     if x.shape is None or grid.shape is None:
         return (TensorType(x.dtype),)
     rank = len(x.shape) - 2
     if rank < 1 or len(grid.shape) != rank + 2:
         raise ShapeError(f"X of shape {x.shape} cannot be sampled by a grid of {grid.shape}")
-    batch = same_dim(x.shape[0], grid.shape[0], "batch sizes of X and grid")
-    same_dim(grid.shape[-1], rank, f"coordinates of the grid {grid.shape} and axes of X")
+    batch = rules.same_dim(x.shape[0], grid.shape[0], "batch sizes of X and grid")
+    rules.same_dim(grid.shape[-1], rank, f"coordinates of the grid {grid.shape} and axes of X")
     return (TensorType(x.dtype, (batch, x.shape[1], *grid.shape[1:-1])),)
 
 
@@ -128,7 +120,7 @@ def grid_sample(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
     align_corners = bool(node.attrs.get("align_corners", 0))
     dims, dtype = static_type(inputs, 0)
     _, channels, *sizes = dims
-    shape, pixels = (channels, prod(tensor(outputs, 0).dims[2:])), prod(sizes)
+    shape, pixels = (channels, prod(rules.tensor(outputs, 0).dims[2:])), prod(sizes)
     axes = [_Sampling(size, mode, padding, align_corners) for size in sizes]
     wide = dtype if mode == "nearest" or dtype.kind in "fc" else FLOAT64
     if dtype == STRING and mode != "nearest":
@@ -175,7 +167,7 @@ def grid_sample(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
 
 
 def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    theta, size = tensor(types, 0), ints(types, consts, 1)
+    theta, size = rules.tensor(types, 0), rules.ints(types, consts, 1)
     rank: Dim = None if size is None else len(size) - 2
     if theta.shape is not None:
         if len(theta.shape) != 3:
@@ -194,7 +186,7 @@ def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     if size is None:
         dims = None if rank is None else (batch, *[None] * int(rank), rank)
         return (TensorType(theta.dtype, dims),)
-    batch = same_dim(batch, size[0], "batches of theta and size")
+    batch = rules.same_dim(batch, size[0], "batches of theta and size")
     if any(isinstance(dim, int) and dim < 0 for dim in size):
         raise ShapeError(f"size must not be negative: {size}")
     return (TensorType(theta.dtype, (batch, *size[2:], rank)),)
@@ -222,10 +214,10 @@ def affine_grid(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
 
 
 def _infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    boxes, scores = tensor(types, 0).shape, tensor(types, 1).shape
-    check_shape("boxes", boxes, (None, None, 4))
+    boxes, scores = rules.tensor(types, 0).shape, rules.tensor(types, 1).shape
+    rules.check_shape("boxes", boxes, (None, None, 4))
     batches, count, _ = boxes or (None, None, None)
-    check_shape("scores", scores, (batches, None, count))
+    rules.check_shape("scores", scores, (batches, None, count))
     return (TensorType(INT64, (None, 3)),)
 
 
@@ -286,8 +278,8 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
     def function(boxes: np.ndarray, scores: np.ndarray, *limits: np.ndarray | None) -> np.ndarray:
         _infer_nms([TensorType(x.dtype, x.shape) for x in (boxes, scores)], {}, ())
         most, threshold, least = (
-            None if limit is None else one_element(limit, name).item()
-            for name, limit in zip(names, pad_with_none(limits, 3), strict=True)
+            None if limit is None else rules.one_element(limit, name).item()
+            for name, limit in zip(names, rules.pad_with_none(limits, 3), strict=True)
         )
         most, threshold = most or 0, threshold or 0.0
         if not 0 <= threshold <= 1:

@@ -11,17 +11,9 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import products
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import HALF
 from penstock.ops.common.products import product_in_parts
-from penstock.ops.common.shape_rules import (
-    all_known,
-    broadcast_shapes,
-    check_broadcasts,
-    given,
-    same_dim,
-    same_dtype,
-    tensor,
-)
 from penstock.ops.common.specialize import Routine, Tensors, by_shape, static_type
 from penstock.ops.common.work import product_work
 from penstock.ops.registry import MICROSOFT, operator
@@ -35,8 +27,8 @@ def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
             raise ShapeError("matrix products take no scalars")
     if a is None or b is None:
         return None
-    same_dim(a[-1], b[-2:][0], "inner dims of a matrix product")
-    batch = broadcast_shapes([a[:-2], b[:-2]])
+    rules.same_dim(a[-1], b[-2:][0], "inner dims of a matrix product")
+    batch = rules.broadcast_shapes([a[:-2], b[:-2]])
     assert batch is not None
     return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
 
@@ -46,7 +38,7 @@ def _product_into(a: Any, b: Any) -> Any:
 
     ``np.dot`` has half the overhead of ``np.matmul``, which takes batches.
     """
-    work = 2 * prod(all_known(matmul_shape(a, b)) or ()) * a[-1]
+    work = 2 * prod(rules.all_known(matmul_shape(a, b)) or ()) * a[-1]
     # Integers, which no library multiplies, take longer.
     most = products.MOST_FLOPS / (40 if len(a) == len(b) == 2 else 1)
     if min(len(a), len(b)) > 1 and work > most:
@@ -87,8 +79,8 @@ def _permuted(shape: Shape, axes: tuple[int, ...] | None) -> Shape:
 
 
 def _infer_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dtype = same_dtype(types, range(2))
-    a, b = tensor(types, 0).shape, tensor(types, 1).shape
+    dtype = rules.same_dtype(types, range(2))
+    a, b = rules.tensor(types, 0).shape, rules.tensor(types, 1).shape
     if a is None or b is None:
         return (TensorType(dtype, None),)
     axes_a, axes_b = _permutations(attrs, (len(a), len(b)))
@@ -98,7 +90,7 @@ def _infer_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("MatMul", infer=_infer_matmul, work=product_work)
 def matmul(node: Node, types: Types) -> Kernel:
     kernel = fused_matmul(node, types)
-    a, b = (tensor(types, i).dtype for i in range(2))
+    a, b = (rules.tensor(types, i).dtype for i in range(2))
     if a is None or a in HALF or a != b:
         return kernel
     return Kernel(_matmul, kernel.into, contiguous=True)
@@ -108,7 +100,7 @@ def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     try:
         if min(a.ndim, b.ndim) > 1 and 2 * a.size * b.shape[-1] > products.MOST_FLOPS / 40:
             dims = matmul_shape(a.shape, b.shape)
-            out = np.empty(all_known(dims) or (), a.dtype)
+            out = np.empty(rules.all_known(dims) or (), a.dtype)
             product_in_parts(a, b, out)
             return out
         return np.matmul(a, b)
@@ -120,7 +112,7 @@ def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 @by_shape(contiguous=True)
 def fused_matmul(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     alpha = node.attrs.get("alpha", 1.0)
-    a, b = (tensor(inputs, i).dims for i in range(2))
+    a, b = (rules.tensor(inputs, i).dims for i in range(2))
     axes_a, axes_b = _permutations(node.attrs, (len(a), len(b)))
     multiply = _product_into(_permuted(a, axes_a), _permuted(b, axes_b))
     if axes_a is None and axes_b is None and alpha == 1.0:
@@ -140,7 +132,7 @@ def fused_matmul(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
 
 def _infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     def matrix(index: int, transposed: int) -> tuple[Dim, Dim]:
-        shape = tensor(types, index).shape
+        shape = rules.tensor(types, index).shape
         if shape is not None and len(shape) != 2:
             raise ShapeError(f"Gemm multiplies matrices, but input {index} has shape {shape}")
         rows, columns = shape or (None, None)
@@ -148,9 +140,9 @@ def _infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
     rows, inner = matrix(0, attrs.get("transA", 0))
     other, columns = matrix(1, attrs.get("transB", 0))
-    same_dim(inner, other, "inner dims of a matrix product")
-    check_broadcasts("C", tensor(types, 2).shape, (rows, columns))
-    return (TensorType(same_dtype(types, range(3)), (rows, columns)),)
+    rules.same_dim(inner, other, "inner dims of a matrix product")
+    rules.check_broadcasts("C", rules.tensor(types, 2).shape, (rows, columns))
+    return (TensorType(rules.same_dtype(types, range(3)), (rows, columns)),)
 
 
 def _repeated(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
@@ -168,7 +160,7 @@ def gemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     trans_a, trans_b = attrs.get("transA", 0), attrs.get("transB", 0)
     alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
     (_, columns), dtype = static_type(outputs, 0)
-    has_c = given(inputs, 2) and beta != 0
+    has_c = rules.given(inputs, 2) and beta != 0
     scale, scale_c = alpha, beta
     integral = dtype.kind in "iu"
     if integral and alpha == int(alpha) and beta == int(beta):
@@ -176,8 +168,8 @@ def gemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     weights = consts[1]
     repeated = weights is not None and weights.strides[0 if trans_b else 1] == 0
     multiply = _repeated if repeated and columns > 1 else np.dot
-    inner = tensor(inputs, 0).dims[0 if trans_a else 1]
-    if 2 * prod(tensor(outputs, 0).dims) * inner > products.MOST_FLOPS:
+    inner = rules.tensor(inputs, 0).dims[0 if trans_a else 1]
+    if 2 * prod(rules.tensor(outputs, 0).dims) * inner > products.MOST_FLOPS:
         multiply = product_in_parts
     scaled: np.ndarray | None = None
     prepared: tuple[int, ...] = ()
@@ -205,13 +197,13 @@ def gemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
 
 
 def _infer_det(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype, None),)
     if len(x.shape) < 2:
         raise ShapeError(f"Det takes square matrices, not shape {x.shape}")
     rows, columns = x.shape[-2:]
-    same_dim(rows, columns, "rows and columns of square matrices")
+    rules.same_dim(rows, columns, "rows and columns of square matrices")
     return (TensorType(x.dtype, x.shape[:-2]),)
 
 

@@ -9,18 +9,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import (
-    all_known,
-    choice,
-    given,
-    ints,
-    known_ints,
-    normalize_axis,
-    one_element,
-    pad_with_none,
-    tensor,
-    with_data,
-)
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import operator
 from penstock.types import MAX_DATA, STRING, Dim, ShapeError, TensorType, Type
 
@@ -85,7 +74,7 @@ def _mirrored(part: slice, inner: slice, mode: str) -> slice | np.ndarray:
 
 
 def _fill(x: np.ndarray, parts: _Borders, value: np.ndarray | None, out: np.ndarray) -> None:
-    filling = zero(x.dtype) if value is None else one_element(value, "constant_value")
+    filling = zero(x.dtype) if value is None else rules.one_element(value, "constant_value")
     out[parts.center] = x[parts.source]
     for part, source in parts.borders:
         out[part] = filling if source is None else out[source]
@@ -95,21 +84,21 @@ def _kernel(borders: Callable[[np.ndarray, np.ndarray, np.ndarray | None], _Bord
     """The kernel of a node with data, widths, perhaps a value, and perhaps axes."""
 
     def run(*inputs: Any) -> np.ndarray:
-        x, widths, value, axes = pad_with_none(inputs, 4)
+        x, widths, value, axes = rules.pad_with_none(inputs, 4)
         parts = borders(x, widths, axes)
         out = np.empty(parts.shape, x.dtype)
         _fill(x, parts, value, out)
         return out
 
     def into(*arrays: Any) -> None:
-        x, widths, value, axes = pad_with_none(arrays[:-1], 4)
+        x, widths, value, axes = rules.pad_with_none(arrays[:-1], 4)
         _fill(x, borders(x, widths, axes), value, arrays[-1])
 
     return Kernel(run, into)
 
 
 def _mode(attrs: Attrs) -> str:
-    return choice(attrs, "mode", "constant", ("constant", "reflect", "edge", "wrap"))
+    return rules.choice(attrs, "mode", "constant", ("constant", "reflect", "edge", "wrap"))
 
 
 def _by_axis(rank: int, pads: Sequence[Dim], axes: Sequence[int] | None) -> list[tuple[Dim, Dim]]:
@@ -119,42 +108,42 @@ def _by_axis(rank: int, pads: Sequence[Dim], axes: Sequence[int] | None) -> list
         raise ShapeError(f"{len(pads)} pads for {len(axes)} axes; there must be two for each")
     result: list[tuple[Dim, Dim]] = [(0, 0)] * rank
     for i, axis in enumerate(axes):
-        result[normalize_axis(axis, rank)] = (pads[i], pads[len(axes) + i])
+        result[rules.normalize_axis(axis, rank)] = (pads[i], pads[len(axes) + i])
     return result
 
 
 def _infer_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     mode = _mode(attrs)
     if x.shape is None:
         return (TensorType(x.dtype),)
     rank = len(x.shape)
     axes: Sequence[int] | None = None
-    if given(types, 3):
-        axes = all_known(ints(types, consts, 3))
+    if rules.given(types, 3):
+        axes = rules.all_known(rules.ints(types, consts, 3))
         if axes is None:
             return (TensorType(x.dtype, (None,) * rank),)
-    pads = ints(types, consts, 1)
+    pads = rules.ints(types, consts, 1)
     by_axis = _by_axis(rank, pads or (None,) * (2 * (rank if axes is None else len(axes))), axes)
     dims: list[Dim] = []
     for dim, (before, after) in zip(x.shape, by_axis, strict=True):
         if before == 0 and after == 0:
             dims.append(dim)
             continue
-        numbers = all_known((dim, before, after))
+        numbers = rules.all_known((dim, before, after))
         dims.append(None if numbers is None else sum(numbers))
     if any(isinstance(d, int) and d < 0 for d in dims):
         raise ShapeError(f"pads {list(pads or ())} cut more off shape {list(x.shape)} than it has")
     type_ = TensorType(x.dtype, tuple(dims))
     if not rank:
         return (type_,)
-    return (with_data(type_, lambda: _padded_data(x, by_axis[0], mode, consts)),)
+    return (rules.with_data(type_, lambda: _padded_data(x, by_axis[0], mode, consts)),)
 
 
 def _padded_data(
     x: TensorType, pads: tuple[Dim, Dim], mode: str, consts: Consts
 ) -> tuple[Dim, ...] | None:
-    widths = all_known(pads)
+    widths = rules.all_known(pads)
     if x.data is None or widths is None or mode != "constant":
         return None
     before, after = widths
@@ -162,7 +151,7 @@ def _padded_data(
         return None
     value: Dim = 0
     if len(consts) > 2:
-        value = None if consts[2] is None else int(one_element(consts[2], "constant_value"))
+        value = None if consts[2] is None else int(rules.one_element(consts[2], "constant_value"))
     return (*[value] * before, *x.data, *[value] * after)
 
 
@@ -174,9 +163,13 @@ def pad(node: Node, types: Types) -> Kernel:
         by_axis: Any = _by_axis(len(dims), pads, axes)
         return _borders(dims, by_axis, mode)
 
-    dims = all_known(tensor(types, 0).shape)
-    widths, axes = (known_ints(node, types, i) for i in (1, 3))
-    if dims is not None and widths is not None and (axes is not None or not given(node.inputs, 3)):
+    dims = rules.all_known(rules.tensor(types, 0).shape)
+    widths, axes = (rules.known_ints(node, types, i) for i in (1, 3))
+    if (
+        dims is not None
+        and widths is not None
+        and (axes is not None or not rules.given(node.inputs, 3))
+    ):
         fixed = layout(dims, widths, axes)
         return _kernel(lambda *_: fixed)
     return _kernel(
@@ -187,11 +180,11 @@ def pad(node: Node, types: Types) -> Kernel:
 
 
 def _infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
     axes = _crop_axes(attrs, len(x.shape))
-    target = ints(types, consts, 1) or (None,) * len(axes)
+    target = rules.ints(types, consts, 1) or (None,) * len(axes)
     _check_target(target, axes)
     dims = list(x.shape)
     for axis, size in zip(axes, target, strict=True):
@@ -201,7 +194,7 @@ def _infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequen
 
 def _crop_axes(attrs: Attrs, rank: int) -> list[int]:
     axes = attrs.get("axes")
-    return [normalize_axis(axis, rank) for axis in (range(rank) if axes is None else axes)]
+    return [rules.normalize_axis(axis, rank) for axis in (range(rank) if axes is None else axes)]
 
 
 def _check_target(target: Sequence[Dim], axes: Sequence[int]) -> None:
@@ -222,7 +215,7 @@ def center_crop_pad(node: Node, types: Types) -> Kernel:
             pads[axis] = (before, missing - before)
         return _borders(dims, pads, "constant")
 
-    dims, widths = all_known(tensor(types, 0).shape), known_ints(node, types, 1)
+    dims, widths = rules.all_known(rules.tensor(types, 0).shape), rules.known_ints(node, types, 1)
     if dims is not None and widths is not None:
         fixed = layout(dims, widths)
         return _kernel(lambda *_: fixed)

@@ -19,15 +19,9 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, HALF
-from penstock.ops.common.shape_rules import (
-    all_constant,
-    choice,
-    constants,
-    given,
-    tensor,
-)
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.work import recurrent_work
 from penstock.ops.onnx.activation import ACTIVATIONS, applied
@@ -88,7 +82,7 @@ _DIRECTIONS["foward"] = (False,)  # the first schema of GRU misspells its defaul
 
 
 def parse_layer(cell: str, attrs: Attrs, peepholes: bool = False) -> Layer:
-    reverse = _DIRECTIONS[choice(attrs, "direction", "forward", _DIRECTIONS)]
+    reverse = _DIRECTIONS[rules.choice(attrs, "direction", "forward", _DIRECTIONS)]
     (gates, default), directions = _CELLS[cell], len(reverse)
     usual = default * directions
     names = tuple(attrs.get("activations") or usual)
@@ -164,9 +158,9 @@ def output_shapes(layer: Layer, steps: Dim, batch: Dim, hidden: Dim) -> list[Sha
 def _infer_recurrent(cell: str) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         layer = parse_layer(cell, attrs)
-        sizes = sizes_of(layer, [tensor(types, i).shape for i in range(len(types))])
+        sizes = sizes_of(layer, [rules.tensor(types, i).shape for i in range(len(types))])
         shapes = output_shapes(layer, *(sizes.get(name) for name in "TBH"))
-        return [TensorType(tensor(types, 0).dtype, shape) for shape in shapes]
+        return [TensorType(rules.tensor(types, 0).dtype, shape) for shape in shapes]
 
     return infer
 
@@ -407,14 +401,14 @@ class _LayerRun:
     """A recurrent layer for inputs of known shapes, with its scratch memory."""
 
     def __init__(self, layer: Layer, inputs: Tensors, outputs: Tensors, weigh: Weigh) -> None:
-        x, w = tensor(inputs, 0), tensor(inputs, 1)
+        x, w = rules.tensor(inputs, 0), rules.tensor(inputs, 1)
         dtype, (first, second, width) = x.dtype, x.dims
         gates, hidden = layer.gates, w.dims[1] // layer.gates
         batch = first if layer.batch_first else second
         self.layer, self.weigh = layer, weigh
         self.batch, self.bias_shape = batch, (gates, 1, hidden)
         self.lstm, self.rows, self.width = layer.cell == "LSTM", first * second, width
-        self.ends = given(inputs, 4)
+        self.ends = rules.given(inputs, 4)
         self.direct = outputs[0] is not None and not self.ends
         self.time_first: tuple[int, ...] = (gates, first, second, hidden)
         self.order: tuple[int, ...] = (2, 0, 1, 3) if layer.batch_first else (1, 0, 2, 3)
@@ -484,9 +478,9 @@ class _LayerRun:
 
 
 def _compile(node: Node, types: Types) -> Kernel:
-    layer = parse_layer(node.op.name, node.attrs, peepholes=given(node.inputs, 7))
-    weights = tuple(i for i in (1, 2, 3, 7) if given(node.inputs, i))
-    consts, fixed = constants(node, 8), all_constant(node, weights)
+    layer = parse_layer(node.op.name, node.attrs, peepholes=rules.given(node.inputs, 7))
+    weights = tuple(i for i in (1, 2, 3, 7) if rules.given(node.inputs, i))
+    consts, fixed = rules.constants(node, 8), rules.all_constant(node, weights)
 
     @cache
     def prepared(single: bool) -> Shared[list[RecurrentWeights]]:

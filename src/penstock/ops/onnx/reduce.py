@@ -17,20 +17,9 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import row_reduce
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_float, is_small, wide
 from penstock.ops.common.elementwise import in_range, largest, smallest
-from penstock.ops.common.shape_rules import (
-    all_known,
-    dim_product,
-    given,
-    ints,
-    known_ints,
-    normalize_axes,
-    normalize_axis,
-    reduced_shape,
-    tensor,
-    with_data,
-)
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
@@ -56,7 +45,7 @@ def reduction_form(
 ) -> _Form:
     """``axes`` are all of them if ``None``. A tensor of rank 0 counts as one of rank 1."""
     rank = len(shape)
-    taken = tuple(range(rank)) if axes is None else tuple(sorted(normalize_axes(axes, rank)))
+    taken = tuple(range(rank)) if axes is None else tuple(sorted(rules.normalize_axes(axes, rank)))
     kept = tuple(1 if i in taken else dim for i, dim in enumerate(shape))
     final = kept if keepdims else tuple(d for i, d in enumerate(shape) if i not in taken)
     count = math.prod(shape[i] for i in taken)
@@ -184,7 +173,7 @@ class _Reduction(NamedTuple):
 
 def _of_known(function: Callable[[tuple[int, ...]], int]) -> Callable[[tuple[Dim, ...]], Dim]:
     def combine(data: tuple[Dim, ...]) -> Dim:
-        numbers = all_known(data)
+        numbers = rules.all_known(data)
         return function(numbers) if numbers else None
 
     return combine
@@ -195,7 +184,7 @@ _REDUCTIONS = {
     "ReduceMean": _Reduction(_mean, _integer_mean),
     "ReduceMax": _Reduction(_highest, native=True, combine=_of_known(max)),
     "ReduceMin": _Reduction(_lowest, native=True, combine=_of_known(min)),
-    "ReduceProd": _Reduction(_multiplied, _multiplied, combine=dim_product),
+    "ReduceProd": _Reduction(_multiplied, _multiplied, combine=rules.dim_product),
     "ReduceL1": _Reduction(_absolute_sum, _absolute_sum),
     "ReduceL2": _Reduction(_then(_square_sum, np.sqrt)),
     "ReduceLogSum": _Reduction(_then(_total, np.log)),
@@ -213,7 +202,7 @@ def _compile(node: Node, types: Types) -> Kernel:
     reduction = _REDUCTIONS[node.op.name]
     keepdims = bool(node.attrs.get("keepdims", 1))
     count = len(node.inputs)
-    spelled = known_ints(node, (), 1) if given(node.inputs, 1) else ()
+    spelled = rules.known_ints(node, (), 1) if rules.given(node.inputs, 1) else ()
     fixed = None if spelled is None else _known_axes(spelled, node.attrs)
     forms = lru_cache(maxsize=16)(reduction_form)
 
@@ -236,7 +225,7 @@ def _compile(node: Node, types: Types) -> Kernel:
         return out if out is not None else result.reshape(form.final)
 
     into = run
-    type_ = tensor(types, 0)
+    type_ = rules.tensor(types, 0)
     if spelled is not None and type_.static and type_.rank and keepdims:
         assert type_.dtype is not None
         reduce, dtype = reduction.on(type_.dtype)
@@ -254,7 +243,7 @@ def reduced_type(type_: TensorType, axes: Sequence[int] | None, keepdims: bool) 
     if type_.shape is None:
         return TensorType(type_.dtype, () if axes is None and not keepdims else None)
     axes = range(len(type_.shape)) if axes is None else axes
-    return TensorType(type_.dtype, reduced_shape(type_.shape, axes, keepdims))
+    return TensorType(type_.dtype, rules.reduced_shape(type_.shape, axes, keepdims))
 
 
 def _any_axes(type_: TensorType, axes: TensorType, attrs: Attrs) -> TensorType:
@@ -273,17 +262,17 @@ def _any_axes(type_: TensorType, axes: TensorType, attrs: Attrs) -> TensorType:
 
 def _infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        type_ = tensor(types, 0)
-        axes = all_known(ints(types, consts, 1) if given(types, 1) else ())
+        type_ = rules.tensor(types, 0)
+        axes = rules.all_known(rules.ints(types, consts, 1) if rules.given(types, 1) else ())
         if axes is None:
-            return (_any_axes(type_, tensor(types, 1), attrs),)
+            return (_any_axes(type_, rules.tensor(types, 1), attrs),)
         taken = _known_axes(axes, attrs)
         result = reduced_type(type_, taken, bool(attrs.get("keepdims", 1)))
-        data = ints(types, consts, 0)
+        data = rules.ints(types, consts, 0)
         if combine is None or type_.rank != 1 or taken == () or data is None:
             return (result,)
         cell = in_range(combine(data), type_.dtype)
-        return (with_data(result, lambda: (cell,)),)
+        return (rules.with_data(result, lambda: (cell,)),)
 
     return infer
 
@@ -294,8 +283,8 @@ for _name, _reduction in _REDUCTIONS.items():
 
 
 def _infer_cumulative(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    type_ = tensor(types, 0)
-    axis = ints(types, consts, 1)
+    type_ = rules.tensor(types, 0)
+    axis = rules.ints(types, consts, 1)
     if type_.rank is not None and axis is not None:
         _axis(axis, type_.rank)
     return (TensorType(type_.dtype, type_.shape),)
@@ -305,7 +294,7 @@ def _axis(values: Sequence[Any], rank: int) -> int:
     if len(values) != 1:
         raise ShapeError(f"axis must be one number, not {list(values)}")
     axis = values[0]
-    return normalize_axis(axis, rank) if isinstance(axis, int) else 0
+    return rules.normalize_axis(axis, rank) if isinstance(axis, int) else 0
 
 
 @operator("CumSum", since=11, infer=_infer_cumulative)

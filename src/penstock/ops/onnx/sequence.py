@@ -15,16 +15,7 @@ import numpy as np
 from penstock.host.current_run import check_stop_each, keep, reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import (
-    all_known,
-    dtype_attribute,
-    given,
-    ints,
-    normalize_axis,
-    one_element,
-    same_dtype,
-    tensor,
-)
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.arrange import cuts
 from penstock.ops.registry import operator
 from penstock.types import (
@@ -54,7 +45,7 @@ def _no_data(type_: Type | None) -> Type:
 def _infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if not types:
         raise ShapeError("SequenceConstruct needs an input at least")
-    same_dtype(types, range(len(types)))
+    rules.same_dtype(types, range(len(types)))
     joined, *others = [_no_data(type_) for type_ in types]
     for type_ in others:
         joined = join(joined, type_)
@@ -67,7 +58,7 @@ def sequence_construct(node: Node, types: Types) -> Kernel:
 
 
 def _infer_sequence_empty(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (SequenceType(TensorType(dtype_attribute(attrs, "dtype") or FLOAT32)),)
+    return (SequenceType(TensorType(rules.dtype_attribute(attrs, "dtype") or FLOAT32)),)
 
 
 @operator("SequenceEmpty", since=11, infer=_infer_sequence_empty)
@@ -76,14 +67,14 @@ def sequence_empty(node: Node, types: Types) -> Kernel:
 
 
 def _infer_split_to_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     if x.shape is None:
         return (SequenceType(TensorType(x.dtype)),)
-    axis = normalize_axis(attrs.get("axis", 0), len(x.shape))
+    axis = rules.normalize_axis(attrs.get("axis", 0), len(x.shape))
     part: tuple[Dim, ...] = (1,) if attrs.get("keepdims", 1) else ()
-    if given(types, 1):
-        split = all_known(ints(types, consts, 1))
-        part = (_part_size(x.shape[axis], split, tensor(types, 1).rank),)
+    if rules.given(types, 1):
+        split = rules.all_known(rules.ints(types, consts, 1))
+        part = (_part_size(x.shape[axis], split, rules.tensor(types, 1).rank),)
     return (SequenceType(TensorType(x.dtype, (*x.shape[:axis], *part, *x.shape[axis + 1 :]))),)
 
 
@@ -102,7 +93,7 @@ def split_to_sequence(node: Node, types: Types) -> Kernel:
     along, keepdims = node.attrs.get("axis", 0), node.attrs.get("keepdims", 1)
 
     def run(x: np.ndarray, split: np.ndarray | None = None) -> list[np.ndarray]:
-        axis = normalize_axis(along, x.ndim)
+        axis = rules.normalize_axis(along, x.ndim)
         n = x.shape[axis]
         if split is None:
             parts = parts_of(x, axis, [1] * n)
@@ -139,7 +130,7 @@ def _element(types: Types) -> Type:
 
 def _position(position: np.ndarray, count: int) -> int:
     """A position among ``count`` as an int; negative ones count from the back."""
-    place = int(one_element(position, "position"))
+    place = int(rules.one_element(position, "position"))
     if not -count <= place < count:
         raise ShapeError(f"position {place} is out of range for {count} places in a sequence")
     return place % count
@@ -148,7 +139,7 @@ def _position(position: np.ndarray, count: int) -> int:
 def _infer_sequence_insert(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     element, added = _element(types), _no_data(types[1])
     if isinstance(element, TensorType) and isinstance(added, TensorType):
-        same_dtype((element, added), (0, 1))
+        rules.same_dtype((element, added), (0, 1))
     return (SequenceType(join(element, added)),)
 
 
@@ -157,7 +148,7 @@ def sequence_insert(node: Node, types: Types) -> Kernel:
     def run(sequence: list[Any], x: np.ndarray, position: np.ndarray | None = None) -> list[Any]:
         n = len(sequence)
         # One place more than there are elements, but -1 is still before the last element.
-        where = n if position is None else int(one_element(position, "position"))
+        where = n if position is None else int(rules.one_element(position, "position"))
         where += n if where < 0 else 0
         if not 0 <= where <= n:
             raise ShapeError(f"position {where} is out of range for {n} elements")
@@ -206,7 +197,7 @@ def _infer_concat_from_sequence(types: Types, attrs: Attrs, consts: Consts) -> S
     if element.shape is None:
         return (TensorType(element.dtype),)
     stacked = bool(attrs.get("new_axis", 0))
-    axis = normalize_axis(attrs["axis"], len(element.shape) + stacked)
+    axis = rules.normalize_axis(attrs["axis"], len(element.shape) + stacked)
     after = axis if stacked else axis + 1
     return (TensorType(element.dtype, (*element.shape[:axis], None, *element.shape[after:])),)
 

@@ -15,14 +15,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import (
-    check_shape,
-    dtype_attribute,
-    given,
-    ints,
-    one_element,
-    tensor,
-)
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
@@ -77,7 +70,7 @@ def _function(inverse: bool, onesided: bool) -> Callable[..., np.ndarray]:
 
 def _scalar(types: Types, consts: Consts, index: int, name: str, low: int | None = None) -> Dim:
     """The one element of an integer input, at least ``low``, as far as known."""
-    contents = ints(types, consts, index)
+    contents = rules.ints(types, consts, index)
     if contents is None:
         return None
     if len(contents) != 1:
@@ -89,9 +82,9 @@ def _scalar(types: Types, consts: Consts, index: int, name: str, low: int | None
 
 def _dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tuple[int | None, Dim]:
     """Axis (if known) and length of a DFT."""
-    shape = tensor(types, 0).shape
+    shape = rules.tensor(types, 0).shape
     at: Dim = attrs.get("axis", 1) if version == 17 else -2
-    if given(types, 2):
+    if rules.given(types, 2):
         at = _scalar(types, consts, 2, "axis")
     axis = at if isinstance(at, int) else None
     length: Dim = None
@@ -108,7 +101,7 @@ def _dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tupl
             length = shape[axis]
             if attrs.get("inverse") and attrs.get("onesided"):
                 length = 2 * (length - 1) if isinstance(length, int) else None
-    if given(types, 1):
+    if rules.given(types, 1):
         length = _scalar(types, consts, 1, "dft_length")
     if isinstance(length, int) and length < 1:
         raise ShapeError(f"a Fourier transform of length {length} is not defined")
@@ -116,7 +109,7 @@ def _dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tupl
 
 
 def _infer_dft(version: int, types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     axis, length = _dft_sizes(version, types, attrs, consts)
     if x.shape is None:
         return (TensorType(x.dtype),)
@@ -145,18 +138,18 @@ def dft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routin
 
 def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, Dim]:
     """Step, frame length and number of frames."""
-    shape = tensor(types, 0).shape
+    shape = rules.tensor(types, 0).shape
     signal: Dim = None
     if shape is not None:
         if len(shape) != 3 or shape[2] == 0 or (isinstance(shape[2], int) and shape[2] > 2):
             raise ShapeError(f"signal must be [batch, length, 1 or 2], its shape is {shape}")
         signal = shape[1]
     step = _scalar(types, consts, 1, "frame_step", 1)
-    window_shape = tensor(types, 2).shape
-    check_shape("window", window_shape, (None,))
+    window_shape = rules.tensor(types, 2).shape
+    rules.check_shape("window", window_shape, (None,))
     window: Dim = None if window_shape is None else window_shape[0]
-    length: Dim = window if given(types, 2) else signal
-    if given(types, 3):
+    length: Dim = window if rules.given(types, 2) else signal
+    if rules.given(types, 3):
         length = _scalar(types, consts, 3, "frame_length", 1) or window
         if isinstance(window, int) and isinstance(length, int) and window != length:
             raise ShapeError(f"window has {window} elements, frame_length is {length}")
@@ -172,7 +165,7 @@ def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, D
 
 
 def _infer_stft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     _, bins, frames = _stft_sizes(types, attrs, consts)
     if attrs.get("onesided", 1):
         bins = bins // 2 + 1 if isinstance(bins, int) else None
@@ -187,7 +180,7 @@ def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     (batch, _, last), dtype = static_type(inputs, 0)
     step, length, frames = _stft_sizes(inputs, node.attrs, consts)
     assert isinstance(step, int) and isinstance(length, int) and isinstance(frames, int)
-    layout, windowed, n_inputs = ScratchLayout(), given(inputs, 2), len(inputs)
+    layout, windowed, n_inputs = ScratchLayout(), rules.given(inputs, 2), len(inputs)
     framed = layout.field((batch, frames, length), dtype if last == 1 else _complex_dtype(dtype))
 
     def into(*arguments: Any) -> None:
@@ -211,15 +204,15 @@ _WINDOWS = {
 
 def _infer_window(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     size = _scalar(types, consts, 0, "size", 0)
-    return (TensorType(dtype_attribute(attrs, "output_datatype"), (size,)),)
+    return (TensorType(rules.dtype_attribute(attrs, "output_datatype"), (size,)),)
 
 
 def _window(node: Node, types: Types) -> Kernel:
-    dtype = dtype_attribute(node.attrs, "output_datatype")
+    dtype = rules.dtype_attribute(node.attrs, "output_datatype")
     periodic = bool(node.attrs.get("periodic", 1))
 
     def function(size: np.ndarray) -> np.ndarray:
-        n = int(one_element(size, "size"))
+        n = int(rules.one_element(size, "size"))
         if n < 0:
             raise ShapeError(f"size must not be negative, it is {n}")
         # A symmetric window of one sample: its middle would be 0 / 0.
@@ -241,7 +234,7 @@ def _infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     bands = _scalar(types, consts, 0, "num_mel_bins", 0)
     length = _scalar(types, consts, 1, "dft_length", 0)
     bins = length // 2 + 1 if isinstance(length, int) else None
-    return (TensorType(dtype_attribute(attrs, "output_datatype"), (bins, bands)),)
+    return (TensorType(rules.dtype_attribute(attrs, "output_datatype"), (bins, bands)),)
 
 
 @operator("MelWeightMatrix", since=17, infer=_infer_mel)
@@ -251,11 +244,11 @@ def mel_weight_matrix(node: Node, types: Types) -> Kernel:
     As in ONNX's own definition, the edges of the triangles are rounded down to whole bins, and the
     spacing counts one triangle more than there are.
     """
-    dtype = dtype_attribute(node.attrs, "output_datatype")
+    dtype = rules.dtype_attribute(node.attrs, "output_datatype")
 
     def function(*inputs: np.ndarray) -> np.ndarray:
-        bands, length, rate = (int(one_element(x, "input")) for x in inputs[:3])
-        low, high = (float(one_element(x, "input")) for x in inputs[3:])
+        bands, length, rate = (int(rules.one_element(x, "input")) for x in inputs[:3])
+        low, high = (float(rules.one_element(x, "input")) for x in inputs[3:])
         if bands < 0 or length < 0 or rate < 1 or not 0 <= low <= high < np.inf:
             raise ShapeError(
                 f"{bands} mel bins from {low} to {high} hertz of a transform of length {length}"

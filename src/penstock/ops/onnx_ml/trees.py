@@ -16,18 +16,8 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, tensor
+from penstock.ops.onnx_ml import models
 from penstock.ops.onnx_ml.features import DOMAIN
-from penstock.ops.onnx_ml.models import (
-    TRANSFORMS,
-    class_labels,
-    infer_classifier,
-    infer_regressor,
-    matrix,
-    row_count,
-    transform_of,
-    transformed,
-    two_scores,
-)
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
@@ -49,7 +39,7 @@ _MODES: Mapping[str, int] = {
 _BY_NUMBER = (*_MODES.values(), _EQUAL)  # in TreeEnsemble; the last is BRANCH_MEMBER
 _MEMBER = 6
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-_TRANSFORMS = tuple(TRANSFORMS)
+_TRANSFORMS = tuple(models.TRANSFORMS)
 
 
 class _Forest:
@@ -216,7 +206,7 @@ def _scores(
 ) -> np.ndarray:
     """Scores [N, targets], a chunk of rows at a time."""
     # float64 holds more integers than float32.
-    x = matrix(x.astype(np.float64) if x.dtype.kind in "iu" else x)
+    x = models.matrix(x.astype(np.float64) if x.dtype.kind in "iu" else x)
     if x.shape[1] < forest.features:
         raise ShapeError(f"the trees look at {forest.features} features, not {x.shape[1]}")
     width = 1 if votes.table is None else votes.targets
@@ -324,7 +314,7 @@ def _base(attrs: Attrs, targets: int) -> np.ndarray:
     return base
 
 
-@operator("TreeEnsembleRegressor", domain=DOMAIN, infer=infer_regressor("n_targets"))
+@operator("TreeEnsembleRegressor", domain=DOMAIN, infer=models.infer_regressor("n_targets"))
 @by_attributes
 def tree_ensemble_regressor(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -333,16 +323,18 @@ def tree_ensemble_regressor(node: Node, types: Types) -> Kernel:
     aggregate = choice(attrs, "aggregate_function", "SUM", _AGGREGATES)
     votes, _, _ = _votes(attrs, "target", targets, places, aggregate)
     base = _base(attrs, targets)
-    transform = transform_of(attrs)
+    transform = models.transform_of(attrs)
 
     def run(x: np.ndarray) -> np.ndarray:
         scores = _scores(forest, votes, x, base)
-        return transformed(scores, transform).astype(np.float32)
+        return models.transformed(scores, transform).astype(np.float32)
 
     return Kernel(run)
 
 
-@operator("TreeEnsembleClassifier", domain=DOMAIN, infer=infer_classifier("classlabels_int64s"))
+@operator(
+    "TreeEnsembleClassifier", domain=DOMAIN, infer=models.infer_classifier("classlabels_int64s")
+)
 @by_attributes
 def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
     """With two labels and weights for one class only, these are the scores of the second class.
@@ -352,14 +344,14 @@ def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
     number 1, the other keeps the score 0. A single label stands for 1, its absence for 0.
     """
     attrs = node.attrs
-    labels = class_labels(attrs, "classlabels_int64s")
+    labels = models.class_labels(attrs, "classlabels_int64s")
     classes = len(labels)
     if classes == 1 and labels.dtype.kind == "O":
         raise ShapeError("a single class label must be an integer")
     forest, places = _forest(attrs)
     votes, ids, weights = _votes(attrs, "class", classes, places, "SUM")
     base = _base(attrs, classes)
-    transform = transform_of(attrs)
+    transform = models.transform_of(attrs)
     single = int(ids[0]) if classes <= 2 and len(set(ids.tolist())) == 1 else None
     positive = bool((weights >= 0).all())
     if single is not None and classes == 2:
@@ -375,11 +367,11 @@ def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
         else:
             labelled = labels[(score > (0.5 if positive else 0)).astype(np.int64)]
         if single is None or classes == 1:
-            scores = transformed(scores, transform)
+            scores = models.transformed(scores, transform)
         elif single == 0:
-            scores = two_scores(score, transform, positive)
+            scores = models.two_scores(score, transform, positive)
         else:
-            scores = TRANSFORMS[transform](scores)
+            scores = models.TRANSFORMS[transform](scores)
         return labelled, scores.astype(np.float32)
 
     return Kernel(run)
@@ -387,7 +379,7 @@ def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
 
 def _infer_ensemble(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
-    return (TensorType(x.dtype, (row_count(x), attrs.get("n_targets") or 1)),)
+    return (TensorType(x.dtype, (models.row_count(x), attrs.get("n_targets") or 1)),)
 
 
 @operator("TreeEnsemble", domain=DOMAIN, since=5, infer=_infer_ensemble)
@@ -408,7 +400,7 @@ def tree_ensemble(node: Node, types: Types) -> Kernel:
 
     def run(x: np.ndarray) -> np.ndarray:
         scores = _scores(forest, votes, x)
-        return transformed(scores, _TRANSFORMS[transform]).astype(x.dtype)
+        return models.transformed(scores, _TRANSFORMS[transform]).astype(x.dtype)
 
     return Kernel(run)
 

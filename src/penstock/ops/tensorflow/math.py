@@ -13,17 +13,9 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.elementwise import infer_unary, ufunc
-from penstock.ops.common.shape_rules import (
-    always,
-    broadcast_to,
-    broadcast_type,
-    one_element,
-    same_dtype,
-    same_type,
-    tensor,
-)
 from penstock.ops.tensorflow.common import array_operator, operator
 from penstock.types import BOOL, FLOAT32, ShapeError, TensorType, Type
 
@@ -50,9 +42,9 @@ def _quotient(name: str, whole: Arithmetic, real: Arithmetic) -> None:
     """Register a quotient, which is ``whole`` of integers and ``real`` of floats."""
     whole = _whole(whole)
 
-    @operator(name, infer=broadcast_type)
+    @operator(name, infer=rules.broadcast_type)
     def compile(node: Node, types: Types) -> Kernel:
-        dtype = same_dtype(types, (0, 1))
+        dtype = rules.same_dtype(types, (0, 1))
         if dtype is not None:
             return Kernel(whole if dtype.kind in "iu" else real)
         return Kernel(lambda x, y: whole(x, y) if x.dtype.kind in "iu" else real(x, y))
@@ -95,12 +87,12 @@ _BINARY: dict[str, Arithmetic] = {
 }
 
 
-@operator("NotEqual", infer=broadcast_to(BOOL), strings=True)
+@operator("NotEqual", infer=rules.broadcast_to(BOOL), strings=True)
 def not_equal(node: Node, types: Types) -> Kernel:
     return ufunc(np.not_equal, 2)
 
 
-@array_operator("ApproximateEqual", infer=broadcast_to(BOOL))
+@array_operator("ApproximateEqual", infer=rules.broadcast_to(BOOL))
 def approximate_equal(x: np.ndarray, y: np.ndarray, *, tolerance: float) -> Any:
     return np.abs(x - y) < tolerance
 
@@ -115,15 +107,15 @@ _UNARY: dict[str, Arithmetic] = {
     "OnesLike": np.ones_like,
     "Conj": np.conjugate,
 }
-for _table, _infer in ((_BINARY, broadcast_type), (_UNARY, same_type)):
+for _table, _infer in ((_BINARY, rules.broadcast_type), (_UNARY, rules.same_type)):
     for _name, _function in _table.items():
         array_operator(_name, infer=_infer)(_function)
 array_operator("ZerosLike", infer=infer_unary(lambda _: 0))(np.zeros_like)
-array_operator("IsFinite", infer=broadcast_to(BOOL))(np.isfinite)
+array_operator("IsFinite", infer=rules.broadcast_to(BOOL))(np.isfinite)
 
 
 def _part_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    type_ = tensor(types, 0)
+    type_ = rules.tensor(types, 0)
     dtype = None if type_.dtype is None else np.empty(0, type_.dtype).real.dtype
     return (TensorType(dtype, type_.shape),)
 
@@ -133,14 +125,14 @@ array_operator("Real", infer=_part_type)(lambda x: np.array(x.real))
 array_operator("Imag", infer=_part_type)(lambda x: np.array(x.imag))
 
 
-@array_operator("CheckNumerics", infer=same_type, pure=False)
+@array_operator("CheckNumerics", infer=rules.same_type, pure=False)
 def check_numerics(x: np.ndarray, *, message: str = "") -> np.ndarray:
     if not np.isfinite(x).all():
         raise ShapeError(f"{message}: the tensor has Inf or NaN values")
     return x.copy()
 
 
-@array_operator("L2Loss", infer=lambda t, a, c: (TensorType(tensor(t, 0).dtype, ()),))
+@array_operator("L2Loss", infer=lambda t, a, c: (TensorType(rules.tensor(t, 0).dtype, ()),))
 def l2_loss(x: np.ndarray) -> Any:
     return np.square(x).sum(dtype=x.dtype) * x.dtype.type(0.5)
 
@@ -149,7 +141,7 @@ def l2_loss(x: np.ndarray) -> Any:
 
 
 def _infer_bias_grad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    type_ = tensor(types, 0)
+    type_ = rules.tensor(types, 0)
     if type_.shape is None:
         return (TensorType(type_.dtype),)
     channels = _channels(attrs.get("data_format"), len(type_.shape))
@@ -171,22 +163,22 @@ def bias_grad(x: np.ndarray, *, data_format: str = "NHWC") -> Any:
 # Truth.
 
 
-@array_operator("ToBool", infer=always(TensorType(BOOL, ())), strings=True)
+@array_operator("ToBool", infer=rules.always(TensorType(BOOL, ())), strings=True)
 def to_bool(x: np.ndarray) -> Any:
     """The condition of an If: a scalar that is not 0 or "", or else a tensor with elements."""
     return np.bool_(x[()] if x.ndim == 0 else x.size)
 
 
-@array_operator("BranchIndex", infer=always(TensorType(INT32, ())))
+@array_operator("BranchIndex", infer=rules.always(TensorType(INT32, ())))
 def branch_index(x: np.ndarray, *, branches: int) -> Any:
     """The branch that a Case takes: the last one for a number out of range."""
-    index = int(one_element(x, "the index of a branch"))
+    index = int(rules.one_element(x, "the index of a branch"))
     return np.int32(index if 0 <= index < branches - 1 else branches - 1)
 
 
 @array_operator("Assert", pure=False, strings=True)
 def assert_true(condition: np.ndarray, *data: np.ndarray, summarize: int = 3) -> None:
-    if not one_element(condition, "a condition")[()]:
+    if not rules.one_element(condition, "a condition")[()]:
         values = " ".join(f"[{_summary(x, summarize)}]" for x in data)
         raise ShapeError(f"assertion failed: {values}")
 
@@ -201,7 +193,7 @@ def _summary(x: np.ndarray, shown: int) -> str:
 
 
 def _infer_fake(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(FLOAT32, tensor(types, 0).shape),)
+    return (TensorType(FLOAT32, rules.tensor(types, 0).shape),)
 
 
 def _nudged(low: Any, high: Any, bits: int, narrow: bool) -> tuple[Any, Any, Any]:
