@@ -269,8 +269,7 @@ def _check_reads(index: _Index) -> Iterator[str]:
     """A value that is read is a constant, or defined in the graph or in a graph around it."""
     for i, _, node in index.nodes():
         for value in node.inputs:
-            fault = None if value is None else _unreadable(index, i, value)
-            if value is not None and fault is not None:
+            if value is not None and (fault := _unreadable(index, i, value)) is not None:
                 yield f"{node.label} reads {value.name!r}, {fault}"
     for i, scope in enumerate(index.scopes):
         for value in scope.graph.outputs:

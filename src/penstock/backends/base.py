@@ -135,6 +135,7 @@ class HostBackend:
     memory = HOST
     device = None
     fuses = False
+    threads_of_caller = False
 
     def save_memory(self) -> None:
         """Nothing is kept."""
@@ -160,10 +161,6 @@ class HostBackend:
     @property
     def threads(self) -> int:
         return 1
-
-    @property
-    def threads_of_caller(self) -> bool:
-        return False
 
     def set_threads(self, threads: int) -> None:
         pass

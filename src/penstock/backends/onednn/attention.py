@@ -170,10 +170,7 @@ class AttentionBinder:
 
     library: Library
     attention: Attention
-
-    @property
-    def implementation(self) -> str:
-        return "blocks of rows"
+    implementation = "blocks of rows"
 
     @property
     def teams(self) -> int:

@@ -93,6 +93,7 @@ class OneDnnBackend(HostBackend):
 
     name = "onednn"
     fuses = True
+    threads_of_caller = True  # as with OpenMP
 
     def __init__(self, precision: str = "float32") -> None:
         loaded = library()
@@ -156,10 +157,6 @@ class OneDnnBackend(HostBackend):
     @property
     def threads(self) -> int:
         return core_budget()
-
-    @property
-    def threads_of_caller(self) -> bool:
-        return True  # as with OpenMP
 
     def set_threads(self, threads: int) -> None:
         self.library.set_threads(threads)

@@ -147,8 +147,8 @@ class Primitive:
         return lib.dnnl_primitive_execute, (self.handle, self.library.stream, len(memories), kept)
 
     def run(self, memories: Mapping[int, Any]) -> None:
-        """Run it once."""
-        function, arguments = self.call(memories)
+        """Run it once, with scratch memory of its own."""
+        function, arguments = self.call({**memories, SCRATCHPAD: self.scratch_memory(None)})
         self.library.check(function(*arguments))
 
 
@@ -201,6 +201,5 @@ def reordered_memory(library: Library, array: np.ndarray, descriptor: Any) -> An
     """New memory with the elements of ``array`` in the layout of ``descriptor``."""
     source, target = descriptor_of(library, array), new_memory(library, descriptor)
     copy = reorder_primitive(library, source, descriptor)
-    scratch = copy.scratch_memory(None)
-    copy.run({SRC: memory(library, source, array), DST: target, SCRATCHPAD: scratch})
+    copy.run({SRC: memory(library, source, array), DST: target})
     return target

@@ -12,7 +12,6 @@ import numpy as np
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.primitive import (
     DST,
-    SCRATCHPAD,
     SRC,
     descriptor_of,
     memory,
@@ -125,7 +124,6 @@ class Weights:
         seen = self._seen(array)
         target = descriptor_of(library, seen)
         back = reorder_primitive(library, layout, target)
-        scratch = back.scratch_memory(None)
-        back.run({SRC: copy, DST: memory(library, target, seen), SCRATCHPAD: scratch})
+        back.run({SRC: copy, DST: memory(library, target, seen)})
         array.flags.writeable = False
         return array

@@ -213,17 +213,12 @@ class Importer:
                 continue
             try:
                 value = decode_attribute(encoded, scope.bound, self.diagnostics.limits)
-            except TensorError as error:
+                if value is not None and key in schema.attributes:
+                    schema.attributes[key].check(value)
+            except (TensorError, ValueError) as error:
                 raise TensorError(f"its attribute {key!r} {error}") from error
-            attribute_type = schema.attributes.get(key)
-            if value is None and attrs.get(key) is not None:
-                continue  # no value stands for the default
-            if attribute_type is not None and value is not None:
-                try:
-                    attribute_type.check(value)
-                except ValueError as error:
-                    raise TensorError(f"its attribute {key!r} {error}") from None
-            attrs[key] = value
+            if value is not None or attrs.get(key) is None:  # no value stands for the default
+                attrs[key] = value
         missing = [key for key in schema.required if attrs.get(key) is None]
         if missing:
             raise TensorError(f"it has no attribute {', '.join(missing)}; export the model again")
