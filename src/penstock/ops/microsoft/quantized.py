@@ -14,20 +14,9 @@ import numpy as np
 
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.common.elementwise import BLOCK
-from penstock.ops.common.shape_rules import (
-    all_constant,
-    broadcast_shapes,
-    constants,
-    normalize_axes,
-    normalize_axis,
-    one_element,
-    pad_with_none,
-    reduced_shape,
-    same_type,
-    tensor,
-)
 from penstock.ops.common.specialize import (
     Routine,
     ScratchLayout,
@@ -46,11 +35,11 @@ Function = Callable[[np.ndarray, np.ndarray], Any]  # from an array, or in place
 
 
 def _zero(zero: np.ndarray | None, name: str) -> np.ndarray | None:
-    return None if zero is None else zero_of(one_element(zero, f"{name}_zero_point"))
+    return None if zero is None else zero_of(rules.one_element(zero, f"{name}_zero_point"))
 
 
 def _scale(scale: np.ndarray, name: str) -> np.float32:
-    return np.float32(one_element(scale, f"{name}_scale"))
+    return np.float32(rules.one_element(scale, f"{name}_scale"))
 
 
 def _dequantize(x: np.ndarray, scale: np.ndarray, zero: Any, values: np.ndarray) -> None:
@@ -93,8 +82,8 @@ def _recoder(
     """
     count = max(places) + 1
     tables: dict[np.dtype, bytes | None] = {}
-    if all_constant(node, places):
-        parameters = [constants(node, count)[i] for i in places]
+    if rules.all_constant(node, places):
+        parameters = [rules.constants(node, count)[i] for i in places]
         for dtype in (UINT8, INT8):
             tables[dtype] = _table(dtype, parameters, function)
 
@@ -102,7 +91,7 @@ def _recoder(
         if x.dtype in tables:
             table = tables[x.dtype]
         else:
-            inputs = pad_with_none(inputs, count)
+            inputs = rules.pad_with_none(inputs, count)
             table = _table(x.dtype, [inputs[i] for i in places], function)
         if table is None:
             np.copyto(out, x)
@@ -116,8 +105,8 @@ def _recoder(
 _FUNCTIONS = {"QLinearSigmoid": (sigmoid, 0), "QLinearLeakyRelu": (leaky_relu, 1)}
 
 
-@operator("QLinearSigmoid", domain=MICROSOFT, infer=same_type)
-@operator("QLinearLeakyRelu", domain=MICROSOFT, infer=same_type)
+@operator("QLinearSigmoid", domain=MICROSOFT, infer=rules.same_type)
+@operator("QLinearLeakyRelu", domain=MICROSOFT, infer=rules.same_type)
 def qlinear_function(node: Node, types: Types) -> Kernel:
     recode = _recoder(node, (1, 2, 3, 4), applied(*_FUNCTIONS[node.op.name], node.attrs))
 
@@ -131,8 +120,8 @@ def qlinear_function(node: Node, types: Types) -> Kernel:
 
 
 def _infer_binary(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    a, b = tensor(types, 0), tensor(types, 3)
-    return (TensorType(a.dtype, broadcast_shapes([a.shape, b.shape])),)
+    a, b = rules.tensor(types, 0), rules.tensor(types, 3)
+    return (TensorType(a.dtype, rules.broadcast_shapes([a.shape, b.shape])),)
 
 
 def _add(a: Any, b: Any, a_scale: Any, b_scale: Any, c_scale: Any, values: np.ndarray) -> None:
@@ -152,7 +141,11 @@ def _multiply(a: Any, b: Any, a_scale: Any, b_scale: Any, c_scale: Any, values: 
 @by_shape(arity=(8, 1), inplace=(0, 3))
 def qlinear_binary(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     combine = _add if node.op.name == "QLinearAdd" else _multiply
-    a_type, b_type, c_type = tensor(inputs, 0), tensor(inputs, 3), tensor(outputs, 0)
+    a_type, b_type, c_type = (
+        rules.tensor(inputs, 0),
+        rules.tensor(inputs, 3),
+        rules.tensor(outputs, 0),
+    )
     # Block by block, so that values stay in the cache and scratch memory is bounded.
     in_blocks = math.prod(c_type.dims) > BLOCK
     shapes = [(BLOCK,)] * 2 if in_blocks else [a_type.dims, b_type.dims]
@@ -189,9 +182,9 @@ def qlinear_binary(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
 
 
 def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    parts = [TensorType(shape=tensor(types, i).shape) for i in range(2, len(types), 3)]
+    parts = [TensorType(shape=rules.tensor(types, i).shape) for i in range(2, len(types), 3)]
     (joined,) = standard("Concat").infer(parts, attrs, ())
-    return (TensorType(tensor(types, 1).dtype, tensor((joined,), 0).shape),)
+    return (TensorType(rules.tensor(types, 1).dtype, rules.tensor((joined,), 0).shape),)
 
 
 @operator("QLinearConcat", domain=MICROSOFT, infer=_infer_concat)
@@ -204,7 +197,7 @@ def qlinear_concat(node: Node, types: Types) -> Kernel:
 
     def into(*args: Any) -> None:
         inputs, parts, out = args[:count], args[2:count:3], args[count]
-        at = normalize_axis(axis, out.ndim)
+        at = rules.normalize_axis(axis, out.ndim)
         place: list[slice] = [slice(None)] * out.ndim
         start = 0
         for part, recode in zip(parts, recoders, strict=True):
@@ -216,8 +209,8 @@ def qlinear_concat(node: Node, types: Types) -> Kernel:
 
 
 def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    shapes = [tensor(types, i).shape for i in (0, 1, 4)]
-    return (TensorType(tensor(types, 1).dtype, broadcast_shapes(shapes)),)
+    shapes = [rules.tensor(types, i).shape for i in (0, 1, 4)]
+    return (TensorType(rules.tensor(types, 1).dtype, rules.broadcast_shapes(shapes)),)
 
 
 @operator("QLinearWhere", domain=MICROSOFT, infer=_infer_where)
@@ -241,15 +234,15 @@ def qlinear_where(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts)
 # Along axes
 
 
-@operator("QLinearSoftmax", domain=MICROSOFT, infer=same_type)
+@operator("QLinearSoftmax", domain=MICROSOFT, infer=rules.same_type)
 @by_shape(arity=(5, 1), inplace=(0,))
 def qlinear_softmax(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     axis = node.attrs.get("axis", -1)
     # Softmax before version 13 ran over all axes from ``axis`` on.
     flattened = node.attrs.get("opset", 13) < 13
-    x_type = tensor(inputs, 0)
+    x_type = rules.tensor(inputs, 0)
     rank = len(x_type.dims)
-    first = normalize_axis(axis, rank)
+    first = rules.normalize_axis(axis, rank)
     axes = tuple(range(first, rank)) if flattened else (first,)
     layout = ScratchLayout()
     room = layout.field(x_type.dims, FLOAT32)
@@ -273,17 +266,19 @@ def _register_mean(name: str, axes_of: Callable[[Attrs, int], tuple[int, ...]]) 
     """Register the mean over some axes; ``axes_of`` gives them for attributes and a rank."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        x = tensor(types, 0)
+        x = rules.tensor(types, 0)
         if x.shape is None:
             return (TensorType(x.dtype),)
         axes = axes_of(attrs, len(x.shape))
-        return (TensorType(x.dtype, reduced_shape(x.shape, axes, bool(attrs.get("keepdims", 1)))),)
+        return (
+            TensorType(x.dtype, rules.reduced_shape(x.shape, axes, bool(attrs.get("keepdims", 1)))),
+        )
 
     @operator(name, domain=MICROSOFT, infer=infer)
     @by_shape(arity=(5, 1))
     def mean(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         keepdims = bool(node.attrs.get("keepdims", 1))
-        dims = tensor(inputs, 0).dims
+        dims = rules.tensor(inputs, 0).dims
         axes = axes_of(node.attrs, len(dims))
         count = math.prod(dims[i] for i in axes)
 
@@ -307,7 +302,7 @@ def _global_axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
 
 def _mean_axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
     axes = attrs.get("axes")
-    return normalize_axes(axes, rank) if axes else tuple(range(rank))
+    return rules.normalize_axes(axes, rank) if axes else tuple(range(rank))
 
 
 _register_mean("QLinearGlobalAveragePool", _global_axes)
@@ -318,10 +313,10 @@ _register_mean("QLinearReduceMean", _mean_axes)
 
 
 def _infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     last = bool(attrs.get("channels_last", 0))
     inner = TensorType(FLOAT32, channels_first(x.shape, last))
-    y = tensor(standard("AveragePool").infer([inner], attrs, [None]), 0)
+    y = rules.tensor(standard("AveragePool").infer([inner], attrs, [None]), 0)
     return (TensorType(x.dtype, channels_back(y.shape, last)),)
 
 
@@ -329,7 +324,7 @@ def _infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 @by_shape(arity=(5, 1))
 def qlinear_average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     last = bool(node.attrs.get("channels_last", 0))
-    x_type, y_type = tensor(inputs, 0), tensor(outputs, 0)
+    x_type, y_type = rules.tensor(inputs, 0), rules.tensor(outputs, 0)
     inner_type = TensorType(FLOAT32, channels_first(x_type.dims, last))
     inner = Node(standard("AveragePool"), [Value("x", inner_type)], [Value("y")], node.attrs)
     pool = inner.op.compile(inner, [inner_type])

@@ -13,14 +13,8 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
-from penstock.ops.common.shape_rules import (
-    all_constant,
-    check_shape,
-    constants,
-    given,
-    tensor,
-)
 from penstock.ops.common.specialize import Routine, Tensors, specialized, static_type
 from penstock.ops.common.work import recurrent_work
 from penstock.ops.onnx import recurrent
@@ -69,13 +63,13 @@ def _sizes(layer: recurrent.Layer, shapes: Sequence[Shape | None]) -> dict[str, 
     hidden, n = sizes["H"], len(layer.reverse)
     columns = layer.gates * hidden if isinstance(hidden, int) else None
     for shape in shapes[_PARAMETERS[0] :]:
-        check_shape("a scale or zero point", shape, (n,), (n, columns))
+        rules.check_shape("a scale or zero point", shape, (n,), (n, columns))
     return sizes
 
 
 def _infer_quantized_lstm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     layer = recurrent.parse_layer("LSTM", attrs)
-    sizes = _sizes(layer, [tensor(types, i).shape for i in range(len(types))])
+    sizes = _sizes(layer, [rules.tensor(types, i).shape for i in range(len(types))])
     shapes = recurrent.output_shapes(layer, sizes.get("T"), sizes.get("B"), sizes.get("H"))
     return [TensorType(FLOAT32, shape) for shape in shapes]
 
@@ -106,10 +100,10 @@ def _weights(layer: recurrent.Layer, inputs: Sequence[Any]) -> list[recurrent.Re
 
 @operator("DynamicQuantizeLSTM", domain=MICROSOFT, infer=_infer_quantized_lstm, work=recurrent_work)
 def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
-    consts = constants(node, 12)
-    layer = recurrent.parse_layer("LSTM", node.attrs, peepholes=given(node.inputs, _P))
-    ours = [i for i in (_W, _R, _B, _P, *_PARAMETERS) if given(node.inputs, i)]
-    fixed = all_constant(node, ours)
+    consts = rules.constants(node, 12)
+    layer = recurrent.parse_layer("LSTM", node.attrs, peepholes=rules.given(node.inputs, _P))
+    ours = [i for i in (_W, _R, _B, _P, *_PARAMETERS) if rules.given(node.inputs, i)]
+    fixed = rules.all_constant(node, ours)
     prepared: Shared[list[recurrent.RecurrentWeights]] | None = None
     if fixed:
         name = "DynamicQuantizeLSTM", layer.halved

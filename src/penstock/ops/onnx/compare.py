@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types, returning
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import BITS
 from penstock.ops.common.elementwise import (
     BLOCK,
@@ -18,13 +19,6 @@ from penstock.ops.common.elementwise import (
     infer_unary,
     typed_scalar,
     ufunc,
-)
-from penstock.ops.common.shape_rules import (
-    broadcast_shapes,
-    broadcast_to,
-    broadcast_type,
-    same_dtype,
-    tensor,
 )
 from penstock.ops.registry import operator
 from penstock.types import BOOL, STRING, Dim, TensorType
@@ -52,17 +46,17 @@ for _since, _ufuncs in (
     (12, {"LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal}),
 ):
     for _name, _ufunc in _ufuncs.items():
-        _register(_name, _since, _ufunc, broadcast_to(BOOL))
-_register("Equal", 7, np.equal, carrying(broadcast_to(BOOL), _equal_element))
-_register("BitwiseAnd", 18, np.bitwise_and, broadcast_type)
-_register("BitwiseOr", 18, np.bitwise_or, broadcast_type)
-_register("BitwiseXor", 18, np.bitwise_xor, broadcast_type)
+        _register(_name, _since, _ufunc, rules.broadcast_to(BOOL))
+_register("Equal", 7, np.equal, carrying(rules.broadcast_to(BOOL), _equal_element))
+_register("BitwiseAnd", 18, np.bitwise_and, rules.broadcast_type)
+_register("BitwiseOr", 18, np.bitwise_or, rules.broadcast_type)
+_register("BitwiseXor", 18, np.bitwise_xor, rules.broadcast_type)
 _register("BitwiseNot", 18, np.invert, infer_unary(lambda a: ~a))
-_register("Not", 1, np.logical_not, broadcast_to(BOOL))
-_register("IsNaN", 9, np.isnan, broadcast_to(BOOL))
+_register("Not", 1, np.logical_not, rules.broadcast_to(BOOL))
+_register("IsNaN", 9, np.isnan, rules.broadcast_to(BOOL))
 
 
-@operator("IsInf", since=10, infer=broadcast_to(BOOL), elementwise=True)
+@operator("IsInf", since=10, infer=rules.broadcast_to(BOOL), elementwise=True)
 def is_inf(node: Node, types: Types) -> Kernel:
     positive = node.attrs.get("detect_positive", 1)
     negative = node.attrs.get("detect_negative", 1)
@@ -78,15 +72,15 @@ def is_inf(node: Node, types: Types) -> Kernel:
     return ufunc(one_sign, 1)
 
 
-@operator("BitShift", since=11, infer=broadcast_type, elementwise=True)
+@operator("BitShift", since=11, infer=rules.broadcast_type, elementwise=True)
 def bit_shift(node: Node, types: Types) -> Kernel:
     """NumPy defines shifts by negative amounts, or by all bits and more, as ONNX does."""
     return ufunc(np.left_shift if node.attrs["direction"] == "LEFT" else np.right_shift, 2)
 
 
 def _where_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
-    shape = broadcast_shapes([tensor(types, i).shape for i in range(3)])
-    return (TensorType(same_dtype(types, (1, 2)), shape),)
+    shape = rules.broadcast_shapes([rules.tensor(types, i).shape for i in range(3)])
+    return (TensorType(rules.same_dtype(types, (1, 2)), shape),)
 
 
 def _where_element(condition: Dim, x: Dim, y: Dim) -> Dim:

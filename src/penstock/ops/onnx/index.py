@@ -10,18 +10,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
-from penstock.ops.common.shape_rules import (
-    all_known,
-    dim_product,
-    given,
-    ints,
-    known_ints,
-    normalize_axis,
-    pad_with_none,
-    same_type,
-    tensor,
-    with_data,
-)
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.shape import unknown_shape, view_kernel
 from penstock.ops.registry import operator
 from penstock.types import INT64, Dim, ShapeError, TensorType, Type
@@ -41,10 +30,10 @@ def _check_range(low: int, high: int, axis: int, dim: int) -> None:
 
 
 def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
-    data, indices = tensor(types, 0), tensor(types, 1)
+    data, indices = rules.tensor(types, 0), rules.tensor(types, 1)
     if data.shape is None:
         return (TensorType(data.dtype),)
-    axis = normalize_axis(attrs.get("axis", 0), len(data.shape))
+    axis = rules.normalize_axis(attrs.get("axis", 0), len(data.shape))
     if not data.shape:
         raise ShapeError("cannot gather from a tensor without dims")
     dim, picked = data.shape[axis], consts[1]
@@ -54,7 +43,7 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorTyp
         return (TensorType(data.dtype),)
     shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
     type_ = TensorType(data.dtype, shape)
-    positions = ints(types, consts, 1)
+    positions = rules.ints(types, consts, 1)
     if data.data is None or positions is None or len(shape) > 1:
         return (type_,)
     contents: list[Dim] = []
@@ -62,15 +51,15 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorTyp
         if isinstance(i, int):
             _check_range(i, i, axis, len(data.data))
         contents.append(data.data[i] if isinstance(i, int) else None)
-    return (with_data(type_, lambda: tuple(contents)),)
+    return (rules.with_data(type_, lambda: tuple(contents)),)
 
 
 @operator("Gather", infer=_infer_gather, moves=True, strings=True)
 def gather(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 0)
-    shape = tensor(types, 0).shape
+    shape = rules.tensor(types, 0).shape
     if shape:
-        axis = normalize_axis(axis, len(shape))
+        axis = rules.normalize_axis(axis, len(shape))
     dim = shape[axis] if shape else None
     constant = None if node.inputs[1] is None else node.inputs[1].const
     if constant is not None and constant.size:
@@ -157,10 +146,10 @@ def _gather_checked(constant: np.ndarray, axis: int, dim: int) -> Kernel:
 
 
 def _infer_gather_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    data, indices = tensor(types, 0), tensor(types, 1)
+    data, indices = rules.tensor(types, 0), rules.tensor(types, 1)
     check_same_rank(data, indices)
     if data.shape is not None:
-        normalize_axis(attrs.get("axis", 0), len(data.shape))
+        rules.normalize_axis(attrs.get("axis", 0), len(data.shape))
     return (TensorType(data.dtype, indices.shape),)
 
 
@@ -192,7 +181,7 @@ def element_index(
 
 @operator("GatherElements", since=11, infer=_infer_gather_elements, moves=True, strings=True)
 def gather_elements(node: Node, types: Types) -> Kernel:
-    axis, dims = node.attrs.get("axis", 0), all_known(tensor(types, 1).shape)
+    axis, dims = node.attrs.get("axis", 0), rules.all_known(rules.tensor(types, 1).shape)
     grid = None if dims is None else _open_grid(dims)
 
     def run(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -207,7 +196,7 @@ def gather_elements(node: Node, types: Types) -> Kernel:
 
 
 def _infer_gather_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    data, indices = tensor(types, 0), tensor(types, 1)
+    data, indices = rules.tensor(types, 0), rules.tensor(types, 1)
     batch = attrs.get("batch_dims", 0)
     if data.shape is None or indices.shape is None or not indices.shape:
         return (TensorType(data.dtype),)
@@ -251,25 +240,27 @@ def gather_nd(node: Node, types: Types) -> Kernel:
 
 
 def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
     rank = len(x.shape)
-    starts, ends = ints(types, consts, 1), ints(types, consts, 2)
+    starts, ends = rules.ints(types, consts, 1), rules.ints(types, consts, 2)
     count = next((len(v) for v in (starts, ends, unknown_shape(types, 1)) if v is not None), None)
     axes = None
     if count is not None:
-        axes = all_known(ints(types, consts, 3) if given(types, 3) else range(count))
+        axes = rules.all_known(
+            rules.ints(types, consts, 3) if rules.given(types, 3) else range(count)
+        )
     if axes is None or count is None:
         return (TensorType(x.dtype, (None,) * rank),)
-    steps = ints(types, consts, 4) if given(types, 4) else (1,) * count
+    steps = rules.ints(types, consts, 4) if rules.given(types, 4) else (1,) * count
     dims, data = list(x.shape), x.data
     bounds = [(None,) * count if bound is None else bound for bound in (starts, ends, steps)]
     if any(len(bound) != len(axes) for bound in bounds):
         raise ShapeError("starts, ends, axes and steps differ in length")
     for axis, start, end, step in zip(axes, *bounds, strict=True):
-        i = normalize_axis(axis, rank)
-        whole = all_known((start, end, step, x.shape[i]))
+        i = rules.normalize_axis(axis, rank)
+        whole = rules.all_known((start, end, step, x.shape[i]))
         if whole is not None:
             window = slice(*_clamped(*whole))
             dims[i] = len(range(whole[3])[window])
@@ -277,7 +268,7 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         else:
             dims[i] = _sliced_dim(x.shape[i], start, end, step)
             data = data if dims[i] == x.shape[i] and dims[i] is not None else None
-    return (with_data(TensorType(x.dtype, tuple(dims)), lambda: data),)
+    return (rules.with_data(TensorType(x.dtype, tuple(dims)), lambda: data),)
 
 
 def _sliced_dim(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
@@ -301,8 +292,8 @@ def _clamped(start: int, end: int, step: int, dim: int) -> tuple[int, int, int]:
 
 @operator("Slice", since=10, infer=_infer_slice, moves=True, strings=True)
 def slice_(node: Node, types: Types) -> Kernel:
-    fixed = [known_ints(node, types, i) for i in range(1, 5)]
-    shape = tensor(types, 0).shape
+    fixed = [rules.known_ints(node, types, i) for i in range(1, 5)]
+    shape = rules.tensor(types, 0).shape
 
     def index(dims: Sequence[Dim], values: Sequence[Sequence[int] | None]) -> Any:
         starts, ends, axes, steps = values
@@ -313,7 +304,7 @@ def slice_(node: Node, types: Types) -> Kernel:
             raise ShapeError("starts, ends, axes and steps differ in length")
         result = [slice(None)] * len(dims)
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-            i = normalize_axis(axis, len(dims))
+            i = rules.normalize_axis(axis, len(dims))
             dim = dims[i]
             if not isinstance(dim, int) and step < 0 and start < -1:
                 return None  # depends on the dim
@@ -322,7 +313,7 @@ def slice_(node: Node, types: Types) -> Kernel:
         return (*result, ...)
 
     if shape is not None and all(
-        bound is not None for i, bound in enumerate(fixed, 1) if given(node.inputs, i)
+        bound is not None for i, bound in enumerate(fixed, 1) if rules.given(node.inputs, i)
     ):
         picked = index(shape, fixed)
         if picked is not None:
@@ -330,19 +321,19 @@ def slice_(node: Node, types: Types) -> Kernel:
 
     def run(x: np.ndarray, *bounds: np.ndarray | None) -> np.ndarray:
         values = [None if v is None else v.reshape(-1).tolist() for v in bounds]
-        return x[index(x.shape, pad_with_none(values, 4))]
+        return x[index(x.shape, rules.pad_with_none(values, 4))]
 
     return view_kernel(run)
 
 
 def _infer_compress(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     axis = attrs.get("axis")
     if axis is None:
         return (TensorType(x.dtype, (None,)),)
     if x.shape is None:
         return (TensorType(x.dtype),)
-    i = normalize_axis(axis, len(x.shape))
+    i = rules.normalize_axis(axis, len(x.shape))
     return (TensorType(x.dtype, (*x.shape[:i], None, *x.shape[i + 1 :])),)
 
 
@@ -362,7 +353,7 @@ def compress(node: Node, types: Types) -> Kernel:
 
 
 def _infer_nonzero(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(INT64, (tensor(types, 0).rank, None)),)
+    return (TensorType(INT64, (rules.tensor(types, 0).rank, None)),)
 
 
 @operator("NonZero", since=9, infer=_infer_nonzero, strings=True)
@@ -376,11 +367,15 @@ def nonzero(node: Node, types: Types) -> Kernel:
 
 
 def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    shape, axis = tensor(types, 0).shape, attrs.get("axis")
+    shape, axis = rules.tensor(types, 0).shape, attrs.get("axis")
     (type_,) = _infer_compress(types, attrs, consts)
     total: Dim = None
     if shape is not None:
-        total = dim_product(shape) if axis is None else shape[normalize_axis(axis, len(shape))]
+        total = (
+            rules.dim_product(shape)
+            if axis is None
+            else shape[rules.normalize_axis(axis, len(shape))]
+        )
     one = TensorType(INT64, (None,))
     return (type_, one, TensorType(INT64, (total,)), one)
 
@@ -412,7 +407,7 @@ def unique(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-@operator("ReverseSequence", since=10, infer=same_type, strings=True)
+@operator("ReverseSequence", since=10, infer=rules.same_type, strings=True)
 def reverse_sequence(node: Node, types: Types) -> Kernel:
     time_axis, batch_axis = node.attrs.get("time_axis", 0), node.attrs.get("batch_axis", 1)
     if {time_axis, batch_axis} != {0, 1}:

@@ -11,13 +11,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
-from penstock.ops.common.shape_rules import (
-    check_shape,
-    choice,
-    dim_product,
-    same_dtype,
-    tensor,
-)
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.specialize import Routine, Tensors, by_shape, static_type
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, conv_shape, kernel_dims
@@ -30,9 +24,9 @@ MAX_SAMPLES = 2**24
 
 def _regions(types: Types, columns: int) -> tuple[TensorType, Dim]:
     """The feature map, and the number of regions, each a row of ``columns`` numbers."""
-    x, rois = tensor(types, 0), tensor(types, 1)
-    check_shape("X", x.shape, (None,) * 4)
-    check_shape("rois", rois.shape, (None, columns))
+    x, rois = rules.tensor(types, 0), rules.tensor(types, 1)
+    rules.check_shape("X", x.shape, (None,) * 4)
+    rules.check_shape("rois", rois.shape, (None, columns))
     return x, None if rois.shape is None else rois.shape[0]
 
 
@@ -49,16 +43,16 @@ def _check_batch(indices: np.ndarray, batch: int) -> list[int]:
 
 def _infer_roi_align(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, count = _regions(types, 4)
-    batch = tensor(types, 2).shape
-    check_shape("batch_indices", batch, (count,))
+    batch = rules.tensor(types, 2).shape
+    rules.check_shape("batch_indices", batch, (count,))
     if batch is not None and not isinstance(count, int):
         count = batch[0]
     size = attrs.get("output_height", 1), attrs.get("output_width", 1)
     if min(size) < 1:
         raise ShapeError(f"output size {size} must be positive")
-    choice(attrs, "mode", "avg", ("avg", "max"))
+    rules.choice(attrs, "mode", "avg", ("avg", "max"))
     channels = None if x.shape is None else x.shape[1]
-    return (TensorType(same_dtype(types, (0, 1)), (count, channels, *size)),)
+    return (TensorType(rules.same_dtype(types, (0, 1)), (count, channels, *size)),)
 
 
 class _Samples:
@@ -149,7 +143,7 @@ def _infer_max_roi_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     if len(size) != 2 or min(size) < 1:
         raise ShapeError(f"pooled_shape {list(size)} must be two positive ints")
     channels = None if x.shape is None else x.shape[1]
-    return (TensorType(same_dtype(types, (0, 1)), (count, channels, *size)),)
+    return (TensorType(rules.same_dtype(types, (0, 1)), (count, channels, *size)),)
 
 
 def _bins(start: float, end: float, count: int, size: int) -> list[tuple[int, int]]:
@@ -166,7 +160,7 @@ def _bins(start: float, end: float, count: int, size: int) -> list[tuple[int, in
 def max_roi_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     scale = np.float32(node.attrs.get("spatial_scale", 1.0))
     bins = node.attrs["pooled_shape"]
-    x = tensor(inputs, 0)
+    x = rules.tensor(inputs, 0)
     n, _, height, width = x.dims
 
     def into(x: np.ndarray, rois: np.ndarray, out: np.ndarray) -> None:
@@ -190,21 +184,21 @@ def max_roi_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
 
 
 def _infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, w, offset, mask = (tensor(types, i) for i in (0, 1, 2, 4))
-    dtype = same_dtype(types, range(len(types)))
+    x, w, offset, mask = (rules.tensor(types, i) for i in (0, 1, 2, 4))
+    dtype = rules.same_dtype(types, range(len(types)))
     shape = conv_shape(x.shape, w.shape, attrs)
     groups = attrs.get("offset_group", 1)
     if groups < 1:
         raise ShapeError(f"offset_group must be positive, not {groups}")
     if shape is None:
         return (TensorType(dtype, offset.shape and (offset.shape[0], None, *offset.shape[2:])),)
-    check_shape("bias", tensor(types, 3).shape, (shape[1],))
+    rules.check_shape("bias", rules.tensor(types, 3).shape, (shape[1],))
     if x.shape is not None and isinstance(x.shape[1], int) and x.shape[1] % groups:
         raise ShapeError(f"{x.shape[1]} channels do not divide into {groups} offset groups")
     kernel = kernel_dims(attrs, w.shape, len(shape) - 2)
     for name, type_, per_tap in (("offset", offset, len(shape) - 2), ("mask", mask, 1)):
-        check_shape(
-            name, type_.shape, (shape[0], dim_product((groups, per_tap, *kernel)), *shape[2:])
+        rules.check_shape(
+            name, type_.shape, (shape[0], rules.dim_product((groups, per_tap, *kernel)), *shape[2:])
         )
     return (TensorType(dtype, shape),)
 
@@ -249,7 +243,7 @@ def deform_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
     attrs = node.attrs
     group, groups = attrs.get("group", 1), attrs.get("offset_group", 1)
     (n, channels, *sizes), dtype = static_type(inputs, 0)
-    filters, depth, *kernel = tensor(inputs, 1).dims
+    filters, depth, *kernel = rules.tensor(inputs, 1).dims
     axes = windows(attrs, kernel, sizes)
     rank, taps = len(axes), prod(kernel)
     counts = [axis.count for axis in axes]

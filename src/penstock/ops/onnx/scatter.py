@@ -15,13 +15,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_shape, choice, normalize_axis, same_dtype, tensor
-from penstock.ops.onnx.index import (
-    check_depth,
-    check_same_rank,
-    element_index,
-    index_columns,
-    out_of_range,
-)
+from penstock.ops.onnx import index as indexing
 from penstock.ops.registry import operator
 from penstock.types import Shape, ShapeError, TensorType, Type
 
@@ -93,13 +87,13 @@ def _write(
         else:
             _accumulate(ufunc, out, index, updates)
     except IndexError as error:
-        raise out_of_range(error, out) from None
+        raise indexing.out_of_range(error, out) from None
 
 
 def _infer_scatter_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices, updates = (tensor(types, i) for i in range(3))
-    check_same_rank(data, indices)
-    check_same_rank(data, updates)
+    indexing.check_same_rank(data, indices)
+    indexing.check_same_rank(data, updates)
     check_shape("updates", updates.shape, indices.shape)
     if data.shape is not None:
         normalize_axis(attrs.get("axis", 0), len(data.shape))
@@ -116,7 +110,7 @@ def scatter_elements(node: Node, types: Types) -> Kernel:
         if out.ndim != indices.ndim:
             raise ShapeError(f"data has {out.ndim} dims, indices have {indices.ndim}")
         check_shape("updates", updates.shape, indices.shape)
-        _write(ufunc, out, element_index(indices, normalize_axis(axis, out.ndim)), updates)
+        _write(ufunc, out, indexing.element_index(indices, normalize_axis(axis, out.ndim)), updates)
 
     return _updating(place)
 
@@ -136,7 +130,7 @@ def _updates_shape(dims: Shape, indices: Shape) -> Shape | None:
     depth = indices[-1]
     if not isinstance(depth, int):
         return None
-    check_depth(depth, 0, len(dims))
+    indexing.check_depth(depth, 0, len(dims))
     return (*indices[:-1], *dims[depth:])
 
 
@@ -146,7 +140,7 @@ def scatter_nd(node: Node, types: Types) -> Kernel:
 
     def place(out: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> None:
         check_shape("updates", updates.shape, _updates_shape(out.shape, indices.shape))
-        _write(ufunc, out, index_columns(indices), updates)
+        _write(ufunc, out, indexing.index_columns(indices), updates)
 
     return _updating(place)
 

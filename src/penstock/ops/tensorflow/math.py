@@ -192,10 +192,6 @@ def _summary(x: np.ndarray, shown: int) -> str:
 # 8-bit numbers as floats.
 
 
-def _infer_fake(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(FLOAT32, rules.tensor(types, 0).shape),)
-
-
 def _nudged(low: Any, high: Any, bits: int, narrow: bool) -> tuple[Any, Any, Any]:
     """Range and step moved so that 0 is one of the numbers."""
     first, last = np.float32(int(narrow)), np.float32(2**bits - 1)
@@ -205,7 +201,9 @@ def _nudged(low: Any, high: Any, bits: int, narrow: bool) -> tuple[Any, Any, Any
     return (first - zero) * step, (last - zero) * step, step
 
 
-@array_operator("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel", infer=_infer_fake)
+@array_operator(
+    "FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel", infer=rules.same_shape(FLOAT32)
+)
 def fake_quant(
     x: np.ndarray, low: Any, high: Any, *, num_bits: int, narrow_range: bool
 ) -> np.ndarray:
@@ -214,7 +212,7 @@ def fake_quant(
     return (np.floor(shifted / step + np.float32(0.5)) * step + low).astype(np.float32)
 
 
-@array_operator("FakeQuantWithMinMaxArgs", infer=_infer_fake)
+@array_operator("FakeQuantWithMinMaxArgs", infer=rules.same_shape(FLOAT32))
 def fake_quant_args(
     x: np.ndarray, *, min: float, max: float, num_bits: int, narrow_range: bool
 ) -> np.ndarray:
