@@ -15,6 +15,7 @@ from penstock.errors import InvalidInput, InvalidModel, PenstockError, RunError,
 from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
 from penstock.frontends.tensorflow.importer import Importer
+from penstock.ops.tensorflow.state import Store
 from penstock.passes.dead_code import cut
 from tests.support.tf_cases import Case, array, cases, check, feeds
 from tests.support.tf_graphs import Builder, Func, Shape, Type
@@ -626,3 +627,13 @@ def test_frozen_variable_of_another_type_than_its_saved_value_is_refused() -> No
     frozen = {"v": np.zeros(2, np.float32)}
     with pytest.raises(InvalidModel, match=r"float32\[3\], but float32\[2\] in the checkpoint"):
         Importer(g.proto.node, 0, library, diagnostics, frozen).model(None)
+
+
+def test_variable_of_another_type_than_its_saved_value_is_refused_when_it_is_imported() -> None:
+    g = Builder()
+    g.node("VarHandleOp", name="v", shared_name="w", dtype=Type("float32"), shape=Shape([3]))
+    diagnostics = Diagnostics("the model", ps.Limits())
+    library = FunctionLibrary(g.proto.library, diagnostics.where, diagnostics.limits)
+    store = Store({"w": np.zeros(3, np.int64)})
+    with pytest.raises(InvalidModel, match=r"'w' is float32\[3\], but int64\[3\] in the checkp"):
+        Importer(g.proto.node, 0, library, diagnostics, store=store).model(None)

@@ -14,7 +14,8 @@ from penstock.frontends.tensorflow.conversion import Conversion, listed, rule
 from penstock.frontends.tensorflow.tensors import declared_type
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
-from penstock.types import dtypes
+from penstock.ops.tensorflow.state import variable_of
+from penstock.types import ShapeError, dtypes
 
 # Operations with the meaning of one of ONNX's, of the same name or that after "=", input for input.
 _AS_IN_ONNX = """
@@ -199,6 +200,10 @@ def variable(c: Conversion) -> None:
     }
     if shape is not None:
         attrs["shape"] = listed(shape)
+    try:
+        variable_of(attrs, c.name)  # executors that freeze the variable would not notice
+    except ShapeError as error:
+        raise NodeError(f"cannot be: {error}") from error
     name = "VarHandleOp" if c.op == "VarHandleOp" else "VariableV2"
     c.emit_final(name, [], attrs, domain=TENSORFLOW)
 

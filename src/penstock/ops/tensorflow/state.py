@@ -112,13 +112,18 @@ def _declared(attrs: Attrs) -> TensorType:
     return TensorType(dtypes().get(attrs.get("dtype", "")), dims_of(attrs.get("shape")))
 
 
+def variable_of(attrs: Attrs, node_name: str) -> _Variable:
+    """The variable that a node with these attributes names. Raises ``ShapeError``."""
+    name = "/".join(filter(None, (attrs.get("container"), attrs.get("shared_name") or node_name)))
+    variable: _Variable = attrs["store"].variable(name, _declared(attrs))
+    return variable
+
+
 @operator("VarHandleOp")
 @operator("VariableV2")
 def variable_handle(node: Node, types: Types) -> Kernel:
     """Pure: naming a variable does not change it."""
-    attrs = node.attrs
-    name = "/".join(filter(None, (attrs.get("container"), attrs.get("shared_name") or node.name)))
-    variable = attrs["store"].variable(name, _declared(attrs))
+    variable = variable_of(node.attrs, node.name)
     return Kernel(lambda: variable)
 
 
