@@ -22,13 +22,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import Any, TypedDict, Unpack
+from types import FunctionType
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
 from penstock.errors import InternalError
 from penstock.ir.graph import Node
-from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Op, Role, Types, Work
+from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Op, Role, Types, Work, returning
 from penstock.types import STRING, ShapeError, Type
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operations
@@ -37,6 +38,8 @@ NEWEST = 10**9  # stands for the newest version of a schema
 
 Compile = Callable[[Node, Types], Kernel]
 """Returns the NumPy kernel of a node, for inputs of these types."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _REGISTRY: dict[tuple[str, str], list[Op]] = {}
 
@@ -148,6 +151,45 @@ def operator(
         return compile
 
     return register
+
+
+def array_operator(
+    *names: str, view: bool = False, copied: bool = False, **properties: Any
+) -> Callable[[Function], Function]:
+    """Register a function of a node's inputs as operations: it is the function of their kernels.
+
+    Its keyword-only parameters are attributes of the node, without a default mandatory ones.
+    ``copied``: results may be copied into planned memory (``returning``).
+    """
+
+    def register(function: Function) -> Function:
+        def compile(node: Node, types: Types) -> Kernel:
+            bound = _with_attributes(function, node.attrs)
+            return returning(bound) if copied else Kernel(bound, view=view)
+
+        for name in names:
+            operator(name, **properties)(compile)
+        return function
+
+    return register
+
+
+def _with_attributes(function: Callable[..., Any], attrs: Attrs) -> Callable[..., Any]:
+    """A copy of ``function`` whose keyword-only parameters have attributes as their defaults.
+
+    A call of the copy takes no longer than one of ``function``; one of a ``partial`` would.
+    """
+    if not isinstance(function, FunctionType):
+        return function
+    code, defaults = function.__code__, function.__kwdefaults__ or {}
+    names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+    if not names:
+        return function
+    copy = FunctionType(
+        code, function.__globals__, None, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = {n: attrs[n] if n in attrs else defaults[n] for n in names}
+    return copy
 
 
 def find(name: str, domain: str = "", version: int | None = None) -> Op | None:

@@ -18,15 +18,8 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import row_reduce
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import FLOAT64, is_float
-from penstock.ops.common.shape_rules import (
-    check_shape,
-    dim_product,
-    dtype_attribute,
-    given,
-    same_dim,
-    tensor,
-)
 from penstock.ops.common.specialize import (
     Field,
     Routine,
@@ -247,43 +240,45 @@ def _head_shape(type_: TensorType, attrs: Attrs, attr: str, name: str) -> Shape:
 
 def _dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
     """Batch, query heads, key heads, queries, keys with the past, head sizes of keys, of values."""
-    q = _head_shape(tensor(types, 0), attrs, "q_num_heads", "Q")
-    k = _head_shape(tensor(types, 1), attrs, "kv_num_heads", "K")
-    v = _head_shape(tensor(types, 2), attrs, "kv_num_heads", "V")
-    batch = same_dim(q[0], same_dim(k[0], v[0], "batches of K and V"), "batches of Q and K")
-    kv_heads = same_dim(k[1], v[1], "numbers of heads of K and V")
-    keys = same_dim(k[2], v[2], "lengths of K and V")
-    size = same_dim(q[3], k[3], "head sizes of Q and K")
+    q = _head_shape(rules.tensor(types, 0), attrs, "q_num_heads", "Q")
+    k = _head_shape(rules.tensor(types, 1), attrs, "kv_num_heads", "K")
+    v = _head_shape(rules.tensor(types, 2), attrs, "kv_num_heads", "V")
+    batch = rules.same_dim(
+        q[0], rules.same_dim(k[0], v[0], "batches of K and V"), "batches of Q and K"
+    )
+    kv_heads = rules.same_dim(k[1], v[1], "numbers of heads of K and V")
+    keys = rules.same_dim(k[2], v[2], "lengths of K and V")
+    size = rules.same_dim(q[3], k[3], "head sizes of Q and K")
     heads = q[1]
     if isinstance(heads, int) and isinstance(kv_heads, int) and (not kv_heads or heads % kv_heads):
         raise ShapeError(f"{heads} query heads cannot share {kv_heads} heads of keys")
-    if given(types, 4) != given(types, 5):
+    if rules.given(types, 4) != rules.given(types, 5):
         raise ShapeError("past_key and past_value must be given together")
-    if given(types, 4):
-        if given(types, 6):
+    if rules.given(types, 4):
+        if rules.given(types, 6):
             raise ShapeError("nonpad_kv_seqlen cannot be combined with past_key")
-        old_k, old_v = tensor(types, 4).shape, tensor(types, 5).shape
-        check_shape("past_key", old_k, (k[0], k[1], None, k[3]))
-        check_shape("past_value", old_v, (v[0], v[1], None, v[3]))
-        before = same_dim((old_k or _ANY)[2], (old_v or _ANY)[2], "lengths of the past")
+        old_k, old_v = rules.tensor(types, 4).shape, rules.tensor(types, 5).shape
+        rules.check_shape("past_key", old_k, (k[0], k[1], None, k[3]))
+        rules.check_shape("past_value", old_v, (v[0], v[1], None, v[3]))
+        before = rules.same_dim((old_k or _ANY)[2], (old_v or _ANY)[2], "lengths of the past")
         keys = before + keys if isinstance(before, int) and isinstance(keys, int) else None
     return batch, heads, kv_heads, q[2], keys, size, v[3]
 
 
 def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    q, v = tensor(types, 0), tensor(types, 2)
+    q, v = rules.tensor(types, 0), rules.tensor(types, 2)
     batch, heads, kv_heads, queries, keys, size, value_size = _dims(types, attrs)
     shape: tuple[Dim, ...] | None = None
     if q.shape is not None:
         shape = (batch, heads, queries, value_size)
         if len(q.shape) == 3:
-            shape = (batch, queries, dim_product((heads, value_size)))
+            shape = (batch, queries, rules.dim_product((heads, value_size)))
     for name in ("left_window_size", "right_window_size"):
         if attrs.get(name, -1) < -1:
             raise ShapeError(f"{name} must be -1 or more, it is {attrs[name]}")
     return (
         TensorType(q.dtype, shape),
-        TensorType(tensor(types, 1).dtype, (batch, kv_heads, keys, size)),
+        TensorType(rules.tensor(types, 1).dtype, (batch, kv_heads, keys, size)),
         TensorType(v.dtype, (batch, kv_heads, keys, value_size)),
         TensorType(q.dtype, (batch, heads, queries, keys)),
     )
@@ -340,7 +335,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     (_, dtype), mask, old = static_type(inputs, 0), inputs[3], inputs[4]
     scale = attrs.get("scale")
     # To NumPy, None equals the default dtype, float64.
-    precision = dtype_attribute(attrs, "softmax_precision")
+    precision = rules.dtype_attribute(attrs, "softmax_precision")
     layout = ScratchLayout()
     core = Core(
         layout,
@@ -356,7 +351,9 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     for i, size in ((1, heads.size), (2, heads.value_size)):
         shape = (heads.batch, heads.kv_heads, heads.keys, size)
         own = old is not None and outputs[i] is None
-        caches.append(Cache(past, layout.field(shape, tensor(inputs, i).dtype) if own else None))
+        caches.append(
+            Cache(past, layout.field(shape, rules.tensor(inputs, i).dtype) if own else None)
+        )
     fixed = None if inputs[6] is not None else _unseen(heads, past, attrs)
     if mask is not None:
         _check_mask(mask.dims, heads)

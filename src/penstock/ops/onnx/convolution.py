@@ -25,17 +25,10 @@ from numpy.lib.stride_tricks import as_strided
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import UINT8
 from penstock.ops.common.elementwise import clip
-from penstock.ops.common.shape_rules import (
-    check_shape,
-    choice,
-    dim_product,
-    given,
-    same_dtype,
-    tensor,
-)
 from penstock.ops.common.specialize import (
     Field,
     Routine,
@@ -78,7 +71,7 @@ def convolution_dims(
     for name, dim in (("channels", x[1]), ("filters", w[0] if filters_first else None)):
         if isinstance(dim, int) and dim % group:
             raise ShapeError(f"{dim} {name} do not divide into {group} groups")
-    channels = dim_product((w[1], group)) if filters_first else w[0]
+    channels = rules.dim_product((w[1], group)) if filters_first else w[0]
     if isinstance(x[1], int) and isinstance(channels, int) and x[1] != channels:
         raise ShapeError(f"{x[1]} channels for weights of {channels}")
     kernel = kernel_dims(attrs, w, rank - 2)
@@ -94,7 +87,9 @@ def kernel_dims(attrs: Attrs, weights: Shape | None, rank: int) -> Shape:
         return (None,) * rank if weights is None else weights[2:]
     if len(declared) != rank:
         raise ShapeError(f"kernel_shape {list(declared)} must have {rank} entries")
-    check_shape(f"weights for kernel_shape {list(declared)}", weights, (None, None, *declared))
+    rules.check_shape(
+        f"weights for kernel_shape {list(declared)}", weights, (None, None, *declared)
+    )
     return tuple(declared)
 
 
@@ -108,9 +103,9 @@ def conv_shape(x: Shape | None, w: Shape | None, attrs: Attrs) -> Shape | None:
 
 
 def _infer_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    shape = conv_shape(tensor(types, 0).shape, tensor(types, 1).shape, attrs)
-    check_shape("bias", tensor(types, 2).shape, (None if shape is None else shape[1],))
-    return (TensorType(same_dtype(types, range(min(len(types), 4))), shape),)
+    shape = conv_shape(rules.tensor(types, 0).shape, rules.tensor(types, 1).shape, attrs)
+    rules.check_shape("bias", rules.tensor(types, 2).shape, (None if shape is None else shape[1],))
+    return (TensorType(rules.same_dtype(types, range(min(len(types), 4))), shape),)
 
 
 def _pointwise(
@@ -441,7 +436,7 @@ def _activation(attrs: Attrs) -> Callable[[np.ndarray], Any] | None:
     """What FusedConv does with its result, in place."""
     if not attrs.get("activation"):
         return None
-    name = choice(attrs, "activation", "", (*_FUSED, "Clip"))
+    name = rules.choice(attrs, "activation", "", (*_FUSED, "Clip"))
     parameters: Sequence[float] = attrs.get("activation_params") or ()
     if name == "Clip":
         if len(parameters) != 2:
@@ -457,14 +452,14 @@ def _activation(attrs: Attrs) -> Callable[[np.ndarray], Any] | None:
 @operator("FusedConv", domain=MICROSOFT, infer=_infer_conv, work=convolution_work(1))
 @by_shape(contiguous=True)
 def conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    x, activate = tensor(inputs, 0), _activation(node.attrs)
-    routine = convolution_routine(x, tensor(inputs, 1), node.attrs, consts[1])
+    x, activate = rules.tensor(inputs, 0), _activation(node.attrs)
+    routine = convolution_routine(x, rules.tensor(inputs, 1), node.attrs, consts[1])
     multiply, others = routine.into, len(inputs) - 2
     if others == 0 and activate is None:
         return routine
     column = (-1, *(1,) * (len(x.dims) - 2))
     bias = consts[2].reshape(column) if others > 0 and consts[2] is not None else None
-    has_bias, has_sum = given(inputs, 2), given(inputs, 3)
+    has_bias, has_sum = rules.given(inputs, 2), rules.given(inputs, 3)
 
     def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
         out = rest[others]
@@ -481,19 +476,19 @@ def conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
 
 
 def _infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, w, past = tensor(types, 0), tensor(types, 1), tensor(types, 3)
-    dtype = same_dtype(types, range(len(types)))
-    choice(attrs, "activation", "none", ("none", "silu", "swish"))
-    check_shape("input", x.shape, (None, None, None))
+    x, w, past = rules.tensor(types, 0), rules.tensor(types, 1), rules.tensor(types, 3)
+    dtype = rules.same_dtype(types, range(len(types)))
+    rules.choice(attrs, "activation", "none", ("none", "silu", "swish"))
+    rules.check_shape("input", x.shape, (None, None, None))
     n, channels, length = x.shape or (None, None, None)
-    check_shape("weight", w.shape, (channels, 1, None))
+    rules.check_shape("weight", w.shape, (channels, 1, None))
     filters, _, kernel = w.shape or (None, None, None)
     channels = filters if channels is None else channels
     if kernel == 0:
         raise ShapeError("an empty kernel")
-    check_shape("bias", tensor(types, 2).shape, (channels,))
+    rules.check_shape("bias", rules.tensor(types, 2).shape, (channels,))
     state = (n, channels, kernel - 1 if isinstance(kernel, int) else None)
-    check_shape("past_state", past.shape, state)
+    rules.check_shape("past_state", past.shape, state)
     return TensorType(dtype, (n, channels, length)), TensorType(dtype, state)
 
 
@@ -501,7 +496,7 @@ def _infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @by_shape(arity=(4, 2), contiguous=True)
 def causal_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     (n, channels, length), dtype = static_type(inputs, 0)
-    w_type, layout = tensor(inputs, 1), ScratchLayout()
+    w_type, layout = rules.tensor(inputs, 1), ScratchLayout()
     state = w_type.dims[2] - 1
     joined = layout.field((n, channels, state + length), dtype)
     activated = node.attrs.get("activation", "none") != "none"

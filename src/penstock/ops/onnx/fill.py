@@ -14,7 +14,7 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import BITS, HALF
 from penstock.ops.onnx.pad import zero
 from penstock.ops.onnx.shape import unknown_shape
-from penstock.ops.registry import operator
+from penstock.ops.registry import array_operator, operator
 from penstock.types import BOOL, MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 
 
@@ -97,20 +97,18 @@ def _infer_range(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, (limit if start == 0 and delta == 1 else None,)),)
 
 
-@operator("Range", since=11, infer=_infer_range)
-def range_(node: Node, types: Types) -> Kernel:
-    half = np.float64 if node.attrs.get("stash_type", 1) == _DOUBLE else np.float32
-
-    def run(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> np.ndarray:
-        dtype = start.dtype
-        first, step = _number(start), _number(delta)
-        n = _range_length(first, _number(limit), step)
-        if dtype.kind in "iu":
-            return np.arange(first, first + n * step, step, dtype=dtype)
-        steps: Any = np.arange(n, dtype=half if dtype in HALF else np.float64)
-        return (steps * step + first).astype(dtype, copy=False)
-
-    return returning(run)
+@array_operator("Range", since=11, infer=_infer_range, copied=True)
+def range_(
+    start: np.ndarray, limit: np.ndarray, delta: np.ndarray, *, stash_type: int = 1
+) -> np.ndarray:
+    dtype = start.dtype
+    first, step = _number(start), _number(delta)
+    n = _range_length(first, _number(limit), step)
+    if dtype.kind in "iu":
+        return np.arange(first, first + n * step, step, dtype=dtype)
+    single = dtype in HALF and stash_type != _DOUBLE
+    steps: Any = np.arange(n, dtype=np.float32 if single else np.float64)
+    return (steps * step + first).astype(dtype, copy=False)
 
 
 def _infer_eye_like(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:

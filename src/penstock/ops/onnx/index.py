@@ -12,7 +12,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.shape import unknown_shape, view_kernel
-from penstock.ops.registry import operator
+from penstock.ops.registry import array_operator, operator
 from penstock.types import INT64, Dim, ShapeError, TensorType, Type
 
 _LARGE = 32 * 1024  # bytes of an output from which checking indices costs less than a second copy
@@ -219,24 +219,20 @@ def index_columns(indices: np.ndarray) -> list[np.ndarray]:
     return [indices[..., i] for i in range(indices.shape[-1])]
 
 
-@operator("GatherND", since=11, infer=_infer_gather_nd, moves=True, strings=True)
-def gather_nd(node: Node, types: Types) -> Kernel:
-    batch = node.attrs.get("batch_dims", 0)
-
-    def run(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        if not 0 <= batch < min(x.ndim, indices.ndim):
-            raise ShapeError(f"batch_dims {batch} is out of range")
-        if x.shape[:batch] != indices.shape[:batch]:
-            raise ShapeError(f"batches of {x.shape[:batch]} and {indices.shape[:batch]} differ")
-        check_depth(indices.shape[-1], batch, x.ndim)
-        try:
-            index: list[Any] = _open_grid(indices.shape[:batch], indices.ndim - 1)
-            # The ellipsis keeps an array of a single element.
-            return x[(*index, *index_columns(indices), ...)]
-        except IndexError as error:
-            raise out_of_range(error, x) from None
-
-    return returning(run)
+@array_operator("GatherND", since=11, infer=_infer_gather_nd, copied=True, moves=True, strings=True)
+def gather_nd(x: np.ndarray, indices: np.ndarray, *, batch_dims: int = 0) -> np.ndarray:
+    batch = batch_dims
+    if not 0 <= batch < min(x.ndim, indices.ndim):
+        raise ShapeError(f"batch_dims {batch} is out of range")
+    if x.shape[:batch] != indices.shape[:batch]:
+        raise ShapeError(f"batches of {x.shape[:batch]} and {indices.shape[:batch]} differ")
+    check_depth(indices.shape[-1], batch, x.ndim)
+    try:
+        index: list[Any] = _open_grid(indices.shape[:batch], indices.ndim - 1)
+        # The ellipsis keeps an array of a single element.
+        return x[(*index, *index_columns(indices), ...)]
+    except IndexError as error:
+        raise out_of_range(error, x) from None
 
 
 def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -337,33 +333,25 @@ def _infer_compress(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     return (TensorType(x.dtype, (*x.shape[:i], None, *x.shape[i + 1 :])),)
 
 
-@operator("Compress", since=9, infer=_infer_compress, strings=True)
-def compress(node: Node, types: Types) -> Kernel:
-    def run(x: np.ndarray, condition: np.ndarray) -> np.ndarray:
-        try:
-            return np.compress(condition.reshape(-1), x, node.attrs.get("axis"))
-        except ValueError as error:  # an index past the end, or an axis that is not there
-            raise ShapeError(
-                f"{condition.size} conditions, shape {list(x.shape)}: {error}"
-            ) from None
-        except IndexError as error:
-            raise out_of_range(error, x) from None
-
-    return Kernel(run)
+@array_operator("Compress", since=9, infer=_infer_compress, strings=True)
+def compress(x: np.ndarray, condition: np.ndarray, *, axis: int | None = None) -> np.ndarray:
+    try:
+        return np.compress(condition.reshape(-1), x, axis)
+    except ValueError as error:  # an index past the end, or an axis that is not there
+        raise ShapeError(f"{condition.size} conditions, shape {list(x.shape)}: {error}") from None
+    except IndexError as error:
+        raise out_of_range(error, x) from None
 
 
 def _infer_nonzero(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT64, (rules.tensor(types, 0).rank, None)),)
 
 
-@operator("NonZero", since=9, infer=_infer_nonzero, strings=True)
-def nonzero(node: Node, types: Types) -> Kernel:
-    def run(x: np.ndarray) -> np.ndarray:
-        if x.ndim == 0:  # no axes, and one column if it is not zero
-            return np.empty((0, np.count_nonzero(x)), np.int64)
-        return np.array(x.nonzero(), np.int64)
-
-    return Kernel(run)
+@array_operator("NonZero", since=9, infer=_infer_nonzero, strings=True)
+def nonzero(x: np.ndarray) -> np.ndarray:
+    if x.ndim == 0:  # no axes, and one column if it is not zero
+        return np.empty((0, np.count_nonzero(x)), np.int64)
+    return np.array(x.nonzero(), np.int64)
 
 
 def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -14,16 +14,8 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_float
-from penstock.ops.common.shape_rules import (
-    check_broadcasts,
-    check_shape,
-    dtype_attribute,
-    given,
-    normalize_axes,
-    normalize_axis,
-    tensor,
-)
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
 from penstock.ops.onnx.softmax import infer_along_axis
 from penstock.ops.registry import MICROSOFT, operator
@@ -81,21 +73,25 @@ class Statistics:
 
 
 def _infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     if x.shape == ():
         raise ShapeError("BatchNormalization takes no scalars")
     channels = None
     if x.shape is not None:
         channels = x.shape[1] if len(x.shape) > 1 else 1
     for i, name in enumerate(("scale", "bias", "mean", "variance"), 1):
-        check_shape(name, tensor(types, i).shape, (channels,))
-    return x.without_data(), tensor(types, 3).without_data(), tensor(types, 4).without_data()
+        rules.check_shape(name, rules.tensor(types, i).shape, (channels,))
+    return (
+        x.without_data(),
+        rules.tensor(types, 3).without_data(),
+        rules.tensor(types, 4).without_data(),
+    )
 
 
 @operator("BatchNormalization", since=14, infer=_infer_batch)
 @by_shape(inplace=lambda node: () if node.attrs.get("training_mode") else (0,))
 def batch_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    attrs, x = node.attrs, tensor(inputs, 0)
+    attrs, x = node.attrs, rules.tensor(inputs, 0)
     epsilon = attrs.get("epsilon", 1e-5)
     if attrs.get("training_mode"):
         return _batch_training(x.dims, len(outputs), epsilon, attrs.get("momentum", 0.9))
@@ -144,7 +140,7 @@ def _batch_training(
 
 
 def _infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, groups = tensor(types, 0), attrs.get("num_groups", 1)
+    x, groups = rules.tensor(types, 0), attrs.get("num_groups", 1)
     if groups < 1:
         raise ShapeError(f"num_groups must be positive, not {groups}")
     rank = 2 if "num_groups" in attrs else 3
@@ -153,8 +149,8 @@ def _infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     channels = None if x.shape is None else x.shape[1]
     if isinstance(channels, int) and channels % groups:
         raise ShapeError(f"{channels} channels do not divide into {groups} groups")
-    check_shape("scale", tensor(types, 1).shape, (channels,))
-    check_shape("bias", tensor(types, 2).shape, (channels,))
+    rules.check_shape("scale", rules.tensor(types, 1).shape, (channels,))
+    rules.check_shape("bias", rules.tensor(types, 2).shape, (channels,))
     return (x.without_data(),)
 
 
@@ -167,7 +163,7 @@ def group_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
     For InstanceNormalization each channel is a group.
     """
     epsilon = node.attrs.get("epsilon", 1e-5)
-    x = tensor(inputs, 0)
+    x = rules.tensor(inputs, 0)
     (n, c), positions = x.dims[:2], prod(x.dims[2:])
     count = node.attrs.get("num_groups", c)
     parts = count, c // max(count, 1)
@@ -190,7 +186,7 @@ def group_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
 
 def _stash(attrs: Attrs) -> np.dtype:
     """The dtype of saved statistics."""
-    dtype = dtype_attribute(attrs, "stash_type") or FLOAT32
+    dtype = rules.dtype_attribute(attrs, "stash_type") or FLOAT32
     if not is_float(dtype):
         raise ShapeError(f"stash_type {attrs['stash_type']} is no floating-point type")
     return dtype
@@ -198,12 +194,12 @@ def _stash(attrs: Attrs) -> np.dtype:
 
 def _infer_layer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     """The output and two statistics; RMSNormalization has one."""
-    x, dtype = tensor(types, 0), tensor(types, 1).dtype or tensor(types, 0).dtype
+    x, dtype = rules.tensor(types, 0), rules.tensor(types, 1).dtype or rules.tensor(types, 0).dtype
     stash = TensorType(_stash(attrs))
     if x.shape is not None:
-        axis = normalize_axis(attrs.get("axis", -1), len(x.shape))
+        axis = rules.normalize_axis(attrs.get("axis", -1), len(x.shape))
         for i in (1, 2):
-            check_broadcasts(f"input {i}", tensor(types, i).shape, x.shape)
+            rules.check_broadcasts(f"input {i}", rules.tensor(types, i).shape, x.shape)
         stash = TensorType(stash.dtype, (*x.shape[:axis], *(1,) * (len(x.shape) - axis)))
     return TensorType(dtype, x.shape), stash, stash
 
@@ -222,14 +218,14 @@ def layer_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
     epsilon = attrs.get("epsilon", 1e-5)
     _stash(attrs)
     count = len(node.inputs)
-    x, type_ = tensor(inputs, 0), tensor(outputs, 0)
-    axis = normalize_axis(attrs.get("axis", -1), len(x.dims))
+    x, type_ = rules.tensor(inputs, 0), rules.tensor(outputs, 0)
+    axis = rules.normalize_axis(attrs.get("axis", -1), len(x.dims))
     rows, columns = prod(x.dims[:axis]), prod(x.dims[axis:])
     layout = ScratchLayout()
     statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
     # Only with mixed precision the output has another dtype than the input.
     mixed = layout.field((rows, columns), x.dtype) if type_.dtype != x.dtype else None
-    has_bias = given(inputs, 2)
+    has_bias = rules.given(inputs, 2)
     shape = x.dims
 
     def into(x: np.ndarray, scale: Any, *rest: Any) -> None:
@@ -251,7 +247,7 @@ def layer_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
 
 
 def _infer_lrn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     if x.shape is not None and len(x.shape) < 2:
         raise ShapeError(f"LRN is over channels, which shape {x.shape} has not")
     if attrs["size"] < 1:
@@ -265,7 +261,7 @@ def lrn(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routin
     attrs = node.attrs
     size, alpha = attrs["size"], attrs.get("alpha", 1e-4)
     beta, bias = attrs.get("beta", 0.75), attrs.get("bias", 1.0)
-    x, layout = tensor(inputs, 0), ScratchLayout()
+    x, layout = rules.tensor(inputs, 0), ScratchLayout()
     squares, sums = layout.field(x.dims, x.dtype), layout.field(x.dims, x.dtype)
     c = x.dims[1]
     before, after = (size - 1) // 2, size // 2
@@ -304,8 +300,8 @@ def _infer_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @by_shape(inplace=(0,))
 def lp_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     p, axis = node.attrs.get("p", 2), node.attrs.get("axis", -1)
-    x, layout = tensor(inputs, 0), ScratchLayout()
-    at = normalize_axis(axis, len(x.dims))
+    x, layout = rules.tensor(inputs, 0), ScratchLayout()
+    at = rules.normalize_axis(axis, len(x.dims))
     powers = layout.field(x.dims, x.dtype)
     norms = layout.field((*x.dims[:at], 1, *x.dims[at + 1 :]), x.dtype)
 
@@ -325,9 +321,9 @@ def lp_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
 
 
 def _infer_mvn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     if x.shape is not None:
-        normalize_axes(attrs.get("axes", (0, 2, 3)), len(x.shape))
+        rules.normalize_axes(attrs.get("axes", (0, 2, 3)), len(x.shape))
     return (x.without_data(),)
 
 
@@ -336,8 +332,8 @@ def _infer_mvn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def mean_variance_normalization(
     node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
 ) -> Routine:
-    x, layout = tensor(inputs, 0), ScratchLayout()
-    axes = normalize_axes(node.attrs.get("axes", (0, 2, 3)), len(x.dims))
+    x, layout = rules.tensor(inputs, 0), ScratchLayout()
+    axes = rules.normalize_axes(node.attrs.get("axes", (0, 2, 3)), len(x.dims))
     kept = tuple(1 if i in axes else dim for i, dim in enumerate(x.dims))
     means, squares = layout.field(kept, x.dtype), layout.field(x.dims, x.dtype)
     count = prod(x.dims[axis] for axis in axes)

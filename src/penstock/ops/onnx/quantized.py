@@ -18,25 +18,13 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
-from penstock.ops.common.shape_rules import (
-    check_broadcasts,
-    check_shape,
-    given,
-    pad_with_none,
-    tensor,
-)
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.work import product_work
+from penstock.ops.onnx import quantization
 from penstock.ops.onnx.matmul import matmul_shape
-from penstock.ops.onnx.quantization import (
-    bounds,
-    quantize_to_float,
-    store,
-    subtract_zero_point,
-    zero_of,
-)
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type
 
@@ -45,16 +33,16 @@ EXACT = 1 << 24  # float32 holds every integer up to this
 
 def constant_or_left_out(node: Node, index: int) -> tuple[bool, np.ndarray | None]:
     """Whether input ``index`` is known when the node is compiled, and its value."""
-    value = node.inputs[index] if given(node.inputs, index) else None
+    value = node.inputs[index] if rules.given(node.inputs, index) else None
     return (True, None) if value is None else (value.const is not None, value.const)
 
 
 def reach(node: Node, types: Types, x: int, zero: int) -> int:
     """The largest ``|x - zero|`` of two inputs; 0 for floats, whose sums are not exact anyway."""
-    dtype = tensor(types, x).dtype or UINT8
+    dtype = rules.tensor(types, x).dtype or UINT8
     if dtype not in (INT8, UINT8):
         return 0
-    low, high = bounds(dtype)
+    low, high = quantization.bounds(dtype)
     is_known, point = constant_or_left_out(node, zero)
     if not is_known:
         return int(high - low)
@@ -134,7 +122,9 @@ class _Product:
         """``b - zero`` in ``out``, which has the shape of ``b``; then transposed, if need be."""
         if self.transpose_b:
             b, out = b.swapaxes(-1, -2), out.swapaxes(-1, -2)
-        subtract_zero_point(b, None if zero is None else zero_of(_per_column(zero)), out)
+        quantization.subtract_zero_point(
+            b, None if zero is None else quantization.zero_of(_per_column(zero)), out
+        )
         return out
 
 
@@ -142,7 +132,7 @@ class _Multiply:
     """A product of a node's inputs for their known types, and its scratch memory."""
 
     def __init__(self, product: _Product, inputs: Tensors, layout: ScratchLayout) -> None:
-        a_dims, b = tensor(inputs, product.a[0]).dims, tensor(inputs, product.b[0])
+        a_dims, b = rules.tensor(inputs, product.a[0]).dims, rules.tensor(inputs, product.b[0])
         b_dims = b.dims
         self.product = product
         self._right = None if product.fixed is not None else layout.field(b_dims, FLOAT32)
@@ -170,8 +160,8 @@ class _Multiply:
     def fill(self, a: np.ndarray, zero: np.ndarray | None, workspace: np.ndarray) -> None:
         """Store the left side."""
         a = a.T if self.product.transpose_a else a
-        zero = None if zero is None else zero_of(_per_row(zero))
-        subtract_zero_point(a, zero, self.left(workspace))
+        zero = None if zero is None else quantization.zero_of(_per_row(zero))
+        quantization.subtract_zero_point(a, zero, self.left(workspace))
 
     def __call__(
         self, b: np.ndarray, zero: np.ndarray | None, out: Any, workspace: np.ndarray
@@ -223,17 +213,17 @@ def _check_parameters(types: Types, a: tuple[int, ...], b: tuple[int, ...]) -> N
     """
     for name, (operand, *parameters) in (("a", a), ("b", b)):
         for i in parameters:
-            shape = tensor(types, i).shape
+            shape = rules.tensor(types, i).shape
             if name == "a" and shape is not None and len(shape) == 1:
                 shape = (*shape, 1)
-            full = tensor(types, operand).shape
+            full = rules.tensor(types, operand).shape
             _check_parameter(f"a scale or zero point of {name}", shape, full)
 
 
 def _check_parameter(name: str, parameter: Shape | None, full: Shape | None) -> None:
     """Check that a parameter broadcasts, or is a single element in any number of dims."""
     if parameter is not None and any(dim != 1 for dim in parameter):
-        check_broadcasts(name, parameter, full)
+        rules.check_broadcasts(name, parameter, full)
 
 
 def _infer_product(
@@ -242,11 +232,11 @@ def _infer_product(
     """A product of ``dtype``, or that of input ``like``; ``a`` and ``b`` as above."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        shape = matmul_shape(tensor(types, a[0]).shape, tensor(types, b[0]).shape)
+        shape = matmul_shape(rules.tensor(types, a[0]).shape, rules.tensor(types, b[0]).shape)
         _check_parameters(types, a, b)
         if bias >= 0:
-            _check_parameter("a bias", tensor(types, bias).shape, shape)
-        return (TensorType(dtype or tensor(types, like).dtype, shape),)
+            _check_parameter("a bias", rules.tensor(types, bias).shape, shape)
+        return (TensorType(dtype or rules.tensor(types, like).dtype, shape),)
 
     return infer
 
@@ -303,7 +293,7 @@ def qlinear_matmul(node: Node, types: Types) -> Kernel:
         if factor is None:
             factor = factor_of(a_scale, b_scale, y_scale)
         np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
-        store(real, zero_of(_per_row(y_zero)), out, True)
+        quantization.store(real, quantization.zero_of(_per_row(y_zero)), out, True)
 
     return _kernel(node, types, _Product(node, types, (0, 2), (3, 5)), finish, 8, widen=False)
 
@@ -346,7 +336,7 @@ def matmul_integer_to_float(node: Node, types: Types) -> Kernel:
 def dynamic_quantize_matmul(node: Node, types: Types) -> Kernel:
     def finish(multiply: _Multiply, *args: Any) -> None:
         a, b, b_scale, b_zero, bias, out, workspace = args
-        scale = quantize_to_float(a, multiply.left(workspace))
+        scale = quantization.quantize_to_float(a, multiply.left(workspace))
         total = multiply(b, b_zero, None, workspace)
         _scale(total, _per_column(b_scale) * scale, bias, out, multiply.values(workspace))
 
@@ -354,20 +344,20 @@ def dynamic_quantize_matmul(node: Node, types: Types) -> Kernel:
 
 
 def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    operands = pad_with_none(types, 9)
+    operands = rules.pad_with_none(types, 9)
     for i, name in ((0, "transA"), (3, "transB")):
-        x = tensor(types, i)
-        check_shape(f"input {i}", x.shape, (None, None))
+        x = rules.tensor(types, i)
+        rules.check_shape(f"input {i}", x.shape, (None, None))
         if attrs.get(name) and x.shape is not None:
             operands[i] = TensorType(x.dtype, x.shape[::-1])
-    shape = matmul_shape(tensor(operands, 0).shape, tensor(operands, 3).shape)
+    shape = matmul_shape(rules.tensor(operands, 0).shape, rules.tensor(operands, 3).shape)
     _check_parameters(operands, (0, 1, 2), (3, 4, 5))
     for i in (1, 2, 7, 8):
-        parameter = tensor(types, i).shape
+        parameter = rules.tensor(types, i).shape
         if parameter is not None and any(dim not in (1, None) for dim in parameter):
             raise ShapeError(f"input {i} of QGemm must be a scalar, its shape is {parameter}")
-    _check_parameter("C", tensor(types, 6).shape, shape)
-    return (TensorType(tensor(types, 8).dtype if given(types, 8) else FLOAT32, shape),)
+    _check_parameter("C", rules.tensor(types, 6).shape, shape)
+    return (TensorType(rules.tensor(types, 8).dtype if rules.given(types, 8) else FLOAT32, shape),)
 
 
 @operator("QGemm", domain=MICROSOFT, infer=_infer_qgemm, work=product_work)
@@ -382,7 +372,7 @@ def qgemm(node: Node, types: Types) -> Kernel:
         transpose_a=transpose_a,
         transpose_b=transpose_b,
         # The bias is added to integers: the sum may be beyond what float32 holds.
-        integer=given(node.inputs, 6),
+        integer=rules.given(node.inputs, 6),
     )
 
     def finish(multiply: _Multiply, *args: Any) -> None:
@@ -397,6 +387,8 @@ def qgemm(node: Node, types: Types) -> Kernel:
             return
         factor = factor / y_scale.reshape(())
         np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
-        store(real, None if y_zero is None else zero_of(y_zero.reshape(())), out, True)
+        quantization.store(
+            real, None if y_zero is None else quantization.zero_of(y_zero.reshape(())), out, True
+        )
 
     return _kernel(node, types, product, finish, 9)

@@ -17,7 +17,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.arrange import cuts
-from penstock.ops.registry import operator
+from penstock.ops.registry import array_operator, operator
 from penstock.types import (
     ANY,
     BOOL,
@@ -52,18 +52,16 @@ def _infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Seq
     return (SequenceType(joined),)
 
 
-@operator("SequenceConstruct", since=11, infer=_infer_sequence_construct, strings=True)
-def sequence_construct(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda *tensors: list(map(keep, tensors)))
+@array_operator("SequenceConstruct", since=11, infer=_infer_sequence_construct, strings=True)
+def sequence_construct(*tensors: Any) -> list[Any]:
+    return list(map(keep, tensors))
 
 
 def _infer_sequence_empty(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (SequenceType(TensorType(rules.dtype_attribute(attrs, "dtype") or FLOAT32)),)
 
 
-@operator("SequenceEmpty", since=11, infer=_infer_sequence_empty)
-def sequence_empty(node: Node, types: Types) -> Kernel:
-    return Kernel(list)
+array_operator("SequenceEmpty", since=11, infer=_infer_sequence_empty)(list)
 
 
 def _infer_split_to_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -143,41 +141,37 @@ def _infer_sequence_insert(types: Types, attrs: Attrs, consts: Consts) -> Sequen
     return (SequenceType(join(element, added)),)
 
 
-@operator("SequenceInsert", since=11, infer=_infer_sequence_insert, strings=True)
-def sequence_insert(node: Node, types: Types) -> Kernel:
-    def run(sequence: list[Any], x: np.ndarray, position: np.ndarray | None = None) -> list[Any]:
-        n = len(sequence)
-        # One place more than there are elements, but -1 is still before the last element.
-        where = n if position is None else int(rules.one_element(position, "position"))
-        where += n if where < 0 else 0
-        if not 0 <= where <= n:
-            raise ShapeError(f"position {where} is out of range for {n} elements")
-        reserve(_PLACE_BYTES * n)
-        return [*sequence[:where], keep(x), *sequence[where:]]
-
-    return Kernel(run)
-
-
-@operator(
-    "SequenceErase",
-    since=11,
-    infer=lambda types, *_: (SequenceType(_element(types)),),
-    strings=True,
-)
-def sequence_erase(node: Node, types: Types) -> Kernel:
-    def run(sequence: list[Any], position: np.ndarray | None = None) -> list[Any]:
-        where = _position(np.array(-1) if position is None else position, len(sequence))
-        return [*sequence[:where], *sequence[where + 1 :]]
-
-    return Kernel(run)
+@array_operator("SequenceInsert", since=11, infer=_infer_sequence_insert, strings=True)
+def sequence_insert(
+    sequence: list[Any], x: np.ndarray, position: np.ndarray | None = None
+) -> list[Any]:
+    n = len(sequence)
+    # One place more than there are elements, but -1 is still before the last element.
+    where = n if position is None else int(rules.one_element(position, "position"))
+    where += n if where < 0 else 0
+    if not 0 <= where <= n:
+        raise ShapeError(f"position {where} is out of range for {n} elements")
+    reserve(_PLACE_BYTES * n)
+    return [*sequence[:where], keep(x), *sequence[where:]]
 
 
-@operator("SequenceAt", since=11, infer=lambda types, *_: (_element(types),), strings=True)
-def sequence_at(node: Node, types: Types) -> Kernel:
-    def run(sequence: list[Any], position: np.ndarray) -> Any:
-        return sequence[_position(position, len(sequence))]
+def _infer_sequence_erase(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (SequenceType(_element(types)),)
 
-    return Kernel(run, view=True)
+
+@array_operator("SequenceErase", since=11, infer=_infer_sequence_erase, strings=True)
+def sequence_erase(sequence: list[Any], position: np.ndarray | None = None) -> list[Any]:
+    where = _position(np.array(-1) if position is None else position, len(sequence))
+    return [*sequence[:where], *sequence[where + 1 :]]
+
+
+def _infer_sequence_at(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (_element(types),)
+
+
+@array_operator("SequenceAt", since=11, infer=_infer_sequence_at, view=True, strings=True)
+def sequence_at(sequence: list[Any], position: np.ndarray) -> Any:
+    return sequence[_position(position, len(sequence))]
 
 
 def _infer_sequence_length(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -185,9 +179,9 @@ def _infer_sequence_length(types: Types, attrs: Attrs, consts: Consts) -> Sequen
     return (TensorType(INT64, ()),)
 
 
-@operator("SequenceLength", since=11, infer=_infer_sequence_length, strings=True)
-def sequence_length(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda sequence: np.array(len(sequence), np.int64))
+@array_operator("SequenceLength", since=11, infer=_infer_sequence_length, strings=True)
+def sequence_length(sequence: list[Any]) -> np.ndarray:
+    return np.array(len(sequence), np.int64)
 
 
 def _infer_concat_from_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -202,22 +196,16 @@ def _infer_concat_from_sequence(types: Types, attrs: Attrs, consts: Consts) -> S
     return (TensorType(element.dtype, (*element.shape[:axis], None, *element.shape[after:])),)
 
 
-@operator("ConcatFromSequence", since=11, infer=_infer_concat_from_sequence, strings=True)
-def concat_from_sequence(node: Node, types: Types) -> Kernel:
-    axis = node.attrs["axis"]
-    joined: Any = np.stack if node.attrs.get("new_axis", 0) else np.concatenate
-
-    def run(sequence: list[np.ndarray]) -> np.ndarray:
-        reserve(sum([x.nbytes for x in sequence]))
-        try:
-            return joined(sequence, axis)
-        except ValueError as error:
-            shapes = ", ".join(str(list(x.shape)) for x in sequence[:8])
-            raise ShapeError(
-                f"a sequence of shapes {shapes} cannot be concatenated along axis {axis}: {error}"
-            ) from None
-
-    return Kernel(run)
+@array_operator("ConcatFromSequence", since=11, infer=_infer_concat_from_sequence, strings=True)
+def concat_from_sequence(sequence: list[np.ndarray], *, axis: int, new_axis: int = 0) -> np.ndarray:
+    reserve(sum([x.nbytes for x in sequence]))
+    try:
+        return np.stack(sequence, axis) if new_axis else np.concatenate(sequence, axis)
+    except ValueError as error:
+        shapes = ", ".join(str(list(x.shape)) for x in sequence[:8])
+        raise ShapeError(
+            f"a sequence of shapes {shapes} cannot be concatenated along axis {axis}: {error}"
+        ) from None
 
 
 # Optionals: the value itself, or None
@@ -230,9 +218,9 @@ def _infer_optional(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     return (declared if isinstance(declared, OptionalType) else OptionalType(declared or ANY),)
 
 
-@operator("Optional", since=15, infer=_infer_optional, strings=True)
-def optional(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda x=None: x.copy() if isinstance(x, np.ndarray) else x)
+@array_operator("Optional", since=15, infer=_infer_optional, strings=True)
+def optional(x: Any = None) -> Any:
+    return x.copy() if isinstance(x, np.ndarray) else x
 
 
 def _infer_optional_get_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -240,16 +228,17 @@ def _infer_optional_get_element(types: Types, attrs: Attrs, consts: Consts) -> S
     return (type_.element if isinstance(type_, OptionalType) else type_ or ANY,)
 
 
-@operator("OptionalGetElement", since=15, infer=_infer_optional_get_element, strings=True)
-def optional_get_element(node: Node, types: Types) -> Kernel:
-    def run(x: Any) -> Any:
-        if x is None:
-            raise ShapeError("the optional has no element to get")
-        return x
+@array_operator(
+    "OptionalGetElement", since=15, infer=_infer_optional_get_element, view=True, strings=True
+)
+def optional_get_element(x: Any) -> Any:
+    if x is None:
+        raise ShapeError("the optional has no element to get")
+    return x
 
-    return Kernel(run, view=True)
 
-
-@operator("OptionalHasElement", since=15, infer=lambda *_: (TensorType(BOOL, ()),), strings=True)
-def optional_has_element(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda x=None: np.array(x is not None))
+@array_operator(
+    "OptionalHasElement", since=15, infer=rules.always(TensorType(BOOL, ())), strings=True
+)
+def optional_has_element(x: Any = None) -> np.ndarray:
+    return np.array(x is not None)

@@ -11,19 +11,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
-from penstock.ops.common.shape_rules import (
-    MAX_WHOLE_NUMBERS,
-    all_known,
-    broadcast_shapes,
-    dim_product,
-    given,
-    ints,
-    known_ints,
-    normalize_axes,
-    normalize_axis,
-    tensor,
-    with_data,
-)
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import operator
 from penstock.types import ANY, INT64, MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 
@@ -43,15 +31,15 @@ def _refill(x: np.ndarray, out: np.ndarray) -> None:
 
 def _carried(type_: TensorType, source: TensorType) -> TensorType:
     """``type_`` with the contents of ``source``, whose elements are the same in the same order."""
-    return with_data(type_, lambda: source.data)
+    return rules.with_data(type_, lambda: source.data)
 
 
 def unknown_shape(types: Types, index: int) -> Shape | None:
     """The shape that a 1-D input spells out if only its length is known, dims unknown."""
-    spelled = tensor(types, index).shape
+    spelled = rules.tensor(types, index).shape
     if spelled is None or len(spelled) != 1 or not isinstance(spelled[0], int):
         return None
-    if spelled[0] > MAX_WHOLE_NUMBERS:
+    if spelled[0] > rules.MAX_WHOLE_NUMBERS:
         raise ShapeError(
             f"input {index} has {spelled[0]} elements, which cannot all be dims or axes"
         )
@@ -59,7 +47,7 @@ def unknown_shape(types: Types, index: int) -> Shape | None:
 
 
 def _infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    shape = tensor(types, 0).shape
+    shape = rules.tensor(types, 0).shape
     if shape is None:
         return (TensorType(INT64, (None,)),)
     taken = shape[attrs.get("start") or 0 : attrs.get("end")]
@@ -78,8 +66,8 @@ def shape(node: Node, types: Types) -> Kernel:
 
 
 def _infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dims = tensor(types, 0).shape
-    return (TensorType(INT64, (), None if dims is None else (dim_product(dims),)),)
+    dims = rules.tensor(types, 0).shape
+    return (TensorType(INT64, (), None if dims is None else (rules.dim_product(dims),)),)
 
 
 @operator("Size", infer=_infer_size, strings=True)
@@ -144,15 +132,15 @@ def _missing_dim(dims: Sequence[Dim], target: Sequence[Dim]) -> Dim:
     others = [d for d in target if d not in (None, -1)]
     if len(others) < len(target):
         return _quotient(dims, others) if len(others) == len(target) - 1 else None
-    before, after = all_known(dims), all_known(others)
+    before, after = rules.all_known(dims), rules.all_known(others)
     if before is not None and after is not None and math.prod(before) != math.prod(after):
         raise ShapeError(f"they have {math.prod(before)} and {math.prod(after)} elements")
     return None
 
 
 def _infer_reshape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
-    target = ints(types, consts, 1)
+    x = rules.tensor(types, 0)
+    target = rules.ints(types, consts, 1)
     if target is None:
         return (TensorType(x.dtype, unknown_shape(types, 1)),)
     dims = _reshaped(x.shape, target, bool(attrs.get("allowzero")))
@@ -162,8 +150,8 @@ def _infer_reshape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 @operator("Reshape", since=5, infer=_infer_reshape, moves=True, view=True, strings=True)
 def reshape(node: Node, types: Types) -> Kernel:
     allowzero = bool(node.attrs.get("allowzero"))
-    target = known_ints(node, types, 1)
-    dims = all_known(tensor(types, 0).shape)
+    target = rules.known_ints(node, types, 1)
+    dims = rules.all_known(rules.tensor(types, 0).shape)
 
     def resolved(x: np.ndarray, spelled: Sequence[int]) -> np.ndarray:
         shape: Any = _reshaped(x.shape, spelled, allowzero)
@@ -188,16 +176,18 @@ def reshape(node: Node, types: Types) -> Kernel:
 
 
 def _infer_flatten(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype, (None, None)),)
     axis = flatten_axis(attrs, len(x.shape))
-    return (TensorType(x.dtype, (dim_product(x.shape[:axis]), dim_product(x.shape[axis:]))),)
+    return (
+        TensorType(x.dtype, (rules.dim_product(x.shape[:axis]), rules.dim_product(x.shape[axis:]))),
+    )
 
 
 def flatten_axis(attrs: Attrs, rank: int) -> int:
     axis = attrs.get("axis", 1)  # may be one past the last axis
-    return rank if axis == rank else normalize_axis(axis, rank)
+    return rank if axis == rank else rules.normalize_axis(axis, rank)
 
 
 @operator("Flatten", infer=_infer_flatten, moves=True, view=True, strings=True)
@@ -206,7 +196,7 @@ def flatten(node: Node, types: Types) -> Kernel:
         axis = flatten_axis(node.attrs, len(dims))
         return math.prod(dims[:axis]), math.prod(dims[axis:])
 
-    dims = all_known(tensor(types, 0).shape)
+    dims = rules.all_known(rules.tensor(types, 0).shape)
     if dims is None:
         return Kernel(lambda x: x.reshape(target(x.shape)), _refill, view=True)
     fixed = target(dims)
@@ -214,21 +204,21 @@ def flatten(node: Node, types: Types) -> Kernel:
 
 
 def _infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
     rank = len(x.shape)
-    if not given(types, 1):
-        if all_known(x.shape) is None:  # any dim that is not known may be 1
+    if not rules.given(types, 1):
+        if rules.all_known(x.shape) is None:  # any dim that is not known may be 1
             return (TensorType(x.dtype),)
         dropped = {i for i, dim in enumerate(x.shape) if dim == 1}
     else:
-        axes = all_known(ints(types, consts, 1))
+        axes = rules.all_known(rules.ints(types, consts, 1))
         if axes is None:
             spelled = unknown_shape(types, 1)
             unknown: Shape | None = None if spelled is None else (None,) * (rank - len(spelled))
             return (_carried(TensorType(x.dtype, unknown), x),)
-        dropped = set(normalize_axes(axes, rank))
+        dropped = set(rules.normalize_axes(axes, rank))
         for axis in dropped:
             if isinstance(x.shape[axis], int) and x.shape[axis] != 1:
                 raise ShapeError(f"axis {axis} of shape {list(x.shape)} is not 1")
@@ -238,9 +228,9 @@ def _infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 
 @operator("Squeeze", since=13, infer=_infer_squeeze, moves=True, view=True, strings=True)
 def squeeze(node: Node, types: Types) -> Kernel:
-    if not given(node.inputs, 1):
+    if not rules.given(node.inputs, 1):
         return view_kernel(lambda x, _=None: x.squeeze())
-    axes = known_ints(node, types, 1)
+    axes = rules.known_ints(node, types, 1)
 
     def run(x: np.ndarray, spelled: np.ndarray) -> np.ndarray:
         try:
@@ -252,14 +242,14 @@ def squeeze(node: Node, types: Types) -> Kernel:
 
 
 def _infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
-    spelled = ints(types, consts, 1) or unknown_shape(types, 1)
+    x = rules.tensor(types, 0)
+    spelled = rules.ints(types, consts, 1) or unknown_shape(types, 1)
     if x.shape is None or spelled is None:
         return (TensorType(x.dtype),)
-    axes, rank = all_known(spelled), len(x.shape) + len(spelled)
+    axes, rank = rules.all_known(spelled), len(x.shape) + len(spelled)
     if axes is None:
         return (_carried(TensorType(x.dtype, (None,) * rank), x),)
-    added = normalize_axes(axes, rank)
+    added = rules.normalize_axes(axes, rank)
     dims = iter(x.shape)
     shape = tuple(1 if i in added else next(dims) for i in range(rank))
     return (_carried(TensorType(x.dtype, shape), x),)
@@ -268,11 +258,11 @@ def _infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 @operator("Unsqueeze", since=13, infer=_infer_unsqueeze, moves=True, view=True, strings=True)
 def unsqueeze(node: Node, types: Types) -> Kernel:
     def index(axes: Sequence[int], rank: int) -> tuple[Any, ...]:
-        added = normalize_axes(axes, rank + len(axes))
+        added = rules.normalize_axes(axes, rank + len(axes))
         # The ellipsis keeps an array of a 0-d one.
         return (*[None if i in added else slice(None) for i in range(rank + len(axes))], ...)
 
-    axes, known_rank = known_ints(node, types, 1), tensor(types, 0).rank
+    axes, known_rank = rules.known_ints(node, types, 1), rules.tensor(types, 0).rank
     if axes is not None and known_rank is not None:
         fixed = index(axes, known_rank)
         return view_kernel(lambda x, _: x[fixed])
@@ -281,7 +271,7 @@ def unsqueeze(node: Node, types: Types) -> Kernel:
 
 
 def _infer_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     perm = attrs.get("perm")
     if x.shape is None:
         return (TensorType(x.dtype, None if perm is None else (None,) * len(perm)),)
@@ -311,19 +301,19 @@ def transpose(node: Node, types: Types) -> Kernel:
 
 
 def _infer_expand(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
-    target = ints(types, consts, 1)
+    x = rules.tensor(types, 0)
+    target = rules.ints(types, consts, 1)
     if target is None:
         target = unknown_shape(types, 1)
     elif any(isinstance(d, int) and d < 0 for d in target):
         raise ShapeError(f"{list(target)} is no shape to expand to")
-    type_ = TensorType(x.dtype, broadcast_shapes([x.shape, target]))
-    return (with_data(type_, lambda: repeated(x, type_)),)
+    type_ = TensorType(x.dtype, rules.broadcast_shapes([x.shape, target]))
+    return (rules.with_data(type_, lambda: repeated(x, type_)),)
 
 
 def repeated(x: TensorType, result: TensorType) -> tuple[Dim, ...] | None:
     """The contents of ``x`` over and over, until ``result`` is full."""
-    dims = all_known(result.shape)
+    dims = rules.all_known(result.shape)
     count = 1 if not dims else dims[0]
     if dims is None or not x.data or count > MAX_DATA:
         return None
@@ -332,11 +322,11 @@ def repeated(x: TensorType, result: TensorType) -> tuple[Dim, ...] | None:
 
 @operator("Expand", since=8, infer=_infer_expand, moves=True, strings=True)
 def expand(node: Node, types: Types) -> Kernel:
-    target = known_ints(node, types, 1)
-    dims = all_known(tensor(types, 0).shape)
+    target = rules.known_ints(node, types, 1)
+    dims = rules.all_known(rules.tensor(types, 0).shape)
     fixed: Any = None
     if target is not None and dims is not None:
-        fixed = broadcast_shapes([dims, target])
+        fixed = rules.broadcast_shapes([dims, target])
         if fixed == dims:
             return view_kernel(lambda x, _: x)
 

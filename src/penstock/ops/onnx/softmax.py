@@ -19,7 +19,7 @@ from penstock.ops.common.dtypes import wide
 from penstock.ops.common.shape_rules import normalize_axis, tensor
 from penstock.ops.onnx.shape import flatten_axis
 from penstock.ops.registry import operator
-from penstock.types import TensorType, Type
+from penstock.types import Type
 
 BLOCK = 1 << 17  # elements, in whole rows
 # Called as (x, axis, dtype, out, keepdims, initial): keywords cost as much as a short sum.
@@ -107,52 +107,38 @@ def infer_along_axis(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     type_ = tensor(types, 0)
     if type_.rank is not None:
         normalize_axis(attrs.get("axis", -1), type_.rank)
-    return (TensorType(type_.dtype, type_.shape),)
-
-
-def _normalized(node: Node, types: Types) -> Kernel:
-    normalize, axis = _NORMALIZE[node.op.name], node.attrs.get("axis", -1)
-    infer_along_axis(types, node.attrs, ())
-
-    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        out = np.empty(x.shape, x.dtype) if out is None else out
-        if x.ndim == 0:
-            along_axis(normalize, x.reshape(1), 0, out.reshape(1))
-        else:
-            along_axis(normalize, x, normalize_axis(axis, x.ndim), out)
-        return out
-
-    return Kernel(run, run, inplace=(0,))
+    return (type_.without_data(),)
 
 
 def _infer_flattened(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     type_ = tensor(types, 0)
     if type_.rank is not None:
         flatten_axis(attrs, type_.rank)
-    return (TensorType(type_.dtype, type_.shape),)
+    return (type_.without_data(),)
 
 
-def _flattened(node: Node, types: Types) -> Kernel:
-    """The meaning before version 13: ``axis`` and all that follow it are taken together."""
-    normalize = _NORMALIZE[node.op.name]
-    _infer_flattened(types, node.attrs, ())
+def _compile(node: Node, types: Types) -> Kernel:
+    """Before version 13, ``axis`` and all that follow it are taken together."""
+    normalize, attrs, flattens = _NORMALIZE[node.op.name], node.attrs, node.op.since < 13
+    node.op.infer(types, attrs, ())
+    axis = attrs.get("axis", -1)
 
     def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         out = np.empty(x.shape, x.dtype) if out is None else out
-        if not x.size:
-            return out
-        flat = x.reshape(math.prod(x.shape[: flatten_axis(node.attrs, x.ndim)]), -1)
-        if out.flags.c_contiguous:
-            along_axis(normalize, flat, 1, out.reshape(flat.shape))
-        else:
-            result = np.empty(flat.shape, x.dtype)
-            along_axis(normalize, flat, 1, result)
-            np.copyto(out, result.reshape(out.shape))
+        if x.ndim and not flattens:
+            along_axis(normalize, x, normalize_axis(axis, x.ndim), out)
+        elif x.size:
+            rows = math.prod(x.shape[: flatten_axis(attrs, x.ndim)]) if flattens else 1
+            flat = x.reshape(rows, -1)
+            target = out if out.flags.c_contiguous else np.empty(x.shape, x.dtype)
+            along_axis(normalize, flat, 1, target.reshape(flat.shape))
+            if target is not out:
+                np.copyto(out, target)
         return out
 
     return Kernel(run, run, inplace=(0,))
 
 
 for _name in _NORMALIZE:
-    operator(_name, since=13, infer=infer_along_axis)(_normalized)
-    operator(_name, since=1, version=12, infer=_infer_flattened)(_flattened)
+    operator(_name, since=13, infer=infer_along_axis)(_compile)
+    operator(_name, since=1, version=12, infer=_infer_flattened)(_compile)

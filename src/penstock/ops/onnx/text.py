@@ -16,7 +16,7 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.regex import Regex, RegexError
 from penstock.ops.common.shape_rules import broadcast_to, choice, same_shape, tensor
-from penstock.ops.registry import operator
+from penstock.ops.registry import array_operator, operator
 from penstock.types import BOOL, FLOAT32, INT64, STRING, Shape, ShapeError, TensorType, Type
 
 
@@ -27,18 +27,15 @@ def strings(values: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
     return array.reshape(shape)
 
 
-@operator("StringConcat", since=20, infer=broadcast_to(STRING), strings=True)
-def string_concat(node: Node, types: Types) -> Kernel:
-    def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        try:
-            if x.shape != y.shape:
-                _reserve_joined(x, y)
-            joined = np.add(x, y)
-        except ValueError as error:
-            raise ShapeError(str(error)) from error
-        return joined if isinstance(joined, np.ndarray) else strings([joined], ())
-
-    return Kernel(run)
+@array_operator("StringConcat", since=20, infer=broadcast_to(STRING), strings=True)
+def string_concat(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    try:
+        if x.shape != y.shape:
+            _reserve_joined(x, y)
+        joined = np.add(x, y)
+    except ValueError as error:
+        raise ShapeError(str(error)) from error
+    return joined if isinstance(joined, np.ndarray) else strings([joined], ())
 
 
 def _reserve_joined(x: np.ndarray, y: np.ndarray) -> None:

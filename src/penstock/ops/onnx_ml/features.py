@@ -18,7 +18,7 @@ from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, dim_product, same_shape, same_type, tensor
 from penstock.ops.onnx.text import strings
-from penstock.ops.registry import operator
+from penstock.ops.registry import array_operator, operator
 from penstock.types import (
     FLOAT32,
     INT64,
@@ -123,16 +123,13 @@ def _infer_extractor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     return (TensorType(x.dtype, (*(x.shape[:-1] or (1,)), count)),)
 
 
-@operator("ArrayFeatureExtractor", domain=DOMAIN, infer=_infer_extractor, strings=True)
-def array_feature_extractor(node: Node, types: Types) -> Kernel:
-    def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        if x.ndim == 0:
-            raise ShapeError("a scalar has no features to choose from")
-        if y.size and (y.min() < 0 or y.max() >= x.shape[-1]):
-            raise ShapeError(f"indices {y.min()} to {y.max()} are not all below {x.shape[-1]}")
-        return (x if x.ndim > 1 else x[None]).take(y.reshape(-1), axis=-1)
-
-    return Kernel(run)
+@array_operator("ArrayFeatureExtractor", domain=DOMAIN, infer=_infer_extractor, strings=True)
+def array_feature_extractor(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    if x.ndim == 0:
+        raise ShapeError("a scalar has no features to choose from")
+    if y.size and (y.min() < 0 or y.max() >= x.shape[-1]):
+        raise ShapeError(f"indices {y.min()} to {y.max()} are not all below {x.shape[-1]}")
+    return (x if x.ndim > 1 else x[None]).take(y.reshape(-1), axis=-1)
 
 
 def _infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -12,27 +12,9 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
-from penstock.ops.common.shape_rules import (
-    all_known,
-    ints,
-    normalize_axes,
-    normalize_axis,
-    one_element,
-    reduced_shape,
-    same_dtype,
-    same_type,
-    tensor,
-)
-from penstock.ops.tensorflow.common import (
-    array_operator,
-    dtype_only,
-    integer,
-    lengths,
-    named_dtype,
-    operator,
-    outputs,
-)
+from penstock.ops.tensorflow import common
 from penstock.types import (
     BOOL,
     INT64,
@@ -47,25 +29,27 @@ from penstock.types import (
 
 
 def _axis(axis: np.ndarray, rank: int) -> int:
-    return normalize_axis(integer(axis, "the axis"), rank)
+    return rules.normalize_axis(common.integer(axis, "the axis"), rank)
 
 
 # Constants.
 
 
-@operator("Const", infer=lambda t, attrs, c: (constant_type(attrs["value"]),), strings=True)
+@common.operator("Const", infer=lambda t, attrs, c: (constant_type(attrs["value"]),), strings=True)
 def const(node: Node, types: Types) -> Kernel:
     value = node.attrs["value"]
     return Kernel(lambda: value)
 
 
 def _infer_fill(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(tensor(types, 1).dtype, lengths(ints(types, consts, 0))),)
+    return (TensorType(rules.tensor(types, 1).dtype, common.lengths(rules.ints(types, consts, 0))),)
 
 
-@array_operator("Fill", infer=_infer_fill, strings=True)
+@common.array_operator("Fill", infer=_infer_fill, strings=True)
 def fill(dims: np.ndarray, value: np.ndarray) -> np.ndarray:
-    return np.full(_shape_of(dims), one_element(value, "the value to fill with")[()], value.dtype)
+    return np.full(
+        _shape_of(dims), rules.one_element(value, "the value to fill with")[()], value.dtype
+    )
 
 
 def _shape_of(dims: np.ndarray) -> tuple[int, ...]:
@@ -75,30 +59,30 @@ def _shape_of(dims: np.ndarray) -> tuple[int, ...]:
     return tuple(dims.tolist())
 
 
-@array_operator("LinSpace", infer=dtype_only())
+@common.array_operator("LinSpace", infer=common.dtype_only())
 def lin_space(start: np.ndarray, stop: np.ndarray, num: np.ndarray) -> np.ndarray:
-    count = integer(num, "the number of points")
+    count = common.integer(num, "the number of points")
     if count < 1:
         raise ShapeError(f"there must be one point or more, not {count}")
     return np.linspace(start, stop, count, dtype=start.dtype)
 
 
 def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    shape, dtype = tensor(types, 0).shape, same_dtype(types, (2, 3))
-    depth = lengths(ints(types, consts, 1))
+    shape, dtype = rules.tensor(types, 0).shape, rules.same_dtype(types, (2, 3))
+    depth = common.lengths(rules.ints(types, consts, 1))
     if shape is None:
         return (TensorType(dtype),)
-    axis = normalize_axis(attrs.get("axis", -1), len(shape) + 1)
+    axis = rules.normalize_axis(attrs.get("axis", -1), len(shape) + 1)
     return (TensorType(dtype, (*shape[:axis], depth[0] if depth else None, *shape[axis:])),)
 
 
-@array_operator("OneHot", infer=_infer_one_hot, strings=True)
+@common.array_operator("OneHot", infer=_infer_one_hot, strings=True)
 def one_hot(
     x: np.ndarray, depth: np.ndarray, on: np.ndarray, off: np.ndarray, *, axis: int = -1
 ) -> np.ndarray:
     """``on`` at the place that an index names; indices out of range name none."""
-    place = normalize_axis(axis, x.ndim + 1)
-    numbers = np.arange(integer(depth, "the depth")).reshape([-1] + [1] * (x.ndim - place))
+    place = rules.normalize_axis(axis, x.ndim + 1)
+    numbers = np.arange(common.integer(depth, "the depth")).reshape([-1] + [1] * (x.ndim - place))
     return np.where(np.expand_dims(x, place) == numbers, on, off).astype(on.dtype)
 
 
@@ -106,43 +90,43 @@ def one_hot(
 
 
 def _infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dtype = named_dtype(attrs, "out_type", "int32", "iu")
-    shape = tensor(types, 0).shape
+    dtype = common.named_dtype(attrs, "out_type", "int32", "iu")
+    shape = rules.tensor(types, 0).shape
     return (TensorType(dtype, (None,) if shape is None else (len(shape),), shape),)
 
 
-@operator("Shape", infer=_infer_shape, strings=True)
-@operator("ShapeN", strings=True)
+@common.operator("Shape", infer=_infer_shape, strings=True)
+@common.operator("ShapeN", strings=True)
 def shape(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "out_type", "int32", "iu")
+    dtype = common.named_dtype(node.attrs, "out_type", "int32", "iu")
     if len(node.outputs) == 1:
         return Kernel(lambda x: np.array(x.shape, dtype))
     return Kernel(lambda *inputs: tuple([np.array(x.shape, dtype) for x in inputs]))
 
 
 def _infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dims = all_known(tensor(types, 0).shape)
+    dims = rules.all_known(rules.tensor(types, 0).shape)
     data = None if dims is None else (int(np.prod(dims, dtype=np.int64)),)
-    return (TensorType(named_dtype(attrs, "out_type", "int32", "iu"), (), data),)
+    return (TensorType(common.named_dtype(attrs, "out_type", "int32", "iu"), (), data),)
 
 
-@operator("Size", infer=_infer_size, strings=True)
+@common.operator("Size", infer=_infer_size, strings=True)
 def size(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "out_type", "int32", "iu")
+    dtype = common.named_dtype(node.attrs, "out_type", "int32", "iu")
     return Kernel(lambda x: np.array(x.size, dtype))
 
 
 def _infer_rank(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    rank = tensor(types, 0).rank
+    rank = rules.tensor(types, 0).rank
     return (TensorType(INT32, (), None if rank is None else (rank,)),)
 
 
-@array_operator("Rank", infer=_infer_rank, strings=True)
+@common.array_operator("Rank", infer=_infer_rank, strings=True)
 def rank(x: np.ndarray) -> np.ndarray:
     return np.array(x.ndim, np.int32)
 
 
-@array_operator("BroadcastArgs", infer=dtype_only())
+@common.array_operator("BroadcastArgs", infer=common.dtype_only())
 def broadcast_args(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.array(np.broadcast_shapes(_shape_of(a), _shape_of(b)), a.dtype)
 
@@ -177,9 +161,9 @@ def _index(
 
 
 def _infer_strided_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
-    _check_vectors(*[tensor(types, i).rank for i in (1, 2, 3)])
-    begin, end, strides = (all_known(ints(types, consts, i)) for i in (1, 2, 3))
+    x = rules.tensor(types, 0)
+    _check_vectors(*[rules.tensor(types, i).rank for i in (1, 2, 3)])
+    begin, end, strides = (rules.all_known(rules.ints(types, consts, i)) for i in (1, 2, 3))
     if begin is None or end is None or strides is None or x.shape is None:
         return (TensorType(x.dtype),)
     if not len(begin) == len(end) == len(strides):
@@ -222,7 +206,7 @@ def _sliced(dims: Shape, index: tuple[Any, ...]) -> Shape:
     return tuple(result)
 
 
-@operator("StridedSlice", infer=_infer_strided_slice, strings=True, moves=True)
+@common.operator("StridedSlice", infer=_infer_strided_slice, strings=True, moves=True)
 def strided_slice(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
 
@@ -238,8 +222,11 @@ def strided_slice(node: Node, types: Types) -> Kernel:
 
 
 def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
-    begin, sizes = all_known(ints(types, consts, 1)), all_known(ints(types, consts, 2))
+    x = rules.tensor(types, 0)
+    begin, sizes = (
+        rules.all_known(rules.ints(types, consts, 1)),
+        rules.all_known(rules.ints(types, consts, 2)),
+    )
     if x.shape is None or begin is None or sizes is None:
         return (TensorType(x.dtype, None if x.shape is None else (None,) * len(x.shape)),)
     if not len(x.shape) == len(begin) == len(sizes):
@@ -259,7 +246,7 @@ def _slice_length(dim: Dim, first: int, count: int) -> Dim:
     return length
 
 
-@array_operator("Slice", infer=_infer_slice, view=True, strings=True, moves=True)
+@common.array_operator("Slice", infer=_infer_slice, view=True, strings=True, moves=True)
 def slice_operator(x: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     if not begin.size == sizes.size == x.ndim:
         raise ShapeError(f"a slice of {begin.size} dims of shape {x.shape}")
@@ -267,12 +254,12 @@ def slice_operator(x: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.nd
     return x[tuple([slice(b, b + _slice_length(n, b, s)) for n, b, s in places])]
 
 
-@array_operator("ReverseV2", infer=same_type, view=True, strings=True, moves=True)
+@common.array_operator("ReverseV2", infer=rules.same_type, view=True, strings=True, moves=True)
 def reverse(x: np.ndarray, axes: np.ndarray) -> np.ndarray:
-    return np.flip(x, normalize_axes(axes.reshape(-1).tolist(), x.ndim))
+    return np.flip(x, rules.normalize_axes(axes.reshape(-1).tolist(), x.ndim))
 
 
-@array_operator("Transpose", infer=dtype_only(), view=True, strings=True, moves=True)
+@common.array_operator("Transpose", infer=common.dtype_only(), view=True, strings=True, moves=True)
 def transpose(x: np.ndarray, order: np.ndarray) -> np.ndarray:
     """With an order of dims that only the run knows."""
     if sorted(order.tolist()) != list(range(x.ndim)):
@@ -281,7 +268,7 @@ def transpose(x: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def _infer_matrix_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    x = rules.tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
     if len(x.shape) < 2:
@@ -289,7 +276,7 @@ def _infer_matrix_transpose(types: Types, attrs: Attrs, consts: Consts) -> Seque
     return (TensorType(x.dtype, (*x.shape[:-2], x.shape[-1], x.shape[-2])),)
 
 
-@operator("MatrixTranspose", infer=_infer_matrix_transpose, moves=True)
+@common.operator("MatrixTranspose", infer=_infer_matrix_transpose, moves=True)
 def matrix_transpose(node: Node, types: Types) -> Kernel:
     """The last two dims swapped, and the elements conjugated if the attribute says so."""
     if node.attrs.get("conjugate"):
@@ -301,14 +288,14 @@ def matrix_transpose(node: Node, types: Types) -> Kernel:
 
 
 def _infer_pack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    input_types = [tensor(types, i) for i in range(len(types))]
-    dtype = same_dtype(types, range(len(types)))
+    input_types = [rules.tensor(types, i) for i in range(len(types))]
+    dtype = rules.same_dtype(types, range(len(types)))
     shapes = [type_.shape for type_ in input_types if type_.shape is not None]
     if len(shapes) < len(types):
         return (TensorType(dtype),)
     if any(len(dims) != len(shapes[0]) for dims in shapes):
         raise ShapeError(f"tensors of shapes {shapes} cannot be packed into one")
-    axis = normalize_axis(attrs.get("axis", 0), len(shapes[0]) + 1)
+    axis = rules.normalize_axis(attrs.get("axis", 0), len(shapes[0]) + 1)
     # A dim that all inputs share is known if that of one input is.
     rows = zip(*shapes, strict=True)
     dims = [next((d for d in row if isinstance(d, int)), row[0]) for row in rows]
@@ -318,38 +305,38 @@ def _infer_pack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, (*dims[:axis], len(types), *dims[axis:]), data),)
 
 
-@array_operator("Pack", infer=_infer_pack, strings=True, moves=True)
+@common.array_operator("Pack", infer=_infer_pack, strings=True, moves=True)
 def pack(*inputs: np.ndarray, axis: int = 0) -> np.ndarray:
     first = inputs[0].shape
     if any(x.shape != first for x in inputs):
         raise ShapeError(f"shapes of all inputs must match: {[x.shape for x in inputs]}")
-    return np.stack(inputs, normalize_axis(axis, len(first) + 1))
+    return np.stack(inputs, rules.normalize_axis(axis, len(first) + 1))
 
 
 def _infer_unpack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, count = tensor(types, 0), attrs["num"]
+    x, count = rules.tensor(types, 0), attrs["num"]
     if x.shape is None:
         return [TensorType(x.dtype)] * count
-    axis = normalize_axis(attrs.get("axis", 0), len(x.shape))
+    axis = rules.normalize_axis(attrs.get("axis", 0), len(x.shape))
     if x.data is not None and len(x.data) == count and len(x.shape) == 1:
         return [TensorType(x.dtype, (), (element,)) for element in x.data]
     return [TensorType(x.dtype, (*x.shape[:axis], *x.shape[axis + 1 :]))] * count
 
 
-@array_operator("Unpack", infer=_infer_unpack, view=True, strings=True, moves=True)
+@common.array_operator("Unpack", infer=_infer_unpack, view=True, strings=True, moves=True)
 def unpack(x: np.ndarray, *, num: int, axis: int = 0) -> Any:
-    place = normalize_axis(axis, x.ndim)
+    place = rules.normalize_axis(axis, x.ndim)
     if x.shape[place] != num:
         raise ShapeError(f"a dim of {x.shape[place]} cannot be unpacked into {num}")
-    return outputs([x[(slice(None),) * place + (i, ...)] for i in range(num)])
+    return common.outputs([x[(slice(None),) * place + (i, ...)] for i in range(num)])
 
 
 def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, axis = tensor(types, 0), all_known(ints(types, consts, 1))
+    x, axis = rules.tensor(types, 0), rules.all_known(rules.ints(types, consts, 1))
     count = attrs["num_split"]
     if x.shape is None or axis is None:
         return [TensorType(x.dtype)] * count
-    place = normalize_axis(axis[0], len(x.shape))
+    place = rules.normalize_axis(axis[0], len(x.shape))
     dim = x.shape[place]
     part = _equal_part(dim, count) if isinstance(dim, int) else None
     return [TensorType(x.dtype, (*x.shape[:place], part, *x.shape[place + 1 :]))] * count
@@ -361,25 +348,25 @@ def _equal_part(dim: int, count: int) -> int:
     return dim // count
 
 
-@array_operator("Split", infer=_infer_split, view=True, strings=True, moves=True)
+@common.array_operator("Split", infer=_infer_split, view=True, strings=True, moves=True)
 def split(x: np.ndarray, axis: np.ndarray, *, num_split: int) -> Any:
     """Unlike TensorFlow's, the tensor comes first, and then the axis."""
     place = _axis(axis, x.ndim)
     _equal_part(x.shape[place], num_split)
-    return outputs(np.split(x, num_split, place))
+    return common.outputs(np.split(x, num_split, place))
 
 
-@array_operator("SplitV", view=True, strings=True, moves=True)
+@common.array_operator("SplitV", view=True, strings=True, moves=True)
 def split_v(x: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> Any:
     place, counts = _axis(axis, x.ndim), sizes.tolist()
     if counts.count(-1) == 1:
         counts[counts.index(-1)] = x.shape[place] - sum(counts) - 1
     if sum(counts) != x.shape[place] or min(counts, default=0) < 0:
         raise ShapeError(f"sizes {sizes.tolist()} do not fit a dim of {x.shape[place]}")
-    return outputs(np.split(x, np.cumsum(counts)[:-1], place))
+    return common.outputs(np.split(x, np.cumsum(counts)[:-1], place))
 
 
-@array_operator("ConcatV2", infer=dtype_only(), strings=True, moves=True)
+@common.array_operator("ConcatV2", infer=common.dtype_only(), strings=True, moves=True)
 def concat(*inputs: np.ndarray) -> np.ndarray:
     *values, axis = inputs
     place = _axis(axis, values[0].ndim)
@@ -389,7 +376,7 @@ def concat(*inputs: np.ndarray) -> np.ndarray:
         raise ShapeError(str(error)) from error
 
 
-@array_operator("ConcatOffset")
+@common.array_operator("ConcatOffset")
 def concat_offset(axis: np.ndarray, *shapes: np.ndarray) -> Any:
     """The beginning of each of several concatenated tensors."""
     place = _axis(axis, shapes[0].size)
@@ -397,32 +384,32 @@ def concat_offset(axis: np.ndarray, *shapes: np.ndarray) -> Any:
     for offset, shape in zip(offsets, shapes, strict=True):
         offset[place] = at
         at += int(shape[place])
-    return outputs(offsets)
+    return common.outputs(offsets)
 
 
-@array_operator(
+@common.array_operator(
     "IdentityN",
     strings=True,
     infer=lambda types, attrs, consts: [TensorType() if t is None else t for t in types],
 )
 def identity_n(*inputs: Any) -> Any:
     """Copies, not views: the outputs of one node are all live or all dead."""
-    return outputs([x.copy() if isinstance(x, np.ndarray) else x for x in inputs])
+    return common.outputs([x.copy() if isinstance(x, np.ndarray) else x for x in inputs])
 
 
 # Elements by their places.
 
 
 def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, places = tensor(types, 0), tensor(types, 1)
-    axis = all_known(ints(types, consts, 2)) if len(types) > 2 else (0,)
+    x, places = rules.tensor(types, 0), rules.tensor(types, 1)
+    axis = rules.all_known(rules.ints(types, consts, 2)) if len(types) > 2 else (0,)
     if x.shape is None or places.shape is None or axis is None:
         return (TensorType(x.dtype),)
-    place = normalize_axis(axis[0], len(x.shape))
+    place = rules.normalize_axis(axis[0], len(x.shape))
     batch = _batch(attrs.get("batch_dims", 0), places.shape)
     dims = (*x.shape[:place], *places.shape[batch:], *x.shape[place + 1 :])
     data = None
-    numbers = all_known(places.data)
+    numbers = rules.all_known(places.data)
     if x.data is not None and numbers is not None and len(dims) <= 1 and not batch:
         if any(not 0 <= i < len(x.data) for i in numbers):
             raise ShapeError(f"indices {numbers} are not in [0, {len(x.data)})")
@@ -437,7 +424,7 @@ def _batch(batch: int, places: Sequence[Any]) -> int:
     return batch
 
 
-@array_operator("GatherV2", infer=_infer_gather, strings=True, moves=True)
+@common.array_operator("GatherV2", infer=_infer_gather, strings=True, moves=True)
 def gather(
     x: np.ndarray, places: np.ndarray, axis: np.ndarray | None = None, *, batch_dims: int = 0
 ) -> Any:
@@ -466,7 +453,7 @@ def _gathered(x: np.ndarray, places: np.ndarray, axis: int, batch: int) -> np.nd
     return taken.transpose(order)
 
 
-@array_operator("ScatterNd", infer=dtype_only(1), strings=True)
+@common.array_operator("ScatterNd", infer=common.dtype_only(1), strings=True)
 def scatter_nd(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np.ndarray:
     """Updates of one place add up."""
     out = np.zeros(_shape_of(dims), updates.dtype)
@@ -477,7 +464,7 @@ def scatter_nd(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np
     return out
 
 
-@array_operator("InvertPermutation", infer=same_type)
+@common.array_operator("InvertPermutation", infer=rules.same_type)
 def invert_permutation(x: np.ndarray) -> np.ndarray:
     if x.ndim != 1 or not np.array_equal(np.sort(x), np.arange(x.size)):
         raise ShapeError(f"{x.tolist()} is not a permutation")
@@ -485,18 +472,20 @@ def invert_permutation(x: np.ndarray) -> np.ndarray:
 
 
 def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(INT64, (None, tensor(types, 0).rank)),)
+    return (TensorType(INT64, (None, rules.tensor(types, 0).rank)),)
 
 
-array_operator("Where", infer=_infer_where, strings=True)(np.argwhere)
+common.array_operator("Where", infer=_infer_where, strings=True)(np.argwhere)
 
 
 def _infer_select(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    a, b = tensor(types, 1), tensor(types, 2)
-    return (TensorType(same_dtype(types, (1, 2)), a.shape if a.shape is not None else b.shape),)
+    a, b = rules.tensor(types, 1), rules.tensor(types, 2)
+    return (
+        TensorType(rules.same_dtype(types, (1, 2)), a.shape if a.shape is not None else b.shape),
+    )
 
 
-@array_operator("Select", infer=_infer_select, strings=True)
+@common.array_operator("Select", infer=_infer_select, strings=True)
 def select(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """A vector of conditions chooses among rows."""
     if a.shape != b.shape:
@@ -510,29 +499,29 @@ def select(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _infer_truths(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dims, axes = tensor(types, 0).shape, all_known(ints(types, consts, 1))
+    dims, axes = rules.tensor(types, 0).shape, rules.all_known(rules.ints(types, consts, 1))
     if dims is None or axes is None:
         return (TensorType(BOOL),)
-    return (TensorType(BOOL, reduced_shape(dims, axes, bool(attrs.get("keep_dims")))),)
+    return (TensorType(BOOL, rules.reduced_shape(dims, axes, bool(attrs.get("keep_dims")))),)
 
 
 def _truths(function: Callable[..., Any]) -> Callable[..., Any]:
     def reduce(x: np.ndarray, axes: np.ndarray, *, keep_dims: bool = False) -> Any:
-        places = normalize_axes(axes.reshape(-1).tolist(), x.ndim)
+        places = rules.normalize_axes(axes.reshape(-1).tolist(), x.ndim)
         return function(x, axis=places, keepdims=bool(keep_dims))
 
     return reduce
 
 
-array_operator("All", infer=_infer_truths)(_truths(np.all))
-array_operator("Any", infer=_infer_truths)(_truths(np.any))
+common.array_operator("All", infer=_infer_truths)(_truths(np.all))
+common.array_operator("Any", infer=_infer_truths)(_truths(np.any))
 
 
-@operator("Unique", strings=True)
-@operator("UniqueWithCounts", strings=True)
+@common.operator("Unique", strings=True)
+@common.operator("UniqueWithCounts", strings=True)
 def unique(node: Node, types: Types) -> Kernel:
     """Distinct values in the order of their first places, and the number of each element's."""
-    dtype = named_dtype(node.attrs, "out_idx", "int32", "iu")
+    dtype = common.named_dtype(node.attrs, "out_idx", "int32", "iu")
     counting = len(node.outputs) == 3
 
     def function(x: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -4,58 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops import registry
 from penstock.ops.common.shape_rules import tensor
 from penstock.types import ANY, Dim, Shape, ShapeError, TensorType, Type, dtypes
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 T = TypeVar("T")
 
 operator = partial(registry.operator, domain=registry.TENSORFLOW)
-
-
-def array_operator(
-    *names: str, view: bool = False, **properties: Any
-) -> Callable[[Function], Function]:
-    """Register a function of a node's inputs as operations: it is the function of their kernels.
-
-    Its keyword-only parameters are attributes of the node, without a default mandatory ones.
-    """
-
-    def register(function: Function) -> Function:
-        def compile(node: Node, types: Types) -> Kernel:
-            return Kernel(_with_attributes(function, node.attrs), view=view)
-
-        for name in names:
-            operator(name, **properties)(compile)
-        return function
-
-    return register
-
-
-def _with_attributes(function: Callable[..., Any], attrs: Attrs) -> Callable[..., Any]:
-    """A copy of ``function`` whose keyword-only parameters have attributes as their defaults.
-
-    A call of the copy takes no longer than one of ``function``; one of a ``partial`` would.
-    """
-    if not isinstance(function, FunctionType):
-        return function
-    code, defaults = function.__code__, function.__kwdefaults__ or {}
-    names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
-    if not names:
-        return function
-    copy = FunctionType(
-        code, function.__globals__, None, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = {n: attrs[n] if n in attrs else defaults[n] for n in names}
-    return copy
+array_operator = partial(registry.array_operator, domain=registry.TENSORFLOW)
 
 
 # Types.

@@ -14,22 +14,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import all_known, always, fits, ints, tensor
-from penstock.ops.tensorflow.common import (
-    array_operator,
-    dims_of,
-    handle,
-    integer,
-    named_dtype,
-    operator,
-)
-from penstock.ops.tensorflow.tensor_arrays import (
-    ELEMENT_BYTES,
-    checked_lengths,
-    concatenated,
-    infer_concatenated,
-    merged,
-    stacked,
-)
+from penstock.ops.tensorflow import common, tensor_arrays
 from penstock.types import ANY, Shape, ShapeError, TensorType, Type, dtypes
 
 # What a list takes for each place.
@@ -61,7 +46,9 @@ class _TensorList:
             if not fits(element.shape, shape):
                 raise ShapeError(f"element {index} has shape {element.shape}, which is not {shape}")
             return element
-        dims = all_known(merged(merged(self.shape, shape), self._common()))
+        dims = all_known(
+            tensor_arrays.merged(tensor_arrays.merged(self.shape, shape), self._common())
+        )
         if dims is None:
             raise ShapeError(f"element {index} has not been written, and its shape is not known")
         reserve(math.prod(dims) * self.dtype.itemsize)
@@ -76,7 +63,7 @@ class _TensorList:
         return f"TensorList({self.dtype}, {len(self.items)} elements)"
 
 
-_list = handle(_TensorList, "list of tensors")
+_list = common.handle(_TensorList, "list of tensors")
 
 
 def _shape(value: np.ndarray) -> Shape | None:
@@ -85,7 +72,7 @@ def _shape(value: np.ndarray) -> Shape | None:
         if value != -1:
             raise ShapeError(f"{value} is no shape")
         return None
-    return dims_of(value.tolist())
+    return common.dims_of(value.tolist())
 
 
 def _elements(index: int, before: int = 0) -> Infer:
@@ -107,11 +94,11 @@ def _elements(index: int, before: int = 0) -> Infer:
 
 
 def _count(value: np.ndarray) -> int:
-    return integer(value, "the number of elements")
+    return common.integer(value, "the number of elements")
 
 
 def _place(list_: _TensorList, index: np.ndarray) -> int:
-    place = integer(index, "the index")
+    place = common.integer(index, "the index")
     if not 0 <= place < len(list_.items):
         raise ShapeError(
             f"Trying to access element {place} in a list with {len(list_.items)} elements."
@@ -119,15 +106,15 @@ def _place(list_: _TensorList, index: np.ndarray) -> int:
     return place
 
 
-@operator("EmptyTensorList")
+@common.operator("EmptyTensorList")
 def empty(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "element_dtype")
+    dtype = common.named_dtype(node.attrs, "element_dtype")
     return Kernel(lambda shape, limit: _TensorList(dtype, _shape(shape), (), _count(limit)))
 
 
-@operator("TensorListReserve")
+@common.operator("TensorListReserve")
 def reserved(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "element_dtype")
+    dtype = common.named_dtype(node.attrs, "element_dtype")
 
     def function(shape: np.ndarray, count: np.ndarray) -> _TensorList:
         return _TensorList(dtype, _shape(shape), (None,) * _size(count))
@@ -143,18 +130,18 @@ def _size(count: np.ndarray) -> int:
     return size
 
 
-@array_operator("TensorListFromTensor", strings=True)
+@common.array_operator("TensorListFromTensor", strings=True)
 def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
     if value.ndim < 1:
         raise ShapeError("a scalar is not a list of tensors")
     if not fits(value.shape[1:], _shape(shape)):
         raise ShapeError(f"elements of shape {value.shape[1:]} are not of {shape.tolist()}")
-    reserve(ELEMENT_BYTES * len(value))
+    reserve(tensor_arrays.ELEMENT_BYTES * len(value))
     rows = tuple([np.asarray(row) for row in check_stop_each(copy_within_budget(value))])
     return _TensorList(value.dtype, _shape(shape), rows)
 
 
-@array_operator("TensorListPushBack", strings=True)
+@common.array_operator("TensorListPushBack", strings=True)
 def push_back(handle: Any, value: np.ndarray) -> _TensorList:
     list_ = _list(handle)
     if 0 <= list_.limit <= len(list_.items):
@@ -166,7 +153,7 @@ def _infer_pop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return ANY, *_elements(1)(types, attrs, consts)
 
 
-@array_operator("TensorListPopBack", infer=_infer_pop)
+@common.array_operator("TensorListPopBack", infer=_infer_pop)
 def pop_back(
     handle: Any, shape: np.ndarray, *, element_dtype: str = ""
 ) -> tuple[_TensorList, np.ndarray]:
@@ -177,7 +164,7 @@ def pop_back(
     return replace(list_, items=list_.items[:-1]), last
 
 
-@array_operator("TensorListGetItem", infer=_elements(2))
+@common.array_operator("TensorListGetItem", infer=_elements(2))
 def get_item(
     handle: Any, index: np.ndarray, shape: np.ndarray, *, element_dtype: str = ""
 ) -> np.ndarray:
@@ -185,7 +172,7 @@ def get_item(
     return list_.item(_place(list_, index), _shape(shape))
 
 
-@array_operator("TensorListSetItem", strings=True)
+@common.array_operator("TensorListSetItem", strings=True)
 def set_item(
     handle: Any,
     index: np.ndarray,
@@ -195,7 +182,7 @@ def set_item(
 ) -> _TensorList:
     list_ = _list(handle)
     if resize_if_index_out_of_bounds:
-        missing = integer(index, "the index") + 1 - len(list_.items)
+        missing = common.integer(index, "the index") + 1 - len(list_.items)
         reserve(_PLACE_BYTES * missing)
         list_ = replace(list_, items=list_.items + (None,) * missing)
     place = _place(list_, index)
@@ -205,10 +192,12 @@ def set_item(
 
 def _stacked(list_: _TensorList, places: Sequence[int], shape: Shape | None) -> np.ndarray:
     rows = [list_.item(place, shape) for place in check_stop_each(places)]
-    return stacked(rows, None if rows else merged(list_.shape, shape), list_.dtype)
+    return tensor_arrays.stacked(
+        rows, None if rows else tensor_arrays.merged(list_.shape, shape), list_.dtype
+    )
 
 
-@array_operator("TensorListStack", infer=_elements(1, 1))
+@common.array_operator("TensorListStack", infer=_elements(1, 1))
 def stack(
     handle: Any, shape: np.ndarray, *, num_elements: int = -1, element_dtype: str = ""
 ) -> np.ndarray:
@@ -218,7 +207,7 @@ def stack(
     return _stacked(list_, range(len(list_.items)), _shape(shape))
 
 
-@array_operator("TensorListGather", infer=_elements(2, 1))
+@common.array_operator("TensorListGather", infer=_elements(2, 1))
 def gather(
     handle: Any, indices: np.ndarray, shape: np.ndarray, *, element_dtype: str = ""
 ) -> np.ndarray:
@@ -227,7 +216,7 @@ def gather(
     return _stacked(list_, places, _shape(shape))
 
 
-@array_operator("TensorListScatterV2", strings=True)
+@common.array_operator("TensorListScatterV2", strings=True)
 def scatter(
     value: np.ndarray, indices: np.ndarray, shape: np.ndarray, count: np.ndarray
 ) -> _TensorList:
@@ -237,21 +226,21 @@ def scatter(
         raise ShapeError(f"indices {places} do not fit a value of shape {value.shape}")
     if max([*places, -1]) >= length:
         raise ShapeError(f"indices {places} are not in a list of {length} elements")
-    reserve(_PLACE_BYTES * length + ELEMENT_BYTES * len(places))
+    reserve(_PLACE_BYTES * length + tensor_arrays.ELEMENT_BYTES * len(places))
     items: list[np.ndarray | None] = [None] * length
     for place, row in check_stop_each(zip(places, copy_within_budget(value), strict=True)):
         items[place] = np.asarray(row)
     return _TensorList(value.dtype, _shape(shape), tuple(items))
 
 
-@array_operator("TensorListLength", infer=always(TensorType(INT32, ())))
+@common.array_operator("TensorListLength", infer=always(TensorType(INT32, ())))
 def length(handle: Any) -> np.ndarray:
     return np.array(len(_list(handle).items), np.int32)
 
 
-@operator("TensorListElementShape")
+@common.operator("TensorListElementShape")
 def element_shape(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "shape_type", "int32", "iu")
+    dtype = common.named_dtype(node.attrs, "shape_type", "int32", "iu")
 
     def function(handle: Any) -> np.ndarray:
         shape = _list(handle).shape
@@ -260,25 +249,27 @@ def element_shape(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-@array_operator("TensorListResize")
+@common.array_operator("TensorListResize")
 def resize(handle: Any, size: np.ndarray) -> _TensorList:
     list_, count = _list(handle), _size(size)
     missing = (None,) * (count - len(list_.items))
     return replace(list_, items=(*list_.items[:count], *missing))
 
 
-@array_operator("TensorListConcatV2", infer=infer_concatenated("element_dtype"))
+@common.array_operator(
+    "TensorListConcatV2", infer=tensor_arrays.infer_concatenated("element_dtype")
+)
 def concat(
     handle: Any, shape: np.ndarray, dims: Any, *, element_dtype: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
     list_, dims_ = _list(handle, element_dtype), _shape(shape)
     parts = [list_.item(i, dims_) for i in check_stop_each(range(len(list_.items)))]
-    return concatenated(parts, dims_[1:] if dims_ else None, list_.dtype)
+    return tensor_arrays.concatenated(parts, dims_[1:] if dims_ else None, list_.dtype)
 
 
-@array_operator("TensorListSplit", strings=True)
+@common.array_operator("TensorListSplit", strings=True)
 def split(value: np.ndarray, shape: np.ndarray, lengths: np.ndarray) -> _TensorList:
-    counts = checked_lengths(lengths, value)
-    reserve(ELEMENT_BYTES * len(counts))
+    counts = tensor_arrays.checked_lengths(lengths, value)
+    reserve(tensor_arrays.ELEMENT_BYTES * len(counts))
     parts = tuple(np.split(copy_within_budget(value), np.cumsum(counts)[:-1])) if counts else ()
     return _TensorList(value.dtype, _shape(shape), parts)
