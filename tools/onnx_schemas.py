@@ -9,11 +9,11 @@ from typing import Any
 
 import onnx
 
-from penstock.frontends.onnx.schema_table import FILE, SchemaAttribute, SchemaPort, SchemaRecord
+from penstock.frontends.onnx.schemas import FILE, OnnxSchema, SchemaAttribute, SchemaPort
 
 
-def record_of(schema: onnx.defs.OpSchema) -> SchemaRecord:
-    """The record of a schema of the package."""
+def schema_of(schema: onnx.defs.OpSchema) -> OnnxSchema:
+    """A schema of the package as the table has it."""
 
     def ports(formals: Sequence[Any]) -> list[SchemaPort]:
         return [
@@ -23,7 +23,7 @@ def record_of(schema: onnx.defs.OpSchema) -> SchemaRecord:
             for f in formals
         ]
 
-    return SchemaRecord(
+    return OnnxSchema(
         schema.name,
         schema.domain,
         schema.since_version,
@@ -45,22 +45,23 @@ def record_of(schema: onnx.defs.OpSchema) -> SchemaRecord:
 
 def text() -> str:
     """The table: the sets of types, and a line for each operation."""
-    records = sorted(
-        map(record_of, onnx.defs.get_all_schemas_with_history()),
-        key=lambda r: (r.domain, r.name, -r.version),
+    schemas = sorted(
+        map(schema_of, onnx.defs.get_all_schemas_with_history()),
+        key=lambda s: (s.domain, s.name, -s.version),
     )
     sets: dict[frozenset[str], int] = {}
 
-    def row(record: SchemaRecord) -> list[object]:
+    def row(schema: OnnxSchema) -> list[object]:
         ports = [
             [[*port[:4], sets.setdefault(port.types, len(sets))] for port in side]
-            for side in (record.inputs, record.outputs)
+            for side in (schema.inputs, schema.outputs)
         ]
-        return [*record[2:9], *ports]
+        _, _, *numbers, _, _ = vars(schema).values()
+        return [*numbers, *ports]
 
     lines = [
-        f"{domain} {name} {json.dumps([row(r) for r in group], separators=(',', ':'))}"
-        for (domain, name), group in groupby(records, key=lambda r: (r.domain, r.name))
+        f"{domain} {name} {json.dumps([row(s) for s in group], separators=(',', ':'))}"
+        for (domain, name), group in groupby(schemas, key=lambda s: (s.domain, s.name))
     ]
     return "\n".join([json.dumps([sorted(s) for s in sets]), *lines, ""])
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.analysis.verify import function_cycle, verify
+from penstock.analysis.verify import verify
 from penstock.errors import MAX_PROBLEMS, InvalidModel
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.limits import Limits
@@ -543,30 +543,6 @@ def test_verify_refuses_a_cycle_inside_a_nested_graph() -> None:
     broken = valid()
     nodes(broken, "times")[0].inputs[1] = value_named(broken.graph, "unused")
     assert "first: times in m.onnx -> unused -> times in m.onnx" in problem(broken)
-
-
-# Functions
-
-
-def test_function_cycle_of_functions_that_call_each_other_is_returned() -> None:
-    calls = {"a": ["b"], "b": ["leaf", "c"], "c": ["d", "b"], "d": ["Add"], "leaf": []}
-    assert function_cycle(calls) == ["b", "c"]
-
-
-def test_function_cycle_of_a_function_that_calls_itself_is_returned() -> None:
-    assert function_cycle({"a": ["b"], "b": ["b"]}) == ["b"]
-
-
-def test_function_cycle_without_recursion_is_none() -> None:
-    assert function_cycle({"a": ["b", "c"], "b": ["c"], "c": []}) is None
-    assert function_cycle({}) is None
-
-
-def test_function_cycle_of_20000_functions_does_not_recurse() -> None:
-    calls = {str(i): [str(i + 1)] for i in range(20_000)}
-    assert function_cycle(calls) is None
-    calls["20000"] = ["0"]
-    assert len(function_cycle(calls) or []) == 20_001
 
 
 # Limits, and what only a hostile file does

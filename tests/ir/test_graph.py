@@ -11,9 +11,9 @@ from penstock.ir.graph import (
     Value,
     captures,
     dependencies,
+    ordered,
     readers_of,
     sort,
-    topological,
 )
 from penstock.types import constant_type
 from tests.support.graphs import any_op, chain, graph, nest, node_named, value_named
@@ -33,6 +33,12 @@ graph main(x, b) -> (z) {
   w = Neg(z) as last
 }
 """
+
+
+def in_order(graph: Graph) -> list[Node]:
+    """The nodes of ``graph`` itself, each after those that it depends on."""
+    *_, (_, edges) = dependencies(graph)
+    return ordered(graph, edges)
 
 
 def names(nodes: list[Node | None]) -> str:
@@ -112,7 +118,7 @@ def test_repr_shows_names_and_operations() -> None:
 # Order
 
 
-def test_topological_keeps_a_valid_order() -> None:
+def test_ordered_keeps_a_valid_order() -> None:
     """
         a -> c -> e
         b -> d
@@ -120,25 +126,25 @@ def test_topological_keeps_a_valid_order() -> None:
     main = graph("""graph main(x) -> (r) {
       p = Neg(x) as a   q = Neg(x) as b   r = Neg(p) as c   s = Neg(q) as d   t = Neg(r) as e
     }""")
-    assert names(topological(main)) == "a b c d e"
+    assert names(in_order(main)) == "a b c d e"
 
 
-def test_topological_changes_an_invalid_order_only_where_needed() -> None:
+def test_ordered_changes_an_invalid_order_only_where_needed() -> None:
     main = graph("""graph main(x) -> (t) {
       t = Neg(s) as late   p = Neg(x) as a   s = Neg(q) as b   q = Neg(x) as c   u = Neg(x) as d
     }""")
-    assert names(topological(main)) == "a c b late d"
+    assert names(in_order(main)) == "a c b late d"
     assert names(main.nodes) == "late a b c d"
     sort(main)
     assert names(main.nodes) == "a c b late d"
 
 
-def test_topological_respects_control_inputs() -> None:
+def test_ordered_respects_control_inputs() -> None:
     main = graph("graph main(x) -> () { y = Neg(x) as a after(b)  z = Neg(x) as b }")
-    assert names(topological(main)) == "b a"
+    assert names(in_order(main)) == "b a"
 
 
-def test_topological_respects_captures_of_nested_graphs() -> None:
+def test_ordered_respects_captures_of_nested_graphs() -> None:
     main = graph("""graph main(b, x) -> (y) {
       y = If(b) as carrier {
         then_branch: graph() -> (w) {
@@ -149,7 +155,7 @@ def test_topological_respects_captures_of_nested_graphs() -> None:
       u = Neg(x) as u
       r = Neg(x) as r
     }""")
-    assert names(topological(main)) == "u r carrier"
+    assert names(in_order(main)) == "u r carrier"
 
 
 def test_sort_sorts_nested_graphs() -> None:
@@ -160,52 +166,52 @@ def test_sort_sorts_nested_graphs() -> None:
     assert names(list(main.walk())) == "i early late"
 
 
-def test_topological_names_the_nodes_of_a_cycle() -> None:
+def test_ordered_names_the_nodes_of_a_cycle() -> None:
     main = graph("""graph main(x) -> (p) {
       o = Neg(x) as before
       p = Add(o, r) as a in m.onnx   q = Neg(p) as b in m.onnx   r = Neg(q) as c
       s = Neg(r) as behind
     }""")
     with pytest.raises(InvalidModel) as error:
-        topological(main)
+        in_order(main)
     assert str(error.value) == (
         "graph 'main': each of these nodes waits for the one before it, so that none can run "
         "first: a in m.onnx -> b in m.onnx -> c -> a in m.onnx. Remove one of these dependencies"
     )
 
 
-def test_topological_names_a_cycle_through_a_nested_graph() -> None:
+def test_ordered_names_a_cycle_through_a_nested_graph() -> None:
     main = graph("""graph main(b) -> (y) {
       y = If(b) as choice { then_branch: graph() -> (v) { v = Neg(u) } }
       u = Neg(y) as after_it
     }""")
     with pytest.raises(InvalidModel, match="first: choice -> after_it -> choice"):
-        topological(main)
+        in_order(main)
 
 
-def test_topological_refuses_a_node_whose_graph_reads_its_output() -> None:
+def test_ordered_refuses_a_node_whose_graph_reads_its_output() -> None:
     main = graph("graph main(b) -> (y) { y = If(b) as i { a: graph() -> (v) { v = Neg(y) } } }")
     with pytest.raises(InvalidModel, match="first: i -> i"):
-        topological(main)
+        in_order(main)
 
 
-def test_topological_abbreviates_a_long_cycle() -> None:
+def test_ordered_abbreviates_a_long_cycle() -> None:
     ring = chain(1000)
     ring.nodes[0].inputs[1] = ring.outputs[0]
     with pytest.raises(InvalidModel) as error:
-        topological(ring)
+        in_order(ring)
     assert "n6 -> n7 -> ... 985 more ... -> n993" in str(error.value)
     assert len(str(error.value)) < 400
 
 
-def test_topological_ignores_producers_outside_of_the_graph() -> None:
+def test_ordered_ignores_producers_outside_of_the_graph() -> None:
     """They are another check's business."""
     stray = Value("stray", producer=Node(any_op("Gone"), [], []))
     node = Node(any_op("Neg"), [stray], [])
-    assert topological(Graph([], [stray], [node])) == [node]
+    assert in_order(Graph([], [stray], [node])) == [node]
 
 
-def test_topological_of_an_empty_graph_is_empty() -> None:
+def test_ordered_of_an_empty_graph_is_empty() -> None:
     empty = Graph([], [], [])
     sort(empty)
-    assert topological(empty) == [] == list(empty.walk()) == captures(empty)
+    assert in_order(empty) == [] == list(empty.walk()) == captures(empty)

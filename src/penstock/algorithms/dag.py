@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.algorithms.checkpoints import paced
@@ -139,3 +139,13 @@ def strongly_connected_components(successors: Sequence[Iterable[int]]) -> list[l
                         components[-1].append(stack.pop())
                         on_stack[components[-1][-1]] = False
     return components
+
+
+def on_cycles(successors: Sequence[Collection[int]]) -> set[int]:
+    """The nodes of a directed graph that edges lead back to.
+
+    >>> on_cycles([[1], [2], [1, 3], [3], [0]])
+    {1, 2, 3}
+    """
+    components = strongly_connected_components(successors)
+    return {i for nodes in components for i in nodes if len(nodes) > 1 or i in successors[i]}

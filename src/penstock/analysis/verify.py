@@ -5,13 +5,12 @@ is linear in the model. Then it runs ``_CHECKS``. A check is a generator of sent
 node, by its origin, or the value, and say what to do. No check recurses: a file must not be able to
 exhaust the stack by nesting.
 
-Rules of a format (schemas, opsets, existing functions) are checked by its front end, which uses
-``function_cycle`` for functions that call each other.
+Rules of a format (schemas, opsets, existing functions) are checked by its front end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -20,7 +19,6 @@ from math import prod
 import numpy as np
 
 from penstock.algorithms.checkpoints import CHECK_EVERY, checkpoint, paced
-from penstock.algorithms.dag import CycleError, Dag
 from penstock.errors import InvalidModel, ProblemList
 from penstock.ir.graph import Graph, Model, Node, Value, dependencies, ordered
 from penstock.ir.op import Role
@@ -61,19 +59,6 @@ def verify(model: Model, limits: Limits = DEFAULT_LIMITS, *, partial: bool = Fal
     for problem in chain.from_iterable(check(index) for check in _CHECKS):
         problems.add(problem)
     problems.raise_any()
-
-
-def function_cycle(calls: Mapping[str, Collection[str]]) -> list[str] | None:
-    """Return functions that call each other in a cycle, caller before callee; or ``None``.
-    ``calls`` maps each function to those it calls; callees without a key are ignored."""
-    position = {name: i for i, name in enumerate(calls)}
-    edges = [(position[a], position[b]) for a in calls for b in calls[a] if b in position]
-    try:
-        Dag(len(position), edges)
-    except CycleError as error:
-        names = list(calls)
-        return [names[i] for i in error.cycle]
-    return None
 
 
 @dataclass(slots=True)

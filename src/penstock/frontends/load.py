@@ -67,7 +67,8 @@ def load_text(text: str, limits: Limits = DEFAULT_LIMITS) -> Model:
         for node in graph.walk():
             schema = find_schema(node.op.name, node.op.domain, node.op.version)
             if schema is not None:
-                known = {k: schema.attributes[k] for k in node.attrs if k in schema.attributes}
+                declared = schema.attributes
+                known = {k: declared[k].type for k in node.attrs if k in declared}
                 faults = schema.faults(known, node.inputs, len(node.outputs))
                 problems.add(*[f"{node.label} {fault}" for fault in faults])
     problems.raise_any()

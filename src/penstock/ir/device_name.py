@@ -6,8 +6,10 @@ part that is missing, or ``*``, matches any device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from typing import Any
 
 from penstock.errors import InvalidModel
 
@@ -15,6 +17,19 @@ LOCAL = "/job:localhost/replica:0/task:0"
 """prefix of the names of this process's devices"""
 
 _ANY = "*"
+_KINDS = frozenset({"CPU", "GPU", "TPU"})
+_NUMBER = r"[0-9]{1,9}|\*"
+_PART = re.compile(
+    rf"job:(?P<job>[^:]+)|replica:(?P<replica>{_NUMBER})|task:(?P<task>{_NUMBER})"
+    rf"|device:(?P<kind>[^:]+):(?P<index>{_NUMBER})|\*?"
+)
+_FIELDS: Mapping[str, Callable[[str], str | int]] = {
+    "job": str,
+    "replica": int,
+    "task": int,
+    "kind": str.upper,
+    "index": int,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +46,22 @@ class DeviceName:
     @classmethod
     def parse(cls, text: str) -> DeviceName:
         """Parse ``text``. Raises ``InvalidModel``."""
-        fields: dict[str, str | int | None] = {}
+        fields: dict[str, Any] = {}
         for part in text.split("/"):
-            if not part or part == _ANY:
-                continue
-            for key, value in _fields(part, text):
-                if key in fields:
+            if part.partition(":")[0].upper() in _KINDS:  # a short form
+                part = f"device:{part}" if ":" in part else f"device:{part}:{_ANY}"
+            match = _PART.fullmatch(part)
+            if match is None:
+                raise InvalidModel(
+                    f"{text!r} is no name of a device: {part!r} is none of its parts, as "
+                    '"/job:worker/replica:0/task:1/device:CPU:0" has them, or "cpu:0"'
+                )
+            for key, value in match.groupdict().items():
+                if value is not None and key in fields:
                     raise InvalidModel(f"the device {text!r} says its {key} twice; say it once")
-                fields[key] = value
-        return cls(**fields)  # type: ignore[arg-type]
+                if value is not None:
+                    fields[key] = None if value == _ANY else _FIELDS[key](value)
+        return cls(**fields)
 
     @property
     def full(self) -> bool:
@@ -74,41 +96,6 @@ class DeviceName:
         """This name, with the parts that it leaves open from ``other``."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         return DeviceName(*[b if a is None else a for a, b in pairs])
-
-
-def _fields(part: str, text: str) -> Iterable[tuple[str, str | int | None]]:
-    """The fields that one part of a name gives."""
-    key, *rest = part.split(":")
-    if key == "job" and len(rest) == 1 and rest[0]:
-        yield key, _open(rest[0])
-    elif key in ("replica", "task") and len(rest) == 1:
-        yield key, _number(rest[0], text)
-    elif key == "device" and len(rest) == 2 and rest[0]:
-        yield "kind", _open(rest[0].upper())
-        yield "index", _number(rest[1], text)
-    elif key.upper() in _KINDS and len(rest) <= 1:
-        yield "kind", key.upper()
-        yield "index", _number(rest[0], text) if rest else None
-    else:
-        raise InvalidModel(
-            f"{text!r} is no name of a device: {part!r} is none of its parts, as "
-            '"/job:worker/replica:0/task:1/device:CPU:0" has them, or "cpu:0"'
-        )
-
-
-_KINDS = frozenset({"CPU", "GPU", "TPU"})
-
-
-def _open(text: str) -> str | None:
-    return None if text == _ANY else text
-
-
-def _number(text: str, name: str) -> int | None:
-    if text == _ANY:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise InvalidModel(f"{name!r} is no name of a device: {text!r} is no number")
-    return int(text)
 
 
 def local(devices: int | Sequence[str]) -> tuple[str, ...]:

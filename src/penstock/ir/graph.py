@@ -7,9 +7,9 @@ body of a Loop. A nested graph refers to a value of a graph around it by the sam
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import length_hint
 from typing import Any
@@ -184,7 +184,7 @@ class Node:
 
 
 class Graph:
-    """Nodes in any order (``passes`` and ``order`` sort), with the values that enter and leave.
+    """Nodes in any order (``sort`` puts them in one), with the values that enter and leave.
     ``targets`` are nodes that run though no output may need them."""
 
     __slots__ = ("inputs", "name", "nodes", "outputs", "targets")
@@ -229,6 +229,7 @@ class Graph:
         return f"Graph({self.name!r}, {len(self.nodes)} nodes)"
 
 
+@dataclass(slots=True, eq=False)
 class Model:
     """Graphs, of which ``graphs[entry]`` runs; the ``functions`` that nodes call; metadata.
 
@@ -237,25 +238,13 @@ class Model:
     are fed, by name, if the format has one; it raises ``InvalidModel``.
     """
 
-    __slots__ = ("aliases", "check_types", "entry", "functions", "graphs", "metadata", "path")
-
-    def __init__(
-        self,
-        graphs: Mapping[str, Graph],
-        entry: str,
-        functions: Mapping[str, Graph] | None = None,
-        metadata: Mapping[str, str] | None = None,
-        path: str | None = None,
-        aliases: Mapping[str, str] | None = None,
-        check_types: Callable[[Graph, Mapping[str, Type]], None] | None = None,
-    ) -> None:
-        self.graphs = dict(graphs)
-        self.entry = entry
-        self.functions = dict(functions or {})
-        self.metadata = dict(metadata or {})
-        self.path = path
-        self.aliases = dict(aliases or {})
-        self.check_types = check_types
+    graphs: dict[str, Graph]
+    entry: str
+    functions: dict[str, Graph] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    path: str | None = None
+    aliases: dict[str, str] = field(default_factory=dict)
+    check_types: Callable[[Graph, Mapping[str, Type]], None] | None = None
 
     @property
     def graph(self) -> Graph:
@@ -336,22 +325,17 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
         yield subgraph, edges
 
 
-def topological(graph: Graph) -> list[Node]:
-    """Return the nodes of ``graph`` itself, each after all of its dependencies (``dependencies``).
-    Their order is kept if it is valid; else, of the nodes that are ready, the one that is listed
-    first comes first. Raises ``InvalidModel`` that names a cycle if there is one."""
-    ((_, edges),) = deque(dependencies(graph), maxlen=1)  # the last are those of graph itself
-    return ordered(graph, edges)
-
-
 def sort(graph: Graph) -> None:
-    """Put the nodes of ``graph`` and of every nested graph in the order of ``topological``."""
+    """Put the nodes of ``graph`` and of every nested graph in an order (see ``ordered``)."""
     for subgraph, edges in dependencies(graph):
         subgraph.nodes[:] = ordered(subgraph, edges)
 
 
 def ordered(graph: Graph, edges: Sequence[tuple[int, int]]) -> list[Node]:
-    """The nodes of ``graph`` as ``topological`` has them, for the edges of ``dependencies``."""
+    """The nodes of ``graph``, each after all of its ``dependencies``, which are the ``edges``.
+
+    Their order is kept if it is valid; else, of the nodes that are ready, the one that is listed
+    first comes first. Raises ``InvalidModel`` that names a cycle if there is one."""
     if all(a < b for a, b in edges):
         return list(graph.nodes)
     try:

@@ -11,25 +11,22 @@ Replacement = Sequence[Value | None] | None
 Visit = Callable[[Node], Replacement | bool]
 
 
-def forward(graph: Graph, visit: Visit) -> bool:
+def forward(graph: Graph, visit: Visit, substitution: Substitution | None = None) -> bool:
     """Call ``visit`` for every node, nested graphs first; return whether anything changed.
 
     ``visit`` returns a value for each of the node's outputs, which then replaces every later use of
     that output, and the node is dropped; or ``None`` or ``False`` to keep the node as it is; or
     ``True`` if it changed the node in place. When a node is visited, replacements have already been
-    applied to its inputs.
+    applied to its inputs. ``substitution`` is that of the graph around this one.
     """
-    return _walk(graph, visit, Substitution())
-
-
-def _walk(graph: Graph, visit: Visit, substitution: Substitution) -> bool:
+    substitution = Substitution() if substitution is None else substitution
     changed = False
     kept = []
     for node in paced(graph.nodes):
         if substitution:
             substitution.apply(node)
         for _, inner in node.graphs:
-            changed |= _walk(inner, visit, substitution)
+            changed |= forward(inner, visit, substitution)
         values = visit(node)
         if values is None or isinstance(values, bool):
             kept.append(node)

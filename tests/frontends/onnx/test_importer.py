@@ -445,14 +445,14 @@ def test_input_types_with_faults_are_refused() -> None:
 
 def test_schemas_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
-    original = schemas.schema_record
+    original = schemas._read
 
     def counted(*arguments: Any) -> Any:
         nonlocal count
         count += 1
         return original(*arguments)
 
-    monkeypatch.setattr(schemas, "schema_record", counted)
+    monkeypatch.setattr(schemas, "_read", counted)
     nodes = [node("Mul", f"v{i} w", f"v{i + 1}") for i in range(500)]
     load_onnx(model_of(*nodes, inputs=("v0", "w"), outputs=("v500",)))
     assert count < 10

@@ -1,32 +1,32 @@
-"""The nodes of a model once the calls of its functions are expanded, counted before any are."""
+"""The nodes of a model once the calls of its functions are expanded, counted before any are.
+
+A *census* of a body counts its nodes, as calls of ``None``, and its calls of each function. Other
+names, which have no size, are not expanded::
+
+    >>> sizes = expanded_sizes({"f": {None: 3}, "g": {None: 2, "f": 4}})
+    >>> expanded_size({None: 5, "g": 2, "h": 1}, sizes)
+    33
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from graphlib import TopologicalSorter
-from typing import Generic, TypeVar
+from typing import Any
 
-Name = TypeVar("Name", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True)
-class Census(Generic[Name]):
-    """The number of nodes of a body, and how often they call each function."""
-
-    nodes: int
-    calls: Mapping[Name, int]
-
-    def expanded(self, sizes: Mapping[Name, int]) -> int:
-        """The number of nodes with all calls expanded, for functions of these ``sizes``; functions
-        without a size are not expanded."""
-        return self.nodes + sum(n * sizes.get(name, 0) for name, n in self.calls.items())
+Census = Mapping[Any, int]
 
 
-def expanded_sizes(functions: Mapping[Name, Census[Name]]) -> dict[Name, int]:
-    """The size of each function with all calls expanded; none may call itself."""
-    sizes: dict[Name, int] = {}
-    for name in TopologicalSorter({k: c.calls for k, c in functions.items()}).static_order():
+def expanded_size(census: Census, sizes: Mapping[Any, int]) -> int:
+    """The number of nodes of a body with all calls expanded, for functions of these ``sizes``."""
+    return sum(count * sizes.get(name, 0) for name, count in census.items())
+
+
+def expanded_sizes(functions: Mapping[Any, Census]) -> Mapping[Any, int]:
+    """The size of each function with all calls expanded. Raises ``graphlib.CycleError`` for
+    functions that call themselves."""
+    sizes: dict[Any, int] = {None: 1}
+    for name in TopologicalSorter(functions).static_order():
         if name in functions:
-            sizes[name] = functions[name].expanded(sizes)
+            sizes[name] = expanded_size(functions[name], sizes)
     return sizes

@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError
 from itertools import chain
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, OperatorSetIdProto
 
-from penstock.analysis.verify import function_cycle
 from penstock.errors import InvalidModel, shortened
 from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.common.encoding import decode_text
-from penstock.frontends.common.expansion import Census, expanded_sizes
+from penstock.frontends.common.expansion import Census, expanded_size, expanded_sizes
 from penstock.frontends.onnx.schemas import OnnxSchema
 
 Key = tuple[str, str, str]
@@ -58,8 +58,8 @@ def _function(
 @cache
 def definition_of(schema: OnnxSchema) -> OnnxFunction:
     """The function by which ONNX defines an operation."""
-    assert schema.record.function is not None
-    return _function(schema.record.function, f"the definition of {schema}", schema.default_protos)
+    assert schema.function is not None
+    return _function(schema.function, f"the definition of {schema}", schema.default_protos)
 
 
 class FunctionTable:
@@ -87,22 +87,19 @@ class FunctionTable:
         """Raise ``InvalidModel`` where functions call each other in a circle, or where expanding
         them would make more nodes than a model may have."""
         functions = {key: self.census(function.nodes) for key, function in self.table.items()}
-        titles = {key: function.title for key, function in self.table.items()}
-        cycle = function_cycle(
-            {titles[key]: [titles[c] for c in census.calls] for key, census in functions.items()}
-        )
-        if cycle is not None:
-            circle = " -> ".join([*cycle, cycle[0]])
+        try:
+            sizes = expanded_sizes(functions)
+        except CycleError as error:
+            circle = " -> ".join([self.table[key].title for key in reversed(error.args[1])])
             raise InvalidModel(
                 f"functions of the model call themselves: {circle}; ONNX allows no recursion: use "
                 "a Loop"
-            )
-        diagnostics.check_nodes(self.census(graph.node).expanded(expanded_sizes(functions)))
+            ) from error
+        diagnostics.check_nodes(expanded_size(self.census(graph.node), sizes))
 
-    def census(self, nodes: Iterable[NodeProto]) -> Census[Key]:
-        """The number of nodes, with nested graphs, and how often they call each function."""
-        own = 0
-        calls: Counter[Key] = Counter()
+    def census(self, nodes: Iterable[NodeProto]) -> Census:
+        """The census of a body, nested graphs included."""
+        census: Counter[Key | None] = Counter()
         stack = [iter(nodes)]
         while stack:
             node = next(stack[-1], None)
@@ -110,11 +107,9 @@ class FunctionTable:
                 stack.pop()
                 continue
             key = (plain_domain(node.domain), node.op_type, node.overload)
-            own += 1
-            if key in self.table:
-                calls[key] += 1
+            census.update((None, key) if key in self.table else (None,))
             stack += [iter(graph.node) for graph in nested_graphs(node)]
-        return Census(own, calls)
+        return census
 
 
 def nested_graphs(node: NodeProto) -> list[GraphProto]:

@@ -281,7 +281,7 @@ class _Importer:
         old = NodeUpgrade(
             name, inputs, outputs, attrs, types=self.types, unique=self.names.unique, origin=origin
         )
-        old.op, old.version = meaning.schema.record.name, meaning.schema.record.version
+        old.op, old.version = meaning.schema.name, meaning.schema.version
         try:
             meaning.rule(old)
         except ConversionError as error:

@@ -20,7 +20,7 @@ def current(name: str) -> tuple[Op, OnnxSchema]:
     schema = find_schema(name, "", newest_opset(""))
     if schema is None:
         raise InternalError(f"ONNX has no operation {name}")
-    op = find(name) or reference_op(name, "", schema.record.version)
+    op = find(name) or reference_op(name, "", schema.version)
     if op is None:
         raise InternalError(f"no kernel is available for {schema}")
     return op, schema

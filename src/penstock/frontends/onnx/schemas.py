@@ -1,23 +1,31 @@
-"""ONNX's schemas of operations: looked up once and kept, checked against nodes."""
+"""ONNX's schemas of operations, read from a text file once and checked against nodes; the onnx
+package takes 7 MB to look one up.
+
+``schemas.txt`` has all versions of all operations of the release to which the package is pinned;
+``python -m tools.onnx_schemas`` writes it. The first line lists sets of types; each other line is
+an operation: its domain, its name, and the fields of an ``OnnxSchema`` from ``version`` on for
+each version, the newest first. Sets of types are numbers there::
+
+     Sign [[13,1,1,1,1,false,{},[["input","T",0,true,7]],[["output","T",0,true,7]]],[9,...]]
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Any
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import onnx
-from onnx import AttributeProto
+from onnx import AttributeProto, FunctionProto
 
 from penstock.frontends.common.encoding import decode_text
-from penstock.frontends.onnx.schema_table import (
-    OPTIONAL,
-    SchemaRecord,
-    default_of,
-    newest_versions,
-    schema_record,
-)
+
+FILE = Path(__file__).with_name("schemas.txt")
+OPTIONAL, VARIADIC = 1, 2
+"""The ``option`` of a port that may be left out, and of one that stands for any number of values"""
 
 # Attributes that operations of the first versions may have, and that have no meaning.
 LEGACY = frozenset({"consumed_inputs"})
@@ -27,18 +35,65 @@ TYPE_NAMES: Mapping[int, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class SchemaAttribute(NamedTuple):
+    """``type`` is that of ``AttributeProto``, ``default`` the hexadecimal digits of one."""
+
+    type: int
+    required: bool
+    default: str
+
+
+class SchemaPort(NamedTuple):
+    """An input or an output. ``types`` are those that it may have; empty if any."""
+
+    name: str
+    type_str: str
+    option: int
+    is_homogeneous: bool
+    types: frozenset[str]
+
+    @property
+    def variable(self) -> str:
+        """What its type is called: equal names, equal types; "" if it stands for itself."""
+        return "" if self.option == VARIADIC and not self.is_homogeneous else self.type_str
+
+    def takes(self, type_: str) -> bool:
+        return type_ in self.types or not self.types
+
+
+@dataclass(frozen=True, eq=False)
 class OnnxSchema:
-    """One version of one operation, from the package's ``record``.
+    """What ONNX says of one version of one operation."""
 
-    ``attributes`` are the ``AttributeProto`` types by name, ``defaults`` the values of those that
-    have one (``default_protos`` as they stand in the schema).
-    """
+    name: str
+    domain: str
+    version: int
+    min_input: int
+    max_input: int
+    min_output: int
+    max_output: int
+    has_function: bool
+    attributes: Mapping[str, SchemaAttribute]
+    inputs: Sequence[SchemaPort]
+    outputs: Sequence[SchemaPort]
 
-    record: SchemaRecord
-    attributes: Mapping[str, int]
-    defaults: Mapping[str, Any]
-    default_protos: Mapping[str, AttributeProto]
+    @property
+    def function(self) -> FunctionProto | None:
+        """The body that defines the operation, which only the package has."""
+        if not self.has_function:
+            return None
+        return onnx.defs.get_schema(self.name, self.version, self.domain).function_body
+
+    @cached_property
+    def default_protos(self) -> Mapping[str, AttributeProto]:
+        """The defaults of the attributes that have one, as they stand in the schema."""
+        digits = {key: a.default for key, a in self.attributes.items() if a.default}
+        return {key: AttributeProto.FromString(bytes.fromhex(x)) for key, x in digits.items()}
+
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        """The values of the ``default_protos``."""
+        return {key: _value(proto) for key, proto in self.default_protos.items()}
 
     def faults(
         self, types: Mapping[str, int], inputs: Sequence[Any], outputs: int
@@ -50,45 +105,29 @@ class OnnxSchema:
             if wanted is None:
                 if name not in LEGACY and not name.startswith("_"):
                     yield f"has an attribute {name!r}, which {self} does not have"
-            elif wanted != code:
-                names = f"{TYPE_NAMES.get(code, code)}, not {TYPE_NAMES[wanted]}"
+            elif wanted.type != code:
+                names = f"{TYPE_NAMES.get(code, code)}, not {TYPE_NAMES[wanted.type]}"
                 yield f"has an attribute {name!r} that is of kind {names}"
-        record = self.record
-        for name, attribute in record.attributes.items():
+        for name, attribute in self.attributes.items():
             if attribute.required and name not in types and name not in LEGACY:
                 yield f"lacks attribute {name!r}, which {self} requires"
         for role, count, least, most in (
-            ("inputs", len(inputs), record.min_input, record.max_input),
-            ("outputs", outputs, record.min_output, record.max_output),
+            ("inputs", len(inputs), self.min_input, self.max_input),
+            ("outputs", outputs, self.min_output, self.max_output),
         ):
             if not least <= count <= most:
                 allowed = f"{least}" if least == most else f"{least} to {most}"
                 if most > 2**30:
                     allowed = f"at least {least}"
                 yield f"has {count} {role}, but {self} has {allowed}"
-        for i, value in enumerate(inputs[: record.max_input]):
+        for i, value in enumerate(inputs[: self.max_input]):
             if value is None:
-                port = record.inputs[min(i, len(record.inputs) - 1)]
+                port = self.inputs[min(i, len(self.inputs) - 1)]
                 if port.option != OPTIONAL:
                     yield f"leaves out input {i} ({port.name}), which {self} requires"
 
     def __str__(self) -> str:
-        domain, name = self.record.domain, self.record.name
-        return f"{domain + '.' if domain else ''}{name}-{self.record.version}"
-
-
-@lru_cache(maxsize=4096)
-def find_schema(name: str, domain: str, opset: int) -> OnnxSchema | None:
-    """The schema that ``name`` has in an opset of its domain."""
-    if not 0 < opset < 2**31:  # other numbers are a TypeError of the onnx package
-        return None
-    record = schema_record(name, domain, opset)
-    if record is None or record.version != opset:  # opsets share the schema of the version
-        return None if record is None else find_schema(name, domain, record.version)
-    attributes = record.attributes
-    protos = {key: default_of(a) for key, a in attributes.items() if a.default}
-    defaults = {key: _value(proto) for key, proto in protos.items()}
-    return OnnxSchema(record, {key: a.type for key, a in attributes.items()}, defaults, protos)
+        return f"{self.domain + '.' if self.domain else ''}{self.name}-{self.version}"
 
 
 def _value(proto: AttributeProto) -> Any:
@@ -101,17 +140,49 @@ def _value(proto: AttributeProto) -> Any:
     return [decode_text(item) if isinstance(item, bytes) else item for item in value]
 
 
+@lru_cache(maxsize=4096)
+def find_schema(name: str, domain: str, opset: int) -> OnnxSchema | None:
+    """The schema that ``name`` has in an opset of its domain."""
+    schema = _read(name, domain, opset)
+    if schema is None or schema.version == opset:
+        return schema
+    return find_schema(name, domain, schema.version)  # opsets share the schema of the version
+
+
+def _read(name: str, domain: str, opset: int) -> OnnxSchema | None:
+    """The newest version of an operation up to that of an opset."""
+    lines, sets = _table()
+    versions = json.loads(lines.get((domain, name), "[]"))
+    for version, *numbers, attributes, inputs, outputs in versions:
+        if version <= opset:
+            ports = [
+                [SchemaPort._make([*port, sets[i]]) for *port, i in side]
+                for side in (inputs, outputs)
+            ]
+            attrs = {key: SchemaAttribute(*fields) for key, fields in attributes.items()}
+            fields: list[Any] = [name, domain, version, *numbers, attrs, *ports]
+            return OnnxSchema(*fields)
+    return None
+
+
 def newest_opset(domain: str) -> int:
     """The last opset of a domain in the onnx package; 0 for other domains."""
-    if not domain:
-        return int(onnx.defs.onnx_opset_version())
-    return _newest().get(domain, 0)
+    return _newest_opsets().get(domain or "ai.onnx", 0)
 
 
 @cache
-def _newest() -> Mapping[str, int]:
-    """By domain. Looking at all schemas takes 10 ms, which ONNX's own domain does not need."""
-    newest = dict(newest_versions())
-    for domain, version in onnx.helper.OP_SET_ID_VERSION_MAP:
+def _newest_opsets() -> Mapping[str, int]:
+    newest: dict[str, int] = {}
+    lines = _table()[0].items()
+    operations = ((domain, int(line[2 : line.index(",")])) for (domain, _), line in lines)
+    for domain, version in (*onnx.helper.OP_SET_ID_VERSION_MAP, *operations):
         newest[domain] = max(newest.get(domain, 0), version)
     return newest
+
+
+@cache
+def _table() -> tuple[Mapping[tuple[str, str], str], Sequence[frozenset[str]]]:
+    """The lines of operations by domain and name, and the sets of types."""
+    sets, *lines = FILE.read_text("ascii").splitlines()
+    keys = [line.split(" ", 2) for line in lines]
+    return {(d, n): text for d, n, text in keys}, [frozenset(s) for s in json.loads(sets)]

@@ -24,8 +24,7 @@ from typing import Any
 
 from penstock.algorithms.checkpoints import paced
 from penstock.errors import ProblemList
-from penstock.frontends.onnx.schema_table import SchemaPort, SchemaRecord, schema_record
-from penstock.frontends.onnx.schemas import newest_opset
+from penstock.frontends.onnx.schemas import OnnxSchema, SchemaPort, find_schema, newest_opset
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES, dtype_of_code
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op, Role
@@ -85,15 +84,6 @@ def _type(name: TypeName) -> Type:
 # Schemas.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Signature:
-    """The ports of an operation. The last of ``inputs`` and ``outputs`` stands for all further."""
-
-    title: str
-    inputs: Sequence[SchemaPort]
-    outputs: Sequence[SchemaPort]
-
-
 _FLOATS = frozenset({"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"})
 _ANYTHING = SchemaPort("zero_point", "", 0, True, frozenset())
 _FLOAT = SchemaPort("X", "T", 0, True, _FLOATS)
@@ -107,26 +97,25 @@ _MICROSOFT = {
 }
 
 
-def _schemas(op: Op) -> Iterator[SchemaRecord]:
-    """The schemas of the versions that ``op`` stands for, the newest first."""
+def _schemas(op: Op) -> Iterator[OnnxSchema]:
+    """The schemas of the versions that ``op`` stands for, the newest first. The last of their
+    inputs and outputs stands for all further."""
+    if op.domain == MICROSOFT and op.name in _MICROSOFT:
+        ports = (_MICROSOFT[op.name], (_ANYTHING,))
+        yield OnnxSchema(op.name, op.domain, op.version, 0, 0, 0, 0, False, {}, *ports)
     version = min(op.version, newest_opset(op.domain))
     while version >= max(op.since, 1):
-        record = schema_record(op.name, op.domain, version)
-        if record is None:
+        schema = find_schema(op.name, op.domain, version)
+        if schema is None:
             return
-        yield record
-        version = record.version - 1
+        yield schema
+        version = schema.version - 1
 
 
 @cache
-def _signature(op: Op) -> _Signature | None:
-    """The ports of the newest version of an operation; None if ONNX has no such operation."""
-    if op.domain == MICROSOFT and op.name in _MICROSOFT:
-        return _Signature(op.full_name, _MICROSOFT[op.name], (_ANYTHING,))
-    schema = next(_schemas(op), None)
-    if schema is None:
-        return None
-    return _Signature(f"{op.full_name}-{schema.version}", schema.inputs, schema.outputs)
+def _newest(op: Op) -> OnnxSchema | None:
+    """The schema of the newest version of an operation; None if ONNX has no such operation."""
+    return next(_schemas(op), None)
 
 
 @lru_cache(maxsize=4096)
@@ -150,19 +139,19 @@ class _Outcome:
 
 
 def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
-    signature = _signature(op)
-    if signature is None:
+    schema = _newest(op)
+    if schema is None:
         return _Outcome((), (None,) * outputs, True)
     faults: list[str] = []
     bound: dict[str, tuple[str, str]] = {}
-    last = len(signature.inputs) - 1
+    last = len(schema.inputs) - 1
     for i, type_ in enumerate(inputs):
         if type_ is None or last < 0:
             continue
-        port = signature.inputs[min(i, last)]
+        port = schema.inputs[min(i, last)]
         if not port.takes(type_) and not _allowed_before(op, "inputs", i, type_):
             faults.append(
-                f"reads {type_} as input {i} ({port.name}), for which {signature.title} takes "
+                f"reads {type_} as input {i} ({port.name}), for which {schema} takes "
                 f"{_listed(port.types)}; insert a Cast, or correct the type"
             )
         elif port.variable:
@@ -170,12 +159,12 @@ def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
             if other != type_:
                 faults.append(
                     f"reads {other} as {name} and {type_} as input {i} ({port.name}), which must "
-                    f"be of one type, {port.variable} of {signature.title}; insert a Cast"
+                    f"be of one type, {port.variable} of {schema}; insert a Cast"
                 )
-    last = len(signature.outputs) - 1
+    last = len(schema.outputs) - 1
     if last < 0:
         return _Outcome(faults, (None,) * outputs, False)
-    ports = [signature.outputs[min(i, last)] for i in range(outputs)]
+    ports = [schema.outputs[min(i, last)] for i in range(outputs)]
     names = tuple(
         bound[port.variable][1] if port.variable in bound else _only(port.types) for port in ports
     )
@@ -246,17 +235,17 @@ class _Checker:
             inferred = list(follow(self, node, inputs))
         else:
             inferred = list(map(name_of, self._inferred(node, inputs)))
-        signature = _signature(node.op)
+        schema = _newest(node.op)
         for i, (value, name) in enumerate(zip(node.outputs, inferred, strict=False)):
             if value is None or name is None or self._types.get(value) is not None:
                 continue
             self._types[value] = name
-            if signature is None:
+            if schema is None:
                 continue
-            port = signature.outputs[min(i, len(signature.outputs) - 1)]
+            port = schema.outputs[min(i, len(schema.outputs) - 1)]
             if not port.takes(name) and not _allowed_before(node.op, "outputs", i, name):
                 allowed = _listed(port.types)
-                fault = f"gives {name} as output {i} ({port.name}), for which {signature.title} "
+                fault = f"gives {name} as output {i} ({port.name}), for which {schema} "
                 self.problems.add(f"{node.op.name} ({node.label}) {fault}gives {allowed}")
 
     def _inferred(self, node: Node, inputs: Sequence[TypeName]) -> Sequence[Type]:

@@ -11,7 +11,7 @@ not old: it calls graphs, so it is written out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -80,20 +80,41 @@ def other_attributes(old: NodeUpgrade) -> None:
     old.become(name, old.inputs, attrs)
 
 
+# Attributes that became inputs behind the first.
+_INPUTS: Mapping[str, Sequence[str]] = {
+    "Clip": ("min", "max"),
+    "Pad": ("pads", "value"),
+    "Reshape": ("shape",),
+    "Slice": ("starts", "ends", "axes"),
+    "TopK": ("k",),
+}
+
+
 @upgrade(17, *(f"Reduce{name}" for name in _REDUCTIONS.split()))
 @upgrade(12, "ReduceSum", "Squeeze", "Unsqueeze")
-@upgrade(9, "TopK")
+@upgrade(10, "Clip", "Pad")
+@upgrade(9, "Slice", "TopK")
 @upgrade(4, "Reshape")
-def attribute_to_input(old: NodeUpgrade) -> None:
-    """An attribute became the second input. Without axes, all are reduced or squeezed."""
-    key = {"Reshape": "shape", "TopK": "k"}.get(old.op, "axes")
-    entries = old.attrs.get(key)
-    if entries is None and key == "shape":
-        raise NodeError("lacks attribute 'shape'; add it")
-    inputs = [old.input(0)]
-    if entries or key != "axes" or old.op == "Unsqueeze":
-        inputs.append(old.constant([entries] if key == "k" else entries))
-    old.become(old.op, inputs, old.attrs)
+def attributes_to_inputs(old: NodeUpgrade) -> None:
+    """Attributes became inputs: integers as vectors, other numbers as scalars of the data's type.
+    Without axes, all are reduced, squeezed or sliced."""
+    x, attrs = old.input(0), dict(old.attrs)
+    if "paddings" in attrs:  # Pad-1
+        attrs["pads"] = attrs["paddings"]
+    inputs: list[Value | None] = [x]
+    for key in _INPUTS.get(old.op, ("axes",)):
+        entries = attrs.get(key)
+        if entries is None and key == "shape":
+            raise NodeError("lacks attribute 'shape'; add it")
+        if entries is None or (not entries and key in ("axes", "value") and old.op != "Unsqueeze"):
+            inputs.append(None)
+        elif isinstance(entries, float):
+            inputs.append(old.like(entries, x))
+        else:
+            inputs.append(old.constant(entries if isinstance(entries, list) else [entries]))
+    while inputs[-1] is None:
+        inputs.pop()
+    old.become(old.op, inputs, attrs)
 
 
 @upgrade(6, "Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less")
@@ -184,17 +205,6 @@ def cast(old: NodeUpgrade) -> None:
     old.become("Cast", old.inputs, {**old.attrs, "to": code})
 
 
-@upgrade(10, "Clip")
-def clip(old: NodeUpgrade) -> None:
-    """The bounds were attributes."""
-    x = old.input(0)
-    bounds = [old.attrs.get("min"), old.attrs.get("max")]
-    inputs = [x, *(None if bound is None else old.like(bound, x) for bound in bounds)]
-    while inputs[-1] is None:
-        inputs.pop()
-    old.become("Clip", inputs)
-
-
 @upgrade(11, "Dropout")
 def dropout(old: NodeUpgrade) -> None:
     """The ratio was an attribute; so was the mode, which versions 7 to 11 fix to inference. Before
@@ -222,17 +232,6 @@ def group_normalization(old: NodeUpgrade) -> None:
     inputs = [split, old.input(1), old.input(2)]
     result = old.emit("InstanceNormalization", inputs, epsilon=old.attrs["epsilon"])
     old.become("Reshape", [result, old.emit("Shape", [x])], {"allowzero": 1})
-
-
-@upgrade(10, "Pad")
-def pad(old: NodeUpgrade) -> None:
-    """Pads and value were attributes."""
-    x = old.input(0)
-    pads = old.attrs["paddings" if old.version < 2 else "pads"]
-    inputs = [x, old.constant(pads)]
-    if old.attrs["value"]:
-        inputs.append(old.like(old.attrs["value"], x))
-    old.become("Pad", inputs, old.attrs)
 
 
 @upgrade(10, "Resize", "Upsample")
@@ -281,15 +280,6 @@ def resize_11(old: NodeUpgrade) -> None:
         attrs |= {"coordinate_transformation_mode": "half_pixel", "nearest_mode": rounding}
     inputs = [x, roi, scales] if sizes is None else [x, roi, None, sizes]
     old.become("Resize", inputs, attrs)
-
-
-@upgrade(9, "Slice")
-def slice_1(old: NodeUpgrade) -> None:
-    """Starts, ends and axes were attributes."""
-    starts, ends = old.attrs["starts"], old.attrs["ends"]
-    axes = old.attrs.get("axes") or list(range(len(starts)))
-    constants = [old.constant(x) for x in (starts, ends, axes)]
-    old.become("Slice", [old.input(0), *constants])
 
 
 @upgrade(17, "Split")
@@ -360,11 +350,11 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
     schema = find_schema(name, domain, opset)
     if schema is None:
         return Meaning(None, op=find(name, domain, opset))
-    version = schema.record.version
+    version = schema.version
     newest = find_schema(name, domain, newest_opset(domain))
     assert newest is not None
     op = find(name, domain, version)
-    if op is not None and op.version < newest.record.version:
+    if op is not None and op.version < newest.version:
         return Meaning(schema, op=op, defaults=schema.defaults)  # registered as an old version
     upgrades = UPGRADES.get((domain, name), [])
     for last, rule in upgrades:
@@ -377,6 +367,6 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
     if op is not None:
         added = {k: v for k, v in newest.defaults.items() if k not in schema.attributes}
         return Meaning(schema, op=op, defaults={**added, **schema.defaults})
-    if schema.record.function is not None:
-        return Meaning(schema, function=schema.record.function, defaults=schema.defaults)
+    if schema.function is not None:
+        return Meaning(schema, function=schema.function, defaults=schema.defaults)
     return Meaning(schema, op=reference_op(name, domain, version), defaults=schema.defaults)

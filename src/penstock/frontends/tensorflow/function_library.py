@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.dag import strongly_connected_components
+from penstock.algorithms.dag import on_cycles
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.expansion import Census, expanded_sizes
+from penstock.frontends.common.expansion import Census, expanded_size, expanded_sizes
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     FunctionDef,
     FunctionDefLibrary,
@@ -64,10 +64,10 @@ class FunctionLibrary:
 
     def expanded_nodes(self, nodes: Iterable[NodeDef]) -> int:
         """The number of nodes once calls of functions that do not call themselves are expanded."""
-        return _census(nodes).expanded(self._sizes)
+        return expanded_size(_census(nodes), self._sizes)
 
     @cached_property
-    def _sizes(self) -> Mapping[str, int]:
+    def _sizes(self) -> Mapping[Any, int]:
         functions = {
             name: _census(function.node_def)
             for name, function in self.functions.items()
@@ -116,16 +116,13 @@ def _argument(proto: OpDef.ArgDef) -> Argument:
     return Argument(proto.name, count, dtype, proto.is_ref)
 
 
-def _census(nodes: Iterable[NodeDef]) -> Census[str]:
-    """The number of nodes, and how often they call each function."""
-    calls: Counter[str] = Counter()
-    count = 0
+def _census(nodes: Iterable[NodeDef]) -> Census:
+    census: Counter[str | None] = Counter()
     for node in paced(nodes):
-        count += 1
-        calls.update(called_functions(node))
+        census.update((None, *called_functions(node)))
         if "cond" in node.attr:  # of a While, computed before the loop and in its body
-            calls[node.attr["cond"].func.name] += 1
-    return Census(count, calls)
+            census[node.attr["cond"].func.name] += 1
+    return census
 
 
 def called_functions(node: NodeDef) -> Iterator[str]:
@@ -142,9 +139,4 @@ def _recursive(calls: Mapping[str, set[str]]) -> set[str]:
     names = list(calls)
     index = {name: i for i, name in enumerate(names)}
     successors = [[index[callee] for callee in calls[name] if callee in index] for name in names]
-    return {
-        names[i]
-        for component in strongly_connected_components(successors)
-        for i in component
-        if len(component) > 1 or i in successors[i]
-    }
+    return {names[i] for i in on_cycles(successors)}

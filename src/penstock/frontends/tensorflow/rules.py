@@ -20,13 +20,13 @@ from penstock.types import ShapeError, dtypes
 # Operations with the meaning of one of ONNX's, of the same name or that after "=", input for input.
 _AS_IN_ONNX = """
     Abs AccumulateNV2=Sum Acos Acosh Add AddN=Sum AddV2=Add Asin Asinh Atan Atanh BitwiseAnd
-    BitwiseOr BitwiseXor Ceil Cos Cosh Elu Equal Erf Exp Floor GatherNd=GatherND Greater
-    GreaterEqual=GreaterOrEqual Identity Inv=Reciprocal Invert=BitwiseNot IsInf IsNan=IsNaN Less
-    LessEqual=LessOrEqual Log LogSoftmax LogicalAnd=And LogicalNot=Not LogicalOr=Or Maximum=Max
-    Minimum=Min Mul Neg PlaceholderWithDefault=Identity Pow PreventGradient=Identity Range
-    RealDiv=Div Reciprocal RefIdentity=Identity Relu Reshape Round SelectV2=Where Selu Sigmoid Sign
-    Sin Sinh Snapshot=Identity Softmax Softplus Softsign Sqrt StopGradient=Identity Sub Tan Tanh
-    TensorScatterAdd=ScatterND TensorScatterUpdate=ScatterND
+    BitwiseOr BitwiseXor Ceil Cos Cosh Cumprod=CumProd Cumsum=CumSum Einsum Elu Equal Erf Exp Floor
+    GatherNd=GatherND Greater GreaterEqual=GreaterOrEqual Identity Inv=Reciprocal Invert=BitwiseNot
+    IsInf IsNan=IsNaN LeakyRelu Less LessEqual=LessOrEqual Log LogSoftmax LogicalAnd=And
+    LogicalNot=Not LogicalOr=Or Maximum=Max Minimum=Min Mul Neg PlaceholderWithDefault=Identity Pow
+    PreventGradient=Identity Range RealDiv=Div Reciprocal RefIdentity=Identity Relu Reshape Round
+    SelectV2=Where Selu Sigmoid Sign Sin Sinh Snapshot=Identity Softmax Softplus Softsign Sqrt
+    StopGradient=Identity Sub Tan Tanh TensorScatterAdd=ScatterND TensorScatterUpdate=ScatterND
 """
 _ONNX_NAMES = {
     name: onnx_name or name
@@ -42,9 +42,19 @@ _ONNX_ATTRIBUTES: dict[str, dict[str, Any]] = {
 }
 
 
+# Attributes of the same name; truth values are integers in ONNX.
+_SAME_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("Cumprod", "Cumsum"), ("exclusive", "reverse")),
+    "Einsum": ("equation",),
+    "LeakyRelu": ("alpha",),
+}
+
+
 @rule(*_ONNX_NAMES)
 def as_in_onnx(c: Conversion) -> None:
-    c.emit_final(_ONNX_NAMES[c.op], attrs=_ONNX_ATTRIBUTES.get(c.op))
+    same = ((key, c.attrs[key]) for key in _SAME_ATTRIBUTES.get(c.op, ()))
+    attrs = {key: int(value) if isinstance(value, bool) else value for key, value in same}
+    c.emit_final(_ONNX_NAMES[c.op], attrs=attrs | _ONNX_ATTRIBUTES.get(c.op, {}))
 
 
 # Attributes that matter to operations of the domain "tensorflow" with the same name and inputs. An
@@ -125,11 +135,6 @@ def clip_by_value(c: Conversion) -> None:
     c.emit_final("Min", [low, c.inputs[2]])
 
 
-@rule("LeakyRelu")
-def leaky_relu(c: Conversion) -> None:
-    c.emit_final("LeakyRelu", attrs={"alpha": c.attrs["alpha"]})
-
-
 @rule("Erfc")
 def erfc(c: Conversion) -> None:
     (x,) = c.inputs
@@ -179,11 +184,6 @@ def matmul(c: Conversion) -> None:
         attrs = {"conjugate": int(dtype is not None and dtype.kind == "c")}
         operands[i] = c.emit("MatrixTranspose", [operands[i]], attrs, domain=TENSORFLOW)
     c.emit_final("MatMul", operands)
-
-
-@rule("Einsum")
-def einsum(c: Conversion) -> None:
-    c.emit_final("Einsum", attrs={"equation": c.attrs.get("equation", "")})
 
 
 # Variables.

@@ -44,12 +44,6 @@ def arg(c: Conversion) -> None:
     c.emit_final("Cast", [index], {"to": element_number(c.attrs["output_type"])})
 
 
-@rule("Cumsum", "Cumprod")
-def cumulative(c: Conversion) -> None:
-    name = {"Cumsum": "CumSum", "Cumprod": "CumProd"}[c.op]
-    c.emit_final(name, attrs={key: int(c.attrs[key]) for key in ("exclusive", "reverse")})
-
-
 @rule("TopKV2", "TopK")
 def top_k(c: Conversion) -> None:
     count = c.vector(1) if c.op == "TopKV2" else c.constant([c.attrs["k"]])

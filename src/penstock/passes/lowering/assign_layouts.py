@@ -8,7 +8,7 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST, REORDER
 from penstock.ops.onnx.control_flow import is_control
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext
 
 
 class AssignLayouts(Pass):
@@ -21,7 +21,6 @@ class AssignLayouts(Pass):
     """
 
     name = "assign_layouts"
-    requires = frozenset({Property.PLACED, Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.compiled is None:

@@ -7,18 +7,17 @@ other backends its parts run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.internal.fused import fused
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import FusionPolicy, Pass, PassContext
 from penstock.passes.dead_code import prune
 from penstock.passes.quantized_weights import COMPUTING, is_conversion, producer
-from penstock.passes.rewrite import Substitution, forward
+from penstock.passes.rewrite import forward
 from penstock.types import FLOAT32, TensorType
 
 BOUNDING = frozenset({"Clip", "Relu"})
@@ -40,7 +39,6 @@ class Quantize(Pass):
     operation if it only moves elements, and as a fused node where a backend has a kernel for it."""
 
     name = "quantize"
-    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         policy = context.fusion
@@ -49,9 +47,7 @@ class Quantize(Pass):
         changed = forward(graph, _Moving(graph))
         # An operation whose result is not quantised again may still have an integer kernel.
         for last in ({"QuantizeLinear"}, COMPUTING):
-            changed |= _Computing(
-                graph, lambda node: policy.is_faster(node) and policy.has_kernel(node), last
-            ).run(graph)
+            changed |= forward(graph, _Computing(graph, policy, last))
             if changed:
                 prune(graph)
         return changed
@@ -119,36 +115,30 @@ def _parameters(node: Node) -> tuple[float, int] | None:
 
 
 class _Computing:
-    """A walk that fuses each operation with the conversions around it. The fused nodes end with one
-    of the operations ``last``."""
+    """A visit of each of the operations ``last``: turn it into the fused node of an operation with
+    the conversions around it, where ``policy`` accepts that."""
 
-    def __init__(
-        self, graph: Graph, accepts: Callable[[Node], bool], last: Collection[str]
-    ) -> None:
+    def __init__(self, graph: Graph, policy: FusionPolicy, last: Collection[str]) -> None:
         self.readers = readers_of(graph)
         self.awaited = _awaited(graph)
-        self.accepts = accepts
+        self.policy = policy
         self.last = last
-        self.substitution = Substitution()
+        self.home = {node: inner for inner in graph.graphs() for node in inner.nodes}
 
-    def run(self, graph: Graph) -> bool:
-        inside, kept = set(graph.nodes), []
-        for node in paced(graph.nodes):
-            self.substitution.apply(node)
-            for _, inner in node.graphs:
-                self.run(inner)
-            replacement = self.fused(node, inside) if node.op.name in self.last else None
-            if replacement is not None:
-                self.substitution.replace(node.outputs, replacement.outputs)
-            kept.append(replacement or node)
-        graph.nodes = kept
-        self.substitution.apply_outputs(graph)
-        return len(self.substitution) > 0
+    def __call__(self, node: Node) -> bool:
+        candidate = self.fused(node) if node.op.name in self.last else None
+        if candidate is None:
+            return False
+        if not (self.policy.is_faster(candidate) and self.policy.has_kernel(candidate)):
+            return False
+        node.op, node.inputs, node.attrs = candidate.op, candidate.inputs, candidate.attrs
+        node.name, node.origin = candidate.name, candidate.origin
+        return True
 
-    def fused(self, last: Node, inside: Collection[Node]) -> Node | None:
+    def fused(self, last: Node) -> Node | None:
         """The fused node of copies of the conversions of operands, the operation, and the nodes
-        behind it up to ``last``; None if there is none that is accepted."""
-        chain = self.chain(last, inside)
+        behind it up to ``last``, if these are all there."""
+        chain = self.chain(last)
         if chain is None:
             return None
         sources = [producer(value, "DequantizeLinear") for value in chain[0].inputs]
@@ -163,10 +153,9 @@ class _Computing:
             inputs = [copy_of.get(value, value) for value in node.inputs]
             copy_of[output] = copy = Value(output.name, output.type)
             copies.append(node.derived(inputs, [copy]))
-        candidate = fused(copies)
-        return candidate if self.accepts(candidate) else None
+        return fused(copies)
 
-    def chain(self, last: Node, inside: Collection[Node]) -> list[Node] | None:
+    def chain(self, last: Node) -> list[Node] | None:
         """The nodes from one of ``COMPUTING`` to ``last``, each read by the next one alone."""
         chain = [last]
         while chain[0].op.name not in COMPUTING:
@@ -177,5 +166,6 @@ class _Computing:
             if node.op.name not in COMPUTING | BOUNDING or len(chain) > _MOST_BOUNDS + 1:
                 return None
             chain.insert(0, node)
-        fits = all(node in inside and _is_alone(node, self.awaited) for node in chain)
+        home = self.home[last]
+        fits = all(self.home[n] is home and _is_alone(n, self.awaited) for n in chain)
         return chain if fits and not any(node.op.domain for node in chain[:-1]) else None

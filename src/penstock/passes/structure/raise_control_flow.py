@@ -15,14 +15,16 @@ it have been raised, and that depends on the inside of each.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from penstock.algorithms.dag import on_cycles
 from penstock.analysis.frames import Frame, find_frames
 from penstock.errors import InvalidModel
-from penstock.ir.graph import Graph, Node, all_reads, clone, topological
+from penstock.ir.graph import Graph, Node, clone, dependencies, ordered
 from penstock.ir.op import Role
 from penstock.ops.tensorflow.control_flow import is_framed, is_primitive
-from penstock.passes.context import Pass, PassContext, Property, Unraised
+from penstock.passes.context import Pass, PassContext, Unraised
 from penstock.passes.structure.branches import Branches, UnraisedError
 from penstock.passes.structure.conditions import ALWAYS, Deadness
 from penstock.passes.structure.loops import FrameLoop, make_identity
@@ -33,7 +35,6 @@ class RaiseControlFlow(Pass):
     Some may stay: only a graph without any (``is_framed``) is fit for the passes behind."""
 
     name = "raise_control_flow"
-    establishes = frozenset({Property.STRUCTURED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if not is_framed(graph):
@@ -215,32 +216,19 @@ class _Raising:
     def ordered(self, nodes: Sequence[Node], loops: Sequence[_Loop]) -> list[Node] | None:
         """``nodes`` in an order in which they can run; None if some of ``loops``, each of which has
         become one node, depend on themselves and are retracted."""
-        try:
-            return topological(Graph([], [], nodes))
-        except InvalidModel:
-            pass
-        readers: dict[Node, list[Node]] = {}
-        for node in nodes:
-            sources = [v.producer for v in all_reads(node) if v.producer is not None]
-            if node.op.role is Role.MERGE:
-                sources = [s for s in sources if s.op.role is not Role.NEXT_ITERATION]
-            for source in (*sources, *node.control_inputs):
-                readers.setdefault(source, []).append(node)
+        graph = Graph([], [], nodes)
+        *_, (_, edges) = dependencies(graph)
+        with suppress(InvalidModel):
+            return ordered(graph, edges)
+        readers: list[list[int]] = [[] for _ in nodes]
+        for source, reader in edges:
+            readers[source].append(reader)
+        circular = {nodes[i] for i in on_cycles(readers)}
         for loop in loops:
-            if loop.node is not None and loop.node in _reachable(loop.node, readers):
+            if loop.node in circular:
                 self.retract(loop, "a value that enters {!r} depends on one that leaves it")
         assert self.retracted, "the graph was sorted, and only a loop as one node can be a cycle"
         return None
-
-
-def _reachable(node: Node, readers: Mapping[Node, Sequence[Node]]) -> set[Node]:
-    reached: set[Node] = set()
-    stack = [node]
-    while stack:
-        new = {*readers.get(stack.pop(), ())} - reached
-        reached |= new
-        stack += new
-    return reached
 
 
 def _nesting(node: Node) -> tuple[int, int]:

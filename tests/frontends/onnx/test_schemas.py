@@ -1,13 +1,15 @@
-"""The table of schemas against the onnx package."""
+"""Schemas against the onnx package."""
 
 from __future__ import annotations
+
+from dataclasses import astuple
 
 import onnx
 import pytest
 
-from penstock.frontends.onnx.schema_table import FILE, schema_record
+from penstock.frontends.onnx.schemas import FILE, find_schema
 from tests.support.processes import end_of
-from tools.onnx_schemas import record_of, text
+from tools.onnx_schemas import schema_of, text
 
 ALL = onnx.defs.get_all_schemas_with_history()
 
@@ -18,10 +20,11 @@ def test_table_is_that_of_the_package():
 
 def test_every_version_of_every_operation_is_that_of_the_package():
     for schema in ALL:
-        record = schema_record(schema.name, schema.domain, schema.since_version)
-        assert record == record_of(schema)
+        own = find_schema(schema.name, schema.domain, schema.since_version)
+        assert own is not None
+        assert astuple(own) == astuple(schema_of(schema))
         body = schema.function_body if schema.has_function else None
-        assert record.function == body
+        assert own.function == body
 
 
 @pytest.mark.parametrize("opset", [1, 6, 12, 13, 100])
@@ -29,9 +32,9 @@ def test_version_of_an_opset_is_the_newest_up_to_it(opset):
     for name, domain in {(schema.name, schema.domain) for schema in ALL}:
         versions = [s.since_version for s in ALL if (s.name, s.domain) == (name, domain)]
         wanted = max((v for v in versions if v <= opset), default=None)
-        record = schema_record(name, domain, opset)
-        assert (record and record.version) == wanted
-    assert schema_record("NoSuch", "", opset) is None
+        own = find_schema(name, domain, opset)
+        assert (own and own.version) == wanted
+    assert find_schema("NoSuch", "", opset) is None
 
 
 def test_model_is_loaded_without_the_schemas_of_the_package():
