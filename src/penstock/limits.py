@@ -57,6 +57,13 @@ class Limits:
     """bytes of the plans that a session keeps, arenas and programs; least recently used go first.
     ``None`` stands for as many bytes as the constants have, and at least 128 MiB"""
 
+    def beyond(self, name: str, amount: int) -> str:
+        """The end of a sentence about an ``amount`` that is more than a limit allows, else ""."""
+        most = getattr(self, name)
+        if most is None or amount <= most:
+            return ""
+        return f"than Limits.{name} = {most}; raise the limit if you trust the model"
+
     @property
     def count_runs(self) -> bool:
         """Whether runs count what they allocate, where its size follows from data; by default they

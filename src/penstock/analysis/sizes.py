@@ -37,12 +37,8 @@ def _problem(value: Value, limits: Limits) -> str | None:
     assert type_.dtype is not None
     # A dim of 0 counts as 1: strides are products of the others.
     extent = math.prod([dim or 1 for dim in type_.dims])
-    if extent > limits.max_elements or extent * type_.dtype.itemsize >= 2**63:
+    nbytes = extent * type_.dtype.itemsize
+    if extent > limits.max_elements or nbytes >= 2**63:
         return f"the dims of {value.name!r}, {type_}, multiply to more than memory can hold"
-    most = limits.max_bytes
-    if most is not None and extent * type_.dtype.itemsize > most and type_.nbytes > most:
-        return (
-            f"{value.name!r}, {type_}, takes {type_.nbytes} bytes, more than Limits.max_bytes = "
-            f"{most}; raise the limit if you trust the model and have the memory"
-        )
-    return None
+    excess = "" if 0 in type_.dims else limits.beyond("max_bytes", nbytes)
+    return f"{value.name!r}, {type_}, takes {nbytes} bytes, more {excess}" if excess else None

@@ -128,17 +128,11 @@ def _nesting(roots: Iterable[Graph], limits: Limits) -> list[_Scope]:
                 f"{scope} is a graph that also stands elsewhere, or around itself; "
                 "give each place a copy of its own"
             )
-        if scope.depth > limits.max_depth:
-            raise InvalidModel(
-                f"{scope} nests deeper than Limits.max_depth = {limits.max_depth}; "
-                "raise the limit if you trust the model"
-            )
+        if excess := limits.beyond("max_depth", scope.depth):
+            raise InvalidModel(f"{scope} nests deeper {excess}")
         nodes += len(scope.graph.nodes)
-        if limits.max_nodes is not None and nodes > limits.max_nodes:
-            raise InvalidModel(
-                f"the model has more nodes than Limits.max_nodes = {limits.max_nodes}; "
-                "raise the limit if you trust the model"
-            )
+        if excess := limits.beyond("max_nodes", nodes):
+            raise InvalidModel(f"the model has more nodes {excess}")
         seen.add(scope.graph)
         position = len(scopes)
         scopes.append(scope)
@@ -534,12 +528,9 @@ def _check_constants(index: _Index) -> Iterator[str]:
                 )
         if array.dtype == STRING and not all(isinstance(x, str) for x in array.flat):
             yield f"constant {value.name!r} has elements that are no strings; decode them to str"
-    total, most = total + _bytes_of_attributes(index), index.limits.max_constant_bytes
-    if most is not None and total > most:
-        yield (
-            f"the model's constants have {total} bytes, more than Limits.max_constant_bytes = "
-            f"{most}; raise the limit if you trust the model"
-        )
+    total += _bytes_of_attributes(index)
+    if excess := index.limits.beyond("max_constant_bytes", total):
+        yield f"the model's constants have {total} bytes, more {excess}"
 
 
 def _bytes_of_attributes(index: _Index) -> int:

@@ -312,8 +312,10 @@ def test_loop_with_next_iteration_loads() -> None:
 
 
 def test_enter_without_frame_name_or_iterations_is_refused() -> None:
-    refused(loop(parallel_iterations=0), "e in the model .* 0 parallel_iterations")
-    refused(loop(frame_name=""), "e in the model .* has no frame_name")
+    refused(loop(parallel_iterations=0), "e in the model allows 0 parallel_iterations")
+    refused(
+        loop(frame_name=""), "e in the model enters a frame without a name; give it a frame_name"
+    )
 
 
 @pytest.mark.parametrize("op", ["Exit", "NextIteration"])

@@ -21,6 +21,7 @@ from penstock.frontends.common.diagnostics import NO_KERNEL, InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Op
+from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import find
 from penstock.types import ANY, FLOAT32, INT64, Dim, Shape, TensorType, Type
 
@@ -140,12 +141,12 @@ class NodeBuilder:
     def static_shape(self, index: int, role: str) -> tuple[int, ...]:
         """The shape of input ``index``. Raises ``InexpressibleError`` if part of it is unknown;
         ``role`` is what the message calls the input."""
-        shape = self.shape(index)
-        if shape is None or not all(isinstance(dim, int) for dim in shape):
+        shape = all_known(self.shape(index))
+        if shape is None:
             raise InexpressibleError(
                 f"the shape of {role} is not known before a run; export the model with it"
             )
-        return shape  # type: ignore[return-value]
+        return shape
 
     # What the node becomes.
 

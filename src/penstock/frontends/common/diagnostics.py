@@ -84,12 +84,9 @@ class Diagnostics:
 
     def check_nodes(self, count: int) -> None:
         """Raise ``InvalidModel`` if the model may not have ``count`` nodes: see ``Limits``."""
-        most, density = self.limits.max_nodes, self.limits.max_nodes_per_byte
-        if most is not None and count > most:
-            raise InvalidModel(
-                f"{self.where} has more nodes than Limits.max_nodes = {most}, function bodies "
-                "expanded; raise the limit if you trust the model"
-            )
+        if excess := self.limits.beyond("max_nodes", count):
+            raise InvalidModel(f"{self.where} has more nodes {excess} (function bodies expanded)")
+        density = self.limits.max_nodes_per_byte
         if count <= FREE_NODES or density is None or self._size is None:
             return
         if count - FREE_NODES > density * (size := self._size()):
@@ -101,11 +98,8 @@ class Diagnostics:
 
     def check_depth(self, depth: int, subject: str) -> None:
         """Raise ``InvalidModel`` if ``subject``, at this depth, is beyond ``Limits.max_depth``."""
-        if depth > self.limits.max_depth:
-            raise InvalidModel(
-                f"{subject} nests deeper than Limits.max_depth = {self.limits.max_depth}; raise "
-                "the limit if you trust the model"
-            )
+        if excess := self.limits.beyond("max_depth", depth):
+            raise InvalidModel(f"{subject} nests deeper {excess}")
 
     def raise_collected(self) -> None:
         """Raise ``InvalidModel`` if there are problems, else ``Unsupported`` if there are

@@ -165,6 +165,6 @@ class AttributeReader:
             if isinstance(proto, SparseTensorProto):
                 return self.tensors.read_sparse(proto)
             return self.tensors.read(proto)
-        except TensorError as error:
+        except (InvalidModel, TensorError) as error:
             self.diagnostics.problem(f"{role} {name!r} {where}: {error}")
             return np.empty(0, np.float32)

@@ -72,12 +72,11 @@ class TensorReader:
         self.total = 0
 
     def read(self, tensor: TensorProto | Apart) -> np.ndarray:
-        """The contents of ``tensor``. Raises ``TensorError`` for the first fault."""
+        """The contents of ``tensor``. Raises ``TensorError`` for the first fault, and
+        ``InvalidModel`` for an unknown element type."""
         proto, data = tensor if isinstance(tensor, Apart) else (tensor, None)
         code = proto.data_type
-        dtype = _DTYPES.get(code)
-        if dtype is None:
-            raise TensorError(f"element type {code} is not one of ONNX {onnx.__version__}")
+        dtype = dtype_of_code(code)
         dims = tuple(proto.dims)
         count = self.count(dims, dtype)
         if proto.HasField("segment"):
@@ -148,12 +147,8 @@ class TensorReader:
     def spend(self, nbytes: int) -> None:
         """Count bytes of constants. Raises ``TensorError`` beyond ``Limits.max_constant_bytes``."""
         self.total += nbytes
-        most = self.limits.max_constant_bytes
-        if most is not None and self.total > most:
-            raise TensorError(
-                f"with it, the constants take {self.total} bytes, more than "
-                f"Limits.max_constant_bytes = {most}; raise the limit if you trust the model"
-            )
+        if excess := self.limits.beyond("max_constant_bytes", self.total):
+            raise TensorError(f"with it, the constants take {self.total} bytes, more {excess}")
 
     def external(self, proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.ndarray:
         """The contents of external data."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.errors import InvalidModel
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.encoding import array_from_bytes, read_varint
+from penstock.frontends.common.encoding import array_from_bytes, decode_text, read_varint
 from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.tensorflow.file import open_part, parsed, part_error
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import BundleEntryProto, BundleHeaderProto
@@ -46,7 +46,6 @@ class Bundle:
         self.prefix = prefix
         self.limits = limits
         self.map_weights = map_weights
-        self.entries: dict[str, bytes] = {}
         self._tensors: dict[str, np.ndarray] = {}
         self._unread: dict[int, int] = {}
         self._shards: dict[int, WeightFile] = {}
@@ -54,11 +53,14 @@ class Bundle:
         header = BundleHeaderProto()
         with open_part(folder, index) as file:
             table = file.read()
-        for key, value in _table(table, index):
-            if key == b"":
-                parsed(value, header, index)
-            else:
-                self.entries[key.decode("utf-8", "surrogateescape")] = value
+        try:
+            self.entries = {decode_text(key): value for key, value in _items(table)}
+        except ValueError as error:
+            raise InvalidModel(
+                f"{index} is no index of a checkpoint, or damaged: {error}; copy it again, or save "
+                "it with TensorFlow"
+            ) from error
+        parsed(self.entries.pop("", b""), header, index)
         if not 1 <= header.num_shards <= _MAX_SHARDS:
             raise InvalidModel(
                 f"{index} is damaged: it has {header.num_shards} as the number of data files; "
@@ -128,21 +130,9 @@ def _unmasked(stored: int) -> int:
     return ((rotated >> 17) | (rotated << 15)) & 0xFFFFFFFF
 
 
-def _table(data: bytes, name: str) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a table in LevelDB's format, in the order of the keys. Raises
-    ``InvalidModel``."""
-    try:
-        yield from _items(data)
-    except ValueError as error:
-        raise InvalidModel(
-            f"{name} is no index of a checkpoint, or damaged: {error}; copy it again, or save "
-            "it with TensorFlow"
-        ) from error
-
-
 def _items(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a table. Blocks that overlap are refused, so that reading takes memory
-    and time in proportion to the file. Raises ``ValueError``."""
+    """Keys and values of a table in LevelDB's format. Blocks that overlap are refused, so that
+    reading takes memory and time in proportion to the file. Raises ``ValueError``."""
     footer = data[-_FOOTER:]
     if len(footer) < _FOOTER or int.from_bytes(footer[-8:], "little") != _MAGIC:
         raise ValueError("it does not end as an index of a checkpoint does")

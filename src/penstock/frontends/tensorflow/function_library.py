@@ -39,7 +39,7 @@ class FunctionLibrary:
         self.problems: list[str] = []
         self.limits = limits
         self.constants = ConstantReader(limits)
-        self.called: dict[str, tuple[FunctionDef, Mapping[str, Any]]] = {}
+        self.called: dict[str, FunctionReference] = {}
         self.names: dict[str, str] = {}
         self._schemas: dict[str, TfSchema] = {}
         for function in proto.function:
@@ -99,14 +99,14 @@ class FunctionLibrary:
 
     def remaining_name(self, function: FunctionReference) -> str:
         """The name in the model of a function that stays one, which is noted as called."""
-        attrs = dict(function.attrs)
-        key = f"{function.name} {sorted(attrs.items())!r}" if attrs else function.name
+        attrs = sorted(function.attrs.items())
+        key = f"{function.name} {attrs!r}" if attrs else function.name
         name = self.names.get(key)
         if name is None:
             used = sum(1 for other in self.names if other.split(" ")[0] == function.name)
             name = function.name if not used else f"{function.name}_{used}"
             self.names[key] = name
-            self.called[name] = (self.functions[function.name], attrs)
+            self.called[name] = function
         return name
 
 

@@ -148,8 +148,8 @@ class Importer:
         self.diagnostics.check_nodes(self.diagnostics.nodes + expanded)
         self.import_nodes(scope, self.nodes)
         while self.library.called:
-            name, called = self.library.called.popitem()
-            graph = rules_functions.remaining_function(self.context, name, *called)
+            name, function = self.library.called.popitem()
+            graph = rules_functions.remaining_function(self.context, name, function)
             if graph is not None:
                 self.functions[name] = graph
         return scope

@@ -238,13 +238,9 @@ def loop_cond(c: Conversion) -> None:
 @rule("Enter", "RefEnter")
 def enter(c: Conversion) -> None:
     """Each use of a function's body has frames of its own."""
-    name = c.attrs.get("frame_name")
-    if not isinstance(name, str) or not name:
-        raise NodeError("has no frame_name; name its frame")
-    if c.attrs["parallel_iterations"] < 1:
-        raise NodeError(
-            f"allows {c.attrs['parallel_iterations']} parallel_iterations; at least one must be "
-            "allowed"
-        )
-    attrs = {"frame_name": c.scope.prefix + name, "is_constant": bool(c.attrs["is_constant"])}
+    name = c.attrs.get("frame_name") or ""  # verification refuses an Enter without one
+    attrs = {
+        "frame_name": name and c.scope.prefix + name,
+        "is_constant": bool(c.attrs["is_constant"]),
+    }
     c.emit_same_op({"T", "parallel_iterations"}, **attrs)

@@ -19,7 +19,6 @@ from typing import Any
 from penstock.errors import shortened
 from penstock.frontends.common.diagnostics import ConversionError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, ConversionContext, rule
-from penstock.frontends.tensorflow.proto.graphdef_pb2 import FunctionDef
 from penstock.frontends.tensorflow.scope import GraphScope
 from penstock.frontends.tensorflow.tensors import FunctionReference, declared_type
 from penstock.ir.graph import Graph, Node, Value
@@ -43,19 +42,19 @@ class FunctionBody:
 
 
 def remaining_function(
-    context: ConversionContext, name: str, proto: FunctionDef, attrs: Mapping[str, Any]
+    context: ConversionContext, name: str, function: FunctionReference
 ) -> Graph | None:
     """The graph of a function that stays a function; ``None`` if something is wrong with it."""
-    schema = context.library.schema(proto.signature.name)
+    schema = context.library.schema(function.name)
     if schema is None:
         return None
     inputs = []
     try:
         for i, argument in enumerate(schema.inputs):
-            dtypes = argument.types({**schema.defaults, **attrs})
+            dtypes = argument.types({**schema.defaults, **function.attrs})
             types = enumerate(declared_type(dtype) for dtype in dtypes)
             inputs += [Value(f"{name}/{argument.name}#{i}_{j}", type_) for j, type_ in types]
-        return _import_body(context, proto, attrs, inputs, f"{name}/", 1, []).graph(name, inputs)
+        return _import_body(context, function, inputs, f"{name}/", 1).graph(name, inputs)
     except (ConversionError, ValueError) as error:
         where = context.diagnostics.where
         context.diagnostics.problem(f"function {name!r} of {where} {error}")
@@ -64,23 +63,21 @@ def remaining_function(
 
 def _import_body(
     context: ConversionContext,
-    proto: FunctionDef,
-    attrs: Mapping[str, Any],
+    function: FunctionReference,
     arguments: Sequence[Value],
     prefix: str,
     depth: int,
-    anchors: Sequence[Node],
-    *,
+    anchors: Sequence[Node] = (),
     run_all: bool = False,
 ) -> FunctionBody:
     """Import the body of a function for these arguments; with ``run_all`` all of its nodes run."""
-    name = proto.signature.name
-    schema = context.library.schema(name)
-    where = f"function {shortened(name)!r} of {context.diagnostics.where}"
+    proto = context.library.functions[function.name]
+    schema = context.library.schema(function.name)
+    where = f"function {shortened(function.name)!r} of {context.diagnostics.where}"
     context.diagnostics.check_depth(depth, where)
     if schema is None:
         return FunctionBody([], [], [])
-    bound = {**schema.defaults, **attrs}
+    bound = {**schema.defaults, **function.attrs}
     constants = context.library.constants
     scope = GraphScope(where, constants, prefix, depth, bound, function=True, anchors=anchors)
     rest = list(arguments)
@@ -156,17 +153,8 @@ class FunctionExpansion:
         library = c.context.library
         prefix = c.context.prefixes.unique(f"{c.stem}/{hint}" if hint else c.stem)
         if function.name not in library.recursive:
-            proto = library.functions[function.name]
-            return _import_body(
-                c.context,
-                proto,
-                function.attrs,
-                arguments,
-                prefix,
-                c.scope.depth + 1,
-                anchors,
-                run_all=run_all,
-            )
+            depth = c.scope.depth + 1
+            return _import_body(c.context, function, arguments, prefix, depth, anchors, run_all)
         outputs = [Value(f"{prefix}call:{i}", value.type) for i, value in enumerate(results)]
         attrs = {"function": library.remaining_name(function)}
         node = _node(c, "Call", arguments, outputs, attrs, f"{prefix}call", TENSORFLOW)

@@ -282,27 +282,19 @@ def _ones(x: Value, axis: int) -> Value | None:
 _MOST_ONES = 1 << 20
 
 
-def _scaled(node: Node) -> Match | None:
-    """A Mul as a normalization with a scale, or as an activation."""
-    for value, scale in _swapped(node):
+def _onto_normalization(node: Node) -> Match | None:
+    """A Mul to a normalization, as its scale, or an Add, as its bias."""
+    for value, operand in _swapped(node):
         normal = _producer(value, "LayerNormalization", "RMSNormalization")
-        ones = None if normal is None else normal.const(1)
-        if normal is None or ones is None or scale is None or scale.const is None:
-            continue
-        if len(normal.inputs) == 2 and scale.const.shape == ones.shape and np.all(ones == 1):
-            return Match(normal.op, [normal.inputs[0], scale], normal.attrs)
-    return _activation(node)
-
-
-def _biased(node: Node) -> Match | None:
-    """An Add to a normalization, as its bias."""
-    for value, bias in _swapped(node):
-        normal = _producer(value, "LayerNormalization")
         scale = None if normal is None else normal.const(1)
-        if normal is None or scale is None or bias is None or bias.const is None:
+        if normal is None or scale is None or operand is None or operand.const is None:
             continue
-        if len(normal.inputs) == 2 and bias.const.shape == scale.shape:
-            return Match(normal.op, [*normal.inputs, bias], normal.attrs)
+        if len(normal.inputs) != 2 or operand.const.shape != scale.shape:
+            continue
+        if node.op.name == "Mul" and np.all(scale == 1):
+            return Match(normal.op, [normal.inputs[0], operand], normal.attrs)
+        if node.op.name == "Add" and normal.op.name == "LayerNormalization":
+            return Match(normal.op, [*normal.inputs, operand], normal.attrs)
     return None
 
 
@@ -318,4 +310,9 @@ def _same_shape(a: Value, b: Value | None) -> bool:
     return b is not None and a.shape is not None and a.shape == b.shape
 
 
-RULES: dict[str, Rule] = {"Add": _biased, "Div": _quotient, "Mul": _scaled, "Where": _where}
+RULES: dict[str, Rule] = {
+    "Add": _onto_normalization,
+    "Div": _quotient,
+    "Mul": lambda node: _onto_normalization(node) or _activation(node),
+    "Where": _where,
+}
