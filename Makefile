@@ -12,7 +12,7 @@ SECONDS ?= 120
 
 # Installations share one environment, and must not run at once: `make -j lint test` is serial too.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-full lint fuzz bench bench-full bench-tf proto clean
+.PHONY: help setup kernels demo test test-full lint fuzz bench bench-full bench-tf proto clean
 
 help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
@@ -24,6 +24,7 @@ help:
 	@echo "make bench-full  measure all models against all peers (an hour or two), write bench/models.md"
 	@echo "make bench-tf  measure control flow against TensorFlow, write bench/frames.md"
 	@echo "make proto   generate the messages of TensorFlow's files from their declaration"
+	@echo "make kernels compile the kernels in C that have changed"
 	@echo "make setup   make .venv with Penstock in it, which all of these do first"
 	@echo "make clean   remove all that these made"
 
@@ -77,7 +78,14 @@ proto:
 	cd src && ../.cache/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
 		$(PROTO)
 
-$(VENV)/.installed: pyproject.toml
+# Compiled kernels are part of the installation.
+KERNELS := setup.py $(wildcard src/penstock/backends/native/c/*)
+
+kernels: setup
+	@$(RUN) -m pip install -qq --disable-pip-version-check 'setuptools>=77'
+	$(RUN) setup.py -q build_ext --inplace
+
+$(VENV)/.installed: pyproject.toml $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 \
 	or newer, and this is " + sys.version.split()[0] + ": make PYTHON=python3.11, say")'
 	@echo "installing Penstock into $(VENV)"
@@ -92,5 +100,5 @@ $(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) $(TENSORFLOW) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
-	rm -rf src/penstock.egg-info
+	rm -rf src/penstock.egg-info src/penstock/backends/native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

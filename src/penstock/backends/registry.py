@@ -11,6 +11,7 @@ import numpy as np
 from penstock.backends.base import Backend
 
 BACKENDS = {
+    "native": "penstock.backends.native.backend.NativeBackend",
     "numpy": "penstock.backends.numpy.NumpyBackend",
     "onednn": "penstock.backends.onednn.backend.OneDnnBackend",
 }
@@ -20,20 +21,39 @@ _WITH_PRECISION = {"onednn"}
 
 def available() -> tuple[str, ...]:
     """The names of the backends that this machine can run, the preferred first: oneDNN if its
-    library is installed, and NumPy for all other kernels."""
-    from penstock.backends.onednn.library import library
+    library is installed, compiled kernels if they were built, and NumPy for all other kernels."""
+    return tuple([name for name in ("onednn", "native", "numpy") if missing(name) is None])
 
-    return ("numpy",) if library() is None else ("onednn", "numpy")
+
+def missing(name: str) -> str | None:
+    """Why a backend cannot run on this machine; None if it can."""
+    if name == "onednn":
+        from penstock.backends.onednn.library import library
+
+        return None if library() is not None else "the wheel onednn-cpu-gomp is not installed"
+    if name == "native":
+        from penstock.backends.native.library import library as native
+
+        return None if native() is not None else "not compiled when Penstock was installed, or off"
+    return None
 
 
 def describe(name: str) -> str:
-    """The library that an available backend runs on, with its version."""
+    """The library that a backend runs on, with its version, or why it cannot run."""
     if name == "numpy":
         return f"NumPy {np.__version__}"
+    if (reason := missing(name)) is not None:
+        return f"not available: {reason}"
+    if name == "native":
+        from penstock.backends.native.library import library as native
+
+        kernels = native()
+        assert kernels is not None
+        return f"{len(kernels.kernels)} kernels for {kernels.level}, {kernels.path}"
     from penstock.backends.onednn.library import library
 
     loaded = library()
-    assert name == "onednn" and loaded is not None, f"{name} is not available"
+    assert name == "onednn" and loaded is not None
     version = ".".join(map(str, loaded.version))
     return f"oneDNN {version} for {loaded.isa}, {loaded.path}"
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
-from penstock.backends.registry import available, describe
+from penstock.backends.registry import BACKENDS, describe
 from penstock.cli.base import (
     EXECUTOR,
     MODEL,
@@ -81,7 +81,7 @@ def info(model: Path, shapes: Sequence[str]) -> dict[str, Any]:
         "operations": dict(Counter(n.op.full_name for n in graph.walk()).most_common()),
         "parameters": sum(c.size for c in constants),
         "parameter_bytes": sum(c.nbytes for c in constants),
-        "backends": {name: describe(name) for name in reversed(available())},
+        "backends": {name: describe(name) for name in BACKENDS},
     }
     try:
         session = compile(loaded, shapes=all_shapes(loaded, shapes))

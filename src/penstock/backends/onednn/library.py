@@ -11,17 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError
+from penstock.host.openmp import openmp_settings
 
 _WHEEL = "onednn-cpu-gomp"
 _NAME = "libdnnl.so.3"
 _PATH = "PENSTOCK_DNNL"
-
-# How idle threads of the OpenMP runtime wait: it reads these settings when it is loaded. By default
-# they spin for milliseconds, at the cost of all other threads. To wake a thread takes 40 us on a
-# virtual machine; kernels come after 1 to 20 us. So threads spin for 3,000 turns, about 50 us,
-# before they block. Where there are more of them than cores, as when several threads each run
-# kernels, the runtime lets them spin for 100 turns, unless the policy is "active": then for 1,000.
-_WAITING = {"GOMP_SPINCOUNT": "3000", "OMP_WAIT_POLICY": "active"}
 
 # Primitives whose code oneDNN keeps for equal ones to come, some 40 KiB each. Set once: oneDNN 3.2
 # crashes if its cache is emptied while other threads create primitives.
@@ -139,17 +133,12 @@ def _places() -> Iterator[str]:
 def _open(path: str) -> Library | None:
     from penstock.backends.onednn._dnnl import ffi
 
-    # Settings of the user are kept.
-    settings = {} if os.environ.keys() & _WAITING.keys() else _WAITING
-    os.environ.update(settings)
     try:
-        lib: Any = ffi.dlopen(path)
-        number = lib.dnnl_version()
+        with openmp_settings():
+            lib: Any = ffi.dlopen(path)
+            number = lib.dnnl_version()
     except (OSError, ffi.error):
         return None
-    finally:
-        for name in settings:
-            os.environ.pop(name, None)
     version = (number.major, number.minor, number.patch)
     if version[0] != 3:
         return None

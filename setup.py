@@ -1,0 +1,101 @@
+"""The compiled kernels of ``penstock.backends.native``; everything else stands in pyproject.toml.
+
+Each C file is compiled once for each instruction set, and there is an extension module for each. An
+installation without a C compiler, or with one that lacks an instruction set, goes on without them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError, PlatformError
+
+PACKAGE = "penstock.backends.native"
+C = Path("src", *PACKAGE.split("."), "c")
+BASELINE = C / "module.c"
+OPTIONS = [
+    *["-O3", "-std=c11", "-fwrapv", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"],
+    *["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unknown-pragmas"],
+]
+X86 = {"x86-64-v4": "_x86_64_v4", "x86-64-v3": "_x86_64_v3", "x86-64-v2": "_x86_64_v2"}
+
+
+def levels() -> dict[str, list[str]]:
+    """The compiler's options of each extension module."""
+    if platform.machine().lower() in ("x86_64", "amd64") and sys.maxsize > 2**32:
+        return {name: [f"-march={level}"] for level, name in X86.items()}
+    return {"_plain": []}
+
+
+class BuildKernels(build_ext):
+    """Compiles each C file with the options of the module, if it has changed since; without OpenMP
+    where the compiler has none."""
+
+    def build_extension(self, ext: Extension) -> None:
+        for openmp in (["-fopenmp"], []):
+            try:
+                return self._build(ext, openmp)
+            except (CCompilerError, PlatformError, OSError) as error:
+                self.warn(f"{ext.name} was not built{' with OpenMP' * bool(openmp)}: {error}")
+        return None
+
+    def _build(self, ext: Extension, openmp: list[str]) -> None:
+        import numpy
+
+        folder = Path(self.build_temp, ext.name)
+        headers = max(path.stat().st_mtime for path in C.glob("*.h"))
+
+        def compiled(source: str) -> str:
+            (target,) = self.compiler.object_filenames([source], output_dir=str(folder))
+            newest = max(headers, Path(source).stat().st_mtime, Path(__file__).stat().st_mtime)
+            if not os.path.exists(target) or os.path.getmtime(target) < newest:
+                chosen = [] if Path(source) == BASELINE else ext.extra_compile_args
+                self.compiler.compile(
+                    [source],
+                    output_dir=str(folder),
+                    macros=ext.define_macros,
+                    include_dirs=[numpy.get_include()],
+                    extra_postargs=[*OPTIONS, *chosen, *openmp],
+                )
+            return target
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compiled, ext.sources))
+        path = self.get_ext_fullpath(ext.name)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self.compiler.link_shared_object(objects, path, extra_postargs=[*openmp, "-lm"])
+
+
+class StableWheel(bdist_wheel):
+    """A wheel for this version of CPython and later ones."""
+
+    def finalize_options(self) -> None:
+        self.py_limited_api = "cp311"
+        super().finalize_options()
+
+
+setup(
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": StableWheel},
+    ext_modules=[
+        Extension(
+            f"{PACKAGE}.{name}",
+            sorted(str(path) for path in C.glob("*.c")),
+            define_macros=[
+                ("LEVEL", name),
+                (f"NATIVE{name.upper()}", "1"),
+                ("Py_LIMITED_API", "0x030B0000"),
+            ],
+            extra_compile_args=options,
+            py_limited_api=True,
+            optional=True,
+        )
+        for name, options in levels().items()
+    ],
+)

@@ -1,0 +1,76 @@
+/* Cumulative sums and products along an axis, in the order of the elements as NumPy's. An item is a
+   block of columns that stand beside one another, or of rows if the axis is the last. */
+#include "native.h"
+
+struct cumulative {
+    const void *x;
+    void *y;
+    int64_t outer;  /* elements before the axis */
+    int64_t length; /* of the axis */
+    int64_t inner;  /* elements behind it */
+    int64_t exclusive, reverse;
+};
+
+enum { COLUMNS = 128, ROWS = 8 };
+
+/* Of `count` chains of `length` elements, which begin `apart` elements from one another; `step` leads
+   from an element of a chain to the next. Chains are independent, so that additions overlap. */
+#define CHAINS(name, type, operator, identity)                                                    \
+    static inline void name##_chains(const type *restrict x, type *restrict y, int64_t count,     \
+                                     int64_t apart, int64_t length, int64_t step,                 \
+                                     int64_t exclusive)                                           \
+    {                                                                                             \
+        int64_t i = exclusive ? 2 : 1;                                                            \
+        for (int64_t j = 0; exclusive && j < count; j++)                                          \
+            y[j * apart] = identity;                                                              \
+        for (int64_t j = 0; i <= length && j < count; j++)                                        \
+            y[(i - 1) * step + j * apart] = x[j * apart];                                         \
+        for (; i < length; i++) {                                                                 \
+            const type *restrict from = x + (i - exclusive) * step;                               \
+            type *restrict to = y + i * step;                                                     \
+            for (int64_t j = 0; j < count; j++)                                                   \
+                to[j * apart] = to[j * apart - step] operator from[j * apart];                    \
+        }                                                                                         \
+    }                                                                                             \
+                                                                                                  \
+    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    {                                                                                             \
+        const struct cumulative *a = arguments;                                                   \
+        int64_t inner = a->inner, length = a->length, exclusive = a->exclusive != 0;              \
+        int64_t step = a->reverse ? -inner : inner, back = a->reverse ? (length - 1) * inner : 0; \
+        int64_t blocks = (inner + COLUMNS - 1) / COLUMNS;                                         \
+        for (int64_t item = begin; item < end; item++)                                            \
+            if (inner == 1) {                                                                     \
+                int64_t row = item * ROWS, rest = a->outer - row;                                 \
+                const type *x = (const type *)a->x + row * length + back;                         \
+                type *y = (type *)a->y + row * length + back;                                     \
+                if (rest >= ROWS)                                                                 \
+                    name##_chains(x, y, ROWS, length, length, step, exclusive);                   \
+                else                                                                              \
+                    name##_chains(x, y, rest, length, length, step, exclusive);                   \
+            }                                                                                     \
+            else {                                                                                \
+                int64_t column = item % blocks * COLUMNS, rest = inner - column;                  \
+                int64_t first = item / blocks * length * inner + column + back;                   \
+                name##_chains((const type *)a->x + first, (type *)a->y + first,                   \
+                              rest < COLUMNS ? rest : COLUMNS, 1, length, step, exclusive);       \
+            }                                                                                     \
+        return 0;                                                                                 \
+    }
+
+CHAINS(cumsum_float32, float, +, 0)
+CHAINS(cumsum_float64, double, +, 0)
+CHAINS(cumsum_int32, uint32_t, +, 0)
+CHAINS(cumsum_int64, uint64_t, +, 0)
+CHAINS(cumprod_float32, float, *, 1)
+CHAINS(cumprod_float64, double, *, 1)
+CHAINS(cumprod_int32, uint32_t, *, 1)
+CHAINS(cumprod_int64, uint64_t, *, 1)
+
+const kernel_entry cumulative_kernels[] = {
+    KERNEL(cumsum_float32, cumulative),  KERNEL(cumsum_float64, cumulative),
+    KERNEL(cumsum_int32, cumulative),    KERNEL(cumsum_int64, cumulative),
+    KERNEL(cumprod_float32, cumulative), KERNEL(cumprod_float64, cumulative),
+    KERNEL(cumprod_int32, cumulative),   KERNEL(cumprod_int64, cumulative),
+    END_OF_KERNELS,
+};

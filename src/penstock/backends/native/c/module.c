@@ -1,0 +1,375 @@
+/* The extension module: bound calls of kernels.
+
+   This file is compiled for the baseline of the architecture, so that a module for instructions that
+   the processor lacks can say so: its import fails. LEVEL is the name of the instruction set. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#define NPY_TARGET_VERSION NPY_2_0_API_VERSION
+#include <numpy/arrayobject.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#include "native.h"
+
+#define TEXT_OF(name) #name
+#define TEXT(name) TEXT_OF(name)
+#define JOINED_OF(a, b) a##b
+#define JOINED(a, b) JOINED_OF(a, b)
+
+static const kernel_entry *const families[] = {
+    cumulative_kernels,
+};
+
+enum { MOST_WORDS = 64, MOST_LATE = 16 };
+
+/* Nanoseconds of work that are worth a thread of their own, the release of the global interpreter
+   lock, and the time between two looks at whether the run must stop. */
+static const double WORTH_THREAD = 20e3, WORTH_RELEASE = 3e3, BETWEEN_CHECKS = 20e6;
+
+typedef union {
+    int64_t integer;
+    double real;
+    const void *pointer;
+} word;
+
+typedef struct {
+    int64_t word;
+    int64_t nbytes;
+    int64_t written;
+} late_array;
+
+typedef struct {
+    PyObject_HEAD
+    const kernel_entry *kernel;
+    int64_t items;
+    double item_ns;
+    int64_t n_late;
+    word words[MOST_WORDS];
+    late_array late[MOST_LATE];
+    PyObject *arrays;     /* keeps those in `words` alive */
+    PyObject *failed;     /* called with the status and the late arrays; raises */
+    PyObject *checkpoint; /* called between parts of long work; raises if the run must stop */
+} Call;
+
+static int threads_of_caller(void)
+{
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+/* Run the items from begin up to end, on several threads if they are worth it. */
+static int run_items(const Call *call, const word *words, int64_t begin, int64_t end)
+{
+    kernel_function run = call->kernel->run;
+    double worth = (end - begin) * call->item_ns / WORTH_THREAD;
+    int64_t chunks = worth < 2 ? 1 : worth < 1e6 ? (int64_t)worth : 1000000;
+    if (chunks > end - begin)
+        chunks = end - begin;
+    if (chunks < 2 || threads_of_caller() < 2)
+        return run(words, begin, end);
+    int status = 0;
+#ifdef _OPENMP
+    int64_t items = end - begin, most = 16 * (int64_t)threads_of_caller();
+    chunks = chunks < most ? chunks : most;
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t i = 0; i < chunks; i++) {
+        int64_t first = items / chunks * i + (i < items % chunks ? i : items % chunks);
+        int64_t count = items / chunks + (i < items % chunks);
+        int result = run(words, begin + first, begin + first + count);
+        if (result) {
+#pragma omp atomic write
+            status = result;
+        }
+    }
+#endif
+    return status;
+}
+
+static int run_all(const Call *call, const word *words, int *status)
+{
+    double total = call->items * call->item_ns;
+    if (total < WORTH_RELEASE) {
+        *status = call->items ? call->kernel->run(words, 0, call->items) : 0;
+        return 0;
+    }
+    int64_t batch = call->items;
+    if (total > BETWEEN_CHECKS) {
+        batch = (int64_t)(BETWEEN_CHECKS / call->item_ns * threads_of_caller());
+        batch = batch < 1 ? 1 : batch;
+    }
+    for (int64_t begin = 0; begin < call->items; begin += batch) {
+        int64_t end = call->items - begin < batch ? call->items : begin + batch;
+        Py_BEGIN_ALLOW_THREADS
+        *status = run_items(call, words, begin, end);
+        Py_END_ALLOW_THREADS
+        if (*status)
+            return 0;
+        if (end < call->items) {
+            PyObject *result = PyObject_CallNoArgs(call->checkpoint);
+            if (!result)
+                return -1;
+            Py_DECREF(result);
+        }
+    }
+    return 0;
+}
+
+/* The array that a kernel can read or write in place of `given`, as a new reference. */
+static PyArrayObject *usable(PyObject *given, const late_array *late)
+{
+    PyArrayObject *array = NULL;
+    if (PyArray_Check(given) && PyArray_ISCARRAY_RO((PyArrayObject *)given)) {
+        array = (PyArrayObject *)given;
+        Py_INCREF(given);
+    }
+    else if (!late->written)
+        array = (PyArrayObject *)PyArray_FROM_OF(given, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);
+    else
+        PyErr_SetString(PyExc_ValueError, "memory for a result is not contiguous");
+    if (array && PyArray_NBYTES(array) != late->nbytes) {
+        PyErr_Format(PyExc_ValueError, "an array of %zd bytes is given for one of %lld",
+                     (Py_ssize_t)PyArray_NBYTES(array), (long long)late->nbytes);
+        Py_CLEAR(array);
+    }
+    return array;
+}
+
+static PyObject *report(const Call *call, int status, PyObject *const *arguments, Py_ssize_t count)
+{
+    PyObject *late = PyTuple_New(count);
+    if (!late)
+        return NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_INCREF(arguments[i]);
+        PyTuple_SetItem(late, i, arguments[i]);
+    }
+    PyObject *result = PyObject_CallFunction(call->failed, "iN", status, late);
+    Py_XDECREF(result);
+    if (result)
+        PyErr_Format(PyExc_RuntimeError, "kernel %s reports status %d", call->kernel->name, status);
+    return NULL;
+}
+
+static PyObject *Call_run(Call *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    word words[MOST_WORDS];
+    PyArrayObject *arrays[MOST_LATE];
+    PyObject *result = NULL;
+    int status = 0;
+    int64_t used = 0;
+    if (count != self->n_late) {
+        PyErr_Format(PyExc_TypeError, "kernel %s takes %lld arrays, not %zd", self->kernel->name,
+                     (long long)self->n_late, count);
+        return NULL;
+    }
+    memcpy(words, self->words, sizeof(word) * self->kernel->words);
+    for (; used < count; used++) {
+        arrays[used] = usable(arguments[used], &self->late[used]);
+        if (!arrays[used])
+            goto done;
+        words[self->late[used].word].pointer = PyArray_DATA(arrays[used]);
+    }
+    if (run_all(self, words, &status) < 0)
+        goto done;
+    if (status)
+        result = report(self, status, arguments, count);
+    else {
+        result = Py_None;
+        Py_INCREF(result);
+    }
+done:
+    while (used--)
+        Py_DECREF((PyObject *)arrays[used]);
+    return result;
+}
+
+static int set_word(Call *self, int64_t i, PyObject *value)
+{
+    if (value == Py_None)
+        self->words[i].pointer = NULL;
+    else if (PyFloat_Check(value))
+        self->words[i].real = PyFloat_AsDouble(value);
+    else if (!PyArray_Check(value))
+        self->words[i].integer = PyLong_AsLongLong(value);
+    else if (PyArray_ISCARRAY_RO((PyArrayObject *)value))
+        self->words[i].pointer = PyArray_DATA((PyArrayObject *)value);
+    else
+        PyErr_SetString(PyExc_ValueError, "a bound array is not contiguous");
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static const kernel_entry *kernel_of(const char *name)
+{
+    for (size_t f = 0; f < sizeof families / sizeof *families; f++)
+        for (const kernel_entry *kernel = families[f]; kernel->name; kernel++)
+            if (!strcmp(kernel->name, name))
+                return kernel;
+    PyErr_Format(PyExc_KeyError, "there is no kernel %s", name);
+    return NULL;
+}
+
+static int set_late(Call *self, PyObject *late)
+{
+    Py_ssize_t count = PyTuple_Size(late);
+    if (count > MOST_LATE) {
+        PyErr_Format(PyExc_ValueError, "%zd arrays are too many for a call", count);
+        return -1;
+    }
+    for (self->n_late = 0; self->n_late < count; self->n_late++) {
+        long long place, nbytes;
+        int written;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(late, self->n_late), "LLp", &place, &nbytes, &written))
+            return -1;
+        if (place < 0 || place >= self->kernel->words) {
+            PyErr_Format(PyExc_ValueError, "kernel %s has no argument %lld", self->kernel->name, place);
+            return -1;
+        }
+        self->late[self->n_late] = (late_array){place, nbytes, written};
+    }
+    return 0;
+}
+
+static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+    const char *name;
+    PyObject *words, *late, *failed, *checkpoint;
+    long long items;
+    double item_ns;
+    if (!PyArg_ParseTuple(arguments, "sO!O!LdOO", &name, &PyTuple_Type, &words, &PyTuple_Type, &late,
+                          &items, &item_ns, &failed, &checkpoint))
+        return NULL;
+    const kernel_entry *kernel = kernel_of(name);
+    if (!kernel)
+        return NULL;
+    if (PyTuple_Size(words) != kernel->words || kernel->words > MOST_WORDS)
+        return PyErr_Format(PyExc_ValueError, "kernel %s takes %lld arguments, not %zd", name,
+                            (long long)kernel->words, PyTuple_Size(words));
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Call *self = (Call *)allocate(type, 0);
+    if (!self)
+        return NULL;
+    self->kernel = kernel;
+    self->items = items;
+    self->item_ns = item_ns > 0 ? item_ns : 1;
+    self->arrays = Py_NewRef(words);
+    self->failed = Py_NewRef(failed);
+    self->checkpoint = Py_NewRef(checkpoint);
+    for (int64_t i = 0; i < kernel->words; i++)
+        if (set_word(self, i, PyTuple_GetItem(words, i)) < 0) {
+            Py_DECREF((PyObject *)self);
+            return NULL;
+        }
+    if (set_late(self, late) < 0) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void Call_dealloc(Call *self)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    Py_XDECREF(self->arrays);
+    Py_XDECREF(self->failed);
+    Py_XDECREF(self->checkpoint);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF((PyObject *)type);
+}
+
+static PyMethodDef Call_methods[] = {
+    {"run", (PyCFunction)(void (*)(void))Call_run, METH_FASTCALL,
+     "run(*late): compute; takes the arrays that were not known when the call was made."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot Call_slots[] = {
+    {Py_tp_new, Call_new},
+    {Py_tp_dealloc, Call_dealloc},
+    {Py_tp_methods, Call_methods},
+    {Py_tp_doc, "Call(kernel, words, late, items, item_ns, failed, checkpoint)"},
+    {0, NULL},
+};
+
+static PyType_Spec Call_spec = {
+    "penstock.backends.native." TEXT(LEVEL) ".Call",
+    sizeof(Call),
+    0,
+    Py_TPFLAGS_DEFAULT,
+    Call_slots,
+};
+
+static PyObject *set_threads(PyObject *module, PyObject *threads)
+{
+    long number = PyLong_AsLong(threads);
+    if (number == -1 && PyErr_Occurred())
+        return NULL;
+#ifdef _OPENMP
+    omp_set_num_threads((int)number);
+#endif
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"set_threads", set_threads, METH_O, "Let kernels of the calling thread use so many threads."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int supported(void)
+{
+#if defined(__x86_64__) && defined(NATIVE_X86_64_V4)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+#elif defined(__x86_64__) && defined(NATIVE_X86_64_V3)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+#elif defined(__x86_64__) && defined(NATIVE_X86_64_V2)
+    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt");
+#else
+    return 1;
+#endif
+}
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    TEXT(LEVEL),
+    "Kernels compiled for one instruction set.",
+    -1,
+    module_methods,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
+};
+
+PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
+{
+    if (!supported()) {
+        PyErr_SetString(PyExc_ImportError, "the processor lacks instructions of " TEXT(LEVEL));
+        return NULL;
+    }
+    import_array();
+    PyObject *module = PyModule_Create(&definition);
+    if (!module)
+        return NULL;
+    PyObject *names = PyList_New(0), *type = PyType_FromSpec(&Call_spec);
+    int failed = !names || !type;
+    for (size_t f = 0; !failed && f < sizeof families / sizeof *families; f++)
+        for (const kernel_entry *kernel = families[f]; !failed && kernel->name; kernel++) {
+            PyObject *name = PyUnicode_FromString(kernel->name);
+            failed = !name || PyList_Append(names, name) < 0;
+            Py_XDECREF(name);
+        }
+    failed = failed || PyModule_AddObjectRef(module, "kernels", names) < 0 ||
+             PyModule_AddObjectRef(module, "Call", type) < 0;
+    Py_XDECREF(names);
+    Py_XDECREF(type);
+    if (failed)
+        Py_CLEAR(module);
+    return module;
+}

@@ -1,0 +1,37 @@
+/* Kernels, as the call object of module.c sees them.
+
+   A kernel computes the items from `begin` up to `end` of its work: rows, windows, trees. Items are
+   independent of one another, so that the caller can divide them among threads, and pause between
+   them to see whether a run must stop. The arguments are a struct with fields of 8 bytes only:
+   pointers, int64_t and double. Returns 0, or another number if the inputs are at fault: the NumPy
+   kernel of the same node then says how.
+
+   Floating-point results must not depend on the instruction set, the number of threads or the
+   division into items: each source file is compiled once for each instruction set, without
+   contraction to fused multiply-add. */
+#ifndef PENSTOCK_NATIVE_H
+#define PENSTOCK_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int (*kernel_function)(const void *arguments, int64_t begin, int64_t end);
+
+typedef struct {
+    const char *name;
+    kernel_function run;
+    int64_t words; /* fields of the arguments */
+} kernel_entry;
+
+#define KERNEL(name, arguments) {#name, name, sizeof(struct arguments) / 8}
+#define END_OF_KERNELS {NULL, NULL, 0}
+
+/* Names that are the same in the modules of several instruction sets stay within each. */
+#pragma GCC visibility push(hidden)
+
+/* The kernels of each source file. */
+extern const kernel_entry cumulative_kernels[];
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,65 @@
+"""Find and load the extension module for the instructions of this processor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.host.openmp import openmp_settings
+
+LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2", "plain")
+"""instruction sets that kernels are compiled for, the fastest first"""
+_CHOSEN = "PENSTOCK_NATIVE"
+
+
+@dataclass(frozen=True, eq=False)
+class NativeLibrary:
+    """The kernels compiled for the instruction set ``level``: their names, and ``call``, which
+    binds one to its arguments (``c/module.c``)."""
+
+    level: str
+    path: str
+    kernels: frozenset[str]
+    call: Callable[..., Any]
+    set_threads: Callable[[int], None]
+
+
+@cache
+def library() -> NativeLibrary | None:
+    """The library of this process: that of the level that ``PENSTOCK_NATIVE`` names, else the
+    fastest that the processor runs; None if that says ``off``, or none is installed. Raises
+    ``PenstockError`` for a level that is named and cannot be loaded."""
+    chosen = os.environ.get(_CHOSEN)
+    if chosen == "off":
+        return None
+    if chosen and (chosen not in LEVELS or load_level(chosen) is None):
+        raise PenstockError(
+            f"{_CHOSEN}={chosen} is none of the instruction sets that kernels were compiled for "
+            f"and this processor has: unset it, or name one of {', '.join(supported_levels())}"
+        )
+    levels = [chosen] if chosen else LEVELS
+    return next(filter(None, map(load_level, levels)), None)
+
+
+def supported_levels() -> Sequence[str]:
+    """The levels that this machine can run, and ``off``."""
+    return *[level for level in LEVELS if load_level(level) is not None], "off"
+
+
+@cache
+def load_level(level: str) -> NativeLibrary | None:
+    """The kernels compiled for ``level``; None if they are not installed, or the processor lacks
+    the instructions."""
+    name = "_" + level.replace("-", "_")
+    try:
+        with openmp_settings():
+            module: Any = import_module(f"penstock.backends.native.{name}")
+    except ImportError:
+        return None
+    kernels = frozenset(module.kernels)
+    return NativeLibrary(level, module.__file__, kernels, module.Call, module.set_threads)
