@@ -12,7 +12,7 @@ SECONDS ?= 120
 
 # Installations share one environment, and must not run at once: `make -j lint test` is serial too.
 .NOTPARALLEL:
-.PHONY: help setup kernels demo test test-full lint fuzz bench bench-full bench-tf proto clean
+.PHONY: help setup kernels demo test test-full lint fuzz bench bench-full bench-tf bench-zoo proto clean
 
 help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench   measure against other runtimes, write bench/results.md; a few whole models"
 	@echo "make bench-full  measure all models against all peers (an hour or two), write bench/models.md"
 	@echo "make bench-tf  measure control flow against TensorFlow, write bench/frames.md"
+	@echo "make bench-zoo  make 1,500 models with their exporters and measure them, write bench/zoo.md"
 	@echo "make proto   generate the messages of TensorFlow's files from their declaration"
 	@echo "make kernels compile the kernels in C that have changed"
 	@echo "make setup   make .venv with Penstock in it, which all of these do first"
@@ -61,12 +62,22 @@ TENSORFLOW := .venv-tf
 bench-tf: $(VENV)/.installed-bench $(TENSORFLOW)/.installed
 	$(RUN) -m bench.frames --tensorflow $(TENSORFLOW)/bin/python
 
-$(TENSORFLOW)/.installed: pyproject.toml
-	@echo "installing TensorFlow into $(TENSORFLOW)"
-	@$(PYTHON) -m venv $(TENSORFLOW)
-	@$(TENSORFLOW)/bin/python -m pip install -qq --disable-pip-version-check \
+# So have the exporters of the zoo, which write its models into .cache.
+EXPORTERS := .venv-zoo
+
+bench-zoo: $(VENV)/.installed-bench $(EXPORTERS)/.installed
+	$(EXPORTERS)/bin/python -m bench.zoo generate
+	$(RUN) -m bench.zoo check
+	$(RUN) -m bench.zoo report
+
+$(TENSORFLOW)/.installed: EXTRA := bench-tf
+$(EXPORTERS)/.installed: EXTRA := bench-zoo
+$(TENSORFLOW)/.installed $(EXPORTERS)/.installed: pyproject.toml
+	@echo "installing what $(EXTRA) needs into $(@D)"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check \
 		$$($(PYTHON) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
-		print(*project["project"]["optional-dependencies"]["bench-tf"])')
+		print(*project["project"]["optional-dependencies"]["$(EXTRA)"])')
 	@touch $@
 
 # The compiler of protobuf 6.31.1, the oldest that onnx, and so Penstock, works with.
@@ -99,6 +110,6 @@ $(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(TENSORFLOW) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) $(TENSORFLOW) $(EXPORTERS) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	rm -rf src/penstock.egg-info src/penstock/backends/native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

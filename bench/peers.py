@@ -1,5 +1,7 @@
 """Engines: how each loads a model and runs it, with a given number of threads.
 
+With no threads, 0, it is the engine's own default.
+
 An engine is made once in a process, which imports its library; ``load`` then gives the function
 that runs one model, from inputs by name to outputs in the model's order. Nothing else is imported
 here, so that what a process holds besides numpy is the engine's own.
@@ -52,7 +54,7 @@ class Penstock:
         if "onednn" in self.backends:
             importlib.import_module("penstock.backends.onednn.library").library()
         self.compile = penstock.session.session.compile
-        self.threads = threads
+        self.threads = threads or None
 
     def load(self, path: Path) -> Run:
         self.session = session = self.compile(

@@ -97,14 +97,14 @@ def work(job: Job) -> Trial:
     """Do ``job`` in this process."""
     with np.load(job.feeds) as arrays:
         feeds = dict(zip(job.inputs, arrays.values(), strict=True))
-    engine, imported = _timed(lambda: ENGINES[job.engine](job.threads))
+    engine, imported = timed(lambda: ENGINES[job.engine](job.threads))
     reset_peak()
     before = resident("VmRSS")
     try:
-        run, loaded = _timed(lambda: engine.load(Path(job.path)))
-        outputs, first = _timed(lambda: run(feeds))
+        run, loaded = timed(lambda: engine.load(Path(job.path)))
+        outputs, first = timed(lambda: run(feeds))
     except Exception as error:
-        return Trial(imported, error=_shortened(error))
+        return Trial(imported, error=shortened(error))
     if job.outputs:
         np.savez(job.outputs, *outputs)
     trial = Trial(imported, loaded, first)
@@ -126,20 +126,20 @@ def work(job: Job) -> Trial:
     )
 
 
-def warm_up(run: Callable[[], Any]) -> None:
+def warm_up(run: Callable[[], Any], seconds: float = WARM_UP_SECONDS) -> None:
     begin = time.perf_counter()
     runs = 0
-    while runs < 3 or time.perf_counter() - begin < WARM_UP_SECONDS:
+    while runs < 3 or time.perf_counter() - begin < seconds:
         run()
         runs += 1
 
 
-def sample(run: Callable[[], Any]) -> list[float]:
+def sample(run: Callable[[], Any], seconds: float = SECONDS) -> list[float]:
     """Seconds of a run, several times; where runs are short, each the mean of some in a row."""
-    _, once = _timed(run)
+    _, once = timed(run)
     number = max(1, math.ceil(LEAST_SAMPLE / once))
     times: list[float] = []
-    end = time.perf_counter() + SECONDS
+    end = time.perf_counter() + seconds
     while len(times) < LEAST_SAMPLES or (len(times) < MOST_SAMPLES and time.perf_counter() < end):
         start = time.perf_counter()
         for _ in range(number):
@@ -167,13 +167,13 @@ def resident(field: str) -> int | None:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
-def _timed(job: Callable[[], Any]) -> tuple[Any, float]:
+def timed(job: Callable[[], Any]) -> tuple[Any, float]:
     start = time.perf_counter()
     result = job()
     return result, time.perf_counter() - start
 
 
-def _shortened(error: Exception) -> str:
+def shortened(error: Exception) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) < 200 else f"{text[:200]}..."
 

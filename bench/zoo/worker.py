@@ -1,0 +1,165 @@
+"""One engine in a process of its own, for many models: ``-m bench.zoo.worker ENGINE THREADS``.
+
+It reads jobs from its standard input, each a line of JSON, and answers each with a line of JSON.
+The process lasts, since importing an engine takes longer than all there is to measure of a small
+model. ``Worker`` starts such a process, and another if that dies or takes too long.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.peers import ENGINES, Engine, environment
+from bench.trial import ROOT, sample, shortened, timed, warm_up
+from bench.zoo.store import Feeds, read_feeds, save_arrays
+
+TIMEOUT = 120  # seconds that a job may take
+MOST_JOBS = 100  # of one process, so that nothing that it keeps adds up
+PROFILED_RUNS = 10
+
+
+@dataclass(frozen=True)
+class Job:
+    """Load the model of ``path``, and run it once on each of ``cases``, files of feeds by name.
+
+    Outputs are written to the folder ``outputs``, if there is one. Each case is then timed for
+    ``seconds``, if that is not 0. ``profiled``: also tell which steps take the time.
+    """
+
+    path: str
+    inputs: list[str]
+    cases: dict[str, str]
+    outputs: str | None = None
+    seconds: float = 0.0
+    profiled: bool = False
+
+
+@dataclass
+class Outcome:
+    """Seconds to load the model and to run it for the first time, and of a run, by case; the steps
+    that take longest, with their parts of a run. ``error`` says what it could not do."""
+
+    loaded: float | None = None
+    firsts: dict[str, float] = field(default_factory=dict)
+    runs: dict[str, float] = field(default_factory=dict)
+    steps: dict[str, str] = field(default_factory=dict)
+    error: str | None = None
+
+
+class Worker:
+    """A process that does jobs with one engine."""
+
+    def __init__(self, engine: str, threads: int, cache: Path) -> None:
+        self.command = [sys.executable, "-m", "bench.zoo.worker", engine, str(threads)]
+        self.cache = cache
+        self.process: subprocess.Popen[str] | None = None
+        self.jobs = 0
+
+    def work(self, job: Job) -> Outcome:
+        if self.process is None or self.jobs >= MOST_JOBS:
+            self.restart()
+        assert self.process is not None and self.process.stdin and self.process.stdout
+        self.jobs += 1
+        self.process.stdin.write(json.dumps(asdict(job)) + "\n")
+        self.process.stdin.flush()
+        ready, _, _ = select.select([self.process.stdout], [], [], TIMEOUT)
+        line = self.process.stdout.readline() if ready else ""
+        if line:
+            return Outcome(**json.loads(line))
+        error = f"took more than {TIMEOUT} s" if not ready else "the process died"
+        self.close()
+        return Outcome(error=error)
+
+    def restart(self) -> None:
+        self.close()
+        self.jobs = 0
+        self.costs = tempfile.TemporaryDirectory()
+        # What an earlier process, or the user, has profiled is no part of what is measured.
+        variables = {**environment(self.cache), "PENSTOCK_CACHE": self.costs.name}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            self.command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True,
+            cwd=ROOT, env=variables,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.costs.cleanup()
+        self.process = None
+
+
+def do(engine: Engine, job: Job) -> Outcome:
+    """Do ``job`` in this process."""
+    outcome = Outcome()
+    cases = {name: read_feeds(job.inputs, Path(path)) for name, path in job.cases.items()}
+    gc.collect()
+    try:
+        run, outcome.loaded = timed(lambda: engine.load(Path(job.path)))
+        for name, feeds in cases.items():
+            _run_once(partial(run, feeds), name, job, outcome)
+        for name, feeds in cases.items():
+            if job.seconds:
+                outcome.runs[name] = _time(partial(run, feeds), job.seconds)
+            if job.profiled:
+                outcome.steps[name] = _longest_steps(engine, feeds)
+    except Exception as error:
+        outcome.error = shortened(error)
+    return outcome
+
+
+def _run_once(run: Callable[[], Any], name: str, job: Job, outcome: Outcome) -> None:
+    outputs, outcome.firsts[name] = timed(run)
+    if job.outputs:
+        save_arrays(Path(job.outputs, f"{name}.npz"), output=outputs)
+
+
+def _time(run: Callable[[], Any], seconds: float) -> float:
+    warm_up(run, seconds / 4)
+    gc.collect()
+    gc.disable()
+    try:
+        return statistics.median(sample(run, seconds))
+    finally:
+        gc.enable()
+
+
+def _longest_steps(engine: Any, feeds: Feeds) -> str:
+    """The operations that take longest, and their parts of a run."""
+    from penstock.observers.profile import Profile
+
+    profile = Profile()
+    for _ in range(PROFILED_RUNS):
+        engine.session.run(feeds, observers=[profile])
+    parts = {row.name: row.seconds / profile.wall for row in profile.by_operation()}
+    parts["between steps"] = profile.outside / profile.wall
+    longest = sorted(parts, key=lambda name: -parts[name])[:3]
+    return ", ".join(f"{name} {parts[name]:.0%}" for name in longest if parts[name] >= 0.1)
+
+
+def main() -> None:
+    name, threads = sys.argv[1:]
+    # Libraries may print: their lines must not get among the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    engine = ENGINES[name](int(threads))
+    for line in sys.stdin:
+        answers.write(json.dumps(asdict(do(engine, Job(**json.loads(line))))) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
