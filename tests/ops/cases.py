@@ -88,11 +88,12 @@ def fails(
     inputs: Sequence[Any],
     attrs: Mapping[str, Any] | None = None,
     match: str | None = None,
+    error: type[Exception] = ShapeError,
     **options: Any,
 ) -> None:
-    """The kernel must refuse, with its inputs unknown when compiling and known."""
+    """The kernel must refuse, with its inputs unknown when compiling and known: with ``error``."""
     (node,) = load_onnx(node_model(op_type, inputs, attrs, **options)).graph.nodes
-    with pytest.raises(ShapeError, match=match):
+    with pytest.raises(error, match=match):
         evaluate(node, list(inputs))
-    with pytest.raises(ShapeError, match=match):
+    with pytest.raises(error, match=match):
         node.op.compile(node, [None if x is None else TensorType() for x in inputs])(*inputs)

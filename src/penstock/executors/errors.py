@@ -13,7 +13,7 @@ from penstock.host.current_run import BudgetError
 from penstock.ir.describe import describe_node
 from penstock.ir.graph import Node
 from penstock.plan.plan import Step
-from penstock.types import ShapeError, TensorType, type_of
+from penstock.types import TensorType, type_of
 
 
 def raise_explained(error: Exception, program: Program) -> NoReturn:
@@ -58,7 +58,9 @@ def run_error(place: str, error: BaseException) -> RunError:
         return LimitExceeded(f"{place}: {error}")
     if isinstance(error, MemoryError):
         return RunError(f"{place}: {str(error) or 'there is not enough memory'}")
-    return RunError(f"{place}: {error if isinstance(error, ShapeError) else repr(error)}")
+    # To what NumPy says of shapes and indices, ``place`` adds the types of the inputs.
+    explains = isinstance(error, IndexError | ValueError)
+    return RunError(f"{place}: {error if explains else repr(error)}")
 
 
 def _explanation(node: Node, inputs: Sequence[str], error: Exception) -> PenstockError:

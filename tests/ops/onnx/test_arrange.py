@@ -65,9 +65,9 @@ def test_concat_dtypes_and_of_edge_cases_matches_the_definition() -> None:
     check_node(
         "Concat", [f32(2, 1), f32(2, 2)], opset=1, expected=[np.hstack([f32(2, 1), f32(2, 2)])]
     )
-    fails("Concat", [f32(2, 3), f32(3, 2)], {"axis": 0}, "cannot be concatenated")
-    fails("Concat", [f32(2), f32(2)], {"axis": 1})
-    fails("Concat", [np.float32(1).reshape(())] * 2, {"axis": 0})
+    fails("Concat", [f32(2, 3), f32(3, 2)], {"axis": 0}, "must match exactly", ValueError)
+    fails("Concat", [f32(2), f32(2)], {"axis": 1}, "out of bounds|out of range", ValueError)
+    fails("Concat", [np.float32(1).reshape(())] * 2, {"axis": 0}, "zero-dim", ValueError)
 
 
 def test_concat_infers_its_types() -> None:

@@ -72,9 +72,9 @@ def test_gather_large_outputs_and_of_every_dtype_matches_the_definition() -> Non
 @pytest.mark.parametrize("indices", [scalar(3), scalar(-4), i64(0, 3), i64(-4), i64(2, 1, 3)])
 def test_gather_refuses_what_is_out_of_range(indices: np.ndarray) -> None:
     x = f32(3, 2)
-    fails("Gather", [x, indices], match="out of range|out of bounds|does not fit")
+    fails("Gather", [x, indices], match="out of bounds", error=IndexError)
     for given in (TensorType(), float_type(None, None), float_type(3, 2)):
-        with pytest.raises(ShapeError):
+        with pytest.raises((ShapeError, IndexError), match="out of"):
             compiled("Gather", [x, indices], constants=(1,), types=[given, None])(x, indices)
     with pytest.raises(ShapeError, match="out of range"):
         infer("Gather", [float_type(3, 2), indices])
@@ -160,8 +160,8 @@ def test_gather_elements_of_edge_cases_matches_the_definition() -> None:
     check_node("GatherElements", [f32(4), i64(3, -4, 0)])
     check_node("GatherElements", [f32(2, 3), np.empty((0, 3), np.int64)])
     check_node("GatherElements", [np.array(["a", "b"], object), i64(1, 1)])
-    fails("GatherElements", [f32(2, 3), np.array([[2, 0, 0]])], match="does not fit")
-    fails("GatherElements", [f32(2, 3), np.array([[0, 0, 0, 0]])])
+    fails("GatherElements", [f32(2, 3), np.array([[2, 0, 0]])], None, "of bounds", IndexError)
+    fails("GatherElements", [f32(2, 3), np.array([[0, 0, 0, 0]])], error=IndexError)
     fails("GatherElements", [f32(2, 3), i64(0)], match="dims")
     assert shape_of("GatherElements", [float_type(3, 3), TensorType(INT64, ("N", 2))]) == ("N", 2)
     with pytest.raises(ShapeError, match="rank"):
@@ -203,7 +203,7 @@ def nd_by_loops(x: np.ndarray, indices: np.ndarray, batch: int) -> np.ndarray:
 
 def test_gather_nd_of_edge_cases_matches_the_definition() -> None:
     check_node("GatherND", [f32(2, 3), np.empty((0, 2), np.int64)], expected=[f32(0)])
-    fails("GatherND", [f32(2, 3), np.array([[2, 0]])], match="does not fit")
+    fails("GatherND", [f32(2, 3), np.array([[2, 0]])], match="out of bounds", error=IndexError)
     fails("GatherND", [f32(2, 3), np.array([[0, 0, 0]])], match="rank 2")
     fails("GatherND", [f32(2, 3), np.array([[0], [0], [0]])], {"batch_dims": 1}, "differ")
     fails("GatherND", [f32(2, 3), np.array([[0], [0]])], {"batch_dims": 2}, "batch_dims")
@@ -300,8 +300,8 @@ def test_compress_matches_the_reference(axis: int | None) -> None:
 
 
 def test_compress_of_edge_cases_matches_the_definition() -> None:
-    fails("Compress", [f32(2), np.array([False, False, True])])
-    fails("Compress", [f32(2), np.array([True])], {"axis": 1})
+    fails("Compress", [f32(2), np.array([False, False, True])], error=IndexError)
+    fails("Compress", [f32(2), np.array([True])], {"axis": 1}, "out of bounds", ValueError)
     assert shape_of("Compress", [float_type("N", 4)], {"axis": 0}) == (None, 4)
     assert shape_of("Compress", [float_type("N", 4)]) == (None,)
 

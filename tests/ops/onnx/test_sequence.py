@@ -134,12 +134,12 @@ def test_concat_from_sequence_matches_the_reference(axis: int, new_axis: int) ->
 
 def test_concat_from_sequence_of_edge_cases_matches_the_definition() -> None:
     check_node("ConcatFromSequence", [[f32(2), f32(3)]], {"axis": 0})
-    fails("ConcatFromSequence", [[f32(2), f32(3)]], {"axis": 0, "new_axis": 1}, "concatenated")
-    fails("ConcatFromSequence", [[f32(2), f32(3)]], {"axis": 1})
+    fails("ConcatFromSequence", [[f32(2), f32(3)]], {"axis": 0, "new_axis": 1}, "shape", ValueError)
+    fails("ConcatFromSequence", [[f32(2), f32(3)]], {"axis": 1}, "out of bounds", ValueError)
     op = find("ConcatFromSequence")
     assert op is not None
     kernel = op.compile(Node(op, [Value("s")], [Value("y")], {"axis": 0}), [FLOATS])
-    with pytest.raises(ShapeError):
+    with pytest.raises(ValueError, match="at least one array"):
         kernel([])
     assert infer("ConcatFromSequence", [ANY], {"axis": 0}) == [TensorType()]
 

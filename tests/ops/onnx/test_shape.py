@@ -170,9 +170,9 @@ def test_squeeze_of_edge_cases_matches_the_definition() -> None:
     check_node("Squeeze", [f32(2, 3), None])
     check_both("Squeeze", [f32(1), i64(0)])
     check_both("Squeeze", [f32(1, 2), i64()])
-    fails("Squeeze", [f32(2, 3), i64(0)], match="cannot squeeze")
-    fails("Squeeze", [f32(1, 3), i64(2)])
-    fails("Squeeze", [f32(1, 1), i64(0, -2)])
+    fails("Squeeze", [f32(2, 3), i64(0)], match="not equal to one", error=ValueError)
+    fails("Squeeze", [f32(1, 3), i64(2)], match="out of bounds", error=ValueError)
+    fails("Squeeze", [f32(1, 1), i64(0, -2)], match="duplicate", error=ValueError)
 
 
 def test_squeeze_infers_its_types() -> None:
@@ -244,8 +244,8 @@ def test_expand_matches_the_reference(shape: tuple[int, ...], target: tuple[int,
 
 def test_expand_of_edge_cases_matches_the_definition() -> None:
     check_both("Expand", [np.array(["a"], object), i64(3)])
-    fails("Expand", [f32(2, 3), i64(2, 2)], match="expand")
-    fails("Expand", [f32(1, 3), i64(-1, 3)])
+    fails("Expand", [f32(2, 3), i64(2, 2)], match="broadcast", error=ValueError)
+    fails("Expand", [f32(1, 3), i64(-1, 3)], error=ValueError)
 
 
 def test_expand_infers_its_types() -> None:

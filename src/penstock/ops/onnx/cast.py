@@ -7,6 +7,7 @@ out of a float's range becomes infinite, and what is out of an integer's range i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -185,15 +186,11 @@ def _check_bit_cast(source: np.dtype | None, attrs: Attrs) -> np.dtype:
 
 
 def _from_strings(x: np.ndarray, dtype: np.dtype, saturate: bool, mode: str) -> np.ndarray:
-    try:
-        if dtype.kind in "iu":
-            try:
-                return x.astype(np.uint64 if dtype == np.uint64 else np.int64).astype(dtype)
-            except (ValueError, OverflowError):
-                pass  # "2.5", or out of range
-        numbers = x.astype(np.float64)
-    except ValueError as error:
-        raise ShapeError(f"a string is no number: {error}") from None
+    if dtype.kind in "iu":
+        # It may be "2.5", or out of range.
+        with suppress(ValueError, OverflowError):
+            return x.astype(np.uint64 if dtype == np.uint64 else np.int64).astype(dtype)
+    numbers = x.astype(np.float64)
     convert: Convert = _conversion(numbers.dtype, dtype, saturate, mode)
     return convert(numbers)
 

@@ -18,10 +18,6 @@ from penstock.types import INT64, Dim, ShapeError, TensorType, Type
 _LARGE = 32 * 1024  # bytes of an output from which checking indices costs less than a second copy
 
 
-def out_of_range(error: IndexError, x: np.ndarray) -> ShapeError:
-    return ShapeError(f"an index does not fit data of shape {list(x.shape)}: {error}")
-
-
 def _check_range(low: int, high: int, axis: int, dim: int) -> None:
     """Raise ``ShapeError`` unless indices from ``low`` to ``high`` are in range for ``axis``."""
     if low < -dim or high >= dim:
@@ -70,11 +66,8 @@ def gather(node: Node, types: Types) -> Kernel:
         return _gather_checked(constant, axis, dim)
 
     def run(x: np.ndarray, indices: np.ndarray) -> Any:
-        try:
-            # take would first copy all of a strided x
-            return x.take(indices, axis) if x.flags.c_contiguous else x[_index(axis, indices)]
-        except IndexError as error:
-            raise out_of_range(error, x) from None
+        # take would first copy all of a strided x
+        return x.take(indices, axis) if x.flags.c_contiguous else x[_index(axis, indices)]
 
     def into_large(x: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
         if indices.size:
@@ -187,10 +180,7 @@ def gather_elements(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
         if x.ndim != indices.ndim:
             raise ShapeError(f"data has {x.ndim} dims, indices have {indices.ndim}")
-        try:
-            return x[element_index(indices, axis, grid)]
-        except IndexError as error:
-            raise out_of_range(error, x) from None
+        return x[element_index(indices, axis, grid)]
 
     return returning(run)
 
@@ -227,12 +217,9 @@ def gather_nd(x: np.ndarray, indices: np.ndarray, *, batch_dims: int = 0) -> np.
     if x.shape[:batch] != indices.shape[:batch]:
         raise ShapeError(f"batches of {x.shape[:batch]} and {indices.shape[:batch]} differ")
     check_depth(indices.shape[-1], batch, x.ndim)
-    try:
-        index: list[Any] = _open_grid(indices.shape[:batch], indices.ndim - 1)
-        # The ellipsis keeps an array of a single element.
-        return x[(*index, *index_columns(indices), ...)]
-    except IndexError as error:
-        raise out_of_range(error, x) from None
+    index: list[Any] = _open_grid(indices.shape[:batch], indices.ndim - 1)
+    # The ellipsis keeps an array of a single element.
+    return x[(*index, *index_columns(indices), ...)]
 
 
 def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -335,12 +322,7 @@ def _infer_compress(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
 
 @array_operator("Compress", since=9, infer=_infer_compress, strings=True)
 def compress(x: np.ndarray, condition: np.ndarray, *, axis: int | None = None) -> np.ndarray:
-    try:
-        return np.compress(condition.reshape(-1), x, axis)
-    except ValueError as error:  # an index past the end, or an axis that is not there
-        raise ShapeError(f"{condition.size} conditions, shape {list(x.shape)}: {error}") from None
-    except IndexError as error:
-        raise out_of_range(error, x) from None
+    return np.compress(condition.reshape(-1), x, axis)
 
 
 def _infer_nonzero(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

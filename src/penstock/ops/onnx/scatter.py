@@ -81,13 +81,10 @@ def _accumulate(
 def _write(
     ufunc: np.ufunc | None, out: np.ndarray, index: Sequence[np.ndarray], updates: np.ndarray
 ) -> None:
-    try:
-        if ufunc is None:
-            out[tuple(index)] = updates
-        else:
-            _accumulate(ufunc, out, index, updates)
-    except IndexError as error:
-        raise indexing.out_of_range(error, out) from None
+    if ufunc is None:
+        out[tuple(index)] = updates
+    else:
+        _accumulate(ufunc, out, index, updates)
 
 
 def _infer_scatter_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

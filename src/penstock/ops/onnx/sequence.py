@@ -199,13 +199,7 @@ def _infer_concat_from_sequence(types: Types, attrs: Attrs, consts: Consts) -> S
 @array_operator("ConcatFromSequence", since=11, infer=_infer_concat_from_sequence, strings=True)
 def concat_from_sequence(sequence: list[np.ndarray], *, axis: int, new_axis: int = 0) -> np.ndarray:
     reserve(sum([x.nbytes for x in sequence]))
-    try:
-        return np.stack(sequence, axis) if new_axis else np.concatenate(sequence, axis)
-    except ValueError as error:
-        shapes = ", ".join(str(list(x.shape)) for x in sequence[:8])
-        raise ShapeError(
-            f"a sequence of shapes {shapes} cannot be concatenated along axis {axis}: {error}"
-        ) from None
+    return np.stack(sequence, axis) if new_axis else np.concatenate(sequence, axis)
 
 
 # Optionals: the value itself, or None

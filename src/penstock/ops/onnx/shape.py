@@ -231,14 +231,9 @@ def squeeze(node: Node, types: Types) -> Kernel:
     if not rules.given(node.inputs, 1):
         return view_kernel(lambda x, _=None: x.squeeze())
     axes = rules.known_ints(node, types, 1)
-
-    def run(x: np.ndarray, spelled: np.ndarray) -> np.ndarray:
-        try:
-            return x.squeeze(axes if axes is not None else tuple(spelled.reshape(-1).tolist()))
-        except ValueError as error:
-            raise ShapeError(f"cannot squeeze shape {list(x.shape)}: {error}") from None
-
-    return view_kernel(run)
+    if axes is not None:
+        return view_kernel(lambda x, _: x.squeeze(axes))
+    return view_kernel(lambda x, spelled: x.squeeze(tuple(spelled.reshape(-1).tolist())))
 
 
 def _infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -331,13 +326,10 @@ def expand(node: Node, types: Types) -> Kernel:
             return view_kernel(lambda x, _: x)
 
     def run(x: np.ndarray, spelled: np.ndarray) -> np.ndarray:
-        try:
-            if fixed is not None:
-                return np.broadcast_to(x, fixed)
-            shape = tuple(spelled.tolist() if target is None else target)
-            return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
-        except ValueError as error:
-            raise ShapeError(f"cannot expand shape {list(x.shape)}: {error}") from None
+        if fixed is not None:
+            return np.broadcast_to(x, fixed)
+        shape = tuple(spelled.tolist() if target is None else target)
+        return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
 
     def into(x: np.ndarray, _: Any, out: np.ndarray) -> None:
         out[...] = x

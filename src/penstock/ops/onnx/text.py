@@ -29,12 +29,9 @@ def strings(values: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
 
 @array_operator("StringConcat", since=20, infer=broadcast_to(STRING), strings=True)
 def string_concat(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    try:
-        if x.shape != y.shape:
-            _reserve_joined(x, y)
-        joined = np.add(x, y)
-    except ValueError as error:
-        raise ShapeError(str(error)) from error
+    if x.shape != y.shape:
+        _reserve_joined(x, y)
+    joined = np.add(x, y)
     return joined if isinstance(joined, np.ndarray) else strings([joined], ())
 
 

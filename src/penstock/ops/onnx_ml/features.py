@@ -365,10 +365,7 @@ def cast_map(node: Node, types: Types) -> Kernel:
             places = keys
         result = np.full((1, width if sparse else len(keys)), missing, dtype)
         for place, key in zip(places, keys, strict=True):
-            try:
-                result[0, place] = cast(x[key])
-            except ValueError as error:
-                raise ShapeError(f"{x[key]!r} is no number") from error
+            result[0, place] = cast(x[key])
         return result
 
     return Kernel(run)

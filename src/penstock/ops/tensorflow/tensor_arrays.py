@@ -230,8 +230,6 @@ def stacked(rows: Sequence[np.ndarray], shape: Shape | None, dtype: np.dtype) ->
     """Elements along a new first dim; ``shape`` and ``dtype`` are theirs if there are none."""
     if not rows:
         return _empty(shape, dtype)
-    if any(row.shape != rows[0].shape for row in rows):
-        raise ShapeError(f"elements have inconsistent shapes {[row.shape for row in rows]}")
     reserve(sum([row.nbytes for row in rows]))
     return np.stack(rows)
 
@@ -243,8 +241,6 @@ def concatenated(
     lengths = np.array([len(part) for part in parts if part.ndim], np.int64)
     if not parts:
         return _empty(rest, dtype), lengths
-    if any(part.ndim < 1 or part.shape[1:] != parts[0].shape[1:] for part in parts):
-        raise ShapeError(f"elements have inconsistent shapes {[part.shape for part in parts]}")
     reserve(sum([part.nbytes for part in parts]))
     return np.concatenate(parts), lengths
 
