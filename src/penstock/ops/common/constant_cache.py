@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel, Types
+from penstock.ir.op import Attrs, Kernel, Types
 from penstock.ops.registry import Compile
 
 T = TypeVar("T")
@@ -46,26 +46,25 @@ def shared(name: Hashable, make: Callable[[], T], *sources: Any) -> Shared[T]:
     with _LOCK:
         entry = _ALL.get(key)
     if entry is None:
-        fresh = Shared(
-            make(), sources
-        )  # without the lock: it may be slow, and call shared() itself
+        # Without the lock: it may be slow, and call shared() itself.
+        fresh = Shared(make(), sources)
         with _LOCK:
             entry = _ALL.setdefault(key, fresh)
     return entry
 
 
-def by_attributes(compile: Compile) -> Compile:
-    """Share kernels that depend on attributes only, such as those of forests and dictionaries.
+def by_attributes(make: Callable[[Attrs], Callable[..., Any]]) -> Compile:
+    """The compile function of kernels that depend on attributes only, such as those of forests and
+    dictionaries: ``make`` returns their function.
 
-    Nodes whose attributes are the same objects share one kernel.
+    Nodes whose attributes are the same objects share one.
     """
 
-    def compiled(node: Node, types: Types) -> Kernel:
-        name = compile.__qualname__, len(node.inputs), len(node.outputs), *node.attrs
-        share = shared(name, lambda: compile(node, types).function, *node.attrs.values())
+    def compile(node: Node, types: Types) -> Kernel:
+        share = shared((make, *node.attrs), lambda: make(node.attrs), *node.attrs.values())
         return Kernel(lambda *inputs: share.value(*inputs))
 
-    return compiled
+    return compile
 
 
 def held() -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -111,9 +112,9 @@ def string_normalizer(node: Node, types: Types) -> Kernel:
 
 @operator("RegexFullMatch", since=20, infer=same_shape(BOOL), strings=True)
 @by_attributes
-def regex_full_match(node: Node, types: Types) -> Kernel:
+def regex_full_match(attrs: Attrs) -> Callable[..., Any]:
     try:
-        match = Regex(node.attrs.get("pattern") or "").fullmatch
+        match = Regex(attrs.get("pattern") or "").fullmatch
     except RegexError as error:
         raise ShapeError(f"not a pattern that RE2 takes: {error}") from error
 
@@ -122,7 +123,7 @@ def regex_full_match(node: Node, types: Types) -> Kernel:
         matches = np.array([match(text) for text in texts], np.bool_)
         return matches.reshape(x.shape)
 
-    return Kernel(run)
+    return run
 
 
 class _Pool:
@@ -195,8 +196,7 @@ def _infer_tfidf(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("TfIdfVectorizer", since=9, infer=_infer_tfidf, strings=True)
 @by_attributes
-def tfidf_vectorizer(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
+def tfidf_vectorizer(attrs: Attrs) -> Callable[..., Any]:
     mode, skips = choice(attrs, "mode", "", ("TF", "IDF", "TFIDF")), attrs["max_skip_count"]
     pool = _Pool(attrs)
     weights = _column_weights(attrs, pool.width)
@@ -231,7 +231,7 @@ def tfidf_vectorizer(node: Node, types: Types) -> Kernel:
             result = result * weights
         return result.reshape(*x.shape[:-1], pool.width)
 
-    return Kernel(run)
+    return run
 
 
 def _column_weights(attrs: Attrs, width: int) -> np.ndarray | None:

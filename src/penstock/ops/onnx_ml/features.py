@@ -8,17 +8,18 @@ little.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops import registry
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, dim_product, same_shape, same_type, tensor
 from penstock.ops.onnx.text import strings
-from penstock.ops.registry import array_operator, operator
 from penstock.types import (
     FLOAT32,
     INT64,
@@ -32,7 +33,8 @@ from penstock.types import (
     dtype_name,
 )
 
-DOMAIN = "ai.onnx.ml"
+operator = partial(registry.operator, domain="ai.onnx.ml")
+array_operator = partial(registry.array_operator, domain="ai.onnx.ml")
 
 
 def one_of(attrs: Attrs, *names: str) -> tuple[str, Any]:
@@ -54,13 +56,13 @@ def _features(array: np.ndarray, values: Any, what: str) -> np.ndarray:
     return parameters
 
 
-@operator("Binarizer", domain=DOMAIN, infer=same_type)
+@operator("Binarizer", infer=same_type)
 def binarizer(node: Node, types: Types) -> Kernel:
     threshold = np.float32(node.attrs.get("threshold", 0.0))
     return Kernel(lambda x: np.asarray(x > threshold).astype(x.dtype))
 
 
-@operator("Scaler", domain=DOMAIN, infer=same_shape(FLOAT32))
+@operator("Scaler", infer=same_shape(FLOAT32))
 def scaler(node: Node, types: Types) -> Kernel:
     offset = np.array(node.attrs.get("offset") or [0.0], np.float32)
     scale = np.array(node.attrs.get("scale") or [1.0], np.float32)
@@ -81,7 +83,7 @@ _NORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-@operator("Normalizer", domain=DOMAIN, infer=same_shape(FLOAT32))
+@operator("Normalizer", infer=same_shape(FLOAT32))
 def normalizer(node: Node, types: Types) -> Kernel:
     """Absolute values count in L1, and signs are kept in L2, whatever the formulas there say."""
     norm = _NORMS[choice(node.attrs, "norm", "MAX", _NORMS)]
@@ -96,7 +98,7 @@ def normalizer(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-@operator("Imputer", domain=DOMAIN, infer=same_type)
+@operator("Imputer", infer=same_type)
 def imputer(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     name, values = one_of(attrs, "imputed_value_floats", "imputed_value_int64s")
@@ -123,7 +125,7 @@ def _infer_extractor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     return (TensorType(x.dtype, (*(x.shape[:-1] or (1,)), count)),)
 
 
-@array_operator("ArrayFeatureExtractor", domain=DOMAIN, infer=_infer_extractor, strings=True)
+@array_operator("ArrayFeatureExtractor", infer=_infer_extractor, strings=True)
 def array_feature_extractor(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.ndim == 0:
         raise ShapeError("a scalar has no features to choose from")
@@ -139,7 +141,7 @@ def _infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     return (TensorType(FLOAT32, (rows, sum(widths) if widths else None)),)
 
 
-@operator("FeatureVectorizer", domain=DOMAIN, infer=_infer_vectorizer)
+@operator("FeatureVectorizer", infer=_infer_vectorizer)
 def feature_vectorizer(node: Node, types: Types) -> Kernel:
     widths = node.attrs.get("inputdimensions")
     if widths and len(widths) != len(node.inputs):
@@ -198,7 +200,7 @@ class _Lookup:
         return np.where(equal, self.order[place], self.count)
 
 
-def _mapper(lookup: _Lookup, values: np.ndarray, default: Any) -> Kernel:
+def _mapper(lookup: _Lookup, values: np.ndarray, default: Any) -> Callable[..., Any]:
     """Each input element to the value beside its key."""
     table = np.empty(lookup.count + 1, values.dtype)
     table[:-1] = values
@@ -207,7 +209,7 @@ def _mapper(lookup: _Lookup, values: np.ndarray, default: Any) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         return np.asarray(table[lookup(x)], table.dtype).reshape(x.shape)
 
-    return Kernel(run)
+    return run
 
 
 def _infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -216,22 +218,20 @@ def _infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(other, x.shape),)
 
 
-@operator("CategoryMapper", domain=DOMAIN, infer=_infer_other, strings=True)
-@operator("LabelEncoder", domain=DOMAIN, version=1, infer=_infer_other, strings=True)
+@operator("CategoryMapper", infer=_infer_other, strings=True)
+@operator("LabelEncoder", version=1, infer=_infer_other, strings=True)
 @by_attributes
-def category_mapper(node: Node, types: Types) -> Kernel:
+def category_mapper(attrs: Attrs) -> Callable[..., Any]:
     """Both directions of a mapping; the dtype of the input chooses one."""
-    attrs = node.attrs
-    names = attrs.get("cats_strings") or attrs.get("classes_strings") or []
-    ints = attrs.get("cats_int64s") or []
-    if node.op.name == "LabelEncoder":
-        ints = range(len(names))
+    classes = attrs.get("classes_strings")  # of LabelEncoder, which numbers them
+    names = classes or attrs.get("cats_strings") or []
+    ints = range(len(names)) if classes else attrs.get("cats_int64s") or []
     if len(ints) != len(names):
         raise ShapeError(f"{len(ints)} integers for {len(names)} strings")
     number, name = attrs.get("default_int64", -1), attrs.get("default_string", "_Unused")
     to_int = _mapper(_Lookup(names, STRING), np.array(ints, np.int64), number)
     to_name = _mapper(_Lookup(ints, INT64), strings(names, (len(names),)), name)
-    return Kernel(lambda x: (to_int if x.dtype == STRING else to_name)(x))
+    return lambda x: (to_int if x.dtype == STRING else to_name)(x)
 
 
 _LISTS = {"strings": STRING, "int64s": INT64, "floats": FLOAT32}
@@ -249,10 +249,9 @@ def _infer_label_encoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence
     return same_shape(_labels(attrs, "values").dtype)(types, attrs, consts)
 
 
-@operator("LabelEncoder", domain=DOMAIN, since=2, infer=_infer_label_encoder, strings=True)
+@operator("LabelEncoder", since=2, infer=_infer_label_encoder, strings=True)
 @by_attributes
-def label_encoder(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
+def label_encoder(attrs: Attrs) -> Callable[..., Any]:
     keys, values = _labels(attrs, "keys"), _labels(attrs, "values")
     if len(keys) != len(values):
         raise ShapeError(f"{len(keys)} keys for {len(values)} values")
@@ -279,7 +278,7 @@ def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (TensorType(FLOAT32, None if shape is None else (*shape, len(cats))),)
 
 
-@operator("OneHotEncoder", domain=DOMAIN, infer=_infer_one_hot, strings=True)
+@operator("OneHotEncoder", infer=_infer_one_hot, strings=True)
 def one_hot_encoder(node: Node, types: Types) -> Kernel:
     cats, dtype = _categories(node.attrs)
     lookup = _Lookup(cats, dtype)
@@ -311,7 +310,7 @@ def _infer_dict_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequen
     return (TensorType(_map_values(types), (1, len(_vocabulary(attrs)))),)
 
 
-@operator("DictVectorizer", domain=DOMAIN, infer=_infer_dict_vectorizer, strings=True)
+@operator("DictVectorizer", infer=_infer_dict_vectorizer, strings=True)
 def dict_vectorizer(node: Node, types: Types) -> Kernel:
     vocabulary = _vocabulary(node.attrs)
     declared = _map_values(types)
@@ -350,7 +349,7 @@ def _sparse(attrs: Attrs) -> bool:
     return choice(attrs, "map_form", "DENSE", ("DENSE", "SPARSE")) == "SPARSE"
 
 
-@operator("CastMap", domain=DOMAIN, infer=_infer_cast_map, strings=True)
+@operator("CastMap", infer=_infer_cast_map, strings=True)
 def cast_map(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     dtype, cast, missing = _CASTS[choice(attrs, "cast_to", "TO_FLOAT", _CASTS)]
@@ -376,7 +375,7 @@ def _infer_zip_map(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (SequenceType(MapType(key, TensorType(FLOAT32, ()))),)
 
 
-@operator("ZipMap", domain=DOMAIN, infer=_infer_zip_map)
+@operator("ZipMap", infer=_infer_zip_map)
 def zip_map(node: Node, types: Types) -> Kernel:
     _, labels = one_of(node.attrs, "classlabels_strings", "classlabels_int64s")
 

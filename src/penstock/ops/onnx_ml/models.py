@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
-from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, tensor
 from penstock.ops.onnx.text import strings
-from penstock.ops.onnx_ml.features import DOMAIN, one_of
-from penstock.ops.registry import operator
+from penstock.ops.onnx_ml.features import one_of, operator
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
@@ -147,10 +146,9 @@ def infer_regressor(targets: str) -> Infer:
     return infer
 
 
-@operator("LinearRegressor", domain=DOMAIN, infer=infer_regressor("targets"))
+@operator("LinearRegressor", infer=infer_regressor("targets"))
 @by_attributes
-def linear_regressor(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
+def linear_regressor(attrs: Attrs) -> Callable[..., Any]:
     weights, bias = _coefficients(attrs, attrs.get("targets", 1))
     transform = transform_of(attrs)
 
@@ -158,13 +156,12 @@ def linear_regressor(node: Node, types: Types) -> Kernel:
         scores = matrix(x, len(weights)) @ weights + bias
         return transformed(scores, transform).astype(np.float32)
 
-    return Kernel(run)
+    return run
 
 
-@operator("LinearClassifier", domain=DOMAIN, infer=infer_classifier("classlabels_ints"))
+@operator("LinearClassifier", infer=infer_classifier("classlabels_ints"))
 @by_attributes
-def linear_classifier(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
+def linear_classifier(attrs: Attrs) -> Callable[..., Any]:
     labels = class_labels(attrs, "classlabels_ints")
     rows = len(attrs.get("intercepts") or range(len(labels)))
     weights, bias = _coefficients(attrs, rows)
@@ -184,7 +181,7 @@ def linear_classifier(node: Node, types: Types) -> Kernel:
             scores = transformed(scores, transform)
         return labels[places], scores.astype(np.float32)
 
-    return Kernel(run)
+    return run
 
 
 _KernelFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -219,10 +216,9 @@ def _first_rho(attrs: Attrs) -> float:
     return float(rho[0])
 
 
-@operator("SVMRegressor", domain=DOMAIN, infer=infer_regressor(""))
+@operator("SVMRegressor", infer=infer_regressor(""))
 @by_attributes
-def svm_regressor(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
+def svm_regressor(attrs: Attrs) -> Callable[..., Any]:
     kernel, rho = _kernel_function(attrs), _first_rho(attrs)
     supports = attrs.get("n_supports", 0)
     transform = transform_of(attrs)
@@ -242,7 +238,7 @@ def svm_regressor(node: Node, types: Types) -> Kernel:
             scores = np.where(scores > 0, 1.0, -1.0)
         return transformed(scores, transform).astype(np.float32)
 
-    return Kernel(run)
+    return run
 
 
 def _svm_width(attrs: Attrs, labels: int) -> Dim:
@@ -252,15 +248,15 @@ def _svm_width(attrs: Attrs, labels: int) -> Dim:
     return classes * (classes - 1) // 2
 
 
-@operator("SVMClassifier", domain=DOMAIN, infer=infer_classifier("classlabels_ints", _svm_width))
+@operator("SVMClassifier", infer=infer_classifier("classlabels_ints", _svm_width))
 @by_attributes
-def svm_classifier(node: Node, types: Types) -> Kernel:
-    if node.attrs.get("vectors_per_class"):
-        return _support_vector_classifier(node.attrs)
-    return _linear_svm_classifier(node.attrs)
+def svm_classifier(attrs: Attrs) -> Callable[..., Any]:
+    if attrs.get("vectors_per_class"):
+        return _support_vector_classifier(attrs)
+    return _linear_svm_classifier(attrs)
 
 
-def _linear_svm_classifier(attrs: Attrs) -> Kernel:
+def _linear_svm_classifier(attrs: Attrs) -> Callable[..., Any]:
     """One row of coefficients for each class, whatever the kernel."""
     labels = class_labels(attrs, "classlabels_ints")
     rho = _first_rho(attrs)
@@ -277,10 +273,10 @@ def _linear_svm_classifier(attrs: Attrs) -> Kernel:
             places = np.where(best >= 0.5 if positive else best > 0, 1, places)
         return labels[places], transformed(scores, transform).astype(np.float32)
 
-    return Kernel(run)
+    return run
 
 
-def _support_vector_classifier(attrs: Attrs) -> Kernel:
+def _support_vector_classifier(attrs: Attrs) -> Callable[..., Any]:
     """One against one: each pair of classes has a decision, which is a vote for one of the two."""
     labels = class_labels(attrs, "classlabels_ints")
     counts = [int(n) for n in attrs["vectors_per_class"]]
@@ -320,7 +316,7 @@ def _support_vector_classifier(attrs: Attrs) -> Kernel:
             scores = transformed(scores, transform)
         return labels[places], scores.astype(np.float32)
 
-    return Kernel(run)
+    return run
 
 
 def _coupling(

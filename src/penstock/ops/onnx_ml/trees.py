@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, tensor
 from penstock.ops.onnx_ml import models
-from penstock.ops.onnx_ml.features import DOMAIN
-from penstock.ops.registry import operator
+from penstock.ops.onnx_ml.features import operator
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 CHUNK = 2**16
@@ -314,10 +312,9 @@ def _base(attrs: Attrs, targets: int) -> np.ndarray:
     return base
 
 
-@operator("TreeEnsembleRegressor", domain=DOMAIN, infer=models.infer_regressor("n_targets"))
+@operator("TreeEnsembleRegressor", infer=models.infer_regressor("n_targets"))
 @by_attributes
-def tree_ensemble_regressor(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
+def tree_ensemble_regressor(attrs: Attrs) -> Callable[..., Any]:
     targets = attrs.get("n_targets") or 1
     forest, places = _forest(attrs)
     aggregate = choice(attrs, "aggregate_function", "SUM", _AGGREGATES)
@@ -329,21 +326,18 @@ def tree_ensemble_regressor(node: Node, types: Types) -> Kernel:
         scores = _scores(forest, votes, x, base)
         return models.transformed(scores, transform).astype(np.float32)
 
-    return Kernel(run)
+    return run
 
 
-@operator(
-    "TreeEnsembleClassifier", domain=DOMAIN, infer=models.infer_classifier("classlabels_int64s")
-)
+@operator("TreeEnsembleClassifier", infer=models.infer_classifier("classlabels_int64s"))
 @by_attributes
-def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
+def tree_ensemble_classifier(attrs: Attrs) -> Callable[..., Any]:
     """With two labels and weights for one class only, these are the scores of the second class.
 
     They are probabilities if none is negative, and decisions otherwise: compared with 0.5 or with
     0. That class has number 0 in most models, and the score of the other follows from it; if it has
     number 1, the other keeps the score 0. A single label stands for 1, its absence for 0.
     """
-    attrs = node.attrs
     labels = models.class_labels(attrs, "classlabels_int64s")
     classes = len(labels)
     if classes == 1 and labels.dtype.kind == "O":
@@ -374,7 +368,7 @@ def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
             scores = models.TRANSFORMS[transform](scores)
         return labelled, scores.astype(np.float32)
 
-    return Kernel(run)
+    return run
 
 
 def _infer_ensemble(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -382,10 +376,9 @@ def _infer_ensemble(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     return (TensorType(x.dtype, (models.row_count(x), attrs.get("n_targets") or 1)),)
 
 
-@operator("TreeEnsemble", domain=DOMAIN, since=5, infer=_infer_ensemble)
+@operator("TreeEnsemble", since=5, infer=_infer_ensemble)
 @by_attributes
-def tree_ensemble(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
+def tree_ensemble(attrs: Attrs) -> Callable[..., Any]:
     targets = attrs.get("n_targets") or 1
     aggregate, transform = attrs.get("aggregate_function", 1), attrs.get("post_transform", 0)
     if not 0 <= aggregate < len(_AGGREGATES) or not 0 <= transform < len(_TRANSFORMS):
@@ -402,7 +395,7 @@ def tree_ensemble(node: Node, types: Types) -> Kernel:
         scores = _scores(forest, votes, x)
         return models.transformed(scores, _TRANSFORMS[transform]).astype(x.dtype)
 
-    return Kernel(run)
+    return run
 
 
 def _ensemble(attrs: Attrs) -> _Forest:
