@@ -122,9 +122,8 @@ def choice(attrs: Attrs, name: str, default: str, allowed: Iterable[str]) -> str
     if value is None:
         value = default
     if value not in allowed:
-        raise ShapeError(
-            f"{name} is {value!r}, which is none of {', '.join(filter(None, allowed))}"
-        )
+        options = ", ".join(filter(None, allowed))
+        raise ShapeError(f"{name} is {value!r}, which is none of {options}")
     return value
 
 

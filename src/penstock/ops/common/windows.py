@@ -32,10 +32,8 @@ class Window:
 
     def __post_init__(self) -> None:
         if len(self.positions) > MAX_POSITIONS and self.count > 1:
-            raise ShapeError(
-                f"several windows of {len(self.positions)} elements along one axis are not "
-                f"supported: {MAX_POSITIONS} is the most"
-            )
+            found = len(self.positions)
+            raise ShapeError(f"several windows of {found} elements: {MAX_POSITIONS} is the most")
 
     @property
     def positions(self) -> range:
@@ -178,7 +176,7 @@ def _window(axis: Axis, auto_pad: str, kernel: int, size: int, ceil: bool) -> Wi
             count += 1
     if count < 1 or size < 1:
         raise ShapeError(
-            f"a window of {span} elements does not fit into {size}, padded by {begin} and {end}"
+            f"a window of {span} elements is larger than {size}, padded by {begin}, {end}"
         )
     return Window(size, count, kernel, axis.stride, axis.dilation, begin, end)
 

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
+from penstock.ir.op import Attrs, Consts, Kernel, Op, Types, returning
 from penstock.types import Type
 
 
@@ -81,10 +79,7 @@ def _compile(node: Node, types: Types) -> Kernel:
             values.append(call(*[None if i < 0 else values[i] for i in arguments]))
         return values[-1]
 
-    def into(*arrays: Any) -> None:
-        np.copyto(arrays[-1], function(*arrays[:-1]))
-
-    return Kernel(function, into)
+    return returning(function)
 
 
 FUSED = Op("Fused", "penstock", 1, 1, _infer, _compile)

@@ -65,9 +65,7 @@ class _Packed:
         self.bits, self.block = _bits(attrs), attrs["block_size"]
         self.n, self.k = attrs["N"], attrs["K"]
         if min(self.block, self.n, self.k) < 1:
-            raise ShapeError(
-                f"N, K and block_size must be positive, not {self.n}, {self.k}, {self.block}"
-            )
+            raise ShapeError("N, K and block_size must be positive")
         if attrs.get("weight_prepacked", 0):
             raise ShapeError("weights prepacked for a GPU are not supported")
         self.blocks = -(-self.k // self.block)

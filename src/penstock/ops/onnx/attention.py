@@ -399,6 +399,4 @@ def _check_mask(shape: tuple[int, ...], heads: Heads) -> None:
     for got, want in zip(shape[-2::-1], wanted[::-1], strict=False):
         fits = fits and got in (1, want)
     if not fits:
-        raise ShapeError(
-            f"attn_mask of shape {shape} does not fit scores of {(*wanted, heads.keys)}"
-        )
+        raise ShapeError(f"attn_mask does not fit scores of shape {(*wanted, heads.keys)}")

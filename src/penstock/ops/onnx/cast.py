@@ -179,9 +179,7 @@ def _check_bit_cast(source: np.dtype | None, attrs: Attrs) -> np.dtype:
     if dtype is None or dtype == STRING:
         raise ShapeError("BitCast needs an element type other than string to cast to")
     if source is not None and _bits(source) != _bits(dtype):
-        raise ShapeError(
-            f"{dtype_name(source)} and {dtype_name(dtype)} do not have the same number of bits"
-        )
+        raise ShapeError(f"{dtype_name(dtype)} has another number of bits than the input")
     return dtype
 
 

@@ -34,9 +34,7 @@ class _Equation(NamedTuple):
         for term, rank in zip(self.terms, ranks, strict=True):
             extras.append(rank - len(term) + ("..." in term))
             if extras[-1] < 0 or (extras[-1] and "..." not in term):
-                raise ShapeError(
-                    f"term {''.join(term)!r} of {self.text!r} does not fit rank {rank}"
-                )
+                raise ShapeError(f"a term of {self.text!r} does not fit rank {rank}: {term}")
         terms = [_replace(term, extra) for term, extra in zip(self.terms, extras, strict=True)]
         if self.output is not None:
             if max(extras) and "..." not in self.output:

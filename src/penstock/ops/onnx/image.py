@@ -177,8 +177,8 @@ def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
                 rank = dim - more if rank is None else rank
                 if rank not in (2, 3) or dim - more != rank:
                     raise ShapeError(
-                        f"theta of shape {theta.shape} does not fit size {size}: it must be"
-                        " [N, 2, 3] and size [N, C, H, W], or [N, 3, 4] and [N, C, D, H, W]"
+                        f"theta does not fit size {size}: it must be [N, 2, 3] and size "
+                        "[N, C, H, W], or [N, 3, 4] and [N, C, D, H, W]"
                     )
     if rank is not None and rank not in (2, 3):
         raise ShapeError(f"size has {len(size or ())} elements where 4 or 5 are needed")

@@ -149,10 +149,7 @@ def _infer_gather_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequen
 def check_same_rank(data: TensorType, indices: TensorType) -> None:
     if data.shape is not None and indices.shape is not None:
         if len(data.shape) != len(indices.shape):
-            raise ShapeError(
-                f"data of shape {list(data.shape)} and indices of shape {list(indices.shape)} "
-                "differ in rank"
-            )
+            raise ShapeError("data and indices differ in rank")
         if not data.shape:
             raise ShapeError("data must have a dim at least")
 
@@ -385,10 +382,7 @@ def reverse_sequence(node: Node, types: Types) -> Kernel:
 
     def run(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         if x.ndim < 2 or lengths.shape != (x.shape[batch_axis],):
-            raise ShapeError(
-                f"lengths of shape {list(lengths.shape)} do not fit batch axis {batch_axis} of "
-                f"shape {list(x.shape)}"
-            )
+            raise ShapeError(f"the lengths do not fit batch axis {batch_axis}")
         n = x.shape[time_axis]
         if lengths.size and (lengths.min() < 0 or lengths.max() > n):
             raise ShapeError(f"a sequence length is not in [0, {n}]")

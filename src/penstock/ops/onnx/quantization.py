@@ -85,10 +85,7 @@ def _spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block
     blocks = -(-shape[axis] // block)
     wanted = (*shape[:axis], blocks, *shape[axis + 1 :])
     if parameter != wanted:
-        raise ShapeError(
-            f"blocks of {block} along axis {axis} of shape {shape} have scales and zero points of "
-            f"shape {wanted}, not {parameter}"
-        )
+        raise ShapeError(f"blocks of {block} along axis {axis} have scales of shape {wanted}")
     if shape[axis] % block:
         return _Spread(shape, (axis, block, shape[axis]))
     outer, inner = shape[:axis], shape[axis + 1 :]
@@ -272,9 +269,7 @@ def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     if dtype is not None and dtype not in TARGETS:
         raise ShapeError(f"{dtype_name(dtype)} is no type to quantise to")
     if dtype is not None and wanted is not None and dtype != wanted:
-        raise ShapeError(
-            f"output_dtype is {dtype_name(wanted)}, but the zero point is {dtype_name(dtype)}"
-        )
+        raise ShapeError(f"output_dtype is {dtype_name(wanted)}, but that of the zero point is not")
     return (TensorType(dtype, tensor(types, 0).shape),)
 
 

@@ -137,9 +137,7 @@ def sizes_of(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
                     sizes[size] = dim
             elif isinstance(bound, int):
                 if factor * bound != dim:
-                    raise ShapeError(
-                        f"{name} has shape {shape} where {factor * bound} is expected for {dim}"
-                    )
+                    raise ShapeError(f"{name} has a dim of {dim}, expected is {factor * bound}")
             elif dim % factor:
                 raise ShapeError(f"{name} has shape {shape}: {dim} is no multiple of {factor}")
             else:

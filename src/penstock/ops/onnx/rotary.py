@@ -23,10 +23,7 @@ from penstock.types import Dim, ShapeError, Type
 def _angles(cache: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Rows of a cache of cosines or sines, as [batch, 1, sequence, half]."""
     if positions.size and (positions.min() < 0 or positions.max() >= len(cache)):
-        raise ShapeError(
-            f"positions from {positions.min()} to {positions.max()} do not fit a cache of"
-            f" {len(cache)}"
-        )
+        raise ShapeError(f"positions up to {positions.max()} do not fit a cache of {len(cache)}")
     return np.take(cache, positions, 0)[:, None]
 
 

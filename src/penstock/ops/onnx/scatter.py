@@ -70,9 +70,7 @@ def _accumulate(
             [np.where(i < 0, i + n, i) for i, n in zip(index, dims, strict=True)], dims
         )
     except ValueError as error:
-        raise ShapeError(
-            f"an index does not fit data of shape {list(out.shape)}: {error}"
-        ) from None
+        raise ShapeError(f"an index does not fit the data: {error}") from None
     if depth < out.ndim:
         positions = positions[..., None] * block + np.arange(block)
     ufunc.at(out.reshape(-1), positions.reshape(-1), updates.reshape(-1))
@@ -175,9 +173,7 @@ def tensor_scatter(node: Node, types: Types) -> Kernel:
             out[(*[slice(None)] * axis, slice(length))] = update
             return
         if start.shape != out.shape[:1]:
-            raise ShapeError(
-                f"write_indices of shape {list(start.shape)} do not fit a batch of {out.shape[0]}"
-            )
+            raise ShapeError(f"write_indices do not fit a batch of {out.shape[0]}")
         positions = start[:, None] + np.arange(length)
         if circular:
             positions %= size

@@ -40,9 +40,7 @@ def unknown_shape(types: Types, index: int) -> Shape | None:
     if spelled is None or len(spelled) != 1 or not isinstance(spelled[0], int):
         return None
     if spelled[0] > rules.MAX_WHOLE_NUMBERS:
-        raise ShapeError(
-            f"input {index} has {spelled[0]} elements, which cannot all be dims or axes"
-        )
+        raise ShapeError(f"input {index} has {spelled[0]} elements, too many for dims or axes")
     return (None,) * spelled[0]
 
 

@@ -49,10 +49,7 @@ def _features(array: np.ndarray, values: Any, what: str) -> np.ndarray:
     """Parameters of the last axis: one for all, or one for each feature."""
     parameters: np.ndarray = np.asarray(values)
     if parameters.size != 1 and (array.ndim == 0 or parameters.size != array.shape[-1]):
-        raise ShapeError(
-            f"{what} has {parameters.size} entries, neither 1 nor one for each feature "
-            f"of an input of shape {array.shape}"
-        )
+        raise ShapeError(f"{what} has {parameters.size} entries, neither 1 nor one a feature")
     return parameters
 
 
@@ -183,9 +180,7 @@ class _Lookup:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         if x.dtype != self.dtype:
-            raise ShapeError(
-                f"the input is {dtype_name(x.dtype)}, the keys are {dtype_name(self.dtype)}"
-            )
+            raise ShapeError(f"the keys are {dtype_name(self.dtype)}, the input is not")
         if self.by_name is not None:
             get, missing = self.by_name.get, self.count
             flat = [get(key, missing) for key in x.reshape(-1).tolist()]

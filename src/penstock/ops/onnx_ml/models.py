@@ -289,10 +289,7 @@ def _support_vector_classifier(attrs: Attrs) -> Callable[..., Any]:
     pairs = list(combinations(range(classes), 2))
     rho = np.array(attrs.get("rho") or [], np.float64)
     if duals.size != (classes - 1) * total or len(rho) != len(pairs):
-        raise ShapeError(
-            f"{duals.size} coefficients and {len(rho)} rhos do not fit {classes} classes "
-            f"with {total} support vectors"
-        )
+        raise ShapeError(f"coefficients and rho do not fit {classes} classes, {total} vectors")
     duals = duals.reshape(classes - 1, total)
     own = [slice(sum(counts[:i]), sum(counts[: i + 1])) for i in range(classes)]
     decisions = np.zeros((len(pairs), total))

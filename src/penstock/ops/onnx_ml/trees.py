@@ -298,9 +298,7 @@ def _votes(
     try:
         leaf = [places[pair] for pair in zip(trees.tolist(), nodes.tolist(), strict=True)]
     except KeyError as error:
-        raise ShapeError(
-            f"weights are given for a tree node that does not exist: {error}"
-        ) from None
+        raise ShapeError(f"weights for a tree node that does not exist: {error}") from None
     votes = _Votes(len(places), targets, np.array(leaf, np.intp), ids, weights, aggregate)
     return votes, ids, weights
 
@@ -459,7 +457,5 @@ def _member_sets(attrs: Attrs, count: int) -> list[np.ndarray]:
     if len(flat) == 0 or np.isnan(flat[-1]):
         sets.pop()
     if len(sets) != count:
-        raise ShapeError(
-            f"{count} nodes test membership, but membership_values has {len(sets)} sets"
-        )
+        raise ShapeError(f"membership_values has {len(sets)} sets, {count} are expected")
     return sets

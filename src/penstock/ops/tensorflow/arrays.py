@@ -422,9 +422,7 @@ def gather(
     """Along the first axis if none is given."""
     place = 0 if axis is None else _axis(axis, x.ndim)
     if places.size and (places.min() < 0 or places.max() >= x.shape[place]):
-        raise ShapeError(
-            f"indices from {places.min()} to {places.max()} are not in [0, {x.shape[place]})"
-        )
+        raise ShapeError(f"indices up to {places.max()} are not in [0, {x.shape[place]})")
     batch = _batch(batch_dims, places.shape)
     return _gathered(x, places, place, batch) if batch else np.take(x, places, place)
 

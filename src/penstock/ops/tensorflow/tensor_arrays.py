@@ -193,9 +193,7 @@ class _TensorArray:
         if value is None:
             shape = element.shape if element.shape is not None else all_known(self.shape)
             if shape is None:
-                raise self.fault(
-                    f"index {index} has not been written, and its shape is not fully defined"
-                )
+                raise self.fault(f"index {index} has not been written, its shape is not known")
             reserve(math.prod(shape) * self.dtype.itemsize)
             value = keep(np.zeros(shape, self.dtype))
             element.shape = shape
