@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import ranks
-from penstock.analysis.interpreter import interpret
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import write_program
@@ -35,6 +34,7 @@ from penstock.plan.plan import Plan, SlotKind, Step, memory_of, walk
 from penstock.plan.tasks import Grouping, Tasks, arrange, step_dag, touches
 from penstock.types import TensorType
 from tests.executors.conformance import assert_equal
+from tests.support.graphs import interpret
 from tests.support.onnx_text import graph_from_text
 from tests.support.random_graphs import feeds_for, graphs, seeded
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from penstock.analysis.interpreter import Interpreter
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ir.op import Kernel, Op
 from penstock.ops.registry import NEWEST, TENSORFLOW, find, unknown_types
@@ -29,6 +31,11 @@ from penstock.types import (
 )
 
 IMPURE = {"NoOp"}
+
+
+def interpret(graph: Graph, feeds: Sequence[Any]) -> list[Any]:
+    """The outputs of a graph by the reference interpreter."""
+    return Interpreter().run(graph, feeds, {})
 
 
 def any_op(name: str, domain: str = "", version: int | None = None) -> Op:

@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from penstock.analysis.interpreter import interpret
 from penstock.analysis.verify import verify
 from penstock.errors import InvalidModel
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Model, sort
-from penstock.limits import Limits
+from penstock.limits import DEFAULT_LIMITS, Limits
+from tests.support.graphs import interpret
 
 FLOAT = TensorProto.FLOAT
 
@@ -54,7 +54,7 @@ def interpret_model(model: Model, *feeds: Any) -> list[Any]:
         return interpret(model.graph, feeds)
 
 
-def problems(proto: onnx.ModelProto, limits: Limits | None = None) -> tuple[str, ...]:
+def problems(proto: onnx.ModelProto, limits: Limits = DEFAULT_LIMITS) -> tuple[str, ...]:
     with pytest.raises(InvalidModel) as caught:
         load_onnx(proto, limits)
     return caught.value.problems

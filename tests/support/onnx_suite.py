@@ -177,7 +177,7 @@ def way(found: Meaning) -> str:
         return "rewritten"
     if found.op is not None:
         return "reference" if found.op.compile.__module__.endswith(".reference") else "own"
-    return "none" if found.function is None else "function"
+    return "function" if found.schema is not None and found.schema.has_function else "none"
 
 
 def _operations() -> Iterator[str]:

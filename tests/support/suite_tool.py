@@ -12,8 +12,8 @@ import numpy as np
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner, _normalize_tensor
 
-from penstock.analysis.interpreter import interpret
 from penstock.frontends.onnx.importer import load_onnx
+from tests.support.graphs import interpret
 
 
 def main() -> None:

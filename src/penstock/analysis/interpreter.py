@@ -35,19 +35,12 @@ def evaluate(node: Node, inputs: Sequence[Any], kernel: Kernel | None = None) ->
     return tuple(array_of(x) for x in results)
 
 
-def interpret(
-    graph: Graph, feeds: Sequence[Any], outer: Mapping[Value, Any] | None = None
-) -> list[Any]:
-    """The outputs of ``graph``, whose nodes must be sorted, for one value for each input. ``outer``
-    has the values of enclosing graphs, if the graph is a sub-graph."""
-    return Interpreter().run(graph, feeds, outer or {})
-
-
 class Interpreter:
     """Runs graphs. A subclass may override ``node`` to watch or to check what nodes compute."""
 
     def run(self, graph: Graph, feeds: Sequence[Any], outer: Mapping[Value, Any]) -> list[Any]:
-        """The outputs of ``graph``; see ``interpret``."""
+        """The outputs of ``graph``, whose nodes must be sorted, for one value for each input.
+        ``outer`` has the values of enclosing graphs."""
         values = dict(outer)
         values.update(zip(graph.inputs, feeds, strict=True))
 

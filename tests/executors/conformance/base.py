@@ -10,11 +10,11 @@ import numpy as np
 from hypothesis import HealthCheck
 
 import penstock as ps
-from penstock.analysis.interpreter import interpret
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend
 from penstock.ir.graph import Graph, Model, clone
 from penstock.observers.base import Observer
+from tests.support.graphs import interpret
 from tests.support.random_graphs import feeds_for
 
 # The classes of several executors inherit one property test, which Hypothesis takes for a mistake.

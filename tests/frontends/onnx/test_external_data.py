@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 import penstock
 from penstock.errors import InvalidModel
 from penstock.frontends.onnx.importer import load_onnx
-from penstock.limits import Limits
+from penstock.limits import DEFAULT_LIMITS, Limits
 
 VALUES = np.arange(6, dtype=np.float32)
 
@@ -37,7 +37,7 @@ def saved(folder: Path, tensor: TensorProto) -> Path:
 
 
 def weights(
-    folder: Path, tensor: TensorProto, limits: Limits | None = None, *, mapped: bool = False
+    folder: Path, tensor: TensorProto, limits: Limits = DEFAULT_LIMITS, *, mapped: bool = False
 ) -> np.ndarray:
     const = load_onnx(saved(folder, tensor), limits, mapped).graph.outputs[0].const
     assert const is not None

@@ -17,7 +17,7 @@ from penstock.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx import importer, upgrades
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Model
-from penstock.limits import Limits
+from penstock.limits import DEFAULT_LIMITS, Limits
 from tests.support.onnx_models import interpret_model
 
 OPSET = 21
@@ -97,7 +97,7 @@ def run_ort(proto: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
     return list(session.run(None, feeds))
 
 
-def problem(proto: onnx.ModelProto, limits: Limits | None = None) -> str:
+def problem(proto: onnx.ModelProto, limits: Limits = DEFAULT_LIMITS) -> str:
     with pytest.raises(InvalidModel) as caught:
         load_onnx(proto, limits)
     return "\n".join(caught.value.problems)

@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from penstock.analysis.interpreter import interpret
 from penstock.analysis.verify import verify
 from penstock.errors import InvalidModel
 from penstock.frontends.onnx.importer import load_onnx
+from tests.support.graphs import interpret
 
 R = np.random.default_rng(7)
 

@@ -10,7 +10,6 @@ import onnx
 import pytest
 
 import penstock as ps
-from penstock.analysis.interpreter import interpret
 from penstock.analysis.type_inference import infer_types
 from penstock.ir.graph import Graph, Model, Node, Value, captures, clone
 from penstock.ir.op import Kernel, Op
@@ -25,6 +24,7 @@ from penstock.passes.optimize.simplify import Simplify
 from penstock.passes.pipeline import optimize
 from penstock.textual.parser import parse_graph
 from penstock.types import ShapeError, TensorType
+from tests.support.graphs import interpret
 from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.random_graphs import seeded
 

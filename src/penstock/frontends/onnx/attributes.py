@@ -6,6 +6,7 @@ A graph among the attributes is made empty, and noted for the importer, which fi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,16 +65,14 @@ CONSTANTS: Mapping[str, tuple[int, np.dtype | None]] = {
 strings get."""
 
 
+@dataclass(frozen=True, eq=False)
 class AttributeReader:
     """Reads the attributes of one model's nodes. ``pending`` takes the graphs among them, which
     are empty until the importer fills them."""
 
-    def __init__(
-        self, tensors: TensorReader, diagnostics: Diagnostics, pending: list[PendingGraph]
-    ) -> None:
-        self.tensors = tensors
-        self.diagnostics = diagnostics
-        self.pending = pending
+    tensors: TensorReader
+    diagnostics: Diagnostics
+    pending: list[PendingGraph]
 
     def read(self, node: OnnxNode, attrs: dict[str, Any]) -> dict[str, int]:
         """Add the attributes of a node to ``attrs``; return their ``AttributeProto`` types. Raises

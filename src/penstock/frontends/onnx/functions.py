@@ -8,9 +8,9 @@ anything is expanded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from graphlib import CycleError
 from itertools import chain
 
@@ -26,40 +26,30 @@ Key = tuple[str, str, str]
 """Domain, name and overload."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class OnnxFunction:
-    """A body of nodes with formal inputs and outputs. ``title`` stands for it in messages;
-    ``defaults`` are the values of attributes that a call leaves out.
-    """
+    """A function as the file or a schema has it. ``title`` stands for it in messages; ``defaults``
+    are the values of attributes that a call leaves out."""
 
     title: str
-    inputs: Sequence[str]
-    outputs: Sequence[str]
-    nodes: Sequence[NodeProto]
-    opsets: Mapping[str, int]
+    proto: FunctionProto
     defaults: Mapping[str, AttributeProto]
-    attributes: frozenset[str]
 
+    @cached_property
+    def opsets(self) -> Mapping[str, int]:
+        return opsets_of(self.proto.opset_import)
 
-def _function(
-    proto: FunctionProto, title: str, defaults: Mapping[str, AttributeProto]
-) -> OnnxFunction:
-    return OnnxFunction(
-        shortened(title),
-        tuple(proto.input),
-        tuple(proto.output),
-        proto.node,
-        opsets_of(proto.opset_import),
-        defaults,
-        frozenset(proto.attribute) | frozenset(defaults),
-    )
+    @cached_property
+    def attributes(self) -> frozenset[str]:
+        """The names of all attributes."""
+        return frozenset(self.proto.attribute) | frozenset(self.defaults)
 
 
 @cache
 def definition_of(schema: OnnxSchema) -> OnnxFunction:
     """The function by which ONNX defines an operation."""
     assert schema.function is not None
-    return _function(schema.function, f"the definition of {schema}", schema.default_protos)
+    return OnnxFunction(f"the definition of {schema}", schema.function, schema.default_protos)
 
 
 class FunctionTable:
@@ -77,7 +67,8 @@ class FunctionTable:
                 self.problems.append("the model has a function without a name; name it")
             if key in self.table:
                 self.problems.append(f"the model has {title} twice; remove one")
-            self.table[key] = _function(proto, title, {a.name: a for a in proto.attribute_proto})
+            defaults = {a.name: a for a in proto.attribute_proto}
+            self.table[key] = OnnxFunction(shortened(title), proto, defaults)
 
     def find(self, node: NodeProto) -> OnnxFunction | None:
         """The function that a node calls, if it calls one."""
@@ -86,7 +77,7 @@ class FunctionTable:
     def check(self, graph: GraphProto, diagnostics: Diagnostics) -> None:
         """Raise ``InvalidModel`` where functions call each other in a circle, or where expanding
         them would make more nodes than a model may have."""
-        functions = {key: self.census(function.nodes) for key, function in self.table.items()}
+        functions = {key: self.census(function.proto.node) for key, function in self.table.items()}
         try:
             sizes = expanded_sizes(functions)
         except CycleError as error:

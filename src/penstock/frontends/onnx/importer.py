@@ -56,13 +56,12 @@ from penstock.frontends.onnx.tensors import TensorReader
 from penstock.frontends.onnx.type_constraints import check_types
 from penstock.frontends.onnx.types import value_type
 from penstock.frontends.onnx.upgrades import Meaning, meaning
-from penstock.host import gc_pause
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.types import ANY, Type, constant_type
 
 
-def load_onnx(source: Source, limits: Limits | None = None, map_weights: bool = False) -> Model:
+def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False) -> Model:
     """Read an ONNX model from a path, from bytes or from a ``ModelProto``.
 
     Raises ``InvalidModel`` for violations of the format or of ``limits``, ``Unsupported`` for
@@ -70,8 +69,8 @@ def load_onnx(source: Source, limits: Limits | None = None, map_weights: bool = 
     they are read, or mapped into memory if ``map_weights``.
     """
     path = None if isinstance(source, bytes | onnx.ModelProto) else Path(source)
-    with opened(source) as (proto, weights), gc_pause.paused():
-        tensors = TensorReader(path and path.parent, limits or DEFAULT_LIMITS, map_weights)
+    with opened(source) as (proto, weights):
+        tensors = TensorReader(path and path.parent, limits, map_weights)
         return _Importer(proto, weights, path, tensors).model()
 
 
@@ -309,9 +308,8 @@ class _Importer:
         result = meaning(op_type, domain, opset)
         if result.schema is None and result.op is None and newest:
             return Refusal(f"opset {opset} of {domain or 'ai.onnx'} has no such operation")
-        if result.op is None and result.rule is None and result.function is None:
-            return Refusal(NO_KERNEL)
-        return result
+        has_function = result.schema is not None and result.schema.has_function
+        return result if result.op or result.rule or has_function else Refusal(NO_KERNEL)
 
     # Functions
 
@@ -320,8 +318,8 @@ class _Importer:
     ) -> Expansion | None:
         """The body of a function, with the values and attributes of one call in place."""
         for role, actual, formal in (
-            ("inputs", inputs, function.inputs),
-            ("outputs", node.outputs, function.outputs),
+            ("inputs", inputs, function.proto.input),
+            ("outputs", node.outputs, function.proto.output),
         ):
             if len(actual) > len(formal):
                 counts = f"{len(actual)} {role}, but {function.title} has {len(formal)}"
@@ -331,13 +329,13 @@ class _Importer:
         self.diagnostics.check_depth(node.context.depth + 1, title)
         inside = self.inside(function, node)
         names = inside.scope.names
-        names.update((formal, None) for formal in function.inputs)
-        names.update(zip(function.inputs, inputs, strict=False))
-        pairs = zip(function.outputs, node.outputs, strict=False)
+        names.update((formal, None) for formal in function.proto.input)
+        names.update(zip(function.proto.input, inputs, strict=False))
+        pairs = zip(function.proto.output, node.outputs, strict=False)
         results = [(formal, output) for formal, output in pairs if output is not None]
         bound = dict(reversed(results))
         own = set(bound.values())  # the other outputs repeat one of these
-        body = self.declare(function.nodes, inside, bound)
+        body = self.declare(function.proto.node, inside, bound)
         copies = [
             self.copy(self.output(formal, inside), output, node)
             for formal, output in results

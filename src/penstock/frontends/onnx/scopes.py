@@ -18,14 +18,12 @@ from penstock.ir.graph import Graph, Node, Value
 _MAX_WHERE = 300
 
 
+@dataclass(slots=True, eq=False)
 class NameScope:
     """The names of a graph or function body, and of the graphs around it."""
 
-    __slots__ = ("names", "parent")
-
-    def __init__(self, parent: NameScope | None = None) -> None:
-        self.names: dict[str, Value | None] = {}
-        self.parent = parent
+    parent: NameScope | None = None
+    names: dict[str, Value | None] = field(default_factory=dict)
 
     def find(self, name: str) -> Value | None:
         """The value of a name; ``None`` for an input of a function that a call leaves out."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -60,16 +61,16 @@ def dtype_of_code(code: int) -> np.dtype:
     return dtype
 
 
+@dataclass(eq=False)
 class TensorReader:
     """Reads the tensors of one model. External data are read from ``folder`` and nowhere else, or
     mapped if ``map_weights``."""
 
-    def __init__(self, folder: Path | None, limits: Limits, map_weights: bool = False) -> None:
-        self.folder = folder
-        self.limits = limits
-        self.map_weights = map_weights
-        self.files: dict[str, WeightFile] = {}
-        self.total = 0
+    folder: Path | None
+    limits: Limits
+    map_weights: bool = False
+    files: dict[str, WeightFile] = field(default_factory=dict)
+    total: int = 0
 
     def read(self, tensor: TensorProto | Apart) -> np.ndarray:
         """The contents of ``tensor``. Raises ``TensorError`` for the first fault, and

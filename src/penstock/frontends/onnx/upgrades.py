@@ -17,7 +17,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from onnx import FunctionProto
 
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
@@ -330,17 +329,13 @@ UNCHANGED = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Meaning:
-    """How nodes of one operation and opset are imported: by the first of these that is set.
-
-    ``rule`` writes them as other nodes; ``op`` is the operation that they are; ``function`` is the
-    body by which ONNX defines them. ``defaults`` are those of attributes not given. ``schema`` is
-    ``None`` if ONNX has none.
-    """
+    """How nodes of one operation and opset are imported. ``rule`` writes them as other nodes, or
+    ``op`` is the operation that they are; else the function by which ONNX defines them, if it has
+    one. ``defaults`` are those of attributes not given. ``schema`` is ``None`` if ONNX has none."""
 
     schema: OnnxSchema | None
     rule: Rule | None = None
     op: Op | None = None
-    function: FunctionProto | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -364,9 +359,8 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
     unchanged = domain in ("", "ai.onnx.ml") and name in UNCHANGED
     if op is None and (upgrades or unchanged):
         op = find(name, domain)
-    if op is not None:
-        added = {k: v for k, v in newest.defaults.items() if k not in schema.attributes}
-        return Meaning(schema, op=op, defaults={**added, **schema.defaults})
-    if schema.function is not None:
-        return Meaning(schema, function=schema.function, defaults=schema.defaults)
-    return Meaning(schema, op=reference_op(name, domain, version), defaults=schema.defaults)
+    if op is None:
+        op = None if schema.has_function else reference_op(name, domain, version)
+        return Meaning(schema, op=op, defaults=schema.defaults)
+    added = {k: v for k, v in newest.defaults.items() if k not in schema.attributes}
+    return Meaning(schema, op=op, defaults={**added, **schema.defaults})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,21 +36,21 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ConversionContext:
-    """What rules may ask of the import of a model.
+@dataclass(eq=False)
+class ConversionContext(ABC):
+    """The import of a graph, as rules see it. ``producer`` is the version of the GraphDef's
+    writer, ``library`` has the functions that its nodes may call."""
 
-    ``producer`` is the version of the GraphDef's writer. ``import_nodes`` imports NodeDefs into a
-    scope: rules of operations that call functions use it for the bodies.
-    """
-
-    diagnostics: Diagnostics
-    library: FunctionLibrary
-    variables: Variables
-    types: InferredTypes
-    prefixes: UniqueNames
     producer: int
-    import_nodes: Callable[[GraphScope, Sequence[NodeDef]], None]
+    library: FunctionLibrary
+    diagnostics: Diagnostics
+    variables: Variables
+    prefixes: UniqueNames
+    types: InferredTypes = field(default_factory=InferredTypes)
+
+    @abstractmethod
+    def import_nodes(self, scope: GraphScope, protos: Sequence[NodeDef]) -> None:
+        """Import the nodes of a graph or of the body of a function."""
 
 
 class Conversion(NodeBuilder):

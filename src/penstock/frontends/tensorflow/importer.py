@@ -19,7 +19,6 @@ reported at once.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ from penstock.frontends.common.diagnostics import (
     InexpressibleError,
     TensorError,
 )
-from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.tensorflow import (  # noqa: F401 - modules register their rules
     rules,
     rules_arrays,
@@ -57,7 +55,6 @@ from penstock.frontends.tensorflow.scope import (
 )
 from penstock.frontends.tensorflow.tensors import declared_type, decode_attribute
 from penstock.frontends.tensorflow.variables import Variables
-from penstock.host import gc_pause
 from penstock.ir.graph import Graph, Model, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.registry import TENSORFLOW, find
@@ -72,7 +69,7 @@ _MANY_OUTPUTS = 256
 _NO_RESULTS = frozenset({"Const", *PLACEHOLDERS})
 
 
-def load_graph_def(source: bytes | Path, limits: Limits | None = None) -> Model:
+def load_graph_def(source: bytes | Path, limits: Limits = DEFAULT_LIMITS) -> Model:
     """Read a GraphDef from bytes, or from a ``.pb`` or ``.pbtxt`` file.
 
     Its inputs are the placeholders, its outputs the values of nodes without readers. Raises
@@ -82,20 +79,14 @@ def load_graph_def(source: bytes | Path, limits: Limits | None = None) -> Model:
     path = None if isinstance(source, bytes) else source
     proto = read_graph(source)
     where = "the model" if path is None else path.name
-    diagnostics = Diagnostics(where, limits or DEFAULT_LIMITS, proto.ByteSize)
-    with gc_pause.paused():
-        library = FunctionLibrary(proto.library, diagnostics.where, diagnostics.limits)
-        importer = Importer(proto.node, proto.versions.producer, library, diagnostics)
-        return importer.model(path)
+    diagnostics = Diagnostics(where, limits, proto.ByteSize)
+    library = FunctionLibrary(proto.library, where, limits)
+    return Importer(proto.node, proto.versions.producer, library, diagnostics).model(path)
 
 
-class Importer:
-    """Imports one graph. ``producer`` is the version of its writer, ``library`` has the functions
-    that its nodes may call.
-
-    ``store`` holds the variables; ``frozen`` has the values of those that nothing assigns to, by
-    the name of the node that makes the handle.
-    """
+class Importer(ConversionContext):
+    """Imports one graph. ``store`` holds the variables; ``frozen`` has the values of those that
+    nothing assigns to, by the name of the node that makes the handle."""
 
     def __init__(
         self,
@@ -106,22 +97,12 @@ class Importer:
         frozen: Mapping[str, np.ndarray] | None = None,
         store: Store | None = None,
     ) -> None:
+        variables = Variables(store or Store(), frozen or {})
+        prefixes = unique_prefixes(node.name for node in nodes)
+        super().__init__(producer, library, diagnostics, variables, prefixes)
         self.nodes = nodes
-        self.diagnostics = diagnostics
-        self.library = library
         diagnostics.problem(*library.problems)
-        self.variables = Variables(store or Store(), frozen or {})
         self.functions: dict[str, Graph] = {}
-        importer = weakref.proxy(self)
-        self.context = ConversionContext(
-            self.diagnostics,
-            self.library,
-            self.variables,
-            InferredTypes(),
-            unique_prefixes(node.name for node in nodes),
-            producer,
-            lambda scope, protos: importer.import_nodes(scope, protos),
-        )
 
     def model(self, path: Path | None) -> Model:
         """The model whose entry is the whole graph, which ``path`` has."""
@@ -149,7 +130,7 @@ class Importer:
         self.import_nodes(scope, self.nodes)
         while self.library.called:
             name, function = self.library.called.popitem()
-            graph = rules_functions.remaining_function(self.context, name, function)
+            graph = rules_functions.remaining_function(self, name, function)
             if graph is not None:
                 self.functions[name] = graph
         return scope
@@ -240,7 +221,7 @@ class Importer:
         references = [reference for reference in data if reference is not None]
         if len(references) < len(data):
             return  # a node that it reads is reported already
-        conversion = Conversion(self.context, scope, declared, references, controls, origin)
+        conversion = Conversion(self, scope, declared, references, controls, origin)
         inputs = zip(arguments, references, strict=True)
         for i, ((argument, dtype), reference) in enumerate(inputs):
             is_reference = reference.value in scope.references

@@ -13,7 +13,7 @@ nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import shortened
@@ -109,13 +109,13 @@ def _result(scope: GraphScope, name: str, source: str | None) -> Value:
     return Value(source) if reference is None else reference.value  # None is reported already
 
 
+@dataclass(eq=False)
 class FunctionExpansion:
     """Puts the bodies of functions in the place of one node. ``starts`` are nodes that run when all
     arguments are there."""
 
-    def __init__(self, c: Conversion) -> None:
-        self.c = c
-        self.starts: list[Node] = []
+    c: Conversion
+    starts: list[Node] = field(default_factory=list)
 
     def arguments(self, values: Sequence[Value]) -> list[Value]:
         """Copies of the arguments, which exist when all arguments do."""

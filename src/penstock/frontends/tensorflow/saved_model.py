@@ -31,7 +31,6 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
 )
 from penstock.frontends.tensorflow.scope import GraphScope
 from penstock.frontends.tensorflow.tensors import decode_tensor
-from penstock.host import gc_pause
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.registry import standard
@@ -50,7 +49,7 @@ _INTERNAL = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
 
 
 def load_saved_model(
-    folder: Path, limits: Limits | None = None, map_weights: bool = False
+    folder: Path, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False
 ) -> Model:
     """Read a SavedModel, with a graph for each signature.
 
@@ -58,8 +57,7 @@ def load_saved_model(
     operations without a kernel. Variables are read, or mapped into memory if ``map_weights``.
     """
     proto = _serving(read_saved_model(folder), folder)
-    with gc_pause.paused():
-        return _Reader(proto, folder, limits or DEFAULT_LIMITS, map_weights).model()
+    return _Reader(proto, folder, limits, map_weights).model()
 
 
 def _serving(proto: SavedModel, folder: Path) -> MetaGraphDef:

@@ -44,6 +44,7 @@ class DeclaredNode:
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
 class GraphScope:
     """The names of a graph or of one use of a function's body, and the nodes made for it.
 
@@ -53,33 +54,22 @@ class GraphScope:
     same name for each NodeDef. ``references`` are values that refer to variables.
     """
 
-    def __init__(
-        self,
-        where: str,
-        constants: ConstantReader,
-        prefix: str = "",
-        depth: int = 1,
-        bound: Mapping[str, Any] | None = None,
-        *,
-        function: bool = False,
-        anchors: Sequence[Node] = (),
-    ) -> None:
-        self.where = where
-        self.constants = constants
-        self.prefix = prefix
-        self.depth = depth
-        self.bound = bound or {}
-        self.function = function
-        self.anchors = list(anchors)
-        self.arguments: dict[str, list[Value]] = {}
-        self.inputs: list[Value] = []
-        self.placeholders: dict[str, Value] = {}
-        self.nodes: list[Node] = []
-        self.declared: dict[str, DeclaredNode] = {}
-        self.references: set[Value] = set()
-        self.read: set[str] = set()
-        self.final_nodes: dict[str, Node] = {}
-        self.waiting: list[tuple[Node, Sequence[str]]] = []
+    where: str
+    constants: ConstantReader
+    prefix: str = ""
+    depth: int = 1
+    bound: Mapping[str, Any] = field(default_factory=dict)
+    function: bool = False
+    anchors: Sequence[Node] = ()
+    arguments: dict[str, list[Value]] = field(default_factory=dict, init=False)
+    inputs: list[Value] = field(default_factory=list, init=False)
+    placeholders: dict[str, Value] = field(default_factory=dict, init=False)
+    nodes: list[Node] = field(default_factory=list, init=False)
+    declared: dict[str, DeclaredNode] = field(default_factory=dict, init=False)
+    references: set[Value] = field(default_factory=set, init=False)
+    read: set[str] = field(default_factory=set, init=False)
+    final_nodes: dict[str, Node] = field(default_factory=dict, init=False)
+    waiting: list[tuple[Node, Sequence[str]]] = field(default_factory=list, init=False)
 
     def full_name(self, name: str) -> str:
         """The name in the model of a NodeDef; a long one is shortened in functions, whose bodies

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from penstock.algorithms.checkpoints import paced
 from penstock.analysis.value_memory import Order, ValueMemory, value_memory
 from penstock.ir.graph import Graph, Node, Value
@@ -38,18 +40,16 @@ class AssignLayouts(Pass):
         )
         inserter = _Inserter(kernels, memory, context)
         inserter.graph(graph, {})
-        return inserter.changed
+        return inserter.count > 0
 
 
+@dataclass(eq=False)
 class _Inserter:
-    def __init__(
-        self, kernels: dict[Node, Kernel], memory: ValueMemory, context: PassContext
-    ) -> None:
-        self.kernels = kernels
-        self.memory = memory
-        self.context = context
-        self.changed = False
-        self.names: set[str] = set()
+    kernels: dict[Node, Kernel]
+    memory: ValueMemory
+    context: PassContext
+    count: int = 0
+    """of copies"""
 
     def graph(self, graph: Graph, copies: dict[tuple[Value, Order], Value]) -> None:
         """Insert copies into ``graph``, but for the ``copies`` that exist, by value and order."""
@@ -76,15 +76,11 @@ class _Inserter:
     def reorder(self, value: Value, order: Order) -> Node:
         """A copy of ``value`` with its dims in ``order`` in memory."""
         view = self.memory.views.get(value)
-        name, number = f"{value.name}/reordered", 1
-        while name in self.names:
-            number += 1
-            name = f"{value.name}/reordered_{number}"
-        self.names.add(name)
+        self.count += 1
+        name = f"{value.name}/reordered_{self.count}"
         copy = Value(name, value.type if view is None else view.type)
         node = Node(REORDER, [value], [copy], {"order": order}, name=name)
         answer = self.context.compiled(node) if self.context.compiled is not None else None
         if answer is not None:
             self.context.placement[node] = answer[0]
-        self.changed = True
         return node

@@ -24,7 +24,7 @@ class CommonSubexpressions(Pass):
     def run(self, graph: Graph, context: PassContext) -> bool:
         eliminator = _Eliminator()
         eliminator.run(graph)
-        return eliminator.changed
+        return bool(eliminator.substitution)
 
 
 class _Eliminator:
@@ -32,7 +32,6 @@ class _Eliminator:
         self.substitution = Substitution()
         self.scopes: list[dict[Hashable, Node]] = []
         self.constants: dict[Value, tuple[Hashable, np.ndarray]] = {}
-        self.changed = False
 
     def run(self, graph: Graph) -> None:
         self.scopes.append({})
@@ -49,7 +48,6 @@ class _Eliminator:
                 if key is not None:
                     self.scopes[-1][key] = node
                 continue
-            self.changed = True
             self.substitution.drop(node, [equal])
             self.substitution.replace(node.outputs, equal.outputs)
         graph.nodes = kept
