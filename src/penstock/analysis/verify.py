@@ -10,11 +10,12 @@ Rules of a format (schemas, opsets, existing functions) are checked by its front
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -299,16 +300,52 @@ def _check_control_inputs(index: _Index) -> Iterator[str]:
                 yield f"{scope} has {other.label} as a target, which is not a node of that graph"
 
 
-@dataclass(frozen=True, slots=True)
-class _Bodies:
-    """The inputs and outputs that the graphs of a control-flow operation must have."""
+class _Rule(NamedTuple):
+    """The graphs of a control-flow operation, and what its nodes and these graphs must have."""
 
     attributes: tuple[str, ...]
-    inputs: Callable[[Node], int]
-    outputs: Callable[[Node], int]
-    rule: str
-    node: Callable[[Node], bool]  # whether the node's own arity is right
-    node_rule: str
+    of_node: str
+    of_graphs: str
+
+
+_CONTROL_FLOW: Mapping[Role | None, _Rule] = {
+    Role.IF: _Rule(
+        ("then_branch", "else_branch"),
+        "an If has one input, the condition",
+        "a branch takes nothing and gives one value for each output of its If",
+    ),
+    Role.LOOP: _Rule(
+        ("body",),
+        "a Loop has an output for each carried value, then one for each that it collects",
+        "the body of a Loop takes the iteration, the condition and the carried values, and gives "
+        "the condition and one value for each output of the node",
+    ),
+    Role.SCAN: _Rule(
+        ("body",),
+        "num_scan_inputs of the inputs of a Scan are sequences, the others states, and each state "
+        "is an output",
+        "the body of a Scan takes the states and a slice of each sequence, and gives one value "
+        "for each output of the node",
+    ),
+    Role.SEQUENCE_MAP: _Rule(
+        ("body",),
+        "a SequenceMap has at least one input, a sequence",
+        "the body of a SequenceMap takes an element for each input and gives one for each output",
+    ),
+}
+
+
+def _arity(node: Node) -> tuple[bool, int, int]:
+    """Whether a node of control flow has the inputs and outputs that it needs; and the number of
+    inputs and of outputs that its graphs must have."""
+    inputs, outputs = len(node.inputs), len(node.outputs)
+    if node.op.role is Role.IF:
+        return inputs == 1, 0, outputs
+    if node.op.role is Role.LOOP:
+        return outputs >= inputs - 2, max(2, inputs), 1 + outputs
+    if node.op.role is Role.SCAN:
+        return 0 <= _scan_states(node) <= outputs, inputs - (node.op.version <= 8), outputs
+    return inputs >= 1, inputs, outputs
 
 
 def _scan_states(node: Node) -> int:
@@ -317,68 +354,28 @@ def _scan_states(node: Node) -> int:
     return -1 if type(count) is not int else len(node.inputs) - count - (node.op.version <= 8)
 
 
-CONTROL_FLOW: dict[Role | None, _Bodies] = {
-    Role.IF: _Bodies(
-        ("then_branch", "else_branch"),
-        lambda node: 0,
-        lambda node: len(node.outputs),
-        "a branch takes nothing and gives one value for each output of its If",
-        lambda node: len(node.inputs) == 1,
-        "an If has one input, the condition",
-    ),
-    Role.LOOP: _Bodies(
-        ("body",),
-        lambda node: max(2, len(node.inputs)),
-        lambda node: 1 + len(node.outputs),
-        "the body of a Loop takes the iteration, the condition and the carried values, and gives "
-        "the condition and one value for each output of the node",
-        lambda node: len(node.outputs) >= len(node.inputs) - 2,
-        "a Loop has an output for each carried value, then one for each that it collects",
-    ),
-    Role.SCAN: _Bodies(
-        ("body",),
-        lambda node: len(node.inputs) - (node.op.version <= 8),
-        lambda node: len(node.outputs),
-        "the body of a Scan takes the states and a slice of each sequence, and gives one value "
-        "for each output of the node",
-        lambda node: 0 <= _scan_states(node) <= len(node.outputs),
-        "num_scan_inputs of the inputs of a Scan are sequences, the others states, and each state "
-        "is an output",
-    ),
-    Role.SEQUENCE_MAP: _Bodies(
-        ("body",),
-        lambda node: len(node.inputs),
-        lambda node: len(node.outputs),
-        "the body of a SequenceMap takes an element for each input and gives one for each output",
-        lambda node: len(node.inputs) >= 1,
-        "a SequenceMap has at least one input, a sequence",
-    ),
-}
-
-
 def _check_control_flow(index: _Index) -> Iterator[str]:
     """Inputs and outputs of a node's graphs fit the node."""
     for _, _, node in index.nodes():
-        rule = CONTROL_FLOW.get(node.op.role)
+        rule = _CONTROL_FLOW.get(node.op.role)
         if rule is None:
             continue
-        if not rule.node(node):
-            yield (
-                f"{node.label} has {len(node.inputs)} inputs and {len(node.outputs)} outputs: "
-                f"{rule.node_rule}"
-            )
+        fits, *wanted = _arity(node)
+        if not fits:
+            yield f"{node.label} has {_counts(node)}: {rule.of_node}"
         for name in rule.attributes:
             graph = node.attrs.get(name)
             if not isinstance(graph, Graph):
                 yield f"{node.label} needs a graph as its attribute {name!r}"
-                continue
-            wanted = (rule.inputs(node), rule.outputs(node))
-            if (len(graph.inputs), len(graph.outputs)) != wanted:
+            elif [len(graph.inputs), len(graph.outputs)] != wanted:
                 yield (
-                    f"the {name} of {node.label} has {len(graph.inputs)} inputs and "
-                    f"{len(graph.outputs)} outputs instead of {wanted[0]} and {wanted[1]}: "
-                    f"{rule.rule}"
+                    f"the {name} of {node.label} has {_counts(graph)} instead of {wanted[0]} and "
+                    f"{wanted[1]}: {rule.of_graphs}"
                 )
+
+
+def _counts(whole: Node | Graph) -> str:
+    return f"{len(whole.inputs)} inputs and {len(whole.outputs)} outputs"
 
 
 def _check_scan_lists(index: _Index) -> Iterator[str]:

@@ -16,7 +16,7 @@ model leaves those of its inputs open, they are checked when it is fed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -28,7 +28,7 @@ from penstock.frontends.onnx.schemas import OnnxSchema, SchemaPort, find_schema,
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES, dtype_of_code
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op, Role
-from penstock.ops.onnx.control_flow import loop_carried
+from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.ops.registry import MICROSOFT
 from penstock.types import ANY, MapType, OptionalType, SequenceType, TensorType, Type
 
@@ -230,9 +230,8 @@ class _Checker:
 
     def _ask_operation(self, node: Node, inputs: Sequence[TypeName]) -> None:
         """Set the types of outputs that the schema leaves open, as the operation infers them."""
-        follow = _CONTROL.get(node.op.role)
-        if follow is not None:
-            inferred = list(follow(self, node, inputs))
+        if is_control(node):
+            inferred = list(self._with_graphs(node, inputs))
         else:
             inferred = list(map(name_of, self._inferred(node, inputs)))
         schema = _newest(node.op)
@@ -259,46 +258,32 @@ class _Checker:
         except Exception:  # compiling reports it, if the node is needed
             return ()
 
-    # Nodes with graphs. A body is checked for the types of its first iteration.
-
-    def _if(self, node: Node, inputs: Sequence[TypeName]) -> Iterator[TypeName]:
-        branches: list[Graph] = [node.attrs["then_branch"], node.attrs["else_branch"]]
-        for branch in branches:
-            self.check(branch)
-        for a, b in zip(*[branch.outputs for branch in branches], strict=True):
-            yield self._same(node, a, self._result(a), self._result(b), "the other branch")
-
-    def _loop(self, node: Node, inputs: Sequence[TypeName]) -> Iterator[TypeName]:
+    def _with_graphs(self, node: Node, inputs: Sequence[TypeName]) -> Iterator[TypeName]:
+        """The types of the outputs of a node whose graphs an executor runs. A body is checked for
+        the types of its first iteration."""
+        role = node.op.role
+        if role is Role.IF:
+            branches: list[Graph] = [node.attrs["then_branch"], node.attrs["else_branch"]]
+            for branch in branches:
+                self.check(branch)
+            for a, b in zip(*[branch.outputs for branch in branches], strict=True):
+                yield self._same(node, a, self._result(a), self._result(b), "the other branch")
+            return
         body: Graph = node.attrs["body"]
-        types = ["tensor(int64)", "tensor(bool)", *inputs[2:]]
-        self._types.update(zip(body.inputs, types, strict=True))
-        self.check(body)
-        condition = self._result(body.outputs[0])
-        self._same(node, body.outputs[0], condition, "tensor(bool)", "a condition")
-        yield from self._carried(node, inputs)
-
-    def _scan(self, node: Node, inputs: Sequence[TypeName]) -> Iterator[TypeName]:
-        body: Graph = node.attrs["body"]
+        if role is Role.LOOP:
+            inputs = ["tensor(int64)", "tensor(bool)", *inputs[2:]]
+        elif role is Role.SEQUENCE_MAP:
+            inputs = [t[4:-1] if t and t.startswith("seq(") else t for t in inputs]
         self._types.update(zip(body.inputs, inputs, strict=True))
         self.check(body)
-        yield from self._carried(node, inputs)
-
-    def _carried(self, node: Node, inputs: Sequence[TypeName]) -> Iterator[TypeName]:
-        body: Graph = node.attrs["body"]
+        if role is Role.LOOP:
+            condition = body.outputs[0]
+            self._same(node, condition, self._result(condition), "tensor(bool)", "a condition")
         entering, leaving = loop_carried(node)
         for value, before in zip(body.outputs[leaving], inputs[entering], strict=True):
-            after = self._result(value)
-            yield self._same(node, value, after, before, "the iteration before")
-        yield from map(self._result, body.outputs[leaving.stop :])
-
-    def _sequence_map(self, node: Node, inputs: Sequence[TypeName]) -> Iterator[TypeName]:
-        body: Graph = node.attrs["body"]
-        for value, name in zip(body.inputs, inputs, strict=True):
-            self._types[value] = name[4:-1] if name and name.startswith("seq(") else name
-        self.check(body)
-        for value in body.outputs:
-            name = self._result(value)
-            yield None if name is None else f"seq({name})"
+            yield self._same(node, value, self._result(value), before, "the iteration before")
+        for name in map(self._result, body.outputs[leaving.stop :]):
+            yield f"seq({name})" if name and role is Role.SEQUENCE_MAP else name
 
     def _result(self, value: Value) -> TypeName:
         return self._types[value] if value in self._types else self._of(value)
@@ -316,13 +301,3 @@ class _Checker:
             )
             return None
         return a or b
-
-
-_CONTROL: Mapping[
-    Role | None, Callable[[_Checker, Node, Sequence[TypeName]], Iterator[TypeName]]
-] = {
-    Role.IF: _Checker._if,
-    Role.LOOP: _Checker._loop,
-    Role.SCAN: _Checker._scan,
-    Role.SEQUENCE_MAP: _Checker._sequence_map,
-}
