@@ -277,7 +277,7 @@ class _Annotator:
             self.memory.invalid[node] = ShapeError(str(error)) if rejected else error
             return
         arrays = arrays if len(node.outputs) != 1 else (arrays,)
-        if not all(_within(array, dummy) for array in arrays):
+        if not all(array.size == 0 or np.may_share_memory(array, dummy) for array in arrays):
             self._copy(node)
             return
         for value, array in zip(node.outputs, arrays, strict=False):
@@ -336,8 +336,3 @@ def _matches(type_: Type, strides: tuple[int, ...], order: Order) -> bool:
 def _same_type(a: Type, b: Type) -> bool:
     both = isinstance(a, TensorType) and isinstance(b, TensorType)
     return both and a.without_data() == b.without_data()  # type: ignore[union-attr]
-
-
-def _within(array: Any, dummy: np.ndarray) -> bool:
-    """Whether ``array`` is a view of the memory of ``dummy``."""
-    return array.size == 0 or np.may_share_memory(array, dummy)

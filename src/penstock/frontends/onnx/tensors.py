@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto
+from onnx.helper import tensor_dtype_to_field
 
 from penstock.errors import InvalidModel
 from penstock.frontends.common.diagnostics import TensorError
@@ -40,16 +41,6 @@ ELEMENT_TYPES: Mapping[str, int] = dict(TensorProto.DataType.items())
 # Bits of the types that are packed in files; in NumPy an element takes a byte.
 _PACKED = {code: SUB_BYTE[dtype] for code, dtype in _DTYPES.items() if dtype in SUB_BYTE}
 
-# Fields that hold the elements if there is no raw data: int32_data for all other types.
-_FIELDS: Mapping[int, str] = {
-    TensorProto.FLOAT: "float_data",
-    TensorProto.COMPLEX64: "float_data",
-    TensorProto.DOUBLE: "double_data",
-    TensorProto.COMPLEX128: "double_data",
-    TensorProto.INT64: "int64_data",
-    TensorProto.UINT32: "uint64_data",
-    TensorProto.UINT64: "uint64_data",
-}
 _DAMAGED = "the file is damaged, or its weights were left out: export it again"
 
 
@@ -219,36 +210,27 @@ def _raw(
     data = proto.raw_data if apart is None else apart
     needed = _stored_bytes(code, dtype, count)
     if len(data) != needed:
-        if not len(data) and getattr(proto, _FIELDS.get(code, "int32_data")):
-            return _typed(proto, code, dtype, count)
+        if not len(data) and getattr(proto, tensor_dtype_to_field(code)):
+            typed = TensorProto()
+            typed.CopyFrom(proto)
+            typed.ClearField("raw_data")
+            return _typed(typed, code, dtype, count)
         raise TensorError(f"has {len(data)} bytes of data, but takes {needed}; {_DAMAGED}")
     return _decoded(data, code, dtype, count)
 
 
 def _typed(proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.ndarray:
     """Elements of a typed field: pairs for complex numbers, bit patterns for small types."""
-    field = _FIELDS.get(code, "int32_data")
+    field = tensor_dtype_to_field(code)
     elements = getattr(proto, field)
-    bits = _PACKED.get(code)
     needed = count * 2 if dtype.kind == "c" else count
-    if bits in (2, 4):  # several to an entry; 6-bit ones have an entry each
+    if _PACKED.get(code) in (2, 4):  # several to an entry; 6-bit ones have an entry each
         needed = _stored_bytes(code, dtype, count)
     if len(elements) != needed:
         raise TensorError(f"has {len(elements)} entries in {field}, but takes {needed}; {_DAMAGED}")
-    if field == "int32_data":
-        array = np.array(elements, np.int32)
-        if dtype == np.bool_:
-            return array != 0
-        if bits is not None:
-            codes = array.astype(np.uint8)
-            return (codes & 0x3F if bits == 6 else _unpacked(codes, bits, count)).view(dtype)
-        if dtype.kind in "iu":
-            return array.astype(dtype)
-        return array.astype(f"u{dtype.itemsize}").view(dtype)
-    if dtype.kind == "c":
-        parts = np.array(elements, np.float32 if dtype.itemsize == 8 else np.float64)
-        return parts.view(dtype)
-    return np.array(elements, dtype)
+    if dtype == np.bool_:
+        return np.array(elements, np.int32) != 0
+    return onnx.numpy_helper.to_array(proto).reshape(-1)
 
 
 def _decoded(data: bytes | np.ndarray, code: int, dtype: np.dtype, count: int) -> np.ndarray:

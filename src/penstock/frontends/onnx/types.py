@@ -36,17 +36,13 @@ def value_type(proto: onnx.TypeProto, *, entry: bool = False) -> Type:
         form = proto.WhichOneof("value")
     type_: Type = ANY
     if form in ("tensor_type", "sparse_tensor_type"):  # sparse tensors are made dense
-        type_ = _tensor_type(getattr(proto, form), entry)
+        tensor = getattr(proto, form)
+        dims = [_dim(dim, entry) for dim in tensor.shape.dim]
+        dtype = dtype_of_code(tensor.elem_type) if tensor.elem_type else None
+        type_ = TensorType(dtype, tuple(dims) if tensor.HasField("shape") else None)
     for wrapper in reversed(wrappers):
         type_ = wrapper(type_)
     return type_
-
-
-def _tensor_type(proto: onnx.TypeProto.Tensor, entry: bool) -> TensorType:
-    dtype = dtype_of_code(proto.elem_type) if proto.elem_type else None
-    if not proto.HasField("shape"):
-        return TensorType(dtype, None)
-    return TensorType(dtype, tuple([_dim(dim, entry) for dim in proto.shape.dim]))
 
 
 def _dim(proto: onnx.TensorShapeProto.Dimension, entry: bool) -> Dim:

@@ -25,12 +25,10 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     FunctionDef,
     MetaGraphDef,
     NodeDef,
-    SavedModel,
     SignatureDef,
     TensorInfo,
 )
 from penstock.frontends.tensorflow.scope import GraphScope
-from penstock.frontends.tensorflow.tensors import decode_tensor
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.registry import standard
@@ -51,24 +49,19 @@ _INTERNAL = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
 def load_saved_model(
     folder: Path, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False
 ) -> Model:
-    """Read a SavedModel, with a graph for each signature.
+    """Read a SavedModel, with a graph for each signature: of its graphs the one with the tag
+    "serve", or else the first.
 
     Raises ``InvalidModel`` for violations of the format or of ``limits``, ``Unsupported`` for
     operations without a kernel. Variables are read, or mapped into memory if ``map_weights``.
     """
-    proto = _serving(read_saved_model(folder), folder)
-    return _Reader(proto, folder, limits, map_weights).model()
-
-
-def _serving(proto: SavedModel, folder: Path) -> MetaGraphDef:
-    """The graph with the tag "serve", or else the first."""
-    graphs: Sequence[MetaGraphDef] = proto.meta_graphs
+    graphs: Sequence[MetaGraphDef] = read_saved_model(folder).meta_graphs
     serving = [graph for graph in graphs if "serve" in graph.meta_info_def.tags]
     if not graphs:
         raise InvalidModel(
             f"{folder.name} has no graphs: it is no SavedModel, or an empty one; export it again"
         )
-    return (serving or graphs)[0]
+    return _Reader((serving or graphs)[0], folder, limits, map_weights).model()
 
 
 class _Reader:
@@ -217,7 +210,7 @@ class _Reader:
 
     def restored(self) -> Iterator[tuple[str, str]]:
         """Variables, by node, and the keys that they are restored from."""
-        yield from self.assigned(self.nodes, {})
+        yield from self.assigned(self.folder.name, self.nodes, {})
         restore = self.nodes.get(_node_of(self.proto.saver_def.restore_op_name))
         if restore is None or "f" not in restore.attr:
             return
@@ -226,13 +219,15 @@ class _Reader:
             return
         names = [argument.name for argument in function.signature.input_arg]
         arguments = {n: _node_of(text) for n, text in zip(names, restore.input, strict=False)}
-        yield from self.assigned({node.name: node for node in function.node_def}, arguments)
+        where = f"function {function.signature.name!r} of {self.folder.name}"
+        nodes = {node.name: node for node in function.node_def}
+        yield from self.assigned(where, nodes, arguments)
 
     def assigned(
-        self, nodes: Mapping[str, NodeDef], arguments: Mapping[str, str]
+        self, where: str, nodes: Mapping[str, NodeDef], arguments: Mapping[str, str]
     ) -> Iterator[tuple[str, str]]:
-        """Variables and keys where ``nodes`` assign a restored tensor to a variable."""
-        constants: dict[str, np.ndarray] = {}
+        """Variables and keys where ``nodes`` (of ``where``) assign a restored tensor to
+        a variable."""
         for node in nodes.values():
             if node.op not in _ASSIGN or len(node.input) < 2:
                 continue
@@ -245,18 +240,13 @@ class _Reader:
             keys = nodes.get(_source(restore.input[1], nodes)[0])
             if variable is None or variable.op not in _HANDLES or keys is None:
                 continue
-            if keys.name not in constants:
-                constants[keys.name] = self.strings(keys)
-            names = constants[keys.name]
+            value = keys.attr["value"]
+            try:
+                names = self.library.constants.read(where, keys.name, value, value.tensor)
+            except TensorError as error:
+                raise InvalidModel(f"{keys.name} in {where} {error}") from error
             if index < names.size:
-                yield variable.name, str(names[index])
-
-    def strings(self, constant: NodeDef) -> np.ndarray:
-        """The elements of a constant. Raises ``InvalidModel``."""
-        try:
-            return decode_tensor(constant.attr["value"].tensor, self.limits).reshape(-1)
-        except TensorError as error:
-            raise InvalidModel(f"{constant.name} in {self.folder.name} {error}") from error
+                yield variable.name, str(names.flat[index])
 
     def shared_name(self, name: str) -> str:
         """The name of a node's variable in the store."""

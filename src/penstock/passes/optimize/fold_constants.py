@@ -193,12 +193,10 @@ def _contents(type_: Type) -> np.ndarray | None:
         return None
     if not all(isinstance(x, int) for x in type_.data):
         return None
-    assert type_.dtype is not None
-    if type_.dtype.kind != "b":
-        info = np.iinfo(type_.dtype)
-        if any(not info.min <= x <= info.max for x in type_.data):  # type: ignore[operator]
-            return None
-    return np.array(type_.data, type_.dtype).reshape(type_.dims)
+    try:
+        return np.array(type_.data, type_.dtype).reshape(type_.dims)
+    except OverflowError:  # out of the range of the dtype
+        return None
 
 
 def _filled(node: Node, type_: TensorType) -> np.ndarray:

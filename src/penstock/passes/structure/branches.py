@@ -27,6 +27,7 @@ from penstock.ir.op import Role
 from penstock.ops.registry import standard
 from penstock.ops.tensorflow.control_flow import is_primitive
 from penstock.passes.context import Unraised
+from penstock.passes.rewrite import Substitution
 from penstock.passes.structure.conditions import Condition, Deadness, is_switch
 from penstock.types import BOOL, TensorType
 
@@ -338,12 +339,9 @@ def _is_removed(node: Node) -> bool:
 
 def substitute(nodes: Iterable[Node], values: Mapping[Value, Value]) -> None:
     """Let nodes, and the graphs in them, read other values instead."""
-    if not values:
-        return
-    for node in nodes:
-        node.inputs = [None if v is None else values.get(v, v) for v in node.inputs]
+    substitution = Substitution()
+    substitution.replace(list(values), list(values.values()))
+    for node in nodes if values else ():
+        substitution.apply(node)
         for _, graph in node.graphs:
-            for inner in graph.walk():
-                inner.inputs = [None if v is None else values.get(v, v) for v in inner.inputs]
-            for nested in graph.graphs():
-                nested.outputs = [values.get(v, v) for v in nested.outputs]
+            substitution.apply_throughout(graph)
