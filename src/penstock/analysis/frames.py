@@ -96,7 +96,7 @@ class _Finder:
             self.after[node] = self.through(node, frame)
         for node in graph.nodes:
             if node.op.role is Role.MERGE:
-                self.check_merge(node)
+                self.common(node)  # with its inputs from the iteration before
 
     def common(self, node: Node) -> Frame:
         """The frame of all inputs of ``node``."""
@@ -113,8 +113,10 @@ class _Finder:
         return common or self.root
 
     def sources(self, node: Node) -> Iterator[tuple[str, Frame]]:
-        """The name and the frame of each input and control input of ``node``, captures included.
-        Without those from the iteration before, whose producers come later in the graph."""
+        """The name and the frame of each input and control input of ``node``, captures included,
+        and its own, as far as they are known: those from the iteration before come later."""
+        if node in self.of:
+            yield node.name, self.of[node]
         for value in all_reads(node):
             producer = value.producer
             if producer is None:
@@ -160,14 +162,3 @@ class _Finder:
             )
         frame.enters.append(node)
         return frame
-
-    def check_merge(self, node: Node) -> None:
-        """Check that the inputs of a Merge from the iteration before are in its frame as well."""
-        for value in node.inputs:
-            source = None if value is None else value.producer
-            if source in self.after and self.after[source] is not self.of[node]:
-                raise InvalidModel(
-                    f"{node.label} ({node.op.name}) has inputs from different frames: it is in "
-                    f"{self.of[node]}, {source.label} in {self.after[source]}; let "
-                    "all of them enter the same one"
-                )

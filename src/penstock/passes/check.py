@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.analysis.type_inference import infer_types
 from penstock.analysis.verify import verify
 from penstock.errors import InternalError, InvalidModel
-from penstock.ir.graph import Graph, Model, clone
+from penstock.ir.graph import Graph, Model, clone, dependencies
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.types import accepts
 
@@ -28,16 +28,14 @@ def check_graph(after: Pass, graph: Graph) -> None:
 
 
 def _check_order(after: Pass, graph: Graph) -> None:
-    for inner in graph.graphs():
-        position = {node: i for i, node in enumerate(inner.nodes)}
-        for i, node in enumerate(inner.nodes):
-            sources = [v.producer for v in node.inputs if v is not None]
-            for source in (*sources, *node.control_inputs):
-                if source is not None and position.get(source, -1) >= i and not is_framed(inner):
-                    raise InternalError(
-                        f"pass {after.name} left {node.label} before {source.label}, "
-                        "which it depends on"
-                    )
+    for inner, edges in dependencies(graph):
+        for i, j in edges:
+            if i >= j:
+                source, node = inner.nodes[i], inner.nodes[j]
+                raise InternalError(
+                    f"pass {after.name} left {node.label} before {source.label}, "
+                    "which it depends on"
+                )
 
 
 def _check_types(after: Pass, graph: Graph) -> None:

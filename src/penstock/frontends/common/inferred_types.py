@@ -12,25 +12,27 @@ import numpy as np
 from penstock.ir.graph import Node, Value
 from penstock.types import ANY, TensorType, Type
 
-# Identities between a constant and what reads it.
-_MAX_IDENTITIES = 8
+_MAX_IDENTITIES = 64  # in a row, which may be a circle
+
+
+def source_of(value: Value) -> Value:
+    """The value of which ``value`` is a copy by Identity nodes."""
+    for _ in range(_MAX_IDENTITIES):
+        node = value.producer
+        source = node.inputs[0] if node is not None and node.op.name == "Identity" else None
+        if source is None:
+            break
+        value = source
+    return value
 
 
 def constant_of(value: Value) -> np.ndarray | None:
     """The array that a value holds in every run: of a constant, of a Const node, or of Identity
     nodes behind these. ``None`` if it has no producer yet, or another one."""
-    for _ in range(_MAX_IDENTITIES):
-        node = value.producer
-        if node is None:
-            return value.const
-        if node.op.name == "Const":
-            array: np.ndarray | None = node.attrs.get("value")
-            return array
-        source = node.inputs[0] if node.op.name == "Identity" else None
-        if source is None:
-            return None
-        value = source
-    return None
+    value = source_of(value)
+    node = value.producer
+    array: np.ndarray | None = value.const if node is None else None
+    return node.attrs.get("value") if node is not None and node.op.name == "Const" else array
 
 
 class InferredTypes:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.frontends.common.inferred_types import source_of
 from penstock.frontends.tensorflow.tensors import declared_type
 from penstock.ir.graph import Value
 from penstock.ops.tensorflow.state import Store
@@ -39,11 +40,11 @@ class Variables:
 
     def constant(self, handle: Value) -> np.ndarray | None:
         """The value of a variable that nothing assigns to."""
-        return self._frozen.get(_without_identities(handle))
+        return self._frozen.get(source_of(handle))
 
     def read_attrs(self, handle: Value, dtype: str | None) -> tuple[dict[str, Any], Type]:
         """The attributes of a node that reads a variable, and the type of its output."""
-        type_ = self._types.get(_without_identities(handle))
+        type_ = self._types.get(source_of(handle))
         attrs: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
         if type_ is None:
             return attrs, declared_type(dtype)
@@ -52,16 +53,3 @@ class Variables:
         if type_.dtype is not None:
             attrs["dtype"] = dtype_name(type_.dtype)
         return attrs, type_
-
-
-def _without_identities(handle: Value) -> Value:
-    """The handle of which ``handle`` is a copy. An Identity in a circle of them has none."""
-    value = handle
-    seen = {handle}
-    while value.producer is not None and value.producer.op.name == "Identity":
-        source = value.producer.inputs[0]
-        if source is None or source in seen:
-            return handle
-        seen.add(source)
-        value = source
-    return value
