@@ -51,7 +51,7 @@ def parse_graph(text: str, find: Find = find_operation) -> Graph:
     parser = _Parser(text, find)
     graph = parser.graph()
     parser.end()
-    return parser.build(graph, ChainMap())
+    return parser.build(graph)
 
 
 def parse_model(text: str, find: Find = find_operation) -> Model:
@@ -59,7 +59,7 @@ def parse_model(text: str, find: Find = find_operation) -> Model:
     The text of a graph alone, as ``format_graph`` writes it, is a model of this graph."""
     parser = _Parser(text, find)
     if parser.sees("graph"):
-        graph = parser.build(parser.graph(), ChainMap())
+        graph = parser.build(parser.graph())
         parser.end()
         return Model({graph.name: graph}, graph.name)
     return parser.model()
@@ -92,15 +92,10 @@ class _Reference(NamedTuple):
     offset: int
 
 
-class _Declaration(NamedTuple):
-    value: Value
-    offset: int
-
-
 @dataclass(slots=True)
 class _NodeText:
     op: ops.Op
-    outputs: list[_Declaration | None]
+    outputs: list[Value | None]
     inputs: list[_Reference | None]
     attrs: dict[str, Any]
     offset: int
@@ -112,16 +107,14 @@ class _NodeText:
 @dataclass(slots=True)
 class _GraphText:
     name: str
-    inputs: list[_Declaration]
-    uses: list[_Declaration]
+    scope: ChainMap[str, Value]
+    inputs: list[Value]
     outputs: list[_Reference]
     targets: list[_Reference] = field(default_factory=list)
-    constants: list[_Declaration] = field(default_factory=list)
     nodes: list[_NodeText] = field(default_factory=list)
 
 
 T = TypeVar("T")
-Scope: TypeAlias = "ChainMap[str, Value]"
 
 
 class _Parser:
@@ -132,6 +125,7 @@ class _Parser:
         self.find = find
         self.position = 0
         self.depth = 0
+        self.scope: ChainMap[str, Value] = ChainMap()  # the values declared so far
         self.tokens: list[_Token] = []
         for match in _TOKEN.finditer(text):
             kind, piece, offset = match.lastgroup or "", match.group(), match.start()
@@ -254,7 +248,7 @@ class _Parser:
             if not self.sees("graph"):
                 name = self.name("'metadata', 'function', a graph or '}'")
                 self.expect(":")
-            graph = self.build(self.graph(), ChainMap())
+            graph = self.build(self.graph())
             key = graph.name if name is None else name
             if key in graphs:
                 self.fail(offset, f"there is a graph or function {key!r} already")
@@ -268,21 +262,27 @@ class _Parser:
     def graph_text(self) -> _GraphText:
         self.expect("graph")
         name = "" if self.sees("(") else self.name("a name or '('")
+        self.scope = scope = self.scope.new_child()
         inputs = self.many("(", self.declaration, ")")
-        uses = self.many("(", self.declaration, ")") if self.accept("uses") else []
+        if self.accept("uses"):
+            self.many("(", self.declaration, ")")
         self.expect("->")
-        graph = _GraphText(name, inputs, uses, self.many("(", self.reference, ")"))
+        graph = _GraphText(name, scope, inputs, self.many("(", self.reference, ")"))
         if self.accept("targets"):
             graph.targets = self.many("(", self.node_reference, ")")
         self.expect("{")
         while not self.accept("}"):
             self.statement(graph)
+        self.scope = scope.parents
         return graph
 
-    def declaration(self) -> _Declaration:
+    def declaration(self) -> Value:
         offset = self.token.offset
         name = self.name("the name of a value")
-        return _Declaration(Value(name, self.type() if self.accept(":") else ANY), offset)
+        if name in self.scope.maps[0]:
+            self.fail(offset, f"there is a value {name!r} already")
+        value = self.scope[name] = Value(name, self.type() if self.accept(":") else ANY)
+        return value
 
     def reference(self) -> _Reference:
         return _Reference(offset=self.token.offset, name=self.name("the name of a value"))
@@ -291,31 +291,30 @@ class _Parser:
         return None if self.accept("_") else item()
 
     def statement(self, graph: _GraphText) -> None:
-        outputs: list[_Declaration | None] = []
+        outputs: list[Value | None] = []
         if any(self.sees(mark, ahead=1) for mark in (",", ":", "=")):
             outputs.append(self.optional(self.declaration))
             while self.accept(","):
                 outputs.append(self.optional(self.declaration))
             self.expect("=")
         if self.sees("const"):
-            graph.constants.append(self.constant(outputs))
+            self.constant(outputs)
         else:
             graph.nodes.append(self.node(outputs))
 
-    def constant(self, outputs: Sequence[_Declaration | None]) -> _Declaration:
+    def constant(self, outputs: Sequence[Value | None]) -> None:
         offset = self.advance().offset
         if len(outputs) != 1 or outputs[0] is None:
             self.fail(offset, "a constant is one value: 'name: type = const ...'")
-        value = outputs[0].value
+        value = outputs[0]
         type_ = value.type
         if self.sees_dtype():
             type_ = self.type()
         elif isinstance(type_, TensorType) and type_.data is None:
             value.type = ANY  # that which its contents have
-        const = self.array(type_, offset)
-        return _Declaration(Value(value.name, value.type, const=const), outputs[0].offset)
+        self.scope[value.name] = Value(value.name, value.type, const=self.array(type_, offset))
 
-    def node(self, outputs: list[_Declaration | None]) -> _NodeText:
+    def node(self, outputs: list[Value | None]) -> _NodeText:
         start = self.token.offset
         op = self.operation()
         attributes = self.many("{", self.attribute, "}") if self.sees("{") else []
@@ -507,18 +506,9 @@ class _Parser:
 
     # Names
 
-    def build(
-        self, text: _GraphText, around: Scope, arguments: Sequence[Value] | None = None
-    ) -> Graph:
+    def build(self, text: _GraphText, arguments: Sequence[Value] | None = None) -> Graph:
         """The graph with its names resolved. ``arguments`` are values to take for its inputs."""
-        scope = around.new_child()
-
-        def declare(declared: _Declaration) -> Value:
-            value = declared.value
-            if value.name in scope.maps[0]:
-                self.fail(declared.offset, f"there is a value {value.name!r} already")
-            scope[value.name] = value
-            return value
+        scope = text.scope
 
         def resolve(reference: _Reference) -> Value:
             name = str(reference.name)
@@ -527,33 +517,27 @@ class _Parser:
                 self.fail(reference.offset, f"there is no value {name!r}{hint}")
             return scope[name]
 
-        for declared in (*text.uses, *text.constants):
-            declare(declared)
-        inputs = [declare(declared) for declared in text.inputs]
         if arguments is not None:
-            scope.update(zip((value.name for value in inputs), arguments, strict=True))
-        outputs = [[d and declare(d) for d in node.outputs] for node in text.nodes]
+            scope.update(zip((value.name for value in text.inputs), arguments, strict=True))
         nodes = []
-        for node, results in zip(text.nodes, outputs, strict=True):
+        for node in text.nodes:
             values = [r and resolve(r) for r in node.inputs]
-            attrs = self.attrs(node, values, scope)
-            nodes.append(Node(node.op, values, results, attrs, **node.labels))
+            attrs = self.attrs(node, values)
+            nodes.append(Node(node.op, values, node.outputs, attrs, **node.labels))
         targets = self.connect(text, nodes)
         nodes = list(chain.from_iterable(map(self.expand, nodes, text.nodes)))
-        return Graph(inputs, [resolve(r) for r in text.outputs], nodes, text.name, targets)
+        return Graph(text.inputs, [resolve(r) for r in text.outputs], nodes, text.name, targets)
 
-    def attrs(
-        self, text: _NodeText, inputs: Sequence[Value | None], scope: Scope
-    ) -> Mapping[str, Any]:
+    def attrs(self, text: _NodeText, inputs: Sequence[Value | None]) -> Mapping[str, Any]:
         """The attributes of a node with its graphs. The region of a fused node reads its inputs."""
         if text.op is not FUSED:
-            graphs = {key: self.build(inner, scope) for key, inner in text.graphs.items()}
+            graphs = {key: self.build(inner) for key, inner in text.graphs.items()}
             return {**text.attrs, **graphs}
         region = text.graphs.get("region")
         values = [value for value in inputs if value is not None]
         if region is None or not len(region.inputs) == len(inputs) == len(values):
             self.fail(text.offset, "a fused node has a graph 'region' with as many inputs")
-        graph = self.build(region, scope, values)
+        graph = self.build(region, values)
         sort(graph)
         if not graph.nodes or any(len(node.outputs) != 1 for node in graph.nodes):
             self.fail(text.offset, "a region has nodes of one output each")
