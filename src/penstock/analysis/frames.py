@@ -40,11 +40,6 @@ class Frame:
         """The names of the frames around it, from the outermost one inwards, and its own."""
         return () if self.parent is None else (*self.parent.path, self.name)
 
-    @property
-    def depth(self) -> int:
-        """How many frames are around it."""
-        return len(self.path)
-
     def __str__(self) -> str:
         return "the root frame" if self.parent is None else f"frame {self.name!r}"
 

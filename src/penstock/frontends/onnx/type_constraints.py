@@ -131,17 +131,16 @@ def _allowed_before(op: Op, side: str, index: int, type_: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     """What a schema says of a node with inputs of certain types: ``faults``, as ends of sentences
-    that begin with the node, and its outputs' types. ``is_open``: some need the operation."""
+    that begin with the node, and its outputs' types, None where the operation decides."""
 
     faults: Sequence[str]
     outputs: tuple[TypeName, ...]
-    is_open: bool
 
 
 def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
     schema = _newest(op)
     if schema is None:
-        return _Outcome((), (None,) * outputs, True)
+        return _Outcome((), (None,) * outputs)
     faults: list[str] = []
     bound: dict[str, tuple[str, str]] = {}
     last = len(schema.inputs) - 1
@@ -163,12 +162,12 @@ def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
                 )
     last = len(schema.outputs) - 1
     if last < 0:
-        return _Outcome(faults, (None,) * outputs, False)
+        return _Outcome(faults, (None,) * outputs)
     ports = [schema.outputs[min(i, last)] for i in range(outputs)]
     names = tuple(
         bound[port.variable][1] if port.variable in bound else _only(port.types) for port in ports
     )
-    return _Outcome(faults, names, None in names)
+    return _Outcome(faults, names)
 
 
 def _only(types: frozenset[str]) -> TypeName:
@@ -209,7 +208,7 @@ class _Checker:
                 types[None] = None
             if outcome.faults:
                 self._report(node, outcome.faults)
-            elif outcome.is_open:
+            elif None in outcome.outputs:
                 self._ask_operation(node, inputs)
             if self._fed:
                 fed = [v for v in outputs if v is not None and v.name in self._fed]

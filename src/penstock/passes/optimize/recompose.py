@@ -109,15 +109,8 @@ def _times(value: Value | None, wanted: float) -> Value | None:
     return node.inputs[0] if _near(_number(node.inputs[1]), 1 / wanted) else None
 
 
-class _Product(NamedTuple):
-    """A number times some values."""
-
-    number: float
-    values: list[Value]
-
-
-def _product(node: Node, most: int = 4) -> _Product | None:
-    """A Mul or Div, and those that produce its factors, as one product of ``most`` values."""
+def _product(node: Node, most: int = 4) -> tuple[float, list[Value]] | None:
+    """A Mul or Div, and those that produce its factors, as a number times ``most`` values."""
     number = 1.0
     values: list[Value] = []
     stack = node.outputs[:1]
@@ -135,7 +128,7 @@ def _product(node: Node, most: int = 4) -> _Product | None:
             stack.append(before.inputs[0])
         else:
             values.append(value)
-    return _Product(number, values)
+    return number, values
 
 
 # Rules.
@@ -145,9 +138,9 @@ def _activation(node: Node) -> Match | None:
     """x times a function of x."""
     # The longest products first: a gate may itself be a product.
     product = _product(node)
-    if product is None or len(product.values) != 2:
+    number, values = product or (0, [])
+    if len(values) != 2:
         return None
-    number, values = product
     for x, gate in (values, values[::-1]):
         if _same_shape(x, node.outputs[0]):
             for rule in (_gelu, _swish, _hard_swish, _mish):

@@ -14,6 +14,7 @@ it have been raised, and that depends on the inside of each.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -94,8 +95,8 @@ class _Raising:
         self.retracted_before = retracted_before
         self.unraised: list[Unraised] = []
         self.retracted: dict[str, Unraised] = {}
-        self.nodes: dict[Frame, list[Node]] = {}
-        self.loops: dict[Frame, list[_Loop]] = {}
+        self.nodes: dict[Frame, list[Node]] = defaultdict(list)
+        self.loops: dict[Frame, list[_Loop]] = defaultdict(list)
         self.remaining: list[Node] = []
 
     def run(self) -> None:
@@ -104,13 +105,10 @@ class _Raising:
         except InvalidModel:
             return  # its executor reports the error
         for node, frame in frames.items():
-            self.nodes.setdefault(frame, []).append(node)
-            self.loops.setdefault(frame, [])
+            self.nodes[frame].append(node)
         inside = [frame for frame in self.nodes if frame.parent is not None]
-        for frame in sorted(inside, key=lambda frame: -frame.depth):
+        for frame in sorted(inside, key=lambda frame: -len(frame.path)):
             assert frame.parent is not None
-            self.nodes.setdefault(frame.parent, [])
-            self.loops.setdefault(frame.parent, [])
             self.frame(frame, frame.parent)
         (root,) = [frame for frame in self.nodes if frame.parent is None]
         self.root(root)
