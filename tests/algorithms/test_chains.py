@@ -1,4 +1,4 @@
-"""Chains: edges that paths imply, as few chains as there can be, and where chains end."""
+"""Chains: edges that paths imply, and as few chains as there can be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.algorithms import chains
-from penstock.algorithms.chains import ChainEnds, fewest_chains, implied_edges, transitive_reduction
+from penstock.algorithms.chains import fewest_chains, implied_edges, transitive_reduction
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
 
@@ -18,10 +18,9 @@ many_examples = settings(max_examples=300)
 
 
 @st.composite
-def dags(draw: st.DrawFn, ordered: bool = False) -> Dag:
-    """Small graphs; if ``ordered``, their nodes can run as they are numbered."""
+def dags(draw: st.DrawFn) -> Dag:
     n = draw(st.integers(0, 9))
-    number = range(n) if ordered else draw(st.permutations(range(n)))
+    number = draw(st.permutations(range(n)))
     pairs = [(a, b) for b in range(n) for a in range(b)]
     edges = draw(st.lists(st.sampled_from(pairs), max_size=20)) if pairs else []
     return Dag(n, [(number[a], number[b]) for a, b in edges])
@@ -120,49 +119,3 @@ def test_chains_are_as_few_as_the_graph_is_wide(dag, data):
     assert list(members) == list(range(len(members)))
     if len(last) == len(members):
         assert all((found[i] == found[j]) == (chain[i] == chain[j]) for i in nodes for j in nodes)
-
-
-# Ends of chains.
-
-
-@many_examples
-@given(dag=dags(ordered=True), data=st.data())
-def test_ends_are_found_behind_the_nodes_that_depend_on_them(dag, data):
-    above, ends = ancestors(dag), ChainEnds(dag.n)
-    last: list[int] = []
-    reserved: set[int] = set()
-    for i in range(dag.n):
-        found = ends.behind(dag.pred[i])
-        assert sorted(found) == [c for c, end in enumerate(last) if end in above[i]]
-        if i not in reserved:
-            chain = data.draw(st.sampled_from([*found, len(last)]))
-            if chain < len(last):
-                ends.remove(last[chain])
-            else:
-                last.append(i)
-            # The chain may run on at once, to nodes that have not entered.
-            end = i
-            while ahead := [j for j in dag.succ[end] if j not in reserved]:
-                if data.draw(st.booleans()):
-                    break
-                end = data.draw(st.sampled_from(ahead))
-                reserved.add(end)
-            last[chain] = end
-            ends.add(end, chain)
-        ends.enter(i, dag.pred[i])
-
-
-def test_chain_cover_search_that_ends_early_finds_near_joins(monkeypatch):
-    #   0 ... 9 -> 10
-    monkeypatch.setattr(chains, "_SEARCH", 3)
-    ends = ChainEnds(11)
-    for i in range(10):
-        ends.add(i, i)
-        ends.enter(i, ())
-    ends.enter(10, range(10))
-    assert ends.behind(range(10)) == [0, 1, 2]
-    for i in range(10):
-        assert ends.behind([10])[:2] == [i, i + 1][: 10 - i]
-        assert len(ends.behind([10])) <= 2
-        ends.remove(i)
-    assert ends.behind([10]) == []

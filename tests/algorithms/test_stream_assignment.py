@@ -97,13 +97,6 @@ def test_longest_chain_stays_on_its_stream():
     assert it.schedule.n_streams == 2
 
 
-def test_a_command_goes_where_it_has_run_before():
-    #   A(x) -> B(y) -> D
-    #    '----> C(x) ---^
-    it = Named("A B C D", "A>B A>C B>D C>D", commands=["x", "y", "x", "z"])
-    assert str(it) == "A:0!0 B:1?0!1 C:0 D:0?1"
-
-
 # What naive versions get wrong.
 
 
@@ -171,18 +164,6 @@ def test_costs_say_which_chain_is_the_longest():
     assert str(it) == "A:0!0 B:0 C:1?0!1 D:0?1"
 
 
-def test_a_stream_that_ran_the_command_is_taken_over_first():
-    #   A -> B(x) -> E -> F
-    #    |-> C(y) ---^'-> G(z)      G takes over stream 1 or 2
-    #    '-> D(z) ---^
-    graph = ("A B C D E F G", "A>B A>C A>D B>E C>E D>E E>F E>G")
-    assert Named(*graph).schedule.stream[6] == 1
-    it = Named(*graph, commands=["a", "x", "y", "z", "e", "f", "z"])
-    assert it.schedule.stream[3] == it.schedule.stream[6] == 2
-    it = Named(*graph, commands=["a", "x", "y", None, "e", "f", None])
-    assert it.schedule.stream[6] == 1
-
-
 def test_a_stream_is_not_taken_over_while_its_last_node_may_run():
     #   A -> B -> D -> E
     #    '-> C    '--> F      C has not certainly ended when F starts
@@ -230,12 +211,6 @@ def test_streams_are_shared_if_there_are_not_enough():
     start, finish = simulate_streams(it.dag, it.schedule, [1.0] * 6)
     assert max(finish) == 4
     assert start[5] == 3
-
-
-def test_a_shared_stream_is_one_that_ran_the_command_if_it_is_free_as_soon():
-    #   A(x)   B(y)   C(y)   D(x)
-    it = Named("A B C D", "", commands=["x", "y", "y", "x"], max_streams=2)
-    assert it.schedule.programs == [[0, 3], [1, 2]]
 
 
 def test_a_shared_stream_is_the_one_that_is_free_first():
@@ -313,7 +288,6 @@ def test_stream_timeline_counts_the_signal_that_begins_the_run():
     ("arguments", "message"),
     [
         ({"devices": [0]}, "devices has 1 entries for 2 nodes"),
-        ({"commands": "xyz"}, "commands has 3 entries for 2 nodes"),
         ({"cost": []}, "cost has 0 entries for 2 nodes"),
         ({"cost": [1, -1]}, "node 1 cannot cost -1"),
         ({"cost": [math.nan, 1]}, "node 0 cannot cost nan"),

@@ -1,13 +1,12 @@
 """Chains of dependent nodes, without a table of which node reaches which.
 
 ``transitive_reduction`` drops the edges that other paths imply, and ``implied_edges`` lists them.
-``fewest_chains`` covers all nodes with the least number of chains, the width of the graph. While
-chains grow, ``ChainEnds`` finds those that a node can extend.
+``fewest_chains`` covers all nodes with the least number of chains, the width of the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import count
 
 from penstock.algorithms.checkpoints import paced
@@ -16,8 +15,6 @@ from penstock.algorithms.ordering import topological_order
 
 # Nodes whose descendants are computed at once, as the bits of one integer for each node.
 _BATCH = 4096
-# Maximum number of nodes that a search for the ends of chains visits.
-_SEARCH = 64
 
 _NONE = -1
 
@@ -150,102 +147,3 @@ def _relink(j: int, above: Sequence[int], before: list[int], after: list[int]) -
         i = above[j]
         before[j] = i
         after[i], j = j, after[i]
-
-
-class ChainEnds:
-    """The last nodes of growing chains, found from the nodes that depend on them.
-
-    Nodes enter in a topological order, each after all nodes that precede it on its chain, and
-    chains grow along that order. So the set of ends above a node that has entered only shrinks, and
-    a search need not revisit nodes without ends: ``alias[i]`` represents node i, with the same ends
-    above it, and is -1 if there are none. A node represents itself if a chain ends there, or if
-    several nodes follow in the search: ``above[i]``, the first one last. Nodes with the same
-    ``above`` share a representative: ``twins``.
-    """
-
-    __slots__ = ("above", "alias", "chain", "twins")
-
-    def __init__(self, n: int) -> None:
-        self.chain: dict[int, int] = {}  # per last node
-        self.alias = [_NONE] * n
-        self.above: dict[int, list[int]] = {}
-        self.twins: dict[tuple[int, ...], int] = {}
-
-    def add(self, i: int, chain: int) -> None:
-        """The chain ends at node i, which has not entered."""
-        self.chain[i] = chain
-
-    def remove(self, i: int) -> None:
-        """The chain that ended at node i goes on."""
-        del self.chain[i]
-        self._shrink(i)
-
-    def enter(self, i: int, pred: Iterable[int]) -> None:
-        """Include node i, which depends on ``pred``, in later searches."""
-        above = self._representatives(pred)
-        if i not in self.chain:
-            if len(above) < 2:
-                self.alias[i] = above[0] if above else _NONE
-                return
-            twin = self.twins.setdefault(tuple(sorted(above)), i)
-            if twin != i:
-                self.alias[i] = twin
-                return
-        self.alias[i] = i
-        self.above[i] = above[::-1]
-
-    def behind(self, pred: Iterable[int]) -> list[int]:
-        """Chains that end at nodes of ``pred`` or above them, nearest first; all, unless a search
-        would visit too many nodes."""
-        queue = self._representatives(pred)[:_SEARCH]
-        reached = set(queue)
-        chains: list[int] = []
-        for looked, i in enumerate(queue):
-            if looked == _SEARCH:
-                return chains
-            if i in self.chain:
-                chains.append(self.chain[i])
-            if self.above[i]:
-                further = [j for j in self._next_nodes(i) if j not in reached]
-                reached.update(further)
-                queue += further
-        if not chains:
-            for i in queue:
-                self.alias[i] = _NONE
-                self.above.pop(i, None)
-        return chains
-
-    def _representative(self, i: int) -> int:
-        alias = self.alias
-        while (up := alias[i]) != i:
-            if up == _NONE:
-                return _NONE
-            alias[i] = alias[up]
-            i = up
-        return i
-
-    def _representatives(self, nodes: Iterable[int]) -> list[int]:
-        distinct = dict.fromkeys(map(self._representative, nodes))
-        distinct.pop(_NONE, None)
-        return list(distinct)
-
-    def _next_nodes(self, i: int) -> list[int]:
-        above = self.above[i]
-        distinct: dict[int, None] = {}
-        at = len(above) - 1
-        while at >= 0 and len(distinct) <= _SEARCH:
-            j = self._representative(above[at])
-            if j == _NONE or j in distinct:
-                del above[at]
-            else:
-                above[at] = j
-                distinct[j] = None
-            at -= 1
-        self._shrink(i)
-        return list(distinct)
-
-    def _shrink(self, i: int) -> None:
-        above = self.above.get(i)
-        if above is not None and len(above) < 2 and i not in self.chain:
-            self.alias[i] = above[0] if above else _NONE
-            del self.above[i]

@@ -13,13 +13,12 @@ width of the graph, which following the longest chains alone does not ensure.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain
-from typing import NamedTuple
 
-from penstock.algorithms.chains import ChainEnds, fewest_chains, implied_edges, transitive_reduction
+from penstock.algorithms.chains import fewest_chains, implied_edges, transitive_reduction
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag, expect_one_per_node
 from penstock.algorithms.ordering import ranks, topological_order
@@ -67,7 +66,6 @@ def assign_streams(
     dag: Dag,
     *,
     devices: Sequence[int] | None = None,
-    commands: Sequence[Hashable] | None = None,
     cost: Sequence[float] | None = None,
     max_streams: int = 0,
 ) -> StreamSchedule:
@@ -75,49 +73,42 @@ def assign_streams(
 
     Node i runs on a stream of device ``devices[i]``, by default 0. A node is followed on its stream
     by the successor with the longest chain of nodes behind it, where nodes count ``cost[i]`` (any
-    unit), by default 1; of equal ones, by one whose ``commands[i]`` the stream has run before. A
-    node that follows none takes over a stream whose last node it depends on: one that has run the
-    same command, else the first. (Of very many, only the nearest are searched.) None as a command
-    equals no other.
+    unit), by default 1. These paths are then joined where a node depends on the last one of a path.
 
     On each device, there are no more streams than nodes that can run at once in any order of the
     graph; nodes of one stream then depend on each other. ``max_streams``, if not 0, bounds the
-    streams of all devices together, at least one for each. If it is less, independent nodes share
+    streams of all devices together, at least one for each. If it is less, independent paths share
     streams: they are taken by the length of the chain that they begin, longest first, and one that
-    neither follows another nor takes over a stream goes where it could start first.
+    does not follow another goes where it could start first.
 
     Time is nearly linear in nodes and mostly local edges, times devices; memory is linear.
 
     Raises:
-        ValueError: ``devices``, ``commands`` or ``cost`` does not have one entry per node; a cost
-            is negative or not a number; ``max_streams`` is negative, or less than the devices used.
+        ValueError: ``devices`` or ``cost`` does not have one entry per node; a cost is negative or
+            not a number; ``max_streams`` is negative, or less than the devices used.
     """
     devices = [0] * dag.n if devices is None else devices
-    commands = [None] * dag.n if commands is None else commands
     cost = [1.0] * dag.n if cost is None else cost
-    expect_one_per_node(dag, devices=devices, commands=commands, cost=cost)
+    expect_one_per_node(dag, devices=devices, cost=cost)
     _expect_costs(cost)
     used = list(dict.fromkeys(devices))
     if max_streams < 0 or 0 < max_streams < len(used):
         raise ValueError(f"max_streams is {max_streams}, for nodes on {len(used)} devices")
     dag = transitive_reduction(dag)
-    work = _Work(dag, devices, commands, cost)
+    # The length of the longest chain that begins with each node.
+    urgency = [own + rest for own, rest in zip(cost, ranks(dag, cost), strict=True)]
     order = _chain_order(dag)
-    greedy = _Assignment(work, order)
-    greedy.run()
     # A -> C, A -> D, B -> C: with C behind A, B and D would get streams of their own.
+    stream = [_NONE] * dag.n
     width: dict[int, int] = {}
-    stream = greedy.stream
     for d in used:
-        own = [s if on == d else _NONE for s, on in zip(stream, devices, strict=True)]
-        chains = fewest_chains(dag, order, own)
+        paths = _paths(dag, order, [on == d for on in devices], urgency)
+        chains = fewest_chains(dag, order, paths)
         width[d] = max(chains) + 1
         stream = [s if c == _NONE else c for s, c in zip(stream, chains, strict=True)]
     if 0 < max_streams < sum(width.values()):
-        order = topological_order(dag, greedy.urgency)
-        shared = _SharedAssignment(work, order, width, max_streams)
-        shared.run()
-        stream = shared.stream
+        order = topological_order(dag, urgency)
+        stream = _share(dag, order, devices, cost, stream, width, max_streams)
     return _schedule(dag, order, stream, devices)
 
 
@@ -178,136 +169,105 @@ def _chain_order(dag: Dag) -> list[int]:
 # Streams.
 
 
-class _Device:
-    """The streams of one device, and which of them a node can take over."""
+def _paths(
+    dag: Dag, order: Sequence[int], own: Sequence[bool], urgency: Sequence[float]
+) -> list[int]:
+    """The path of each node that is ``own``, by number; -1 for others.
 
-    __slots__ = ("ends", "last", "ran")
-
-    def __init__(self, n: int) -> None:
-        self.last: list[int] = []  # per stream, its last node
-        self.ran: list[set[Hashable]] = []  # per stream, its commands
-        self.ends = ChainEnds(n)
-
-    def open(self) -> int:
-        self.last.append(_NONE)
-        self.ran.append(set())
-        return len(self.last) - 1
-
-    def end(self, s: int, i: int) -> None:
-        """Stream s now ends at node i."""
-        if self.last[s] != _NONE:
-            self.ends.remove(self.last[s])
-        self.ends.add(i, s)
-        self.last[s] = i
-
-
-class _Work(NamedTuple):
-    """The arguments of ``assign_streams``, without edges that others imply."""
-
-    dag: Dag
-    devices: Sequence[int]
-    commands: Sequence[Hashable]
-    cost: Sequence[float]
-
-
-class _Assignment:
-    """Greedy assignment of streams, numbered within their devices, along an order of the nodes."""
-
-    def __init__(self, work: _Work, order: Sequence[int]) -> None:
-        self.dag, self.devices, self.commands, self.cost = work
-        self.order = order
-        self.place = {i: k for k, i in enumerate(order)}
-        # The length of the longest chain that begins with each node.
-        self.urgency = [a + b for a, b in zip(work.cost, ranks(work.dag, work.cost), strict=True)]
-        self.stream = [_NONE] * work.dag.n
-        self.on = {d: _Device(work.dag.n) for d in dict.fromkeys(work.devices)}
-
-    def run(self) -> None:
-        for i in paced(self.order):
-            if self.stream[i] == _NONE:
-                self.walk(i, self.choose(i))
-            for device in self.on.values():
-                device.ends.enter(i, self.dag.pred[i])
-            self.placed(i)
-
-    def choose(self, i: int) -> int:
-        device, command = self.on[self.devices[i]], self.commands[i]
-        free = device.ends.behind(self.dag.pred[i])
-        if free:
-            return min(free, key=lambda s: (command is None or command not in device.ran[s], s))
-        return self.another(i)
-
-    def another(self, i: int) -> int:
-        """A stream for node i if it takes over none."""
-        return self.on[self.devices[i]].open()
-
-    def placed(self, i: int) -> None:
-        """The stream of node i is final."""
-
-    def walk(self, i: int, s: int) -> None:
-        """Put node i on stream s of its device, followed by the longest unassigned path."""
-        stream, commands, d = self.stream, self.commands, self.devices[i]
-        device = self.on[d]
-        ran = device.ran[s]
-        while True:
-            stream[i] = s
-            if commands[i] is not None:
-                ran.add(commands[i])
-            following, best = _NONE, (-1.0, False)
-            for j in self.dag.succ[i]:
-                if stream[j] == _NONE and self.devices[j] == d:
-                    value = (self.urgency[j], commands[j] in ran)
-                    if value > best:
-                        following, best = j, value
-            if following == _NONE:
-                break
-            i = following
-        last = device.last[s]
-        if last == _NONE or self.place[i] > self.place[last]:
-            device.end(s, i)
+    Along ``order``, each node that is on no path takes over one that has ended above it, or begins
+    one, and is followed by the most urgent successor that is on none. The paths that have ended
+    above a node are known to its successors, and after the last of these to that one's successors,
+    so that not every node below an end finds it.
+    """
+    path = [_NONE if o else dag.n for o in own]
+    ended: list[list[int]] = [[] for _ in order]
+    last: dict[int, int] = {}  # the last node of each path
+    readers = [len(after) for after in dag.succ]
+    for first in paced(order):
+        i, before = first, dag.pred[first]
+        if path[i] == _NONE:
+            number = next((ended[p].pop() for p in before if ended[p]), len(last))
+            while i != _NONE:
+                path[i] = number
+                last[number] = i
+                free = [j for j in dag.succ[i] if path[j] == _NONE]
+                i = max(free, key=urgency.__getitem__, default=_NONE)
+        known = [[path[first]]] if last.get(path[first]) == first else [[]]
+        for p in before:
+            readers[p] -= 1
+            if not readers[p]:
+                known.append(ended[p])
+        known.sort(key=len)
+        for fewer in known[:-1]:
+            known[-1] += fewer
+        ended[first] = known[-1]
+    return [_NONE if p == dag.n else p for p in path]
 
 
-class _SharedAssignment(_Assignment):
-    """Assignment to a bounded number of streams, which independent nodes share. A stream runs its
-    nodes in ``order``, so that no two streams can wait for each other."""
+@dataclass(slots=True)
+class _SharedStreams:
+    """The streams of one device, at most ``most``: by stream the last path on it, and when that is
+    idle. ``soonest`` is a heap of (time, stream), with entries that are out of date."""
 
-    def __init__(
-        self, work: _Work, order: Sequence[int], width: dict[int, int], max_streams: int
-    ) -> None:
-        super().__init__(work, order)
-        self.width = width
-        self.left = max_streams - len(self.on)  # beyond one for each device
-        self.finish = [0.0] * self.dag.n
-        # Per device, the time from which each stream is idle, and a heap of (time, stream).
-        self.idle: dict[int, list[float]] = {d: [] for d in self.on}
-        self.soonest: dict[int, list[tuple[float, int]]] = {d: [] for d in self.on}
-        self.latest: dict[tuple[int, Hashable], int] = {}  # the stream that last ran a command
+    most: int
+    paths: list[int] = field(default_factory=list)
+    idle: list[float] = field(default_factory=list)
+    soonest: list[tuple[float, int]] = field(default_factory=list)
 
-    def another(self, i: int) -> int:
-        d = self.devices[i]
-        idle, soonest = self.idle[d], self.soonest[d]
-        if not idle or (self.left and len(idle) < self.width[d]):
-            self.left -= bool(idle)
-            idle.append(0.0)
-            return self.on[d].open()
-        while idle[soonest[0][1]] != soonest[0][0]:
-            heappop(soonest)
-        when, s = soonest[0]
-        alike = self.latest.get((d, self.commands[i]))
-        if alike is not None and idle[alike] <= max(when, self.ready(i)):
-            return alike
-        return s
+    def next(self) -> int:
+        """The stream that is idle first."""
+        while self.idle[self.soonest[0][1]] != self.soonest[0][0]:
+            heappop(self.soonest)
+        return self.soonest[0][1]
 
-    def ready(self, i: int) -> float:
-        return max([self.finish[p] for p in self.dag.pred[i]], default=0.0)
 
-    def placed(self, i: int) -> None:
-        d, s, command = self.devices[i], self.stream[i], self.commands[i]
-        self.finish[i] = max(self.ready(i), self.idle[d][s]) + self.cost[i]
-        self.idle[d][s] = self.finish[i]
-        heappush(self.soonest[d], (self.finish[i], s))
-        if command is not None:
-            self.latest[d, command] = s
+def _share(
+    dag: Dag,
+    order: Sequence[int],
+    devices: Sequence[int],
+    cost: Sequence[float],
+    chain: Sequence[int],
+    width: dict[int, int],
+    max_streams: int,
+) -> list[int]:
+    """The stream of each node, numbered within its device, where independent nodes share streams.
+    Nodes of a path share one. A stream runs its nodes in ``order``, so that no two streams can wait
+    for each other."""
+    left = max_streams - len(width)  # beyond one for each device
+    on = {d: _SharedStreams(most) for d, most in width.items()}
+    # Nodes of a chain that follow one another directly, as the first of them.
+    path = list(range(dag.n))
+    previous: dict[tuple[int, int], int] = {}
+    for i in order:
+        p = previous.get((devices[i], chain[i]), _NONE)
+        if p in dag.pred[i]:
+            path[i] = path[p]
+        previous[devices[i], chain[i]] = i
+    end = {path[i]: i for i in order}
+    stream, finish = [_NONE] * dag.n, [0.0] * dag.n
+    of_path: dict[int, int] = {}
+    for i in paced(order):
+        device = on[devices[i]]
+        s = of_path.get(path[i], _NONE)
+        if s == _NONE:
+            # One that a node before has just left, a new one, or the one that is idle first.
+            before = [p for p in dag.pred[i] if devices[p] == devices[i] and end[path[p]] == p]
+            free = [stream[p] for p in before if device.paths[stream[p]] == path[p]]
+            if free:
+                s = min(free)
+            elif device.idle and (not left or len(device.idle) >= device.most):
+                s = device.next()
+            else:
+                left -= bool(device.idle)
+                s = len(device.idle)
+                device.idle.append(0.0)
+                device.paths.append(_NONE)
+            of_path[path[i]], device.paths[s] = s, path[i]
+        stream[i] = s
+        ready = max([finish[p] for p in dag.pred[i]], default=0.0)
+        finish[i] = device.idle[s] = max(ready, device.idle[s]) + cost[i]
+        heappush(device.soonest, (finish[i], s))
+    return stream
 
 
 # Signals.

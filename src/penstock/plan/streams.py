@@ -114,14 +114,12 @@ class StreamSchedules(Grouping):
     def _schedule(self, steps: Sequence[Step]) -> BlockSchedule:
         dag = step_dag(self.plan.slots, steps)
         cost = [self.seconds(step) for step in paced(steps)]
-        commands = [step.node.op.full_name for step in steps]
         devices = [self.device(step) for step in steps]
         used = len(set(devices))
 
         def scheduled(most: int) -> BlockSchedule:
-            schedule = assign_streams(
-                dag, devices=devices, cost=cost, commands=commands, max_streams=max(most, used)
-            )
+            bound = max(most, used)
+            schedule = assign_streams(dag, devices=devices, cost=cost, max_streams=bound)
             start, finish = simulate_streams(dag, schedule, cost, HAND_OVER_S)
             return BlockSchedule(dag, schedule, start, finish, self._segments(schedule, steps))
 
