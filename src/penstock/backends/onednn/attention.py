@@ -22,7 +22,7 @@ import numpy as np
 from penstock.backends.onednn.eltwise_algorithms import NAN_TO_ZERO
 from penstock.backends.onednn.layouts import ITEM, padded
 from penstock.backends.onednn.library import Library
-from penstock.backends.onednn.post_ops import PostOp, PostOps, post_ops_of
+from penstock.backends.onednn.post_ops import PRELU, PostOp, post_ops_of
 from penstock.backends.onednn.primitive import (
     DST,
     SCRATCHPAD,
@@ -64,7 +64,7 @@ class Attention:
     query: int
     key: int
     value: int
-    post_ops: PostOps
+    post_ops: tuple[PostOp, ...]
     guarded: bool
 
     @property
@@ -121,9 +121,8 @@ def _attention_of(node: Node, types: Sequence[Type | None]) -> Attention | None:
         return None
     if softmax.op.since < SINGLE_AXIS or softmax.attrs.get("axis", -1) not in (-1, rank - 1):
         return None
-    constants = [None if operand is None else operand.const for operand in node.inputs]
-    post_ops = post_ops_of([first, *chain], place, tensors, constants) if chain else PostOps()
-    if post_ops is None or any(post.binary == "prelu" for post in post_ops.ops):
+    post_ops = post_ops_of([first, *chain], place, tensors) if chain else ()
+    if post_ops is None or any(post.binary == PRELU for post in post_ops):
         return None
     if ITEM * math.prod(q[:-1]) * v[-2] < _WORTH:
         return None
@@ -315,7 +314,7 @@ class _Program:
                 part, result = (self._of(x[start:stop]) for x in (own_q, own_y))
                 posts = {
                     post_argument(i, SRC_1): self._of(self._operand(post, head, start, stop))
-                    for i, post in enumerate(attention.post_ops.ops)
+                    for i, post in enumerate(attention.post_ops)
                     if post.eltwise is None
                 }
                 yield self._call(one, {SRC: part, WEIGHTS: own[1], DST: block, **posts})
@@ -350,7 +349,7 @@ class _Program:
     def _attributes(self, rows: int) -> Any:
         """The attributes of a product with the post-ops."""
         library, calls = self.library, []
-        for post in self.attention.post_ops.ops:
+        for post in self.attention.post_ops:
             if post.eltwise is not None:
                 calls.append(post.eltwise.call(library))
             else:
@@ -364,10 +363,10 @@ class _Program:
 
     def _operand(self, post: PostOp, head: int, start: int, stop: int) -> np.ndarray:
         """The operand of a post-op for some rows of a head: one row, if all have the same."""
-        array, dims = self.inputs[post.tensor], self.attention.post_ops.dims
-        whole = array.reshape(padded(array.shape, len(dims)))
-        batch = np.broadcast_to(whole, (*dims[:-2], *whole.shape[-2:]))
-        matrix = batch[np.unravel_index(head, dims[:-2])]
+        array, query = self.inputs[post.tensor], self.attention.types[self.attention.query].dims
+        whole = array.reshape(padded(array.shape, len(query)))
+        batch = np.broadcast_to(whole, (*query[:-2], *whole.shape[-2:]))
+        matrix = batch[np.unravel_index(head, query[:-2])]
         return matrix if matrix.shape[0] == 1 else matrix[start:stop]
 
     def _plain(self, rows: int, columns: int) -> Any:

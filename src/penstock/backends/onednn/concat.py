@@ -11,7 +11,7 @@ def concat(desc: OpDesc) -> PrimitiveSpec | None:
     """None for constant inputs, which NumPy copies as fast."""
     rank = len(desc.output.dims)
     has_constants = any(constant is not None for constant in desc.constants)
-    if has_constants or not rank or len(desc.post_ops) or -1 in desc.inputs:
+    if has_constants or not rank or desc.post_ops or -1 in desc.inputs:
         return None
     axis = desc.node.attrs.get("axis", 1) % rank  # only the first version has a default
     tensors = {SOURCES + i: tensor for i, tensor in enumerate(desc.inputs)}

@@ -79,8 +79,7 @@ def _spec(
     that the first post-op adds."""
     bias = desc.constant(2)
     if desc.index(2) < 0:
-        bias, post_ops = desc.post_ops.without_bias(1)
-        desc = replace(desc, post_ops=post_ops)
+        bias, desc = desc.without_bias(1)
     elif bias is None:
         return None
     source, target = desc.inputs[0], desc.outputs[0]

@@ -43,10 +43,7 @@ def eltwise(desc: OpDesc) -> PrimitiveSpec | None:
     if x is None or x.dims != y.dims:
         return None
     head, *rest = chain
-    posts = replace(desc.post_ops, ops=(*map(PostOp, rest), *desc.post_ops.ops))
-    if not posts.dims:
-        posts = replace(posts, dims=y.dims, constants=desc.constants)
-    desc = replace(desc, post_ops=posts)
+    desc = desc.behind([*map(PostOp, rest)])
 
     def create(context: SpecContext) -> BoundPrimitive:
         ends = context.descriptor(first), context.target
@@ -76,7 +73,7 @@ def nary(desc: OpDesc) -> PrimitiveSpec | None:
     posts = [PostOp(binary=NARY[name], tensor=i) for i in rest]
     if name == "Mean":
         posts.append(PostOp(Eltwise("linear", 1 / count)))
-    return _binary_behind(desc, first, posts)
+    return binary_spec(desc.behind(posts), first)
 
 
 def _binary(desc: OpDesc) -> PrimitiveSpec | None:
@@ -93,25 +90,18 @@ def _binary(desc: OpDesc) -> PrimitiveSpec | None:
     other = desc.tensors[second]
     if other is None or not broadcasts(other.dims, y.dims):
         return None
-    return _binary_behind(desc, first, [PostOp(binary=name, tensor=second)])
-
-
-def _binary_behind(desc: OpDesc, first: int, posts: Sequence[PostOp]) -> PrimitiveSpec:
-    """``binary_spec`` with ``posts`` before the post-ops of ``desc``."""
-    post_ops = desc.post_ops.behind(posts, desc.output.dims, desc.constants)
-    return binary_spec(replace(desc, post_ops=post_ops), first)
+    return binary_spec(desc.behind([PostOp(binary=name, tensor=second)]), first)
 
 
 def binary_spec(desc: OpDesc, first: int) -> PrimitiveSpec:
     """A binary primitive of tensor ``first``: the first post-op of ``desc``, with the others as its
     post-ops. A binary primitive is used because eltwise primitives have no fast code for binary
     post-ops."""
-    post, *rest = desc.post_ops.ops
+    post, *rest = desc.post_ops
     assert post.binary
     dims, target = desc.output.dims, desc.outputs[0]
-    constant = desc.post_ops.constants[post.tensor]
-    other = padded(constant.shape if constant is not None else desc.dims(post.tensor), len(dims))
-    desc = replace(desc, post_ops=replace(desc.post_ops, ops=tuple(rest)))
+    constant, other = desc.constants[post.tensor], padded(desc.dims(post.tensor), len(dims))
+    desc = replace(desc, post_ops=tuple(rest))
     # With channels of one element each, oneDNN 3.2 applies a post-op's first operand to all.
     rank = 2 if all(n == 1 for n in dims[2:]) else len(dims)
     tensors, constants = {SRC: first, DST: target}, Constants()

@@ -11,7 +11,7 @@ def lrn(desc: OpDesc) -> PrimitiveSpec | None:
     """The specification for an odd number of channels. For an even one oneDNN uses one channel less
     than ONNX."""
     x, attrs = desc.input(0), desc.node.attrs
-    if x is None or len(x.dims) != 4 or attrs["size"] % 2 == 0 or len(desc.post_ops):
+    if x is None or len(x.dims) != 4 or attrs["size"] % 2 == 0 or desc.post_ops:
         return None
     scales = [attrs.get(*pair) for pair in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -48,12 +47,12 @@ def gemm(desc: OpDesc) -> PrimitiveSpec | None:
     a, b, c = desc.input(0), desc.input(1), desc.input(2)
     if a is None or b is None or flops(desc.node) > MOST_FLOPS:
         return None
-    attrs, y = desc.node.attrs, desc.output
+    attrs = desc.node.attrs
     alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
     flipped = bool(attrs.get("transA", 0)), bool(attrs.get("transB", 0))
     rows, inner = a.dims[::-1] if flipped[0] else a.dims
     first: list[PostOp] = []
-    constants = desc.constants
+    terms: list[np.ndarray] = []
     weights, matrix = None, desc.constant(1)
     if matrix is not None:
         name, form = ("gemm", flipped[1], alpha), partial(_factor, flipped[1], alpha)
@@ -63,14 +62,13 @@ def gemm(desc: OpDesc) -> PrimitiveSpec | None:
     if c is not None and beta != 0:
         term = desc.constant(2)
         if term is not None and beta != 1:
-            constants = (*constants, np.multiply(term, beta, dtype=FLOAT32))
-            first.append(PostOp(binary="add", tensor=len(constants) - 1))
+            terms.append(np.multiply(term, beta, dtype=FLOAT32))
+            first.append(PostOp(binary="add", tensor=len(desc.constants)))
         elif beta == 1:
             first.append(PostOp(binary="add", tensor=desc.inputs[2]))
         else:
             return None
-    desc = replace(desc, post_ops=desc.post_ops.behind(first, y.dims, constants))
-    return product(desc, weights, rows, inner, flipped)
+    return product(desc.behind(first, *terms), weights, rows, inner, flipped)
 
 
 def _factor(flipped: bool, alpha: float, matrix: np.ndarray) -> np.ndarray:
@@ -89,8 +87,7 @@ def product(
     are joined. ``weights`` is the second matrix if it is a constant. Those of the two that are
     ``flipped`` and no constants are read transposed."""
     width = desc.output.dims[-1]
-    bias, posts = desc.post_ops.without_bias(-1)
-    desc = replace(desc, post_ops=posts)
+    bias, desc = desc.without_bias(-1)
     first, second, target = *desc.inputs[:2], desc.outputs[0]
     axes = [(1, 0) if flip else () for flip in flipped]
     tensors = {SRC: first, DST: target}
@@ -117,7 +114,7 @@ def product(
         return context.primitive("matmul", arguments, tensors, constants, view=_as_matrix)
 
     order = tuple(range(len(desc.output.dims)))
-    inputs = first, *posts.tensors
+    inputs = first, *desc.operands
     return PrimitiveSpec(desc, create, order, inputs, summed=desc.summed, weights=absorbed)
 
 
@@ -135,6 +132,6 @@ def batched(desc: OpDesc, rank: int) -> PrimitiveSpec:
         ]
         return context.primitive("matmul", [source, other, None, target], tensors)
 
-    any_layout = not desc.post_ops.repeats(desc.tensors)
+    any_layout = not any(desc.repeats(op.tensor) for op in desc.post_ops if op.binary)
     order = tuple(range(rank))
-    return PrimitiveSpec(desc, create, order, desc.post_ops.tensors, any_layout=any_layout)
+    return PrimitiveSpec(desc, create, order, desc.operands, any_layout=any_layout)

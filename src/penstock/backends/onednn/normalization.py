@@ -29,7 +29,7 @@ _RELU = PostOp(Eltwise("relu"))
 def layer_normalization(desc: OpDesc) -> PrimitiveSpec | None:
     """LayerNormalization over trailing axes, without the statistics as outputs."""
     x, node = desc.input(0), desc.node
-    if x is None or not x.dims or len(desc.post_ops) or _has_more_results(desc):
+    if x is None or not x.dims or desc.post_ops or _has_more_results(desc):
         return None
     axis = normalize_axis(node.attrs.get("axis", -1), len(x.dims))
     tail = x.dims[axis:]
@@ -87,14 +87,13 @@ def batch_normalization(desc: OpDesc) -> PrimitiveSpec | None:
     parameters = [array.astype(FLOAT32).reshape(shape) for array in (factor, term)]
     count = len(desc.constants)
     first = PostOp(binary="mul", tensor=count), PostOp(binary="add", tensor=count + 1)
-    posts = desc.post_ops.behind(first, desc.output.dims, (*desc.constants, *parameters))
-    spec = binary_spec(replace(desc, post_ops=posts), desc.inputs[0])
+    spec = binary_spec(desc.behind(first, *parameters), desc.inputs[0])
     arguments = {SCALE: scale, SHIFT: shift, _MEAN: mean, _VARIANCE: variance}
     if any(array.dtype != FLOAT32 for array in arguments.values()):
         return spec
 
     def create(context: SpecContext) -> BoundPrimitive:
-        if context.order(desc.inputs[0])[-1] != 1 or desc.post_ops.ops not in ((), (_RELU,)):
+        if context.order(desc.inputs[0])[-1] != 1 or desc.post_ops not in ((), (_RELU,)):
             return spec.create(context)
         # With the channels innermost, oneDNN's own primitive is twice as fast.
         own = replace(context, desc=desc, summed=False)
@@ -108,7 +107,7 @@ def instance_normalization(desc: OpDesc) -> PrimitiveSpec | None:
     if the channels do not fill registers: oneDNN is many times slower then."""
     x, y = desc.input(0), desc.output
     scale, shift = desc.constant(1), desc.constant(2)
-    if x is None or not 3 <= len(x.dims) <= 5 or x.dims[0] != 1 or len(desc.post_ops):
+    if x is None or not 3 <= len(x.dims) <= 5 or x.dims[0] != 1 or desc.post_ops:
         return None
     if x.dims[1] % _WIDTH:
         return None

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.backends.onednn.post_ops import PostOps, post_ops_of
+from penstock.backends.onednn.layouts import padded
+from penstock.backends.onednn.post_ops import PostOp, post_ops_of
 from penstock.backends.onednn.quant_attrs import Scaling
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import is_fused
@@ -21,10 +22,10 @@ class OpDesc:
     """A ``node`` as the families of primitives see it.
 
     ``tensors`` are the types of the inputs, then of the outputs, of the whole node (fused or not);
-    ``constants`` the arrays of those that are constants. ``inputs`` and ``outputs`` of the (first)
-    node are indices into these, -1 for one left out. ``post_ops`` are applied to the result before
-    it is written. With a ``scaling``, inputs, weights and outputs are integers that represent real
-    numbers.
+    ``constants`` the arrays of those that are constants, followed by any that a family of
+    primitives has computed. ``inputs`` and ``outputs`` of the (first) node are indices into these,
+    -1 for one left out. ``post_ops`` are applied to the result before it is written. With a
+    ``scaling``, inputs, weights and outputs are integers that represent real numbers.
     """
 
     node: Node
@@ -32,7 +33,7 @@ class OpDesc:
     constants: tuple[np.ndarray | None, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    post_ops: PostOps
+    post_ops: tuple[PostOp, ...] = ()
     scaling: Scaling | None = None
 
     def index(self, i: int) -> int:
@@ -51,42 +52,64 @@ class OpDesc:
 
     def dims(self, tensor: int) -> tuple[int, ...]:
         """The dims of a tensor or constant."""
-        constant, type_ = self.constants[tensor], self.tensors[tensor]
+        constant = self.constants[tensor]
         if constant is not None:
             return constant.shape
+        type_ = self.tensors[tensor]
         assert type_ is not None
         return type_.dims
 
     def without_contents(self, tensor: int) -> OpDesc:
         """The same with the shape of a constant alone."""
+        constants = list(self.constants)
+        constant = constants[tensor]
+        assert constant is not None
+        constants[tensor] = np.broadcast_to(np.zeros((), constant.dtype), constant.shape)
+        return replace(self, constants=tuple(constants))
 
-        def shape_only(constants: tuple[np.ndarray | None, ...]) -> tuple[np.ndarray | None, ...]:
-            return tuple(
-                [
-                    np.broadcast_to(np.zeros((), c.dtype), c.shape)
-                    if i == tensor and c is not None
-                    else c
-                    for i, c in enumerate(constants)
-                ]
-            )
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """The operands of post-ops that are no constants."""
+        tensors = [op.tensor for op in self.post_ops if op.tensor >= 0]
+        return tuple([i for i in tensors if self.constants[i] is None])
 
-        posts = replace(self.post_ops, constants=shape_only(self.post_ops.constants))
-        return replace(self, constants=shape_only(self.constants), post_ops=posts)
+    def behind(self, first: Sequence[PostOp], *constants: np.ndarray) -> OpDesc:
+        """The same with the post-ops ``first`` before its own, and these ``constants``."""
+        constants_ = (*self.constants, *constants)
+        return replace(self, post_ops=(*first, *self.post_ops), constants=constants_)
+
+    def without_bias(self, axis: int) -> tuple[np.ndarray | None, OpDesc]:
+        """The constant that the first post-op adds along ``axis``, and the same without it; None
+        and this one if it adds none."""
+        adds = bool(self.post_ops) and self.post_ops[0].binary == "add"
+        term, result = self.constants[self.post_ops[0].tensor] if adds else None, self.output.dims
+        if term is None:
+            return None, self
+        dims = padded(term.shape, len(result))
+        if any(n > 1 for i, n in enumerate(dims) if i != axis % len(dims)):
+            return None, self
+        bias = np.ascontiguousarray(np.broadcast_to(term.reshape(-1), result[axis]))
+        return bias, replace(self, post_ops=self.post_ops[1:])
+
+    def repeats(self, tensor: int) -> bool:
+        """Whether a tensor is broadcast along some axes of the result, and not along all."""
+        dims, result = self.dims(tensor), self.output.dims
+        return any(n > 1 for n in dims) and padded(dims, len(result)) != result
 
     def whole(self, *tensors: int) -> tuple[int, ...]:
         """Those of ``tensors`` and of the operands of post-ops that have the type of the result."""
-        both = (*tensors, *self.post_ops.tensors)
+        both = (*tensors, *self.operands)
         return tuple([i for i in both if self.tensors[i] == self.output])
 
     @property
     def summed(self) -> int:
         """The tensor that may lie where the result is written, so that the result is added to it:
         the operand of a first post-op that adds, if nothing else reads it; else -1."""
-        ops = self.post_ops.ops
+        ops = self.post_ops
         if not ops or ops[0].binary != "add":
             return -1
         tensor = ops[0].tensor
-        if self.post_ops.constants[tensor] is not None:
+        if self.constants[tensor] is not None:
             return -1
         read = [*self.inputs, *[op.tensor for op in ops]]
         return tensor if read.count(tensor) == 1 else -1
@@ -110,7 +133,7 @@ def op_desc_of(
         return desc
     region = node.attrs["region"]
     index = {value: i for i, value in enumerate(region.inputs)}
-    post_ops = post_ops_of(region.nodes, index, desc.tensors, desc.constants)
+    post_ops = post_ops_of(region.nodes, index, desc.tensors)
     if post_ops is None or any(t is not None and t.dtype != FLOAT32 for t in desc.tensors):
         return None
     first = region.nodes[0]
@@ -142,4 +165,4 @@ def whole_desc_of(
         return None
     inputs = tuple([-1 if value is None else i for i, value in enumerate(node.inputs)])
     indices = inputs, tuple(range(count, len(tensors)))
-    return OpDesc(node, tuple(tensors), tuple(constants), *indices, PostOps())
+    return OpDesc(node, tuple(tensors), tuple(constants), *indices)

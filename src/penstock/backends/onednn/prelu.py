@@ -19,7 +19,7 @@ def prelu(desc: OpDesc) -> PrimitiveSpec | None:
     if ELTWISE["PRelu"](desc.node) is not None:
         return eltwise(desc)
     x, slope = desc.input(0), desc.input(1)
-    if x is None or not x.dims or slope is None or len(desc.post_ops):
+    if x is None or not x.dims or slope is None or desc.post_ops:
         return None
     if desc.node.op.since < BROADCASTING_PRELU or not broadcasts(slope.dims, x.dims):
         return None

@@ -19,7 +19,7 @@ from penstock.backends.onednn.layouts import broadcasts
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.matmul import batched, product
 from penstock.backends.onednn.op_desc import OpDesc, whole_desc_of
-from penstock.backends.onednn.post_ops import PostOp, PostOps
+from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1, WEIGHTS
 from penstock.backends.onednn.quant_attrs import ZERO_POINTS, Scaling
 from penstock.backends.onednn.quantized_forms import DTYPES, Codes, Form, form_of
@@ -164,7 +164,7 @@ def _scaled(
         node=form.node,
         constants=constants,
         inputs=inputs,
-        post_ops=PostOps(desc.output.dims, (*posts, *form.post_ops.ops), constants),
+        post_ops=(*posts, *form.post_ops),
         scaling=Scaling(scales, _zeros(x, y), weights, _late(x)),
     )
 
@@ -229,9 +229,8 @@ def _matrices(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
         zeros[WEIGHTS] = shift
     scales, signed = {WEIGHTS: (0, x.scale * w.scale / y.scale)}, (w.tensor,) if unsigned else ()
     scaling = Scaling(scales, zeros, late=_late(x), signed=signed)
-    posts, inputs = (*_posts(desc, form), *form.post_ops.ops), (x.tensor, w.tensor)
-    post_ops = PostOps(desc.output.dims, posts, desc.constants)
-    desc = replace(desc, node=form.node, inputs=inputs, post_ops=post_ops, scaling=scaling)
+    posts, inputs = (*_posts(desc, form), *form.post_ops), (x.tensor, w.tensor)
+    desc = replace(desc, node=form.node, inputs=inputs, post_ops=posts, scaling=scaling)
     return batched(desc, max(ranks))
 
 
@@ -286,7 +285,8 @@ def _by_element(
     chain = [*posts, *_posts(desc, form)]
     if zero:
         chain.append(PostOp(Eltwise("linear", 1.0, zero)))
-    spec = binary_spec(replace(desc, post_ops=PostOps(dims, tuple(chain), constants)), first.tensor)
+    desc = replace(desc, post_ops=tuple(chain), constants=constants)
+    spec = binary_spec(desc, first.tensor)
     whole = [i for i in (first.tensor, *read) if desc.dims(i) == dims]
     return replace(spec, contiguous_inputs=tuple(whole))
 

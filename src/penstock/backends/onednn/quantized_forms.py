@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.backends.onednn.eltwise_algorithms import ELTWISE
 from penstock.backends.onednn.op_desc import OpDesc
-from penstock.backends.onednn.post_ops import PostOps, post_ops_of
+from penstock.backends.onednn.post_ops import PostOp, post_ops_of
 from penstock.ir.graph import Node, Value
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.internal.fused import is_fused, parts
@@ -58,7 +58,7 @@ class Form:
     low: float = -math.inf
     high: float = math.inf
     bias: np.ndarray | None = None
-    post_ops: PostOps = field(default_factory=PostOps)
+    post_ops: tuple[PostOp, ...] = ()
 
     @property
     def operands(self) -> tuple[Codes, Codes]:
@@ -199,7 +199,7 @@ def _of_integers(desc: OpDesc) -> Form | None:
     region = desc.node.attrs["region"]
     node, cast = region.nodes[:2]
     place = {value: i for i, value in enumerate(region.inputs)}
-    chain = post_ops_of(region.nodes[1:], place, desc.tensors, desc.constants)
+    chain = post_ops_of(region.nodes[1:], place, desc.tensors)
     if chain is None or cast.outputs[0].type.dtype != FLOAT32:
         return None
     x, w, *zeros = [-1 if v is None else place[v] for v in [*node.inputs, None, None][:4]]

@@ -32,7 +32,7 @@ def reduction(desc: OpDesc) -> PrimitiveSpec | None:
     number is not always the integer that a sum would be.
     """
     node, x = desc.node, desc.input(0)
-    if x is None or not x.dims or len(desc.post_ops):
+    if x is None or not x.dims or desc.post_ops:
         return None
     const = node.const(1)
     if node.input(1) is not None and const is None:

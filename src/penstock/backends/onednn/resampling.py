@@ -18,7 +18,7 @@ _CLOSE = 1e-6
 def resampling(desc: OpDesc) -> PrimitiveSpec | None:
     """The specification of a Resize along spatial axes. oneDNN supports half_pixel only."""
     node, x = desc.node, desc.input(0)
-    if x is None or not 3 <= len(x.dims) <= 5 or len(desc.post_ops):
+    if x is None or not 3 <= len(x.dims) <= 5 or desc.post_ops:
         return None
     mode = node.attrs.get("mode", "nearest")
     if mode not in ("nearest", "linear"):

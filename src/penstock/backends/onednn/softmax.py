@@ -17,7 +17,7 @@ def softmax(desc: OpDesc) -> PrimitiveSpec | None:
     """The specification along the last axis, or along the channels of images, which are then
     innermost in memory. For other axes oneDNN has reference code only."""
     x = desc.input(0)
-    if x is None or not x.dims or any(post.tensor >= 0 for post in desc.post_ops.ops):
+    if x is None or not x.dims or any(post.tensor >= 0 for post in desc.post_ops):
         return None
     node, dims = desc.node, x.dims
     order = tuple(range(len(dims)))

@@ -16,18 +16,25 @@ from penstock.backends.onednn.layouts import (
     regrouped_strides,
     with_leading_strides,
 )
-from penstock.backends.onednn.library import Library
+from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError, Library
 from penstock.backends.onednn.op_desc import OpDesc
+from penstock.backends.onednn.post_ops import PRELU
 from penstock.backends.onednn.primitive import (
     DST,
     SRC,
+    SRC_1,
+    WEIGHTS,
     Primitive,
+    append_post_ops,
+    attributes,
     descriptor,
     descriptor_of,
+    memory,
+    post_argument,
 )
 from penstock.backends.onednn.quant_attrs import SIGNED, Scaling
 from penstock.backends.onednn.weights import Weights
-from penstock.ir.layout import packed_strides
+from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.constant_cache import Shared
 from penstock.ops.common.dtypes import INT8, INT32
 from penstock.types import FLOAT32, TensorType
@@ -200,9 +207,7 @@ class SpecContext:
         desc, library = self.desc, self.library
         if tensors is None:
             tensors = {SRC: desc.inputs[0], DST: desc.outputs[0]}
-        attr, operands, fixed = desc.post_ops.attributes(
-            library, view, desc.tensors, self.strides, self.summed
-        )
+        attr, operands, fixed = self._attributes(view)
         tensors = tensors | operands
         if desc.scaling is not None:
             fixed.update(desc.scaling.arguments(library, attr))
@@ -216,6 +221,70 @@ class SpecContext:
         return BoundPrimitive(
             primitive, tensors, fixed, constants or {}, dropped, self.converted, self.narrow
         )
+
+    def _attributes(
+        self, view: Callable[[Sequence[int]], Sequence[int]]
+    ) -> tuple[Any, dict[int, int], dict[int, Any]]:
+        """The attributes of a primitive that sees the result with the dims ``view(dims)``, and the
+        operands of post-ops likewise; and its further arguments: tensors by index, and constant
+        memory."""
+        library, indices, fixed = self.library, {}, {}
+        calls: list[tuple[Any, ...]] = []
+        for i, op in enumerate(self.desc.post_ops):
+            if op.eltwise is not None:
+                calls.append(op.eltwise.call(library))
+            elif self.summed and i == 0:
+                calls.append(("sum", 1.0, 0, library.lib.dnnl_data_type_undef))
+            else:
+                constant, dims, steps = self._operand(op.tensor, view)
+                layout = descriptor(library, dims, FLOAT32, steps)
+                argument = post_argument(i, WEIGHTS if op.binary == PRELU else SRC_1)
+                if op.binary == PRELU:
+                    calls.append((PRELU, sum(1 << axis for axis, n in enumerate(dims) if n > 1)))
+                else:
+                    calls.append(("binary", library.constant(f"binary_{op.binary}"), layout))
+                if constant is None:
+                    indices[argument] = op.tensor
+                else:
+                    fixed[argument] = memory(library, layout, constant)
+        attr = attributes(library)
+        if calls:
+            append_post_ops(library, attr, calls)
+        return attr, indices, fixed
+
+    def _operand(
+        self, tensor: int, view: Callable[[Sequence[int]], Sequence[int]]
+    ) -> tuple[np.ndarray | None, Sequence[int], Sequence[int]]:
+        """A binary post-op's operand if constant, and its dims and strides in the primitive."""
+        desc, constant, result = self.desc, self.desc.constants[tensor], self.desc.output.dims
+        if constant is None:
+            strides = self._strides(tensor)
+        else:
+            constant = _in_order_of(constant, result, self.strides[-1])
+            strides = constant.strides
+        dims = padded(desc.dims(tensor), len(result))
+        if dims != result and desc.repeats(tensor) and not _is_usual(result, self.strides[-1]):
+            # In other layouts, oneDNN 3.2 reads the wrong elements, or some beyond the last.
+            raise DnnlError(UNIMPLEMENTED)
+        seen = view(dims)
+        longer = with_leading_strides(strides, len(dims))
+        return constant, seen, regrouped_strides(dims, longer, seen)
+
+
+def _is_usual(dims: Sequence[int], strides: Sequence[int] | None) -> bool:
+    """Whether a tensor has its dims in their own order in memory, or its channels last."""
+    layouts = [packed_strides(dims, ITEM), packed_strides(dims, ITEM, channels_last(len(dims)))]
+    return strides is None or canonical_strides(dims, strides) in layouts
+
+
+def _in_order_of(
+    constant: np.ndarray, dims: Sequence[int], strides: Sequence[int] | None
+) -> np.ndarray:
+    """A constant with its dims in memory in the order of those of the result."""
+    if strides is None or constant.ndim != len(dims):
+        return np.ascontiguousarray(constant)
+    order = sorted(range(len(dims)), key=lambda axis: -strides[axis])
+    return np.ascontiguousarray(constant.transpose(order)).transpose(np.argsort(order))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +327,6 @@ def absorb(desc: OpDesc, weights: Weights | None) -> tuple[OpDesc, Mapping[int, 
     constant = desc.constant(1)
     if constant is None or weights is None or desc.scaling is not None:
         return desc, {}
-    if constant.nbytes < _WORTH_ABSORBING or any(o.tensor == tensor for o in desc.post_ops.ops):
+    if constant.nbytes < _WORTH_ABSORBING or any(o.tensor == tensor for o in desc.post_ops):
         return desc, {}
     return desc.without_contents(tensor), {tensor: weights}
