@@ -22,7 +22,7 @@ GENERATED = ("_pb2.py", "_dnnl.py")
 # it imports from itself and from names above it. New files need no entry.
 ORDER = (
     *("types", "errors", "limits"),
-    *("host", "algorithms", "ir", "ops", "analysis", "textual", "frontends", "passes"),
+    *("algorithms", "host", "ir", "ops", "analysis", "textual", "frontends", "passes"),
     *("backends", "plan", "observers", "codegen", "executors", "inspect", "tuning", "session"),
     *("__init__", "cli", "onnx_backend"),
 )

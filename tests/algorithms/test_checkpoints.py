@@ -9,8 +9,8 @@ import pytest
 
 from penstock.algorithms.checkpoints import (
     CHECK_EVERY,
+    THREAD,
     checkpoint,
-    current_stop,
     hold_lock,
     paced,
     stopped_by,
@@ -30,7 +30,7 @@ class Counting(StopCondition):
 
 
 def test_checkpoint_without_a_condition_does_nothing() -> None:
-    assert current_stop() is None
+    assert THREAD.run is None
     checkpoint()
 
 
@@ -40,7 +40,7 @@ def test_checkpoint_after_the_deadline_raises() -> None:
     with expected, stopped_by(stop):
         checkpoint()
         pytest.fail("the checkpoint let the work go on")
-    assert current_stop() is None
+    assert THREAD.run is None
 
 
 def test_checkpoint_with_a_cancelled_token_raises() -> None:
@@ -60,11 +60,11 @@ def test_condition_without_timeout_and_token_leaves_the_outer_one_in_force() -> 
     outer = Counting(60.0, None)
     with stopped_by(outer):
         with stopped_by(StopCondition(None, None)):
-            assert current_stop() is outer
+            assert THREAD.run is outer
         inner = StopCondition(60.0, None)
         with stopped_by(inner):
-            assert current_stop() is inner
-        assert current_stop() is outer
+            assert THREAD.run is inner
+        assert THREAD.run is outer
 
 
 def test_condition_of_one_thread_does_not_stop_another() -> None:

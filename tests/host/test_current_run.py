@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from penstock.algorithms.checkpoints import THREAD, checkpoint, paced
 from penstock.executors.control import CancelToken, begin_run
 from penstock.host.current_run import (
-    THREAD,
     Budget,
     BudgetError,
-    check_stop,
-    check_stop_each,
     copy_within_budget,
     keep,
     reserve,
@@ -63,11 +61,11 @@ def test_check_stop_raises_what_the_run_was_stopped_with():
     control = begin_run(None, token)
 
     def kernel() -> None:
-        check_stop()
-        for i in check_stop_each(range(10**9)):
+        checkpoint()
+        for i in paced(range(10**9)):
             if i == 100:
                 token.cancel()
 
     with pytest.raises(Exception, match="cancelled"):
         working_for(control, kernel)
-    check_stop()  # outside of a run
+    checkpoint()  # outside of a run

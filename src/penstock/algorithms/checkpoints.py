@@ -1,4 +1,4 @@
-"""Checkpoints: where long work on a thread, such as compiling, looks whether it must stop.
+"""Checkpoints: where long work on a thread, a kernel's or compiling, looks whether it must stop.
 
 ::
 
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -27,48 +27,47 @@ CHECK_EVERY = 128
 _WAIT_S = 0.02
 
 
-class Stop(Protocol):
-    """What stops work."""
+class Work(Protocol):
+    """What a thread works for: a run, or compiling. ``budget`` counts what it allocates, if that is
+    not known before."""
+
+    budget: Any
 
     @property
     def limited(self) -> bool:
-        """Whether it ever stops any."""
+        """Whether anything ever stops it."""
 
     def check(self) -> None:
-        """Raise an error if the work must stop."""
+        """Raise an error if it must stop."""
 
 
-class _ThreadWork(threading.local):
-    stop: Stop | None = None
+class _Thread(threading.local):
+    run: Work | None = None
 
 
-_WORK = _ThreadWork()
-
-
-def current_stop() -> Stop | None:
-    """What stops the work of this thread, None if nothing does."""
-    return _WORK.stop
-
-
-@contextmanager
-def stopped_by(stop: Stop) -> Iterator[None]:
-    """Let checkpoints on this thread, and the end of the block, obey ``stop``; if that is not
-    limited, what they have obeyed so far."""
-    outer = _WORK.stop
-    if stop.limited:
-        _WORK.stop = stop
-    try:
-        yield
-        stop.check()
-    finally:
-        _WORK.stop = outer
+THREAD = _Thread()
+"""``run``: the run that the calling thread works for, or other work; or None"""
 
 
 def checkpoint() -> None:
     """Raise what the work of this thread must stop with, if it must."""
-    stop = _WORK.stop
-    if stop is not None:
+    run = THREAD.run
+    if run is not None:
+        run.check()
+
+
+@contextmanager
+def stopped_by(stop: Work) -> Iterator[None]:
+    """Let checkpoints on this thread, and the end of the block, obey ``stop``; if that is not
+    limited, what they have obeyed so far."""
+    outer = THREAD.run
+    if stop.limited:
+        THREAD.run = stop
+    try:
+        yield
         stop.check()
+    finally:
+        THREAD.run = outer
 
 
 def paced(items: Iterable[T]) -> Iterator[T]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Sequence
-from functools import partial
 from sys import maxsize
 from typing import Any, Protocol, TypeVar
 
@@ -116,10 +115,16 @@ class CompiledExecutor:
         self._counts = program.allocations.counts
 
     def _allocate(
-        self, host: Backend, limits: Limits, bind: Callable[[np.ndarray], T]
+        self, host: Backend, limits: Limits, bind: Callable[[np.ndarray], T], shared: bool = False
     ) -> Arenas[PerThreadCount[T]]:
-        """The pool of arenas, with one bound now, so that errors show when the plan is compiled."""
-        arenas = Arenas(self.arena_plan.size, host, limits, partial(PerThreadCount, bind))
+        """The pool of arenas, with one bound now, so that errors show when the plan is compiled.
+        ``shared``: nothing is bound to the arenas, so that all runs can use the same functions."""
+        bound = PerThreadCount(bind, np.empty(0, np.uint8)) if shared else None
+
+        def bind_arena(memory: np.ndarray) -> PerThreadCount[T]:
+            return PerThreadCount(bind, memory) if bound is None else bound
+
+        arenas = Arenas(self.arena_plan.size, host, limits, bind_arena)
         arena = arenas.make()
         with self._share as threads:
             arena[threads]

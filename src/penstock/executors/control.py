@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 
-from penstock.algorithms.checkpoints import current_stop
-from penstock.errors import Cancelled, DeadlineExceeded
-from penstock.host.current_run import Budget
+from penstock.algorithms.checkpoints import THREAD
+from penstock.errors import Cancelled
 from penstock.host.fork import in_child
-from penstock.host.stop_condition import StopCondition
+from penstock.host.stop_condition import Cancellation, StopCondition
 from penstock.host.threads import report_thread_exception
 from penstock.observers.base import ObservedRun, Observer
 from penstock.plan.plan import StepTable
@@ -35,32 +34,20 @@ _NO_OBSERVER = Observer()
 _NO_RUN = ObservedRun(StepTable("", (), (), (), ()), "")
 
 
-class Control:
+class Control(StopCondition):
     """The stop flag of one run, which any thread may set.
 
     Generated code reads ``stopped`` at every loop back-edge and every few milliseconds of estimated
     work, and calls ``stop`` if it is set. Observed executors tell ``observer`` what ``run`` does.
-    ``budget`` counts what the run allocates, if that is not known before.
     """
 
-    __slots__ = (
-        "budget",
-        "deadline",
-        "error",
-        "listeners",
-        "observer",
-        "run",
-        "stopped",
-        "timeout",
-    )
+    __slots__ = ("error", "listeners", "observer", "run", "stopped")
 
-    def __init__(self, timeout: float | None = None) -> None:
-        self.timeout = timeout
-        self.deadline = math.inf if timeout is None else time.monotonic() + timeout
+    def __init__(self, timeout: float | None = None, cancel: Cancellation | None = None) -> None:
+        super().__init__(timeout, cancel)
         self.stopped = False
         self.error: Exception | None = None
         self.listeners: set[StopListener] = set()
-        self.budget: Budget | None = None
         self.observer: Observer = _NO_OBSERVER
         self.run = _NO_RUN
 
@@ -88,12 +75,16 @@ class Control:
         """Raise the error that the run was stopped with."""
         raise self.error or Cancelled("the run has ended")
 
+    def check(self) -> None:
+        if self.stopped:
+            self.stop()
+        super().check()
+
     def late(self) -> Exception | None:
         """The error that a run must end with that ends now: it was stopped, or its deadline has
         passed by the clock, whether the watchdog has noticed or not."""
         if not self.stopped and time.monotonic() > self.deadline:
-            assert self.timeout is not None
-            self.set(_timed_out(self.timeout))
+            self.set(self.timed_out())
         return self.error
 
     def own(self) -> Control:
@@ -152,13 +143,13 @@ class Watchdog:
     """One thread that stops runs at their deadlines; it sleeps while there are none.
 
     ``queue`` is a heap of (deadline, number, control). A run that ends early is removed from
-    ``timeouts`` alone; once most entries of the queue are stale, it is rebuilt.
+    ``runs`` alone; once most entries of the queue are stale, it is rebuilt.
     """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.queue: list[tuple[float, int, Control]] = []
-        self.timeouts: dict[Control, float] = {}
+        self.runs: set[Control] = set()
         self.numbers = count()
         self.thread: threading.Thread | None = None
 
@@ -170,17 +161,16 @@ class Watchdog:
                     target=self.watch, name="penstock-deadlines", daemon=True
                 )
                 self.thread.start()
-            assert control.timeout is not None
-            self.timeouts[control] = control.timeout
+            self.runs.add(control)
             heapq.heappush(self.queue, entry)
             if self.queue[0] is entry:
                 self.changed.notify()
 
     def remove(self, control: Control) -> None:
         with self.changed:
-            self.timeouts.pop(control, None)
-            if len(self.queue) > 2 * len(self.timeouts) + _STALE_ENTRIES:
-                self.queue = [entry for entry in self.queue if entry[2] in self.timeouts]
+            self.runs.discard(control)
+            if len(self.queue) > 2 * len(self.runs) + _STALE_ENTRIES:
+                self.queue = [entry for entry in self.queue if entry[2] in self.runs]
                 heapq.heapify(self.queue)
 
     def watch(self) -> None:
@@ -194,10 +184,11 @@ class Watchdog:
                     self.changed.wait(min(seconds_left, threading.TIMEOUT_MAX))
                     continue
                 heapq.heappop(self.queue)
-                timeout = self.timeouts.pop(control, None)
-            if timeout is not None:
+                due = control in self.runs
+                self.runs.discard(control)
+            if due:
                 try:
-                    control.set(_timed_out(timeout))
+                    control.set(control.timed_out())
                 except BaseException:  # raised by a listener
                     report_thread_exception()
 
@@ -214,21 +205,17 @@ def _forget_runs() -> None:
     WATCHDOG.__init__()  # type: ignore[misc]
 
 
-def _timed_out(timeout: float) -> DeadlineExceeded:
-    return DeadlineExceeded(f"the run did not end within its timeout of {timeout} s")
-
-
 def begin_run(
-    timeout: float | None, cancel: CancelToken | None, watchdog: Watchdog = WATCHDOG
+    timeout: float | None, cancel: Cancellation | None, watchdog: Watchdog = WATCHDOG
 ) -> Control:
     """The control of a new run that may take ``timeout`` seconds and be cancelled by ``cancel``."""
-    control = Control(timeout)
+    control = Control(timeout, cancel)
     if timeout is not None:
         if not timeout > 0:
-            control.set(_timed_out(timeout))
+            control.set(control.timed_out())
         elif timeout < math.inf:
             watchdog.add(control)
-    if cancel is not None:
+    if isinstance(cancel, CancelToken):
         cancel.attach(control)
     return control
 
@@ -236,27 +223,18 @@ def begin_run(
 @contextmanager
 def compile_run() -> Iterator[Control]:
     """The control of a run that is part of compiling: what stops compiling stops it."""
-    stop = current_stop()
-    timeout, cancel = None, None
-    if isinstance(stop, StopCondition):
-        timeout = stop.seconds_left
-        cancel = stop.cancel if isinstance(stop.cancel, CancelToken) else None
-    control = begin_run(timeout, cancel)
+    stop = THREAD.run if isinstance(THREAD.run, StopCondition) else StopCondition()
+    control = begin_run(stop.seconds_left, stop.cancel)
     try:
         yield control
     finally:
-        end_run(control, timeout, cancel)
+        end_run(control)
 
 
-def end_run(
-    control: Control,
-    timeout: float | None,
-    cancel: CancelToken | None,
-    watchdog: Watchdog = WATCHDOG,
-) -> None:
+def end_run(control: Control, watchdog: Watchdog = WATCHDOG) -> None:
     """Release what ``begin_run`` set up, and the error, whose frames refer to the control."""
     control.error = None
-    if cancel is not None:
-        cancel.detach(control)
-    if timeout is not None:
+    if isinstance(control.cancel, CancelToken):
+        control.cancel.detach(control)
+    if control.timeout is not None:
         watchdog.remove(control)

@@ -16,19 +16,17 @@ from penstock.plan.plan import Step
 from penstock.types import TensorType, type_of
 
 
-def raise_explained(error: Exception, program: Program) -> NoReturn:
-    """Raise the result of ``explained``, with ``error`` as its cause."""
-    explanation = explained(error, program)
+def throw(error: PenstockError) -> NoReturn:
+    """Raise an error that one of these functions has returned."""
     try:
-        if explanation is error:
-            raise explanation
-        raise explanation from error
+        raise error
     finally:
-        del explanation, error  # both hold this frame
+        del error  # it holds this frame
 
 
 def explained(error: Exception, program: Program) -> PenstockError:
-    """An error that names the step at fault: its operation, its origin and its inputs' types."""
+    """An error that names the step at fault: its operation, its origin and its inputs' types. Its
+    cause is ``error``, or it is that error."""
     step, types = _step_at_fault(error, program)
     if step is None:
         if isinstance(error, PenstockError):
@@ -43,34 +41,36 @@ def explained(error: Exception, program: Program) -> PenstockError:
     return _explanation(step.node, inputs, error)
 
 
-def explained_at(node: Node, inputs: Sequence[Any], error: Exception) -> PenstockError:
-    """An error that names ``node`` and the types of its ``inputs``."""
+def explained_at(node: Node, inputs: Sequence[Any], error: BaseException) -> PenstockError:
+    """As ``explained``, an error that names ``node`` and the types of its ``inputs``."""
     types = [
         "none" if value is None else f"{value.name}: {type_of(x)}"
-        for value, x in zip(node.inputs, inputs, strict=True)
+        for value, x in zip(node.inputs, inputs, strict=False)  # captures come last
     ]
     return _explanation(node, types, error)
 
 
 def run_error(place: str, error: BaseException) -> RunError:
     """Return the exception to raise for one that an operation raised in a run, at ``place``."""
-    if isinstance(error, BudgetError):
-        return LimitExceeded(f"{place}: {error}")
-    if isinstance(error, MemoryError):
-        return RunError(f"{place}: {str(error) or 'there is not enough memory'}")
+    text = str(error) or "there is not enough memory"
     # To what NumPy says of shapes and indices, ``place`` adds the types of the inputs.
-    explains = isinstance(error, IndexError | ValueError)
-    return RunError(f"{place}: {error if explains else repr(error)}")
+    if not isinstance(error, MemoryError | IndexError | ValueError):
+        text = repr(error)
+    error_type = LimitExceeded if isinstance(error, BudgetError) else RunError
+    explanation = error_type(f"{place}: {text}")
+    explanation.__cause__ = error
+    return explanation
 
 
-def _explanation(node: Node, inputs: Sequence[str], error: Exception) -> PenstockError:
+def _explanation(node: Node, inputs: Sequence[str], error: BaseException) -> PenstockError:
     if isinstance(error, PenstockError):
         error.add_note(f"The run had come to {node.op.name} ({node.label}).")
         return error
-    explanation = run_error(describe_node(node, inputs), error)
+    explanation: PenstockError = run_error(describe_node(node, inputs), error)
     # No input makes correct code use an undefined name or fail an assertion.
     if isinstance(error, AssertionError | NameError):
-        return InternalError(f"{explanation}. This is a bug in Penstock: please report it")
+        explanation = InternalError(f"{explanation}. This is a bug in Penstock: please report it")
+        explanation.__cause__ = error
     return explanation
 
 

@@ -18,7 +18,7 @@ from penstock.codegen.helpers import awaited, too_many, unshared
 from penstock.errors import InternalError
 from penstock.executors.base import InlineExecutor, budget_of, quiet, share_of
 from penstock.executors.control import Control
-from penstock.executors.errors import explained_at, run_error
+from penstock.executors.errors import explained_at, run_error, throw
 from penstock.host.current_run import working_for
 from penstock.ir.contract import guarded
 from penstock.ir.graph import Graph, Node, Value
@@ -109,13 +109,7 @@ class _CheckedInterpreter(Interpreter):
         except Exception as error:
             if getattr(error, "__notes__", None):
                 raise  # a node of its sub-graphs has explained it
-            explanation = explained_at(node, inputs, error)
-            try:
-                if explanation is error:
-                    raise
-                raise explanation from error
-            finally:
-                del explanation  # the traceback holds this frame
+            throw(explained_at(node, inputs, error))
         for value, output in zip(node.outputs, outputs, strict=False):
             if value is not None and not accepts(value.type, type_of(output)):
                 raise InternalError(

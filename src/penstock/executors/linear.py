@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import THREAD
 from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
 from penstock.executors.base import CompiledExecutor, InlineExecutor, silent
 from penstock.executors.control import NEVER, Control
-from penstock.executors.errors import raise_explained
-from penstock.host.current_run import THREAD, working_for
+from penstock.executors.errors import explained, throw
+from penstock.host.current_run import working_for
 from penstock.limits import Limits
 
 Run = Callable[..., tuple[Any, ...]]
@@ -72,7 +73,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                 pace.took(threads, perf_counter() - start)
                 return outputs
         except Exception as error:
-            raise_explained(error, self._program)
+            throw(explained(error, self._program))
         finally:
             arenas.give(arena)
             if self._program.observed:

@@ -1,7 +1,8 @@
 """The parallel executor: tasks run as they become ready, on a pool of workers for each backend.
 
 Steps that are not worth a hand-over share tasks, and memory is planned so that no order in which
-tasks may run lets two values meet. Where each task is a stream, this is the executor of streams.
+tasks may run lets two values meet. Where each task is a stream, this is the executor of streams;
+where each is one step, there is one worker and nothing is planned, that of dataflow.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from penstock.backends.base import Backend, Device
 from penstock.codegen.writer import Program
 from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, outputs_of
 from penstock.executors.control import Control
-from penstock.executors.errors import explained, raise_explained
+from penstock.executors.errors import explained, throw
 from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.limits import Limits
 
@@ -59,7 +60,8 @@ class ParallelExecutor(CompiledExecutor):
         self._flow = Flow(tasks, queues, worth, len(program.plan.slots))
         task_devices = {t: (devices or {})[name] for t, name in tasks.signals.devices.items()}
         bind = partial(_bind_tasks, program, task_devices)
-        self._arenas = self._allocate(hosts[0], limits, bind)
+        shared = not (task_devices or any(step.into for step in program.plan.walk()))
+        self._arenas = self._allocate(hosts[0], limits, bind, shared)
 
     def observed(self) -> ParallelExecutor:
         return ParallelExecutor(self._program.with_observers(), *self._arguments)
@@ -83,7 +85,7 @@ class ParallelExecutor(CompiledExecutor):
                     self._task_run(functions, V, control, threads).run()
                 outputs = outputs_of(functions[-1], V, control)
             except Exception as error:
-                raise_explained(error, self._program)
+                throw(explained(error, self._program))
             finally:
                 self._allocated(control, -arenas.size)
         except Exception:
@@ -153,7 +155,7 @@ class ParallelExecutor(CompiledExecutor):
         return V
 
     def _allocated(self, control: Control, nbytes: int) -> None:
-        if self._program.observed:
+        if nbytes and self._program.observed:
             control.observer.allocation(control.run, nbytes)
 
 

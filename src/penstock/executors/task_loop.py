@@ -15,12 +15,12 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
+from penstock.algorithms.checkpoints import THREAD
 from penstock.backends.base import Event
 from penstock.codegen.helpers import freed
 from penstock.errors import Cancelled, InternalError
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
-from penstock.host.current_run import THREAD
 from penstock.host.threads import Workers
 from penstock.plan.tasks import Tasks
 

@@ -1,7 +1,7 @@
 """The run that the calling thread works for: kernels ask it whether to go on, and for memory.
 
 An executor calls what runs kernels through ``working_for``, on each thread of a run that has a
-deadline, a token or a budget. A kernel that takes long calls ``check_stop`` now and then; one whose
+deadline, a token or a budget. A kernel that takes long calls ``checkpoint`` now and then; one whose
 memory follows from data calls ``reserve`` before it allocates, and ``keep`` for what it stores.
 Outside of such a run both do nothing.
 """
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
+
+from penstock.algorithms.checkpoints import THREAD, Work
 
 T = TypeVar("T")
 
@@ -22,25 +24,7 @@ class BudgetError(MemoryError):
     """A run asked for more memory than its budget has left; an executor names the node."""
 
 
-class CurrentRun(Protocol):
-    """What a kernel sees of its run."""
-
-    stopped: bool
-    budget: Budget | None
-
-    def stop(self) -> None:
-        """Raise the error that the run was stopped with."""
-
-
-class _Thread(threading.local):
-    run: CurrentRun | None = None
-
-
-THREAD = _Thread()
-"""``run``: the run that the calling thread works for, or None"""
-
-
-def working_for(run: CurrentRun, function: Callable[..., T], *arguments: Any) -> T:
+def working_for(run: Work, function: Callable[..., T], *arguments: Any) -> T:
     """Call ``function`` for a run."""
     outer, THREAD.run = THREAD.run, run
     try:
@@ -49,26 +33,11 @@ def working_for(run: CurrentRun, function: Callable[..., T], *arguments: Any) ->
         THREAD.run = outer
 
 
-def check_stop() -> None:
-    """Raise the error of the current run if it was stopped."""
-    run = THREAD.run
-    if run is not None and run.stopped:
-        run.stop()
-
-
 def reserve(nbytes: int) -> None:
     """Raise ``BudgetError`` unless the current run may allocate ``nbytes`` more."""
     run = THREAD.run
     if run is not None and run.budget is not None:
         run.budget.reserve(nbytes)
-
-
-def check_stop_each(values: Iterable[T]) -> Iterator[T]:
-    """``values``, with a look at the current run every thousand of them."""
-    for i, value in enumerate(values):
-        if not i & 1023:
-            check_stop()
-        yield value
 
 
 def copy_within_budget(array: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Protocol
 
 from penstock.errors import Cancelled, DeadlineExceeded
+from penstock.host.current_run import Budget
 
 
 class Cancellation(Protocol):
@@ -19,12 +20,16 @@ class Cancellation(Protocol):
 
 class StopCondition:
     """When work must stop: ``timeout`` seconds after the construction, or when ``cancel`` is
-    cancelled. ``subject`` stands for the work in messages."""
+    cancelled. ``subject`` stands for the work in messages. ``budget`` counts what it allocates, if
+    that is not known before."""
 
-    __slots__ = ("cancel", "deadline", "subject", "timeout")
+    __slots__ = ("budget", "cancel", "deadline", "subject", "timeout")
 
     def __init__(
-        self, timeout: float | None, cancel: Cancellation | None, subject: str = "the run"
+        self,
+        timeout: float | None = None,
+        cancel: Cancellation | None = None,
+        subject: str = "the run",
     ) -> None:
         if timeout is not None and not isinstance(timeout, Real):
             raise TypeError(f"timeout={timeout!r}: a number of seconds is needed")
@@ -33,6 +38,7 @@ class StopCondition:
         self.timeout = timeout = None if timeout is None else float(timeout)
         self.cancel = cancel
         self.subject = subject
+        self.budget: Budget | None = None
         self.deadline = math.inf if timeout is None else time.monotonic() + timeout
 
     @property
@@ -50,6 +56,10 @@ class StopCondition:
         if self.cancel is not None and self.cancel.cancelled:
             raise Cancelled(f"{self.subject} was cancelled by its caller")
         if time.monotonic() >= self.deadline:
-            raise DeadlineExceeded(
-                f"{self.subject} did not end within its timeout of {self.timeout} s"
-            )
+            raise self.timed_out()
+
+    def timed_out(self) -> DeadlineExceeded:
+        """The error of work that has not ended at its deadline."""
+        return DeadlineExceeded(
+            f"{self.subject} did not end within its timeout of {self.timeout} s"
+        )

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.host.current_run import THREAD, Budget, BudgetError, reserve
+from penstock.algorithms.checkpoints import THREAD
+from penstock.host.current_run import Budget, BudgetError, reserve
 from penstock.ir.graph import Node, Value
 from penstock.types import STRING, TensorType, Type, type_of
 
@@ -57,8 +58,7 @@ def counted(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
         run = THREAD.run
         if run is None:
             return function(*inputs)
-        if run.stopped:
-            run.stop()
+        run.check()
         budget = run.budget
         if budget is None:
             return function(*inputs)

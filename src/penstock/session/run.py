@@ -9,8 +9,7 @@ from typing import Any
 
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.executors.base import Done, Executor
-from penstock.executors.control import Control, begin_run, end_run
-from penstock.host.stop_condition import StopCondition
+from penstock.executors.control import begin_run, end_run
 from penstock.observers.base import ObservedRun, Observers
 from penstock.session.options import RunOptions
 from penstock.session.subgraphs import Request
@@ -27,20 +26,17 @@ class Run:
     """
 
     def __init__(self, options: RunOptions) -> None:
-        self._stop = StopCondition(options.timeout, options.cancel)
-        self._timeout = self._stop.timeout
-        self._cancel = options.cancel
         self._began = False
         observers = options.all_observers
         self.observed = bool(observers)
-        self.control: Control = begin_run(self._timeout, options.cancel)
+        self.control = begin_run(options.timeout, options.cancel)
         if observers:
             self.control.observer = Observers(observers)
 
     def prepare(self, prepare: Callable[[bool], PreparedRun]) -> PreparedRun:
         """What ``prepare(observed)`` returns, which may have to compile, unless that is stopped."""
         try:
-            with stopped_by(self._stop):
+            with stopped_by(self.control):
                 return prepare(self.observed)
         except BaseException as error:
             self.end(error)
@@ -58,7 +54,7 @@ class Run:
 
     def end(self, error: BaseException | None) -> None:
         """Tell observers that the run has ended; from now on nothing can stop it."""
-        end_run(self.control, self._timeout, self._cancel)
+        end_run(self.control)
         if self._began:
             self.control.observer.run_end(self.control.run, error)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,6 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
 from penstock.errors import PenstockError, Unsupported
 from penstock.executors.base import Executor
-from penstock.executors.dataflow import DataflowExecutor
 from penstock.executors.frames.builder import FrameGraphBuilder
 from penstock.executors.interpret import InterpretExecutor
 from penstock.executors.linear import LinearExecutor
@@ -316,11 +316,12 @@ def schedule_in_order(planned: Planned, context: CompileContext, name: str = "li
 
 
 def schedule_step_by_step(planned: Planned, context: CompileContext) -> Scheduled:
-    """Each step as a task of its own, with nothing planned."""
+    """Each step as a task of its own, with nothing planned: each value is allocated by its step and
+    goes with its last reader."""
     plan = planned.plan
     order = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
     tasks = arrange(plan, Grouping())
-    return Scheduled(plan, order, planned.costs, "dataflow", tasks)
+    return Scheduled(plan, order, planned.costs, "dataflow", tasks, [Queue(1, None)], inf)
 
 
 # A parallel schedule must beat the serial one by simulation, for "auto" by a tenth; and then by
@@ -519,8 +520,3 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
 
 def _executor_in_order(planned: Planned, context: CompileContext, name: str) -> Executor:
     return bind(generate_program(schedule_in_order(planned, context, name), context), context)
-
-
-def bind_step_by_step(programmed: Programmed, context: CompileContext) -> Executor:
-    """Bind a program of dynamic values."""
-    return DataflowExecutor(programmed.program, context.hosts, threads=context.options.threads)

@@ -37,7 +37,7 @@ def test_product_in_parts_equals_matmul(a, b, monkeypatch):
 def test_large_product_is_computed_in_parts(node, dim, backends, monkeypatch):
     parts = []
     monkeypatch.setattr(products, "MOST_FLOPS", 1000)
-    monkeypatch.setattr(products, "check_stop", lambda: parts.append(1))
+    monkeypatch.setattr(products, "checkpoint", lambda: parts.append(1))
     monkeypatch.setattr("penstock.backends.onednn.matmul.MOST_FLOPS", 1000)
     text = f"g (float[{dim}, 16] x, float[16, 16] w) => (float[A, B] y) {{ y = {node} }}"
     x, w = np.arange(1024, dtype=np.float32).reshape(64, 16), np.eye(16, dtype=np.float32)

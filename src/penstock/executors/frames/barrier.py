@@ -15,11 +15,11 @@ from functools import partial
 from threading import get_ident
 from typing import Any, Protocol
 
+from penstock.algorithms.checkpoints import THREAD
 from penstock.errors import Cancelled
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.frames.rendezvous import Rendezvous
-from penstock.host.current_run import THREAD
 from penstock.host.threads import Workers
 
 

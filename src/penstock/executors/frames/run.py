@@ -23,7 +23,7 @@ import numpy as np
 from penstock.errors import Aborted, Cancelled, LimitExceeded, PenstockError, RunError
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
-from penstock.executors.errors import run_error
+from penstock.executors.errors import explained_at
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.frame_graph import FrameGraph, FrameNode, TokenRule
 from penstock.executors.frames.scheduler import (
@@ -37,7 +37,6 @@ from penstock.executors.frames.scheduler import (
 )
 from penstock.host.current_run import working_for
 from penstock.host.threads import Workers, report_thread_exception
-from penstock.ir.describe import describe_node
 from penstock.ir.op import array_of
 from penstock.limits import Limits
 from penstock.types import ShapeError
@@ -531,18 +530,6 @@ def _outputs(node: FrameNode, result: Any) -> Outputs:
 
 def _annotated(at: FrameNode, inputs: Sequence[Any], error: BaseException) -> PenstockError:
     """The error of a kernel, with its node, its origin and the types of its inputs."""
-    node = at.node
-    if node is None:
-        return error if isinstance(error, PenstockError) else RunError(f"a fetch failed: {error!r}")
-    if isinstance(error, PenstockError):
-        error.add_note(f"The run had come to {node.op.name} ({node.label}).")
-        return error
-    shapes = [
-        "none"
-        if v is None
-        else f"{v.name}: {getattr(x, 'dtype', '?')}{list(getattr(x, 'shape', None) or ())}"
-        for v, x in zip(node.inputs, inputs, strict=True)
-    ]
-    explanation = run_error(describe_node(node, shapes), error)
-    explanation.__cause__ = error
-    return explanation
+    if at.node is not None:
+        return explained_at(at.node, inputs, error)
+    return error if isinstance(error, PenstockError) else RunError(f"a fetch failed: {error!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.host.current_run import check_stop
+from penstock.algorithms.checkpoints import checkpoint
 
 MOST_FLOPS = 4_000_000_000
 """Operations of one part: a tenth of a second, on one core."""
@@ -14,7 +14,7 @@ def product_in_parts(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     """``np.matmul(a, b, out)`` for operands of two dims or more, halved as long as it is large."""
     most = MOST_FLOPS if out.dtype.kind in "fc" else MOST_FLOPS / 40  # which no library multiplies
     if 2 * out.size * a.shape[-1] <= most or out.size == 1:
-        check_stop()
+        checkpoint()
         np.matmul(a, b, out)
         return
     axis = int(np.argmax(out.shape)) - out.ndim

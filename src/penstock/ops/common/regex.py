@@ -20,7 +20,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from penstock.host.current_run import check_stop
+from penstock.algorithms.checkpoints import checkpoint
 
 MAX_PROGRAM = 20_000
 MAX_REPEAT = 1000
@@ -367,7 +367,7 @@ class Regex:
         """Whether the whole of ``text`` matches."""
         moves, state = self._moves, self._start
         for start in range(0, len(text) + 1, _SECTION):
-            check_stop()
+            checkpoint()
             end = start + _SECTION
             for char in text[start:end] if end <= len(text) else (*text[start:], ""):
                 following = moves.get((state, char))
@@ -386,7 +386,7 @@ class Regex:
 
     def _move(self, state: _State, char: str) -> _State:
         """The state after ``char``; at the end of the text, that of having matched or none."""
-        check_stop()
+        checkpoint()
         before, after = state[0], self._category(char)
         reached: set[int] = set()
         seen: set[int] = set()

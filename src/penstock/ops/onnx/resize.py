@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.host.current_run import check_stop, reserve
+from penstock.algorithms.checkpoints import checkpoint
+from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import FLOAT64
@@ -210,7 +211,7 @@ class Table(NamedTuple):
 
 def _table(axis: _Axis, attrs: Attrs) -> Table:
     name = choice(attrs, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
-    check_stop()
+    checkpoint()
     x = _COORDINATES[name](axis, np.arange(axis.out, dtype=np.float64))
     last = axis.size - 1
     outside = None
@@ -233,12 +234,12 @@ def _filtered(axis: _Axis, attrs: Attrs, mode: str, x: np.ndarray) -> tuple[np.n
     """Indices, which may lie outside, and weights of each tap that some position ``x`` needs."""
     parts = []
     for start in range(0, max(len(x), 1), _POSITIONS):
-        check_stop()
+        checkpoint()
         parts.append(_taps(axis, attrs, mode, x[start : start + _POSITIONS]))
         if not start:
             reserve(3 * sum(part.nbytes for part in parts[0]) * (len(x) // _POSITIONS))
     indices, weights = (np.concatenate(part, 1) for part in zip(*parts, strict=True))
-    check_stop()
+    checkpoint()
     used = np.flatnonzero(weights.any(1))  # some taps may be needed by no position
     used = used if len(used) else np.zeros(1, np.intp)
     return indices[used], weights[used]
@@ -343,7 +344,7 @@ def _gatherer(
 
     def run(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
         for indices, axis, field in steps:
-            check_stop()
+            checkpoint()
             x = np.take(x, indices, axis, None if field is None else field(workspace), "clip")
         np.take(x, last_indices, last_axis, out, "clip")
 
@@ -368,11 +369,11 @@ def _repeater(
         if repeat > 1 or not across:
             target = out if field is None else field(workspace)
             for start in range(repeat):
-                check_stop()
+                checkpoint()
                 target[..., start::repeat] = x
             x = target
         if across:
-            check_stop()
+            checkpoint()
             np.copyto(out.reshape(wide), x.reshape(narrow))
 
     return run, layout.size
@@ -407,16 +408,16 @@ def _interpolate(
         for axis, taps, result, spare in passes:
             target = out if result is None else result(workspace)
             (indices, weights), *others = taps
-            check_stop()
+            checkpoint()
             np.take(x, indices, axis, target, "clip")
-            check_stop()
+            checkpoint()
             np.multiply(target, weights, target)
             for indices, weights in others:
-                check_stop()
+                checkpoint()
                 other = np.take(x, indices, axis, spare(workspace), "clip")
-                check_stop()
+                checkpoint()
                 np.multiply(other, weights, other)
-                check_stop()
+                checkpoint()
                 np.add(target, other, target)
             x = target
         if limits is not None:

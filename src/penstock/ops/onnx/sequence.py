@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.host.current_run import check_stop_each, keep, reserve
+from penstock.algorithms.checkpoints import paced
+from penstock.host.current_run import keep, reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
@@ -109,7 +110,7 @@ def split_to_sequence(node: Node, types: Types) -> Kernel:
 
     def parts_of(x: np.ndarray, axis: int, sizes: Sequence[int]) -> list[np.ndarray]:
         reserve(_VIEW_BYTES * len(sizes))
-        return [x[part] for part in check_stop_each(cuts(axis, sizes))]
+        return [x[part] for part in paced(cuts(axis, sizes))]
 
     return Kernel(run)
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.host.current_run import check_stop, check_stop_each, reserve
+from penstock.algorithms.checkpoints import checkpoint, paced
+from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import by_attributes
@@ -63,13 +64,13 @@ def string_split(node: Node, types: Types) -> Kernel:
         return parts
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows = [split(text) for text in check_stop_each(x.reshape(-1).tolist())]
+        rows = [split(text) for text in paced(x.reshape(-1).tolist())]
         counts = [len(row) for row in rows]
         width = max(counts, default=0)
         reserve(x.size * width * STRING.itemsize)
         parts = np.empty((len(rows), width), STRING)
         for place, row in zip(parts, rows, strict=True):
-            check_stop()
+            checkpoint()
             place[: len(row)] = row
             place[len(row) :] = ""
         return parts.reshape(*x.shape, width), np.array(counts, np.int64).reshape(x.shape)
@@ -119,7 +120,7 @@ def regex_full_match(attrs: Attrs) -> Callable[..., Any]:
         raise ShapeError(f"not a pattern that RE2 takes: {error}") from error
 
     def run(x: np.ndarray) -> np.ndarray:
-        texts = check_stop_each(x.reshape(-1).tolist())
+        texts = paced(x.reshape(-1).tolist())
         matches = np.array([match(text) for text in texts], np.bool_)
         return matches.reshape(x.shape)
 

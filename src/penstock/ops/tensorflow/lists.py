@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.host.current_run import check_stop_each, copy_within_budget, keep, reserve
+from penstock.algorithms.checkpoints import paced
+from penstock.host.current_run import copy_within_budget, keep, reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
@@ -137,7 +138,7 @@ def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
     if not fits(value.shape[1:], _shape(shape)):
         raise ShapeError(f"elements of shape {value.shape[1:]} are not of {shape.tolist()}")
     reserve(tensor_arrays.ELEMENT_BYTES * len(value))
-    rows = tuple([np.asarray(row) for row in check_stop_each(copy_within_budget(value))])
+    rows = tuple([np.asarray(row) for row in paced(copy_within_budget(value))])
     return _TensorList(value.dtype, _shape(shape), rows)
 
 
@@ -191,7 +192,7 @@ def set_item(
 
 
 def _stacked(list_: _TensorList, places: Sequence[int], shape: Shape | None) -> np.ndarray:
-    rows = [list_.item(place, shape) for place in check_stop_each(places)]
+    rows = [list_.item(place, shape) for place in paced(places)]
     return tensor_arrays.stacked(
         rows, None if rows else tensor_arrays.merged(list_.shape, shape), list_.dtype
     )
@@ -228,7 +229,7 @@ def scatter(
         raise ShapeError(f"indices {places} are not in a list of {length} elements")
     reserve(_PLACE_BYTES * length + tensor_arrays.ELEMENT_BYTES * len(places))
     items: list[np.ndarray | None] = [None] * length
-    for place, row in check_stop_each(zip(places, copy_within_budget(value), strict=True)):
+    for place, row in paced(zip(places, copy_within_budget(value), strict=True)):
         items[place] = np.asarray(row)
     return _TensorList(value.dtype, _shape(shape), tuple(items))
 
@@ -263,7 +264,7 @@ def concat(
     handle: Any, shape: np.ndarray, dims: Any, *, element_dtype: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
     list_, dims_ = _list(handle, element_dtype), _shape(shape)
-    parts = [list_.item(i, dims_) for i in check_stop_each(range(len(list_.items)))]
+    parts = [list_.item(i, dims_) for i in paced(range(len(list_.items)))]
     return tensor_arrays.concatenated(parts, dims_[1:] if dims_ else None, list_.dtype)
 
 
