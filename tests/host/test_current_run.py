@@ -56,7 +56,7 @@ def test_kernel_asks_the_run_that_its_thread_works_for():
     assert THREAD.run is None
 
 
-def test_check_stop_raises_what_the_run_was_stopped_with():
+def test_checkpoint_raises_what_the_run_was_stopped_with():
     token = CancelToken()
     control = begin_run(None, token)
 

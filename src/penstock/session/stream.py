@@ -171,42 +171,31 @@ class Stream:
             if self._busy:
                 return
             self._busy = True
-        self._resume()
+        self._advance()
 
-    def _resume(self) -> None:
-        """Continue on the pool of the next command; end the commands whose pool is closed."""
+    def _advance(self, workers: Workers | None = None) -> None:
+        """Run commands until one cannot proceed. On a thread of ``workers``, else, or for a command
+        that must run on another pool, go on there; end the commands whose pool is closed."""
         while True:
             with self._lock:
                 if not self._commands:
                     self._busy = False
                     return
                 command = self._commands[0]
-            workers = command.workers or pool()
+            own = command.workers or workers or pool()
+            if own is workers:
+                self._commands.popleft()
+                blocker = command.begin()
+                if blocker is not None and not blocker.done():
+                    blocker.add_done_callback(lambda _: self._advance())
+                    return
+                continue
             try:
-                workers.submit(partial(self._go, workers))
+                own.submit(partial(self._advance, own))
                 return
             except RuntimeError as error:  # the pool is closed, or the process ends
                 self._commands.popleft()
                 command.refuse(RunError(f"a run on a stream cannot begin: {error}"))
-
-    def _go(self, workers: Workers) -> None:
-        """Run commands until one cannot proceed, or must run on another pool than ``workers``."""
-        while True:
-            with self._lock:
-                if not self._commands:
-                    self._busy = False
-                    return
-                command = self._commands[0]
-                moves = command.workers not in (None, workers)
-                if not moves:
-                    self._commands.popleft()
-            if moves:
-                self._resume()
-                return
-            blocker = command.begin()
-            if blocker is not None and not blocker.done():
-                blocker.add_done_callback(lambda _: self._resume())
-                return
 
 
 def _fail(future: Future[Any], error: Exception) -> None:

@@ -78,10 +78,7 @@ class FrameGraphBuilder:
         self, graph: Graph, paths: Mapping[Node, FramePath], numbers: ValueNumbers
     ) -> FrameGraph:
         """Compile a graph, or a part of it, and the functions that it calls."""
-        counts = self._limits.count_runs
-        frame_graph = FrameGraph(
-            graph, paths, self._kernel, self._call, self._backend, numbers, counts
-        )
+        frame_graph = self._compiled(graph, paths, numbers)
         while self._called:
             name = self._called.pop()
             if name not in self._functions:
@@ -92,16 +89,17 @@ class FrameGraphBuilder:
 
     def _callee(self, graph: Graph) -> FrameGraph:
         """Compile a graph that is called, of which observers see no steps of its own."""
-        paths = find_frames(graph).paths()
-        numbers = ValueNumbers()
-        counts = self._limits.count_runs
-        frame_graph = FrameGraph(
-            graph, paths, self._kernel, self._call, self._backend, numbers, counts
-        )
+        frame_graph = self._compiled(graph, find_frames(graph).paths(), ValueNumbers())
         self._asynchronous |= frame_graph.asynchronous
         for node in frame_graph.nodes:
             node.step = None
         return frame_graph
+
+    def _compiled(
+        self, graph: Graph, paths: Mapping[Node, FramePath], numbers: ValueNumbers
+    ) -> FrameGraph:
+        counts = self._limits.count_runs
+        return FrameGraph(graph, paths, self._kernel, self._call, self._backend, numbers, counts)
 
     def _kernel(self, node: Node) -> Kernel:
         """The kernel of a node; if that has graphs without frames, an executor of its own runs it.
