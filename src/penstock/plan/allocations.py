@@ -35,12 +35,12 @@ def allocations(plan: Plan, arena_bytes: int, limits: Limits) -> Allocations:
             if i < 0 or slot.base >= 0:
                 continue
             if _is_sized(slot):
-                known[step] = known.get(step, 0) + _nbytes(slot)
+                known[step] = known.get(step, 0) + slot.nbytes
             else:
                 unknown.add(step)
     taken = arena_bytes + sum(known.values())
     copies = [plan.slots[i] for i in plan.outputs if not plan.slots[i].owned]
-    total = taken + sum(_nbytes(slot) for slot in copies if _is_sized(slot))
+    total = taken + sum(slot.nbytes for slot in copies if _is_sized(slot))
     fits = limits.max_bytes is None or total <= limits.max_bytes
     if fits and not unknown:
         return Allocations()
@@ -53,8 +53,3 @@ def _is_sized(slot: Slot) -> bool:
     """Whether the size of a value is known: that of strings is not."""
     type_ = slot.type
     return isinstance(type_, TensorType) and type_.static and type_.dtype != STRING
-
-
-def _nbytes(slot: Slot) -> int:
-    assert isinstance(slot.type, TensorType)
-    return slot.type.nbytes

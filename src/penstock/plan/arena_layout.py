@@ -119,18 +119,12 @@ def _released_outputs(plan: Plan) -> list[list[tuple[int, list[int]]]]:
     leaving = {root for slot in plan.outputs for root in memory_of(plan.slots, slot)}
     return [
         [
-            (_nbytes(plan, slot), sorted(readers.get(slot, set()) - {i}))
+            (plan.slots[slot].nbytes, sorted(readers.get(slot, set()) - {i}))
             for slot in step.outputs
             if slot >= 0 and plan.slots[slot].kind is SlotKind.ARENA and slot not in leaving
         ]
         for i, step in enumerate(plan.steps)
     ]
-
-
-def _nbytes(plan: Plan, slot: int) -> int:
-    type_ = plan.slots[slot].type
-    assert isinstance(type_, TensorType)
-    return type_.nbytes
 
 
 # Lifetimes on one clock.
@@ -270,7 +264,8 @@ class Buffers:
     def live(self, plan: Plan) -> list[Buffer]:
         """Size and lifetime of each buffer, in the order of ``owners``."""
         first, last = self.lifetimes.first, self.lifetimes.last
-        return [Buffer(_nbytes(plan, slot), first[slot], last[slot]) for slot in self.owners]
+        slots = plan.slots
+        return [Buffer(slots[i].nbytes, first[i], last[i]) for i in self.owners]
 
     def gone_before(self, buffer: int, task: int, precedes: Precedes) -> bool:
         """Whether all tasks that touch a buffer, but for ``task`` itself, run before ``task``."""

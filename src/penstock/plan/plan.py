@@ -87,6 +87,12 @@ class Slot:
         """The contents of a constant."""
         return None if self.constant is None else self.constant.const
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a tensor of known size."""
+        assert isinstance(self.type, TensorType)
+        return self.type.nbytes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carry:
@@ -168,8 +174,7 @@ class StepTable:
                 continue
             array = slot.constant.held
             if array is None:  # held by kernels
-                assert isinstance(slot.type, TensorType)
-                seen[-1 - len(seen)] = slot.type.nbytes
+                seen[-1 - len(seen)] = slot.nbytes
             elif isinstance(array, np.ndarray):
                 while isinstance(array.base, np.ndarray):
                     array = array.base

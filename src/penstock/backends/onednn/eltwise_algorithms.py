@@ -34,9 +34,9 @@ def _of(name: str, alpha: float = 0.0, beta: float = 0.0) -> Callable[[Node], Ch
     return lambda node: (Eltwise(name, alpha, beta),)
 
 
-def _with_alpha(name: str, default: float) -> Callable[[Node], Chain]:
-    """The algorithm with the attribute ``alpha`` of the node."""
-    return lambda node: (Eltwise(name, node.attrs.get("alpha", default)),)
+def _with_attrs(name: str, **defaults: float) -> Callable[[Node], Chain]:
+    """The algorithm with the attributes ``alpha`` and ``beta`` of the node."""
+    return lambda node: (Eltwise(name, *[node.attrs.get(k, x) for k, x in defaults.items()]),)
 
 
 def _scalar(node: Node, i: int) -> float | None:
@@ -45,11 +45,14 @@ def _scalar(node: Node, i: int) -> float | None:
     return None if const is None or const.size != 1 else float(const.reshape(())[()])
 
 
-def _with_scalar(name: str, parameters: Parameters) -> Callable[[Node], Chain]:
-    """The algorithm for two inputs, one of them a constant scalar that gives the parameters."""
+def _with_scalar(
+    name: str, parameters: Parameters, inputs: Sequence[int] = (1, 0)
+) -> Callable[[Node], Chain]:
+    """The algorithm for two inputs, one of them (of the ``inputs`` given, the first) a constant
+    scalar that gives the parameters."""
 
     def chain(node: Node) -> Chain:
-        for i in (1, 0):
+        for i in inputs:
             scalar = _scalar(node, i)
             # A Max or Min must be of two inputs, and its bound finite.
             bounds = name == "clip"
@@ -106,32 +109,24 @@ def _div(node: Node) -> Chain:
     return (Eltwise("linear", 1 / divisor),) if divisor else None
 
 
-def _prelu(node: Node) -> Chain:
-    """PRelu with one slope for all elements."""
-    slope = _scalar(node, 1)
-    return None if slope is None else (Eltwise("relu", slope),)
-
-
 ELTWISE: dict[str, Callable[[Node], Chain]] = {
     "Abs": _of("abs"),
     "Add": _with_scalar("linear", lambda x: (1.0, x)),
     "Clip": _clip,
     "Div": _div,
-    "Elu": _with_alpha("elu", 1.0),
+    "Elu": _with_attrs("elu", alpha=1.0),
     "Gelu": _gelu,
-    "HardSigmoid": lambda node: (
-        Eltwise("hardsigmoid", node.attrs.get("alpha", 0.2), node.attrs.get("beta", 0.5)),
-    ),
+    "HardSigmoid": _with_attrs("hardsigmoid", alpha=0.2, beta=0.5),
     "HardSwish": _of("hardswish", 1 / 6, 0.5),
-    "LeakyRelu": _with_alpha("relu", 0.01),
+    "LeakyRelu": _with_attrs("relu", alpha=0.01),
     "Max": _with_scalar("clip", lambda x: (x, np.inf)),
     "Min": _with_scalar("clip", lambda x: (-np.inf, x)),
     "Mish": _of("mish"),
     "Mul": _with_scalar("linear", lambda x: (x, 0.0)),
     "Neg": _of("linear", -1.0),
-    "PRelu": _prelu,
+    "PRelu": _with_scalar("relu", lambda x: (x, 0.0), (1,)),
     "Pow": _pow,
-    "QuickGelu": _with_alpha("swish", 1.702),
+    "QuickGelu": _with_attrs("swish", alpha=1.702),
     "Reciprocal": _of("pow", 1.0, -1.0),
     "Relu": _of("relu"),
     "Round": _of("round"),
@@ -139,7 +134,7 @@ ELTWISE: dict[str, Callable[[Node], Chain]] = {
     "Sigmoid": _of("logistic"),
     "Sqrt": _of("sqrt"),
     "Sub": _sub,
-    "Swish": _with_alpha("swish", 1.0),
+    "Swish": _with_attrs("swish", alpha=1.0),
     "Tanh": _of("tanh"),
 }
 """The functions of one element that an operation applies in turn; None if it is not elementwise.
