@@ -52,10 +52,12 @@ def explained_at(node: Node, inputs: Sequence[Any], error: BaseException) -> Pen
 
 def run_error(place: str, error: BaseException) -> RunError:
     """Return the exception to raise for one that an operation raised in a run, at ``place``."""
-    text = str(error) or "there is not enough memory"
+    text = repr(error)
+    if isinstance(error, MemoryError):
+        text = str(error) or "there is not enough memory"
     # To what NumPy says of shapes and indices, ``place`` adds the types of the inputs.
-    if not isinstance(error, MemoryError | IndexError | ValueError):
-        text = repr(error)
+    elif isinstance(error, IndexError | ValueError):
+        text = str(error)
     error_type = LimitExceeded if isinstance(error, BudgetError) else RunError
     explanation = error_type(f"{place}: {text}")
     explanation.__cause__ = error
