@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import platform
+import os
 
 import pytest
 
+from tests.support.malloc import needs_glibc
 from tests.support.processes import end_of
 
 PROGRAM = """
@@ -25,7 +26,47 @@ print(faults())
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a property of glibc's malloc")
+@needs_glibc
 def test_keep_memory_lets_arrays_reuse_freed_pages():
     pages = (1 << 20) // 4096
     assert int(end_of(PROGRAM)) < pages, "20 arrays of 256 pages, each of which was used before"
+
+
+THREADS = """
+import threading
+from penstock.host.malloc import keep_memory
+from tests.support.malloc import arena_count
+
+keep_memory()
+begun, end = threading.Barrier(25), threading.Event()
+
+def client():
+    buffer = bytearray(100_000)
+    begun.wait()
+    end.wait()
+
+threads = [threading.Thread(target=client) for _ in range(24)]
+for thread in threads:
+    thread.start()
+begun.wait()
+print(arena_count())
+end.set()
+"""
+
+
+@needs_glibc
+@pytest.mark.parametrize(
+    ("variables", "count"),
+    [({}, 2), ({"MALLOC_ARENA_MAX": "5"}, 5), ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=4"}, 4)],
+)
+def test_threads_share_one_arena_for_each_core_unless_the_user_has_a_number(
+    variables, count, monkeypatch
+):
+    for name in ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core has one arena")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert int(end_of(THREADS)) == count

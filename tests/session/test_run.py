@@ -79,19 +79,27 @@ def raising(error: BaseException) -> Callable[[Control], Any]:
     return outcome
 
 
+class Task(Job):
+    """A job and its future."""
+
+    def __init__(self, run: Run, prepare: Callable[[bool], PreparedRun]) -> None:
+        self.future = Counted()
+        super().__init__(run, prepare, self.future)
+
+
 def job(
     executor: Fake | Exception,
     timeout: float | None = None,
     cancel: CancelToken | None = None,
     observers: Sequence[Observer] = (),
-) -> Job:
+) -> Task:
     def prepare(observed: bool) -> PreparedRun:
         assert observed == bool(observers)
         if isinstance(executor, Exception):
             raise executor
         return executor, [], Request(Subgraph(Graph([], [], []), ["y"]), ("y",))
 
-    return Job(run_of(timeout, cancel, observers), prepare)
+    return Task(run_of(timeout, cancel, observers), prepare)
 
 
 def run_of(
@@ -415,7 +423,6 @@ def test_job_is_ended_once_by_the_first_of_several_threads(seed):
     for round in range(20):
         token, seen, executor = CancelToken(), Seen(), Fake()
         task = job(executor, cancel=token, observers=[seen])
-        task.future = Counted()
         begin = threading.Barrier(4)
 
         def at_once(act: Callable[[], object], begin: threading.Barrier = begin) -> None:
@@ -476,7 +483,7 @@ def test_job_that_cannot_begin_keeps_nothing_alive():
         raise ps.InvalidInput("no")
 
     with uncollected():
-        task = Job(run_of(None, None, []), resolve)
+        task = Task(run_of(None, None, []), resolve)
         task()
         future = weakref.ref(task.future)
         assert isinstance(task.future.exception(0), ps.InvalidInput)
@@ -487,11 +494,13 @@ def test_job_that_cannot_begin_keeps_nothing_alive():
 def test_job_stopped_in_the_queue_keeps_nothing_alive():
     with uncollected():
         token = CancelToken()
-        task = job(Fake(), 60, token)
+        executor = Fake()
+        task = job(executor, 60, token)
         token.cancel()
-        future = weakref.ref(task.future)
-        del task
-        assert future() is None
+        gone = [weakref.ref(task.future), weakref.ref(executor)]
+        del task.future, executor
+        assert [reference() for reference in gone] == [None, None]
+        task()  # from the queue, which still has it
 
 
 def test_run_on_the_calling_thread_keeps_nothing_alive():

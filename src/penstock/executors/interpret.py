@@ -28,6 +28,9 @@ from penstock.ops.result_bytes import counted
 from penstock.plan.plan import Plan, Step
 from penstock.types import accepts, type_of
 
+# About what a step takes in memory, with its node and its values.
+_STEP_BYTES = 2000
+
 
 class InterpretExecutor(InlineExecutor):
     """Runs ``graph`` with the interpreter; ``plan``, of the same graph, is what observers see."""
@@ -36,7 +39,6 @@ class InterpretExecutor(InlineExecutor):
     tasks = None
     arena_plan = None
     arena_bytes = 0
-    plan_bytes = 0
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class InterpretExecutor(InlineExecutor):
         self._observed = observed
         self._share = share_of(plan, hosts, threads=threads)
         self._step_of = {step.node: step for step in plan.walk()}
+        self.plan_bytes = _STEP_BYTES * (1 + len(self._step_of))
 
     @property
     def source(self) -> str:

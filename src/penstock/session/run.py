@@ -80,11 +80,17 @@ class Job:
     """A run on a pool; ``future`` gets its outputs by name.
 
     ``prepare(observed)`` is called on the pool, since it may have to compile. A run that is stopped
-    while it is queued ends at once, and what is left in the queue does nothing.
+    while it is queued ends at once; what is left in the queue does nothing and refers to nothing,
+    since a busy pool may come to it late.
     """
 
-    def __init__(self, run: Run, prepare: Callable[[bool], PreparedRun]) -> None:
-        self.future: Future[dict[str, Any]] = Future()
+    def __init__(
+        self,
+        run: Run,
+        prepare: Callable[[bool], PreparedRun],
+        future: Future[dict[str, Any]],
+    ) -> None:
+        self._future = future
         self._run = run
         self._prepare = prepare
         self._claim = threading.Lock()  # held by the thread that began, or ended, the run
@@ -96,7 +102,7 @@ class Job:
         if not self._claim.acquire(blocking=False):
             return
         self._run.control.remove_listener(self.refuse)
-        if not self.future.set_running_or_notify_cancel():
+        if not self._future.set_running_or_notify_cancel():
             self._run.end(None)
             return
         try:
@@ -111,13 +117,15 @@ class Job:
     def refuse(self, error: Exception) -> None:
         """End a run that has not begun, since it was stopped or no pool will ever call it."""
         if self._claim.acquire(blocking=False):
-            self._run.control.remove_listener(self.refuse)
-            if self.future.set_running_or_notify_cancel():
-                self.future.set_exception(error)
-            self._run.end(error)
+            run, future = self._run, self._future
+            del self._run, self._future, self._prepare
+            run.control.remove_listener(self.refuse)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+            run.end(error)
 
     def _done(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
-        control, future = self._run.control, self.future
+        control, future = self._run.control, self._future
         error = error or control.late()
         try:
             self._run.end(error)

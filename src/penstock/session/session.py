@@ -150,21 +150,22 @@ class Session:
         The ``timeout`` counts from now, and a run that is stopped while it is queued ends at once.
         Errors are the future's. Closing the session does not stop the run.
         """
-        job = self.job(make(RunOptions, "submit", *arguments, **options))
+        future: Future[dict[str, Any]] = Future()
+        job = self.job(make(RunOptions, "submit", *arguments, **options), future)
         try:
             (self.options.pool or pool()).submit(job)
         except RuntimeError as error:  # the process ends
             job.refuse(error)
             raise
-        return job.future
+        return future
 
-    def job(self, options: RunOptions) -> Job:
+    def job(self, options: RunOptions, future: Future[dict[str, Any]]) -> Job:
         """A run to be called later, on a thread that may do its work: see ``submit``."""
         if self._closed:
             raise PenstockError("the session is closed")
         self._plans.refuse_reentry()
         (self.options.pool or pool()).refuse_reentry()
-        return Job(Run(options), partial(self._prepare, options))
+        return Job(Run(options), partial(self._prepare, options), future)
 
     @takes(RunOptions)
     async def arun(self, *arguments: Any, **options: Any) -> dict[str, Any]:

@@ -125,14 +125,15 @@ class Stream:
         """Put a run of ``session`` on the stream, as ``session.submit`` puts it on its pool. The
         arrays that are fed are read when the run's turn comes. If that pool is closed by then, the
         future has a ``RunError``."""
-        job = session.job(make(RunOptions, "run", *arguments, **options))
+        future: Future[dict[str, Any]] = Future()
+        job = session.job(make(RunOptions, "run", *arguments, **options), future)
 
         def begin() -> Future[dict[str, Any]]:
             job()
-            return job.future
+            return future
 
         self._put(_Command(begin, job.refuse, session.options.pool or pool()))
-        return job.future
+        return future
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Call ``function`` after all work now on the stream; later work waits for it."""
