@@ -71,10 +71,7 @@ def _compiler(implementation: Any, domain: str, version: int) -> Compile:
         run = implementation(proto, settings)
 
         def function(*values: Any) -> Any:
-            try:
-                results = run.run(*values)
-            except (RuntimeError, TypeError, ValueError, IndexError) as error:
-                raise ShapeError(str(error)) from error
+            results = run.run(*values)
             results = tuple(_unshared(x, values) for x in results[: len(outputs)])
             return results[0] if len(outputs) == 1 else results
 

@@ -95,6 +95,7 @@ def specialized(
     shapes depend on.
     """
     given = [None if v is None else v.const for v in node.inputs]
+    complete = partial(_widened, make) if widen else make
 
     @lru_cache(maxsize=8)
     def build(inputs: tuple[TensorType | None, ...]) -> tuple[Routine, list[TensorType | None]]:
@@ -105,10 +106,8 @@ def specialized(
                 consts[i] = np.array(type_.data, type_.dtype).reshape(type_.dims)
         outputs = _output_types(node, inputs, consts)
         if len(inputs) < arity[0] or len(outputs) < arity[1]:
-            return _padded(make, widen, arity, inputs, outputs, consts), outputs
-        if widen:
-            return _widened(make, inputs, outputs, consts), outputs
-        return make(inputs, outputs, consts), outputs
+            return _padded(complete, arity, inputs, outputs, consts), outputs
+        return complete(inputs, outputs, consts), outputs
 
     def function(*inputs: Any) -> Any:
         key = [None if x is None else TensorType(x.dtype, x.shape) for x in inputs]
@@ -175,18 +174,12 @@ def _output_types(node: Node, inputs: Tensors, consts: Consts) -> list[TensorTyp
 
 
 def _padded(
-    make: Make,
-    widen: bool,
-    arity: tuple[int, int],
-    inputs: Tensors,
-    outputs: Tensors,
-    consts: Consts,
+    make: Make, arity: tuple[int, int], inputs: Tensors, outputs: Tensors, consts: Consts
 ) -> Routine:
     """The routine without the inputs and outputs at the end that a node leaves out."""
     before, after = ((None,) * (n - len(t)) for n, t in zip(arity, (inputs, outputs), strict=True))
     first, last = len(inputs), len(inputs) + len(outputs)
-    padded = [*inputs, *before], [*outputs, *after], [*consts, *before]
-    routine = _widened(make, *padded) if widen else make(*padded)
+    routine = make([*inputs, *before], [*outputs, *after], [*consts, *before])
     inner = routine.into
 
     def into(*arrays: Any) -> None:
