@@ -60,7 +60,7 @@ class Field(NamedTuple):
         return Field(shape, self.dtype, self.offset)
 
 
-class ScratchLayout:
+class Scratch:
     """Arrays laid out one after the other in a workspace of ``size`` bytes."""
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ def _widened(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> R
         inner = inner._replace(kept=wide_consts.shares)
     if wide_inputs == list(inputs) and wide_outputs == list(outputs):
         return inner
-    layout = ScratchLayout()
+    layout = Scratch()
     scratch = layout.field((inner.workspace,), np.dtype(np.uint8)) if inner.workspace else None
 
     def fields(narrow: Tensors, wide: Tensors, skip: Sequence[int]) -> list[tuple[int, Field]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from penstock.ir.op import Attrs
 from penstock.ops.common.shape_rules import choice
 from penstock.types import Dim, Shape, ShapeError
 
@@ -106,7 +107,7 @@ class Axis(NamedTuple):
     end: int
 
 
-def parse_axes(attrs: Mapping[str, Any], rank: int) -> tuple[list[Axis], str]:
+def parse_axes(attrs: Attrs, rank: int) -> tuple[list[Axis], str]:
     """``strides``, ``dilations`` and ``pads`` of each of ``rank`` axes, and ``auto_pad``."""
     modes = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", "")  # empty in some exports
     auto_pad = choice(attrs, "auto_pad", "NOTSET", modes) or "NOTSET"
@@ -119,9 +120,7 @@ def parse_axes(attrs: Mapping[str, Any], rank: int) -> tuple[list[Axis], str]:
     return [Axis(*row) for row in rows], auto_pad
 
 
-def ints_of(
-    attrs: Mapping[str, Any], name: str, count: int, default: int, low: int = 1
-) -> list[int]:
+def ints_of(attrs: Attrs, name: str, count: int, default: int, low: int = 1) -> list[int]:
     """An attribute with ``count`` ints of at least ``low``; by default all are ``default``."""
     value = attrs.get(name)
     if not value:
@@ -133,7 +132,7 @@ def ints_of(
     return list(value)
 
 
-def kernel_shape(attrs: Mapping[str, Any], rank: int) -> list[int]:
+def kernel_shape(attrs: Attrs, rank: int) -> list[int]:
     """The ``kernel_shape`` attribute of pooling over ``rank`` axes."""
     if not attrs.get("kernel_shape"):
         raise ShapeError("kernel_shape is missing")
@@ -141,7 +140,7 @@ def kernel_shape(attrs: Mapping[str, Any], rank: int) -> list[int]:
 
 
 def windows(
-    attrs: Mapping[str, Any], kernel: Sequence[int], sizes: Sequence[int], ceil: bool = False
+    attrs: Attrs, kernel: Sequence[int], sizes: Sequence[int], ceil: bool = False
 ) -> tuple[Window, ...]:
     """The windows over axes of the given sizes; ``ceil`` keeps a last, partial window."""
     axes, auto_pad = parse_axes(attrs, len(kernel))
@@ -175,15 +174,11 @@ def _window(axis: Axis, auto_pad: str, kernel: int, size: int, ceil: bool) -> Wi
             # The last window may hang over the end, but must begin before the padding there.
             count += 1
     if count < 1 or size < 1:
-        raise ShapeError(
-            f"a window of {span} elements is larger than {size}, padded by {begin}, {end}"
-        )
+        raise ShapeError(f"a window of {span} is larger than {size}, padded by {begin}, {end}")
     return Window(size, count, kernel, axis.stride, axis.dilation, begin, end)
 
 
-def window_counts(
-    attrs: Mapping[str, Any], kernel: Sequence[Dim], sizes: Shape, ceil: bool = False
-) -> Shape:
+def window_counts(attrs: Attrs, kernel: Sequence[Dim], sizes: Shape, ceil: bool = False) -> Shape:
     """The number of windows along each axis, as far as sizes and kernel are known."""
     axes, auto_pad = parse_axes(attrs, len(kernel))
     counts: list[Dim] = []

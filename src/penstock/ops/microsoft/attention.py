@@ -15,14 +15,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_shape, dim_product, dim_sum, given, tensor
-from penstock.ops.common.specialize import (
-    Field,
-    Routine,
-    ScratchLayout,
-    Tensors,
-    by_shape,
-    static_type,
-)
+from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.work import attention_work
 from penstock.ops.onnx.attention import Cache, Core, Heads, out_of_sight, share, split_heads
 from penstock.ops.registry import MICROSOFT, operator
@@ -70,7 +63,7 @@ class _Attend:
 
     def __init__(
         self,
-        layout: ScratchLayout,
+        layout: Scratch,
         heads: Heads,
         dtype: np.dtype,
         attrs: Attrs,
@@ -167,7 +160,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     count, past_type = _heads_of(node.attrs), inputs[4]
     past = past_type.dims[3] if past_type is not None else 0
     heads = Heads(batch, count, count, length, past + length, q_size // count, v_size // count)
-    layout, total = ScratchLayout(), q_size + k_size + v_size
+    layout, total = Scratch(), q_size + k_size + v_size
     projected = layout.field((batch * length, total), dtype)
     own = past_type is not None and outputs[1] is None
     attend = _Attend(layout, heads, dtype, node.attrs, past, (own, own))
@@ -269,7 +262,7 @@ def multi_head_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: 
         raise ShapeError("MultiHeadAttention that shows its scores is not supported")
     _, dtype = static_type(inputs, 0)
     (batch, _, queries, size), k_shape, v_shape, past = _mha_shapes(inputs, node.attrs)
-    count, layout = _heads_of(node.attrs), ScratchLayout()
+    count, layout = _heads_of(node.attrs), Scratch()
     heads = Heads(batch, count, count, queries, k_shape[2], size, v_shape[3])  # type: ignore[arg-type]
     assert isinstance(past, int)
     own = [inputs[6] is not None and outputs[i] is None for i in (1, 2)]

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_shape, choice, dim_product, given, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
@@ -62,7 +62,7 @@ def linear_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
     (batch, length, hidden), group = q.dims, heads // kv_heads
     size, value_size = hidden // heads, v.dims[2] // kv_heads
     scale = FLOAT32.type(attrs.get("scale") or 1 / math.sqrt(max(size, 1)))
-    layout, shape = ScratchLayout(), (batch, kv_heads, size, value_size)
+    layout, shape = Scratch(), (batch, kv_heads, size, value_size)
     state_field, update_field = layout.field(shape, FLOAT32), layout.field(shape, FLOAT32)
     value_field = layout.field((batch, kv_heads, 1, value_size), FLOAT32)
 

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_broadcasts, check_shape, same_dtype, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.onnx.normalization import Statistics
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
@@ -48,7 +48,7 @@ def skip_layer_norm(node: Node, inputs: Tensors, outputs: Tensors, consts: Const
     centred = node.op.name == "SkipLayerNormalization"
     dims, dtype = static_type(inputs, 0)
     rows, columns = prod(dims[:-1]), dims[-1]
-    layout, epsilon = ScratchLayout(), node.attrs.get("epsilon", 1e-12)
+    layout, epsilon = Scratch(), node.attrs.get("epsilon", 1e-12)
     statistics = Statistics(layout, rows, columns, dtype, epsilon, centred)
 
     def into(*arguments: Any) -> None:
@@ -104,7 +104,7 @@ def _lookup(table: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
 @by_shape(arity=(9, 3), contiguous=True)
 def embed_layer_norm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     (batch, length, hidden), dtype = static_type(outputs, 0)
-    layout, epsilon = ScratchLayout(), node.attrs.get("epsilon", 1e-12)
+    layout, epsilon = Scratch(), node.attrs.get("epsilon", 1e-12)
     statistics = Statistics(layout, batch * length, hidden, dtype, epsilon)
 
     def into(*arguments: Any) -> None:

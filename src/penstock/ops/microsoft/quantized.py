@@ -17,14 +17,7 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.common.elementwise import BLOCK
-from penstock.ops.common.specialize import (
-    Routine,
-    ScratchLayout,
-    Tensors,
-    by_shape,
-    specialized,
-    static_type,
-)
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, specialized
 from penstock.ops.onnx.activation import applied, leaky_relu, sigmoid
 from penstock.ops.onnx.quantization import blocks, store, subtract_zero_point, zero_of
 from penstock.ops.onnx.quantized_conv import channels_back, channels_first
@@ -141,15 +134,12 @@ def _multiply(a: Any, b: Any, a_scale: Any, b_scale: Any, c_scale: Any, values: 
 @by_shape(arity=(8, 1), inplace=(0, 3))
 def qlinear_binary(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     combine = _add if node.op.name == "QLinearAdd" else _multiply
-    a_type, b_type, c_type = (
-        rules.tensor(inputs, 0),
-        rules.tensor(inputs, 3),
-        rules.tensor(outputs, 0),
-    )
+    a_type, b_type = rules.tensor(inputs, 0), rules.tensor(inputs, 3)
+    c_type = rules.tensor(outputs, 0)
     # Block by block, so that values stay in the cache and scratch memory is bounded.
     in_blocks = math.prod(c_type.dims) > BLOCK
     shapes = [(BLOCK,)] * 2 if in_blocks else [a_type.dims, b_type.dims]
-    layout = ScratchLayout()
+    layout = Scratch()
     left, right = (layout.field(shape, FLOAT32) for shape in shapes)
     result = left
     if not in_blocks and c_type.dims != a_type.dims:
@@ -217,8 +207,9 @@ def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @by_shape()
 def qlinear_where(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     recoders = [_recoder(node, (i + 1, i + 2, 7, 8)) for i in (1, 4)]
-    layout = ScratchLayout()
-    rooms = [layout.field(*static_type(inputs, i)) for i in (1, 4)]
+    layout = Scratch()
+    operands = [rules.tensor(inputs, i) for i in (1, 4)]
+    rooms = [layout.field(x.dims, x.dtype) for x in operands]
 
     def into(*args: Any) -> None:
         *given, out, workspace = args
@@ -244,7 +235,7 @@ def qlinear_softmax(node: Node, inputs: Tensors, outputs: Tensors, consts: Const
     rank = len(x_type.dims)
     first = rules.normalize_axis(axis, rank)
     axes = tuple(range(first, rank)) if flattened else (first,)
-    layout = ScratchLayout()
+    layout = Scratch()
     room = layout.field(x_type.dims, FLOAT32)
 
     def into(*args: Any) -> None:
@@ -269,10 +260,8 @@ def _register_mean(name: str, axes_of: Callable[[Attrs, int], tuple[int, ...]]) 
         x = rules.tensor(types, 0)
         if x.shape is None:
             return (TensorType(x.dtype),)
-        axes = axes_of(attrs, len(x.shape))
-        return (
-            TensorType(x.dtype, rules.reduced_shape(x.shape, axes, bool(attrs.get("keepdims", 1)))),
-        )
+        axes, keepdims = axes_of(attrs, len(x.shape)), bool(attrs.get("keepdims", 1))
+        return (TensorType(x.dtype, rules.reduced_shape(x.shape, axes, keepdims)),)
 
     @operator(name, domain=MICROSOFT, infer=infer)
     @by_shape(arity=(5, 1))
@@ -282,9 +271,7 @@ def _register_mean(name: str, axes_of: Callable[[Attrs, int], tuple[int, ...]]) 
         axes = axes_of(node.attrs, len(dims))
         count = math.prod(dims[i] for i in axes)
 
-        def into(
-            x: Any, x_scale: Any, x_zero: Any, y_scale: Any, y_zero: Any, out: np.ndarray
-        ) -> None:
+        def into(x: Any, x_scale: Any, x_zero: Any, y_scale: Any, y_zero: Any, out: Any) -> None:
             total = x.sum(axes, np.int64, keepdims=keepdims)  # of codes, exactly
             offset = 0 if x_zero is None else int(x_zero.reshape(()))
             values = np.asarray((total - offset * count) / np.float64(count), np.float32)
@@ -328,7 +315,7 @@ def qlinear_average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: 
     inner_type = TensorType(FLOAT32, channels_first(x_type.dims, last))
     inner = Node(standard("AveragePool"), [Value("x", inner_type)], [Value("y")], node.attrs)
     pool = inner.op.compile(inner, [inner_type])
-    layout = ScratchLayout()
+    layout = Scratch()
     room, pooled = (layout.field(t.dims, FLOAT32) for t in (x_type, y_type))
     scratch = layout.field((pool.workspace,), UINT8) if pool.workspace else None
 

@@ -74,7 +74,7 @@ def _infer_quantized_lstm(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
     return [TensorType(FLOAT32, shape) for shape in shapes]
 
 
-def _weights(layer: recurrent.Layer, inputs: Sequence[Any]) -> list[recurrent.RecurrentWeights]:
+def _weights(layer: recurrent.Layer, inputs: Sequence[Any]) -> list[recurrent.CellWeights]:
     """The weights of each direction."""
     directions = []
     for d in range(len(layer.reverse)):
@@ -94,7 +94,7 @@ def _weights(layer: recurrent.Layer, inputs: Sequence[Any]) -> list[recurrent.Re
                 part[half] *= 0.5
         peepholes = None if inputs[_P] is None else inputs[_P][d]
         w, r = matrices
-        directions.append(recurrent.RecurrentWeights(w, r, bias, None, peepholes))
+        directions.append(recurrent.CellWeights(w, r, bias, None, peepholes))
     return directions
 
 
@@ -104,12 +104,12 @@ def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
     layer = recurrent.parse_layer("LSTM", node.attrs, peepholes=rules.given(node.inputs, _P))
     ours = [i for i in (_W, _R, _B, _P, *_PARAMETERS) if rules.given(node.inputs, i)]
     fixed = rules.all_constant(node, ours)
-    prepared: Shared[list[recurrent.RecurrentWeights]] | None = None
+    prepared: Shared[list[recurrent.CellWeights]] | None = None
     if fixed:
         name = "DynamicQuantizeLSTM", layer.halved
         prepared = shared(name, lambda: _weights(layer, consts), *[consts[i] for i in ours])
 
-    def weigh(inputs: Sequence[Any], single: bool) -> list[recurrent.RecurrentWeights]:
+    def weigh(inputs: Sequence[Any], single: bool) -> list[recurrent.CellWeights]:
         return _weights(layer, inputs) if prepared is None else prepared.value
 
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:

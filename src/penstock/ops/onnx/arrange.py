@@ -90,10 +90,8 @@ def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
                 return None
         return tuple(data) if len(data) <= MAX_DATA else None
 
-    result_type = TensorType(dtype, tuple(result))
-    return (
-        rules.with_data(result_type, contents) if any(t.data for t in input_types) else result_type,
-    )
+    type_ = TensorType(dtype, tuple(result))
+    return (rules.with_data(type_, contents) if any(t.data for t in input_types) else type_,)
 
 
 @operator("Concat", infer=_infer_concat, moves=True, strings=True)

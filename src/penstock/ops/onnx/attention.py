@@ -20,14 +20,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import row_reduce
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import FLOAT64, is_float
-from penstock.ops.common.specialize import (
-    Field,
-    Routine,
-    ScratchLayout,
-    Tensors,
-    by_shape,
-    static_type,
-)
+from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.work import attention_work
 from penstock.ops.registry import operator
 from penstock.types import BOOL, Dim, Shape, ShapeError, TensorType, Type, dtype_name
@@ -74,7 +67,7 @@ class Core:
 
     def __init__(
         self,
-        layout: ScratchLayout,
+        layout: Scratch,
         heads: Heads,
         dtype: np.dtype,
         *,
@@ -243,9 +236,8 @@ def _dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
     q = _head_shape(rules.tensor(types, 0), attrs, "q_num_heads", "Q")
     k = _head_shape(rules.tensor(types, 1), attrs, "kv_num_heads", "K")
     v = _head_shape(rules.tensor(types, 2), attrs, "kv_num_heads", "V")
-    batch = rules.same_dim(
-        q[0], rules.same_dim(k[0], v[0], "batches of K and V"), "batches of Q and K"
-    )
+    batch = rules.same_dim(k[0], v[0], "batches of K and V")
+    batch = rules.same_dim(q[0], batch, "batches of Q and K")
     kv_heads = rules.same_dim(k[1], v[1], "numbers of heads of K and V")
     keys = rules.same_dim(k[2], v[2], "lengths of K and V")
     size = rules.same_dim(q[3], k[3], "head sizes of Q and K")
@@ -336,7 +328,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     scale = attrs.get("scale")
     # To NumPy, None equals the default dtype, float64.
     precision = rules.dtype_attribute(attrs, "softmax_precision")
-    layout = ScratchLayout()
+    layout = Scratch()
     core = Core(
         layout,
         heads,

@@ -12,14 +12,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types, returning
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import BITS
-from penstock.ops.common.elementwise import (
-    BLOCK,
-    carrying,
-    in_blocks,
-    infer_unary,
-    typed_scalar,
-    ufunc,
-)
+from penstock.ops.common.elementwise import BLOCK, carrying, in_blocks, infer_unary, ufunc
 from penstock.ops.registry import operator
 from penstock.types import BOOL, STRING, Dim, TensorType
 
@@ -67,7 +60,7 @@ def is_inf(node: Node, types: Types) -> Kernel:
 
     def one_sign(x: np.ndarray, out: np.ndarray | None = None) -> Any:
         # Dtypes without infinities turn this constant into a NaN, which equals nothing.
-        return np.equal(x, typed_scalar(math.inf if positive else -math.inf, x.dtype), out)
+        return np.equal(x, np.array(math.inf if positive else -math.inf, x.dtype), out)
 
     return ufunc(one_sign, 1)
 
@@ -108,9 +101,7 @@ def _select(c: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> Non
     np.copyto(out, x, where=c)
 
 
-def _select_bits(
-    c: np.ndarray, x: np.ndarray, y: np.ndarray, out: Any = None, work: Any = None
-) -> Any:
+def _select_bits(c: Any, x: Any, y: Any, out: Any = None, work: Any = None) -> Any:
     """``np.where`` without branches, which an irregular condition makes ten times as slow."""
     if out is None:
         out = np.empty(np.broadcast_shapes(c.shape, x.shape, y.shape), x.dtype)

@@ -29,14 +29,7 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import UINT8
 from penstock.ops.common.elementwise import clip
-from penstock.ops.common.specialize import (
-    Field,
-    Routine,
-    ScratchLayout,
-    Tensors,
-    by_shape,
-    static_type,
-)
+from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.windows import Window, window_counts, windows
 from penstock.ops.common.work import convolution_work
 from penstock.ops.onnx.activation import ACTIVATIONS, applied, swish
@@ -87,9 +80,7 @@ def kernel_dims(attrs: Attrs, weights: Shape | None, rank: int) -> Shape:
         return (None,) * rank if weights is None else weights[2:]
     if len(declared) != rank:
         raise ShapeError(f"kernel_shape {list(declared)} must have {rank} entries")
-    rules.check_shape(
-        f"weights for kernel_shape {list(declared)}", weights, (None, None, *declared)
-    )
+    rules.check_shape(f"weights for kernel_shape {declared}", weights, (None, None, *declared))
     return tuple(declared)
 
 
@@ -177,7 +168,7 @@ def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Bl
     covering = list(boxes([axis.count for axis in axes], limit))
     sizes = [prod(high - low for low, high in box) for box in covering]
     # What the windows see takes the start of the workspace; the padded elements lie behind it.
-    layout = ScratchLayout()
+    layout = Scratch()
     layout.field((rows * max(sizes),), dtype)
     behind = layout.size
     for box, size in zip(covering, sizes, strict=True):
@@ -342,7 +333,7 @@ def _shifted(
         _shifts(axes), axes[0].count, group, filters, depth, dtype
     )
     pieces = _pieces(axes, rows)
-    layout = ScratchLayout()
+    layout = Scratch()
     largest = pieces[0][1]
     shape_rows = len(largest.fills), groups * depth, largest.length + largest.distance
     shape_sums = groups, filters, largest.length
@@ -496,7 +487,7 @@ def _infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @by_shape(arity=(4, 2), contiguous=True)
 def causal_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     (n, channels, length), dtype = static_type(inputs, 0)
-    w_type, layout = rules.tensor(inputs, 1), ScratchLayout()
+    w_type, layout = rules.tensor(inputs, 1), Scratch()
     state = w_type.dims[2] - 1
     joined = layout.field((n, channels, state + length), dtype)
     activated = node.attrs.get("activation", "none") != "none"

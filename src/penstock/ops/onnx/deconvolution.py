@@ -12,7 +12,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_shape, dim_product, ints, same_dtype, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.windows import Axis, Window, ints_of, parse_axes, window_counts, windows
 from penstock.ops.common.work import deconvolution_work
 from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, boxes, convolution_dims
@@ -120,7 +120,7 @@ def conv_transpose(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
         shape = (group * m, *kernel, *counts)
         blocks.append((slice(start, start + size), size, shape, _moves(axes, box)))
         start += size
-    layout = ScratchLayout()
+    layout = Scratch()
     widest = max((size for _, size, _, _ in blocks), default=0)
     columns = layout.field((group * rows * widest,), dtype)
     shape_x, column = (n, group, depth, prod(sizes)), (-1, *(1,) * len(sizes))

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import broadcast_dim, same_dtype, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
@@ -125,7 +125,7 @@ class EinsumLowering:
     ) -> None:
         self.sizes: dict[str, Any] = _label_sizes(terms, shapes)
         self.dtype, self.output = dtype, output
-        self.layout = ScratchLayout()
+        self.layout = Scratch()
         self.steps: list[Step] = []
         self.operands = dict(enumerate(terms))
         self.values = len(terms)

@@ -17,7 +17,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import FLOAT64
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
 from penstock.types import INT64, STRING, Dim, ShapeError, TensorType, Type
 
@@ -128,7 +128,7 @@ def grid_sample(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
     if not pixels and shape[1]:
         raise ShapeError(f"X of shape {dims} has no pixels to sample")
     zero: Any = "" if dtype == STRING else 0
-    layout = ScratchLayout()
+    layout = Scratch()
     # Objects must not live in raw memory.
     fields = None if wide == STRING else [layout.field(shape, wide) for _ in range(2)]
 

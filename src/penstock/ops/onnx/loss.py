@@ -13,7 +13,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_shape, choice, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
 from penstock.types import ShapeError, TensorType, Type
 
@@ -68,7 +68,7 @@ def _negative_log_likelihood(
 @operator("SoftmaxCrossEntropyLoss", since=12, infer=_infer_loss)
 @by_shape(arity=(3, 2))
 def loss(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    type_, layout = static_type(inputs, 0), ScratchLayout()
+    type_, layout = static_type(inputs, 0), Scratch()
     exponentials = own = None
     if node.op.name == "SoftmaxCrossEntropyLoss":
         exponentials = layout.field(*type_)

@@ -16,7 +16,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_float
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.onnx.softmax import infer_along_axis
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
@@ -31,7 +31,7 @@ class Statistics:
 
     def __init__(
         self,
-        layout: ScratchLayout,
+        layout: Scratch,
         rows: int,
         columns: int,
         dtype: np.dtype | None,
@@ -113,9 +113,7 @@ def batch_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
     return Routine(into, prepared=() if ready is None else (1, 2, 3, 4))
 
 
-def _batch_training(
-    dims: tuple[int, ...], results: int, epsilon: float, momentum: float
-) -> Routine:
+def _batch_training(dims: tuple[int, ...], count: int, epsilon: float, momentum: float) -> Routine:
     """Normalise by the batch's own statistics, and update the running ones."""
     axes = (0, *range(2, len(dims)))
     shape = (-1, *(1,) * (len(dims) - 2))
@@ -123,7 +121,7 @@ def _batch_training(
         raise ShapeError(f"nothing to take the mean of in shape {dims}")
 
     def into(x: np.ndarray, scale: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> None:
-        out, *others = rest[:results]
+        out, *others = rest[:count]
         own_mean = x.mean(axes)
         centred = x - own_mean.reshape(shape)
         own_variance = np.square(centred).mean(axes)
@@ -168,7 +166,7 @@ def group_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
     count = node.attrs.get("num_groups", c)
     parts = count, c // max(count, 1)
     rows, columns = n * count, parts[1] * positions
-    layout = ScratchLayout()
+    layout = Scratch()
     statistics = Statistics(layout, rows, columns, x.dtype, epsilon)
     factors = layout.field((n, *parts), x.dtype)
 
@@ -221,7 +219,7 @@ def layer_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
     x, type_ = rules.tensor(inputs, 0), rules.tensor(outputs, 0)
     axis = rules.normalize_axis(attrs.get("axis", -1), len(x.dims))
     rows, columns = prod(x.dims[:axis]), prod(x.dims[axis:])
-    layout = ScratchLayout()
+    layout = Scratch()
     statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
     # Only with mixed precision the output has another dtype than the input.
     mixed = layout.field((rows, columns), x.dtype) if type_.dtype != x.dtype else None
@@ -261,7 +259,7 @@ def lrn(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routin
     attrs = node.attrs
     size, alpha = attrs["size"], attrs.get("alpha", 1e-4)
     beta, bias = attrs.get("beta", 0.75), attrs.get("bias", 1.0)
-    x, layout = rules.tensor(inputs, 0), ScratchLayout()
+    x, layout = rules.tensor(inputs, 0), Scratch()
     squares, sums = layout.field(x.dims, x.dtype), layout.field(x.dims, x.dtype)
     c = x.dims[1]
     before, after = (size - 1) // 2, size // 2
@@ -300,7 +298,7 @@ def _infer_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @by_shape(inplace=(0,))
 def lp_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     p, axis = node.attrs.get("p", 2), node.attrs.get("axis", -1)
-    x, layout = rules.tensor(inputs, 0), ScratchLayout()
+    x, layout = rules.tensor(inputs, 0), Scratch()
     at = rules.normalize_axis(axis, len(x.dims))
     powers = layout.field(x.dims, x.dtype)
     norms = layout.field((*x.dims[:at], 1, *x.dims[at + 1 :]), x.dtype)
@@ -329,10 +327,8 @@ def _infer_mvn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("MeanVarianceNormalization", since=9, infer=_infer_mvn)
 @by_shape(inplace=(0,))
-def mean_variance_normalization(
-    node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
-) -> Routine:
-    x, layout = rules.tensor(inputs, 0), ScratchLayout()
+def mean_variance(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    x, layout = rules.tensor(inputs, 0), Scratch()
     axes = rules.normalize_axes(node.attrs.get("axes", (0, 2, 3)), len(x.dims))
     kept = tuple(1 if i in axes else dim for i, dim in enumerate(x.dims))
     means, squares = layout.field(kept, x.dtype), layout.field(x.dims, x.dtype)

@@ -22,7 +22,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import HALF, UINT8, is_float
 from penstock.ops.common.elementwise import smallest
 from penstock.ops.common.shape_rules import check_shape, given, ints, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.common.windows import Window, kernel_shape, parse_axes, window_counts, windows
 from penstock.ops.registry import operator
 from penstock.types import INT64, Dim, Shape, ShapeError, TensorType, Type, dtype_name
@@ -173,7 +173,7 @@ def _separable(
     blocks = _blocks(x.dims)
     images, channels = (max(b - a for a, b in ranges) for ranges in zip(*blocks, strict=True))
     # Two buffers take turns.
-    layout = ScratchLayout()
+    layout = Scratch()
     sizes = [images * channels * prod(shape) for shape in shapes]
     fields = [layout.field((max(sizes[i::2]),), x.dtype) for i in range(min(len(sizes), 2))]
 
@@ -232,7 +232,7 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
         for position in product(*(axis.taps() for axis in axes))
     ]
     shape = (n, c, *(axis.count for axis in axes))
-    layout = ScratchLayout()
+    layout = Scratch()
     mask = layout.field(shape, np.dtype(np.bool_))
     low, every = _lowest(x.dtype), slice(None)
 
@@ -321,7 +321,7 @@ def average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
 @operator("GlobalLpPool", infer=_infer_global)
 @by_shape(contiguous=_is_global)
 def lp_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    x, layout, p = tensor(inputs, 0), ScratchLayout(), node.attrs.get("p", 2)
+    x, layout, p = tensor(inputs, 0), Scratch(), node.attrs.get("p", 2)
     sums, size = _sums(x, None if _is_global(node) else pool_windows(node.attrs, x.dims))
     scratch, powers = layout.field((size,), UINT8), layout.field(x.dims, x.dtype)
 

@@ -18,16 +18,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
-from penstock.ops.common.dtypes import (
-    FLOAT8,
-    FLOAT64,
-    INT8,
-    INT32,
-    POWERS,
-    SUB_BYTE,
-    UINT8,
-    is_float,
-)
+from penstock.ops.common.dtypes import FLOAT8, FLOAT64, INT8, POWERS, SUB_BYTE, UINT8, is_float
 from penstock.ops.common.elementwise import BLOCK, clip
 from penstock.ops.common.shape_rules import (
     all_known,
@@ -36,7 +27,7 @@ from penstock.ops.common.shape_rules import (
     normalize_axis,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type, dtype_name
 
@@ -50,7 +41,7 @@ _INTS = {INT8, UINT8, np.dtype(np.int16), np.dtype(np.uint16), *_PACKED_INTS}
 # Those of less than a byte have neither infinity nor NaN: casts to them saturate.
 _FLOATS = {*FLOAT8, *filter(is_float, SUB_BYTE)}
 TARGETS = _INTS | _FLOATS
-SOURCES = TARGETS | {INT32}
+SOURCES = TARGETS | {np.dtype(np.int32)}
 
 
 class _Spread(NamedTuple):
@@ -233,7 +224,7 @@ def _scaling(
     shape = along.seen or tensor(inputs, 0).dims
     # One scale for all: block by block, so that values stay in the cache.
     in_blocks = math.prod(shape) > BLOCK and not along.shape
-    layout = ScratchLayout()
+    layout = Scratch()
     field = layout.field((BLOCK,) if in_blocks else shape, work) if scratch else None
 
     def scale_along(scale: np.ndarray) -> np.ndarray:
@@ -364,10 +355,8 @@ def _infer_dynamic(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 
 @operator("DynamicQuantizeLinear", since=11, infer=_infer_dynamic)
 @by_shape()
-def dynamic_quantize_linear(
-    node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
-) -> Routine:
-    layout, dims = ScratchLayout(), tensor(inputs, 0).dims
+def dynamic_quantize(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    layout, dims = Scratch(), tensor(inputs, 0).dims
     size = math.prod(dims)
     field = layout.field((BLOCK,) if size > BLOCK else dims, FLOAT32)
 

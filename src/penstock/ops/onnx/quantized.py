@@ -21,7 +21,7 @@ from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, specialized
 from penstock.ops.common.work import product_work
 from penstock.ops.onnx import quantization
 from penstock.ops.onnx.matmul import matmul_shape
@@ -131,7 +131,7 @@ class _Product:
 class _Multiply:
     """A product of a node's inputs for their known types, and its scratch memory."""
 
-    def __init__(self, product: _Product, inputs: Tensors, layout: ScratchLayout) -> None:
+    def __init__(self, product: _Product, inputs: Tensors, layout: Scratch) -> None:
         a_dims, b = rules.tensor(inputs, product.a[0]).dims, rules.tensor(inputs, product.b[0])
         b_dims = b.dims
         self.product = product
@@ -255,7 +255,7 @@ def _kernel(
     """
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = ScratchLayout()
+        layout = Scratch()
         return Routine(partial(finish, _Multiply(product, inputs, layout)), layout.size)
 
     return specialized(node, types, make, arity=(inputs, 1), widen=widen)

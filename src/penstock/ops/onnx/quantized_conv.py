@@ -20,7 +20,7 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, INT32, UINT8
 from penstock.ops.common.shape_rules import check_shape, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, specialized
 from penstock.ops.common.work import convolution_work
 from penstock.ops.onnx.convolution import conv_shape, convolution_routine
 from penstock.ops.onnx.quantization import store, subtract_zero_point, zero_of
@@ -88,7 +88,7 @@ class _Convolution:
     """The convolution of two inputs of a node, less their zero points, for known shapes."""
 
     def __init__(
-        self, filters: _Filters, inputs: Tensors, attrs: Attrs, layout: ScratchLayout, integer: bool
+        self, filters: _Filters, inputs: Tensors, attrs: Attrs, layout: Scratch, integer: bool
     ) -> None:
         self.group = filters.group
         self.last = bool(attrs.get("channels_last", 0))
@@ -176,7 +176,7 @@ def conv_integer(node: Node, types: Types) -> Kernel:
     filters = _Filters(node, types, (0, 2), (1, 3))
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = ScratchLayout()
+        layout = Scratch()
         convolve = _Convolution(filters, inputs, node.attrs, layout, False)
         return Routine(
             lambda x, w, x_zero, w_zero, *rest: convolve(x, x_zero, w, w_zero, *rest), layout.size
@@ -206,7 +206,7 @@ def qlinear_conv(node: Node, types: Types) -> Kernel:
     fixed_bias = bias_const.astype(np.float32) if bias_const is not None and exact else None
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = ScratchLayout()
+        layout = Scratch()
         convolve = _Convolution(filters, inputs, node.attrs, layout, integer)
         reuse = convolve.dtype == FLOAT32
         real = convolve.values if reuse else layout.field(convolve.values.shape, FLOAT32)

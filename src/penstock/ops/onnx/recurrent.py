@@ -22,7 +22,7 @@ from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, HALF
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, specialized
 from penstock.ops.common.work import recurrent_work
 from penstock.ops.onnx.activation import ACTIVATIONS, applied
 from penstock.ops.registry import operator
@@ -163,7 +163,7 @@ def _infer_recurrent(cell: str) -> Infer:
     return infer
 
 
-class RecurrentWeights(NamedTuple):
+class CellWeights(NamedTuple):
     """The weights of one direction.
 
     ``w`` and ``r`` are arrays, or other things with a method ``gatewise(out, batch)`` that does
@@ -177,7 +177,7 @@ class RecurrentWeights(NamedTuple):
     peepholes: np.ndarray | None  # [3 * hidden]
 
 
-def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[RecurrentWeights]:
+def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[CellWeights]:
     """The weights of each direction; ``single`` if each step will multiply a vector with them."""
     ws, rs, bs, ps = (repeat(None) if inputs[i] is None else inputs[i] for i in (1, 2, 3, 7))
     directions = []
@@ -200,7 +200,7 @@ def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[Recurren
         w, r = w.T, r.T
         if single:
             w, r = np.ascontiguousarray(w), np.ascontiguousarray(r)
-        directions.append(RecurrentWeights(w, r, bias, r_bias, p))
+        directions.append(CellWeights(w, r, bias, r_bias, p))
     return directions
 
 
@@ -229,9 +229,7 @@ class _State(NamedTuple):
     next: np.ndarray
 
 
-def _rnn_step(
-    layer: Layer, d: int, weights: RecurrentWeights, gates: np.ndarray, state: _State
-) -> Step:
+def _rnn_step(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _State) -> Step:
     (f,) = layer.activations[d]
     clip = layer.clip
     (gate,) = gates
@@ -259,9 +257,7 @@ def _half_sigmoid(dtype: np.dtype) -> Activation:
     return function
 
 
-def _gru_step(
-    layer: Layer, d: int, weights: RecurrentWeights, gates: np.ndarray, state: _State
-) -> Step:
+def _gru_step(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _State) -> Step:
     hidden = gates.shape[2]
     f, g = layer.activations[d]
     if layer.plain:
@@ -301,7 +297,7 @@ def _gru_step(
 
 
 def _lstm_step(
-    layer: Layer, d: int, weights: RecurrentWeights, gates: np.ndarray, state: _State
+    layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _State
 ) -> Step:
     multiply, r, product = _gatewise(weights.r, gates, gates.shape[1])
     i, o, f, new = gates
@@ -383,7 +379,7 @@ def _buffered(
     return h
 
 
-Weigh: TypeAlias = Callable[[Sequence[Any], bool], Sequence[RecurrentWeights]]
+Weigh: TypeAlias = Callable[[Sequence[Any], bool], Sequence[CellWeights]]
 """``weigh(inputs, single)``: the weights of each direction; ``single``: the batch is 1."""
 
 
@@ -412,7 +408,7 @@ class _LayerRun:
         self.order: tuple[int, ...] = (2, 0, 1, 3) if layer.batch_first else (1, 0, 2, 3)
         if batch == 1:
             self.time_first, self.order = (self.rows, gates, 1, hidden), (0, 1, 2, 3)
-        self.layout = layout = ScratchLayout()
+        self.layout = layout = Scratch()
         state = (batch, hidden)
         self.product = layout.field((gates, self.rows, hidden), dtype)
         self.gates = layout.field((gates, batch, hidden), dtype)
@@ -481,15 +477,15 @@ def _compile(node: Node, types: Types) -> Kernel:
     consts, fixed = rules.constants(node, 8), rules.all_constant(node, weights)
 
     @cache
-    def prepared(single: bool) -> Shared[list[RecurrentWeights]]:
-        def make() -> list[RecurrentWeights]:
+    def prepared(single: bool) -> Shared[list[CellWeights]]:
+        def make() -> list[CellWeights]:
             wide = [c.astype(FLOAT32) if c is not None and c.dtype in HALF else c for c in consts]
             return _weights(layer, wide, single)
 
         name = layer.cell, single, layer.halved, layer.linear_before_reset
         return shared(name, make, *[consts[i] for i in weights])
 
-    def weigh(inputs: Sequence[Any], single: bool) -> list[RecurrentWeights]:
+    def weigh(inputs: Sequence[Any], single: bool) -> list[CellWeights]:
         return prepared(single).value if fixed else _weights(layer, inputs, single)
 
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:

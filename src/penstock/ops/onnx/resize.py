@@ -19,7 +19,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import all_known, choice, given, ints, normalize_axes, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, STRING, Dim, ShapeError, TensorType, Type
 
@@ -277,9 +277,10 @@ def resize_tables(types: Types, attrs: Attrs, consts: Consts) -> list[Table]:
     ]
 
 
-# Running: a resampler takes an array, where to write, and its workspace
+# Running
 
-Resampler = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+Resampler = tuple[Callable[[np.ndarray, np.ndarray, np.ndarray], None], int]
+"""``run(x, out, workspace)``, and its workspace in bytes"""
 
 # Bytes of scratch worth having: more of it, and passes over it leave the processor's cache.
 _CACHE = 2**18
@@ -305,9 +306,7 @@ def _sorted(tables: Sequence[Table]) -> list[Table]:
     return sorted(tables, key=lambda table: (table.out / table.size, -table.axis))
 
 
-def _nearest(
-    tables: Sequence[Table], shape: Sequence[int], dtype: np.dtype
-) -> tuple[Resampler, int]:
+def _nearest(tables: Sequence[Table], shape: Sequence[int], dtype: np.dtype) -> Resampler:
     picks = [slice(None)] * len(shape)
     rest: list[Table] = []
     for table in tables:
@@ -330,10 +329,8 @@ def _nearest(
     return run, size
 
 
-def _gatherer(
-    shape: Sequence[int], tables: Sequence[Table], dtype: np.dtype
-) -> tuple[Resampler, int]:
-    layout, current = ScratchLayout(), list(shape)
+def _gatherer(shape: Sequence[int], tables: Sequence[Table], dtype: np.dtype) -> Resampler:
+    layout, current = Scratch(), list(shape)
     steps = []
     for table in tables:
         current[table.axis] = table.out
@@ -351,14 +348,12 @@ def _gatherer(
     return run, layout.size
 
 
-def _repeater(
-    shape: Sequence[int], factors: dict[int, int], dtype: np.dtype
-) -> tuple[Resampler, int]:
+def _repeater(shape: Sequence[int], factors: dict[int, int], dtype: np.dtype) -> Resampler:
     """Whole factors: strided copies repeat the last axis, a broadcast all others at once."""
     last = len(shape) - 1
     repeat = factors.get(last, 1)
     across = len(factors) > (repeat > 1)
-    layout, rows = ScratchLayout(), [*shape[:-1], shape[-1] * repeat]
+    layout, rows = Scratch(), [*shape[:-1], shape[-1] * repeat]
     field = layout.field(rows, dtype) if across and repeat > 1 else None
     # Each axis as itself and its repetitions, for the rows and for the output.
     narrow = [d for size in rows for d in (size, 1)]
@@ -379,15 +374,13 @@ def _repeater(
     return run, layout.size
 
 
-def _interpolate(
-    tables: Sequence[Table], shape: Sequence[int], dtype: np.dtype
-) -> tuple[Resampler, int]:
+def _interpolate(tables: Sequence[Table], shape: Sequence[int], dtype: np.dtype) -> Resampler:
     if dtype == STRING:
         raise ShapeError("strings have a nearest, but nothing between them")
     wide = FLOAT64 if dtype.itemsize >= 4 and dtype != FLOAT32 else FLOAT32
     if dtype.kind == "c":
         wide = dtype
-    order, layout, current = _sorted(tables), ScratchLayout(), list(shape)
+    order, layout, current = _sorted(tables), Scratch(), list(shape)
     widened = layout.field(shape, wide) if dtype != wide else None
     passes = []  # of each axis: its taps as indices and weights, the result, and scratch memory
     for table in order:
@@ -430,11 +423,11 @@ def _interpolate(
 
 
 def _blocked(
-    make: Callable[..., tuple[Resampler, int]],
+    make: Callable[..., Resampler],
     tables: Sequence[Table],
     x: TensorType,
     out: TensorType,
-) -> tuple[Resampler, int]:
+) -> Resampler:
     """The resampler in blocks of the axes before the first resized one, to use little scratch."""
     assert x.dtype is not None
     first = min(table.axis for table in tables)

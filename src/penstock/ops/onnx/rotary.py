@@ -14,7 +14,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import all_known, check_shape, given, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, ShapeError, Type
@@ -85,7 +85,7 @@ def rotary_embedding(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
     x, half = tensor(inputs, 0), tensor(inputs, order[0]).dims[-1]
     batch, heads, length, size = all_known(_heads(x.dims, node.attrs, half)) or (0,) * 4
     four = len(x.dims) == 4
-    layout = ScratchLayout()
+    layout = Scratch()
     # Half of the turning features, and their partners; those beyond stay as they are.
     first, second = slice(0, half), slice(half, 2 * half)
     if node.attrs.get("interleaved", 0):

@@ -178,9 +178,8 @@ def _infer_flatten(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     if x.shape is None:
         return (TensorType(x.dtype, (None, None)),)
     axis = flatten_axis(attrs, len(x.shape))
-    return (
-        TensorType(x.dtype, (rules.dim_product(x.shape[:axis]), rules.dim_product(x.shape[axis:]))),
-    )
+    rows, columns = x.shape[:axis], x.shape[axis:]
+    return (TensorType(x.dtype, (rules.dim_product(rows), rules.dim_product(columns))),)
 
 
 def flatten_axis(attrs: Attrs, rank: int) -> int:

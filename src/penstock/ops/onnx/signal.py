@@ -16,7 +16,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
 
@@ -180,7 +180,7 @@ def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     (batch, _, last), dtype = static_type(inputs, 0)
     step, length, frames = _stft_sizes(inputs, node.attrs, consts)
     assert isinstance(step, int) and isinstance(length, int) and isinstance(frames, int)
-    layout, windowed, n_inputs = ScratchLayout(), rules.given(inputs, 2), len(inputs)
+    layout, windowed, n_inputs = Scratch(), rules.given(inputs, 2), len(inputs)
     framed = layout.field((batch, frames, length), dtype if last == 1 else _complex_dtype(dtype))
 
     def into(*arguments: Any) -> None:

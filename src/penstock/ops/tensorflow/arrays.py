@@ -15,17 +15,7 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.tensorflow import common
-from penstock.types import (
-    BOOL,
-    INT64,
-    STRING,
-    Dim,
-    Shape,
-    ShapeError,
-    TensorType,
-    Type,
-    constant_type,
-)
+from penstock.types import BOOL, INT64, Dim, Shape, ShapeError, TensorType, Type, constant_type
 
 
 def _axis(axis: np.ndarray, rank: int) -> int:
@@ -47,9 +37,7 @@ def _infer_fill(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @common.array_operator("Fill", infer=_infer_fill, strings=True)
 def fill(dims: np.ndarray, value: np.ndarray) -> np.ndarray:
-    return np.full(
-        _shape_of(dims), rules.one_element(value, "the value to fill with")[()], value.dtype
-    )
+    return np.full(_shape_of(dims), rules.one_element(value, "the value")[()], value.dtype)
 
 
 def _shape_of(dims: np.ndarray) -> tuple[int, ...]:
@@ -469,9 +457,8 @@ common.array_operator("Where", infer=_infer_where, strings=True)(np.argwhere)
 
 def _infer_select(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     a, b = rules.tensor(types, 1), rules.tensor(types, 2)
-    return (
-        TensorType(rules.same_dtype(types, (1, 2)), a.shape if a.shape is not None else b.shape),
-    )
+    shape = a.shape if a.shape is not None else b.shape
+    return (TensorType(rules.same_dtype(types, (1, 2)), shape),)
 
 
 @common.array_operator("Select", infer=_infer_select, strings=True)
@@ -516,11 +503,11 @@ def unique(node: Node, types: Types) -> Kernel:
     def function(x: np.ndarray) -> tuple[np.ndarray, ...]:
         if x.ndim != 1:
             raise ShapeError(f"a vector is needed, not shape {x.shape}")
-        if x.dtype == STRING:
+        if x.dtype == object:
             places: dict[Any, int] = {}
             numbers = [places.setdefault(element, len(places)) for element in x.tolist()]
             indices = np.array(numbers, dtype)
-            values = np.array(list(places), STRING)
+            values = np.array(list(places), object)
             counts = np.bincount(indices, minlength=len(places)) if x.size else np.empty(0)
         else:
             values, first, inverse, counts = np.unique(

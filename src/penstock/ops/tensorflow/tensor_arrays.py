@@ -29,17 +29,7 @@ from penstock.ops.tensorflow.common import (
     of_type,
     operator,
 )
-from penstock.types import (
-    ANY,
-    FLOAT32,
-    INT64,
-    Shape,
-    ShapeError,
-    TensorType,
-    Type,
-    dtypes,
-    type_of,
-)
+from penstock.types import ANY, FLOAT32, INT64, Shape, ShapeError, TensorType, Type, dtypes, type_of
 
 ELEMENT_BYTES = 200
 """What an element takes beside its numbers."""

@@ -16,9 +16,7 @@ from penstock.ops.tensorflow.common import lengths, operator
 from penstock.types import ShapeError, TensorType, Type
 
 
-def backward_attrs(
-    image: Sequence[int], window: Sequence[int], attrs: Attrs
-) -> dict[str, list[int]]:
+def backward_attrs(image: Sequence[int], window: Sequence[int], attrs: Attrs) -> dict[str, Any]:
     """Attributes of the ConvTranspose whose result is an image of that size.
 
     ``attrs``: ``strides`` and ``dilations`` of the dims that the window moves along, ``padding`` of
