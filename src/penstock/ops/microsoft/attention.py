@@ -145,10 +145,8 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
         _check_mask(mask.shape, batch, length, keys)
     if given(types, 5):
         _check_bias(added.shape, batch, heads, length, keys)
-    return (
-        TensorType(x.dtype, (batch, length, v)),
-        TensorType(x.dtype, (2, batch, heads, keys, size)),
-    )
+    y, present = (batch, length, v), (2, batch, heads, keys, size)
+    return TensorType(x.dtype, y), TensorType(x.dtype, present)
 
 
 @operator("Attention", domain=MICROSOFT, infer=_infer_attention, work=attention_work)

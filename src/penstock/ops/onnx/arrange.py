@@ -29,9 +29,8 @@ def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:
         raise ShapeError(f"{len(repeats)} repeats for a tensor of rank {len(x.shape)}")
     if any(isinstance(r, int) and r < 0 for r in repeats):
         raise ShapeError(f"repeats {list(repeats)} must not be negative")
-    type_ = TensorType(
-        x.dtype, tuple(rules.dim_product((d, r)) for d, r in zip(x.shape, repeats, strict=True))
-    )
+    dims = tuple(map(rules.dim_product, zip(x.shape, repeats, strict=True)))
+    type_ = TensorType(x.dtype, dims)
     return rules.with_data(type_, lambda: repeated(x, type_))
 
 

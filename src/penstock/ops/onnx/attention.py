@@ -343,9 +343,8 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     for i, size in ((1, heads.size), (2, heads.value_size)):
         shape = (heads.batch, heads.kv_heads, heads.keys, size)
         own = old is not None and outputs[i] is None
-        caches.append(
-            Cache(past, layout.field(shape, rules.tensor(inputs, i).dtype) if own else None)
-        )
+        room = layout.field(shape, rules.tensor(inputs, i).dtype) if own else None
+        caches.append(Cache(past, room))
     fixed = None if inputs[6] is not None else _unseen(heads, past, attrs)
     if mask is not None:
         _check_mask(mask.dims, heads)

@@ -285,9 +285,10 @@ def _pieces(axes: Sequence[Window], rows: int) -> list[tuple[slice, _Shifts]]:
 
 
 def _shift_blocks(
-    shifts: _Shifts, count: int, group: int, filters: int, depth: int, dtype: np.dtype
+    axes: Sequence[Window], group: int, filters: int, depth: int, dtype: np.dtype
 ) -> tuple[bool, int, int]:
     """Whether channels come first in memory; how many groups and rows are computed at a time."""
+    shifts, count = _shifts(axes), axes[0].count
     planes = len(shifts.fills) * depth * (shifts.length + shifts.distance)
     size = (planes + 2 * filters * shifts.length) * dtype.itemsize  # of one group
     small_images = group * len(shifts.taps) >= 2 * shifts.length
@@ -329,9 +330,7 @@ def _shifted(
     assert dtype is not None
     filters = m // group
     multiply: Callable[..., Any] = np.multiply if depth == 1 else np.matmul
-    by_channel, groups, rows = _shift_blocks(
-        _shifts(axes), axes[0].count, group, filters, depth, dtype
-    )
+    by_channel, groups, rows = _shift_blocks(axes, group, filters, depth, dtype)
     pieces = _pieces(axes, rows)
     layout = Scratch()
     largest = pieces[0][1]

@@ -20,9 +20,8 @@ from penstock.types import BOOL, MAX_DATA, STRING, Dim, Shape, ShapeError, Tenso
 
 def _fill_value(attrs: Attrs) -> np.ndarray:
     value = attrs.get("value")
-    return (
-        np.zeros((), np.float32) if value is None else rules.one_element(np.asarray(value), "value")
-    )
+    value = np.zeros((), np.float32) if value is None else np.asarray(value)
+    return rules.one_element(value, "value")
 
 
 def _infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -228,9 +228,8 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     count = next((len(v) for v in (starts, ends, unknown_shape(types, 1)) if v is not None), None)
     axes = None
     if count is not None:
-        axes = rules.all_known(
-            rules.ints(types, consts, 3) if rules.given(types, 3) else range(count)
-        )
+        spelled = rules.ints(types, consts, 3) if rules.given(types, 3) else range(count)
+        axes = rules.all_known(spelled)
     if axes is None or count is None:
         return (TensorType(x.dtype, (None,) * rank),)
     steps = rules.ints(types, consts, 4) if rules.given(types, 4) else (1,) * count
@@ -338,11 +337,9 @@ def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     (type_,) = _infer_compress(types, attrs, consts)
     total: Dim = None
     if shape is not None:
-        total = (
-            rules.dim_product(shape)
-            if axis is None
-            else shape[rules.normalize_axis(axis, len(shape))]
-        )
+        total = rules.dim_product(shape)
+        if axis is not None:
+            total = shape[rules.normalize_axis(axis, len(shape))]
     one = TensorType(INT64, (None,))
     return (type_, one, TensorType(INT64, (total,)), one)
 

@@ -81,11 +81,8 @@ def _infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         channels = x.shape[1] if len(x.shape) > 1 else 1
     for i, name in enumerate(("scale", "bias", "mean", "variance"), 1):
         rules.check_shape(name, rules.tensor(types, i).shape, (channels,))
-    return (
-        x.without_data(),
-        rules.tensor(types, 3).without_data(),
-        rules.tensor(types, 4).without_data(),
-    )
+    running = [rules.tensor(types, i).without_data() for i in (3, 4)]
+    return (x.without_data(), *running)
 
 
 @operator("BatchNormalization", since=14, infer=_infer_batch)
@@ -128,9 +125,8 @@ def _batch_training(dims: tuple[int, ...], count: int, epsilon: float, momentum:
         factor = scale / np.sqrt(own_variance + epsilon)
         np.multiply(centred, factor.reshape(shape), out)
         np.add(out, bias.reshape(shape), out)
-        for result, running, own in zip(
-            others, (mean, variance), (own_mean, own_variance), strict=False
-        ):
+        statistics = (mean, own_mean), (variance, own_variance)
+        for result, (running, own) in zip(others, statistics, strict=False):
             if result is not None:
                 np.copyto(result, running * momentum + own * (1 - momentum), casting="unsafe")
 

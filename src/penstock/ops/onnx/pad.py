@@ -11,7 +11,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import operator
-from penstock.types import MAX_DATA, STRING, Dim, ShapeError, TensorType, Type
+from penstock.types import MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 
 Index = tuple[Any, ...]
 
@@ -140,9 +140,7 @@ def _infer_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (rules.with_data(type_, lambda: _padded_data(x, by_axis[0], mode, consts)),)
 
 
-def _padded_data(
-    x: TensorType, pads: tuple[Dim, Dim], mode: str, consts: Consts
-) -> tuple[Dim, ...] | None:
+def _padded_data(x: TensorType, pads: tuple[Dim, Dim], mode: str, consts: Consts) -> Shape | None:
     widths = rules.all_known(pads)
     if x.data is None or widths is None or mode != "constant":
         return None
@@ -165,11 +163,8 @@ def pad(node: Node, types: Types) -> Kernel:
 
     dims = rules.all_known(rules.tensor(types, 0).shape)
     widths, axes = (rules.known_ints(node, types, i) for i in (1, 3))
-    if (
-        dims is not None
-        and widths is not None
-        and (axes is not None or not rules.given(node.inputs, 3))
-    ):
+    axes_known = axes is not None or not rules.given(node.inputs, 3)
+    if dims is not None and widths is not None and axes_known:
         fixed = layout(dims, widths, axes)
         return _kernel(lambda *_: fixed)
     return _kernel(

@@ -85,9 +85,7 @@ def _spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block
 
 def _misfit(parameter: tuple[int, ...], axis: int, shape: Shape) -> ShapeError:
     hint = " without a block_size" if len(parameter) > 1 else ""
-    return ShapeError(
-        f"a scale or zero point of shape {parameter} does not fit axis {axis} of {shape}{hint}"
-    )
+    return ShapeError(f"a scale of shape {parameter} does not fit axis {axis} of {shape}{hint}")
 
 
 def _axis_and_block(attrs: Attrs) -> tuple[int, int]:

@@ -221,9 +221,8 @@ def qlinear_conv(node: Node, types: Types) -> Kernel:
                     bias = fixed_bias
                 np.add(total, _per_filter(bias, spatial), total)
             factor = np.asarray(x_scale.reshape(()) * w_scale / y_scale.reshape(()), np.float32)
-            np.multiply(
-                total, _per_filter(factor, spatial), out=result, dtype=np.float32, casting="unsafe"
-            )
+            factor = _per_filter(factor, spatial)
+            np.multiply(total, factor, out=result, dtype=np.float32, casting="unsafe")
             target = np.moveaxis(out, -1, 1) if last else out
             store(result, zero_of(y_zero.reshape(())), target, True)
 

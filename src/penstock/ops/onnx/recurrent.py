@@ -229,7 +229,7 @@ class _State(NamedTuple):
     next: np.ndarray
 
 
-def _rnn_step(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _State) -> Step:
+def _rnn(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _State) -> Step:
     (f,) = layer.activations[d]
     clip = layer.clip
     (gate,) = gates
@@ -257,7 +257,7 @@ def _half_sigmoid(dtype: np.dtype) -> Activation:
     return function
 
 
-def _gru_step(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _State) -> Step:
+def _gru(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _State) -> Step:
     hidden = gates.shape[2]
     f, g = layer.activations[d]
     if layer.plain:
@@ -296,9 +296,7 @@ def _gru_step(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, sta
     return step
 
 
-def _lstm_step(
-    layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _State
-) -> Step:
+def _lstm(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _State) -> Step:
     multiply, r, product = _gatewise(weights.r, gates, gates.shape[1])
     i, o, f, new = gates
     sigmoids = gates[:3]
@@ -351,7 +349,7 @@ def _lstm_step(
     return general
 
 
-_STEPS = {"RNN": _rnn_step, "GRU": _gru_step, "LSTM": _lstm_step}
+_STEPS = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
 
 
 # Running

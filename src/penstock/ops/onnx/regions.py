@@ -73,10 +73,8 @@ class _Samples:
         # From the last element on there is no other neighbour: all weight is on the first.
         fraction = np.where(low >= size - 1, 0, at - low)
         self.samples = low.shape
-        self.neighbours = (
-            (low, (1 - fraction) * inside),
-            (np.minimum(low + 1, size - 1), fraction * inside),
-        )
+        high = np.minimum(low + 1, size - 1)
+        self.neighbours = ((low, (1 - fraction) * inside), (high, fraction * inside))
 
     def matrix(self, size: int, dtype: np.dtype) -> np.ndarray:
         """Sums over the samples of each bin as a matrix (bins, elements)."""

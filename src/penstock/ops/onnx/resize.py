@@ -423,10 +423,7 @@ def _interpolate(tables: Sequence[Table], shape: Sequence[int], dtype: np.dtype)
 
 
 def _blocked(
-    make: Callable[..., Resampler],
-    tables: Sequence[Table],
-    x: TensorType,
-    out: TensorType,
+    make: Callable[..., Resampler], tables: Sequence[Table], x: TensorType, out: TensorType
 ) -> Resampler:
     """The resampler in blocks of the axes before the first resized one, to use little scratch."""
     assert x.dtype is not None

@@ -218,14 +218,12 @@ def optional(x: Any = None) -> Any:
     return x.copy() if isinstance(x, np.ndarray) else x
 
 
-def _infer_optional_get_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_get_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     type_ = types[0] if types else None
     return (type_.element if isinstance(type_, OptionalType) else type_ or ANY,)
 
 
-@array_operator(
-    "OptionalGetElement", since=15, infer=_infer_optional_get_element, view=True, strings=True
-)
+@array_operator("OptionalGetElement", since=15, infer=_infer_get_element, view=True, strings=True)
 def optional_get_element(x: Any) -> Any:
     if x is None:
         raise ShapeError("the optional has no element to get")

@@ -285,9 +285,7 @@ def transpose(node: Node, types: Types) -> Kernel:
         try:
             return x.transpose(axes)
         except ValueError:
-            raise ShapeError(
-                f"perm {list(axes)} does not permute the axes of shape {list(x.shape)}"
-            ) from None
+            raise ShapeError(f"perm {list(axes)} does not permute {x.ndim} axes") from None
 
     return view_kernel(run)
 

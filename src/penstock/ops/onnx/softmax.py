@@ -96,11 +96,8 @@ def _rows(normalize: Normalize, x: np.ndarray, out: np.ndarray, dtype: np.dtype)
             np.copyto(target, block, casting="unsafe")
 
 
-_NORMALIZE: Mapping[str, Normalize] = {
-    "Softmax": _softmax,
-    "LogSoftmax": _log_softmax,
-    "Hardmax": _hardmax,
-}
+_NORMALIZE: Mapping[str, Normalize]
+_NORMALIZE = {"Softmax": _softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}
 
 
 def infer_along_axis(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

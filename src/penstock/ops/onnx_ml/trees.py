@@ -256,11 +256,10 @@ def _forest(attrs: Attrs) -> tuple[_Forest, dict[tuple[int, int], int]]:
 
     def children(name: str) -> np.ndarray:
         targets = _ints(attrs, name, count).tolist()
+        rows = zip(names, targets, inner.tolist(), strict=True)
         members = [
             places.get((tree, target), -1) if branch else i
-            for i, ((tree, _), target, branch) in enumerate(
-                zip(names, targets, inner.tolist(), strict=True)
-            )
+            for i, ((tree, _), target, branch) in enumerate(rows)
         ]
         return np.array(members, np.int64)
 

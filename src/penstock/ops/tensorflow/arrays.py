@@ -208,10 +208,7 @@ def strided_slice(node: Node, types: Types) -> Kernel:
 
 def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
-    begin, sizes = (
-        rules.all_known(rules.ints(types, consts, 1)),
-        rules.all_known(rules.ints(types, consts, 2)),
-    )
+    begin, sizes = (rules.all_known(rules.ints(types, consts, i)) for i in (1, 2))
     if x.shape is None or begin is None or sizes is None:
         return (TensorType(x.dtype, None if x.shape is None else (None,) * len(x.shape)),)
     if not len(x.shape) == len(begin) == len(sizes):

@@ -47,9 +47,8 @@ class _TensorList:
             if not fits(element.shape, shape):
                 raise ShapeError(f"element {index} has shape {element.shape}, which is not {shape}")
             return element
-        dims = all_known(
-            tensor_arrays.merged(tensor_arrays.merged(self.shape, shape), self._common())
-        )
+        shape = tensor_arrays.merged(self.shape, shape)
+        dims = all_known(tensor_arrays.merged(shape, self._common()))
         if dims is None:
             raise ShapeError(f"element {index} has not been written, and its shape is not known")
         reserve(math.prod(dims) * self.dtype.itemsize)
@@ -175,11 +174,7 @@ def get_item(
 
 @common.array_operator("TensorListSetItem", strings=True)
 def set_item(
-    handle: Any,
-    index: np.ndarray,
-    value: np.ndarray,
-    *,
-    resize_if_index_out_of_bounds: bool = False,
+    handle: Any, index: Any, value: np.ndarray, *, resize_if_index_out_of_bounds: bool = False
 ) -> _TensorList:
     list_ = _list(handle)
     if resize_if_index_out_of_bounds:
@@ -193,9 +188,8 @@ def set_item(
 
 def _stacked(list_: _TensorList, places: Sequence[int], shape: Shape | None) -> np.ndarray:
     rows = [list_.item(place, shape) for place in paced(places)]
-    return tensor_arrays.stacked(
-        rows, None if rows else tensor_arrays.merged(list_.shape, shape), list_.dtype
-    )
+    shape = None if rows else tensor_arrays.merged(list_.shape, shape)
+    return tensor_arrays.stacked(rows, shape, list_.dtype)
 
 
 @common.array_operator("TensorListStack", infer=_elements(1, 1))
