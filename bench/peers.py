@@ -39,7 +39,7 @@ class Engine(Protocol):
 class Penstock:
     module = "penstock"
     reads_files = True
-    backends: ClassVar = ["onednn", "numpy"]
+    backends: ClassVar[list[str] | None] = None
 
     def __init__(self, threads: int) -> None:
         # Penstock imports what it needs when that is first used, its peers all of it at once: what
@@ -48,11 +48,10 @@ class Penstock:
         import penstock.frontends.onnx.importer
         import penstock.session.session
 
-        for backend in self.backends:
-            importlib.import_module(penstock.backends.registry.BACKENDS[backend].rpartition(".")[0])
-        # Peers' libraries are there when they are imported; so are these, then.
-        if "onednn" in self.backends:
-            importlib.import_module("penstock.backends.onednn.library").library()
+        registry = penstock.backends.registry
+        # Peers' libraries are there when they are imported; so are these, once they are looked for.
+        for backend in self.backends or registry.available():
+            importlib.import_module(registry.BACKENDS[backend].rpartition(".")[0])
         self.compile = penstock.session.session.compile
         self.threads = threads or None
 
@@ -87,7 +86,7 @@ class PenstockOfManyShapes(Penstock):
 class PenstockNumpy(Penstock):
     """The backend that defines what operations mean: all outputs are compared with its."""
 
-    backends: ClassVar = ["numpy"]
+    backends: ClassVar[list[str] | None] = ["numpy"]
 
 
 class OnnxRuntime:

@@ -15,6 +15,10 @@ GENERATORS = {
     "lightgbm": "boosting",
     "xgboost": "boosting",
     "torch-modules": "torch_modules",
+    "torchvision": "torch_nets",
+    "timm": "torch_nets",
+    "transformers": "transformers_models",
+    "derived": "derived",
 }
 
 

@@ -53,6 +53,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "PCA": {"n_components": 4},
     "PLSRegression": {"n_components": 3},
     "LocalOutlierFactor": {"novelty": True},
+    "RadiusNeighborsClassifier": {"radius": 5.0},
+    "RadiusNeighborsRegressor": {"radius": 5.0},
     "QuantileTransformer": {"n_quantiles": 20},
     "RANSACRegressor": {"min_samples": 30},
     "RandomForestClassifier": {"n_estimators": 20},
@@ -167,7 +169,7 @@ def _data(name: str) -> Data:
         x = rng.integers(0, 4, (ROWS, FEATURES))
     if name == "IsotonicRegression":
         x = x[:, :1]
-    score = x[:, 0] + (x[:, 1:] ** 2).mean(1) + 0.1 * rng.standard_normal(ROWS)
+    score = x[:, :3].sum(1) + (x**2).mean(1) + 0.1 * rng.standard_normal(ROWS)
     y: np.ndarray = np.abs(score) + 0.1
     if name.endswith(("Classifier", "ClassifierCV", "NB", "SVC", "ClassifierChain")) or name in (
         "LogisticRegression", "LogisticRegressionCV", "LinearDiscriminantAnalysis", "Perceptron",
@@ -341,7 +343,12 @@ def _text(make: Callable[[], Any]) -> Product:
     from skl2onnx.common.data_types import StringTensorType
 
     pipeline = make().fit(TEXTS, np.arange(len(TEXTS)) % 2)
-    model = to_onnx(pipeline, initial_types=[("X", StringTensorType([None, 1]))])
+    # By default an English locale, which ONNX Runtime needs to be there.
+    model = to_onnx(
+        pipeline,
+        initial_types=[("X", StringTensorType([None, 1]))],
+        options={id(pipeline.steps[0][1]): {"locale": "C"}},
+    )
     cases = {}
     for name, texts in (("row", TEXTS[:1]), ("batch", TEXTS * 8)):
         rows = np.array(texts, object).reshape(-1, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-EXPORTERS = ("dynamo", "script")
+EXPORTERS = ("script", "dynamo")  # the quicker first
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Feed:
 class Network:
     """``build`` makes a module, which is called with ``feeds`` in their order.
 
-    ``rows`` are the numbers of rows of the cases "row" and "batch". ``names`` are those of the
-    module's arguments, where these are passed by name.
+    ``rows`` are the numbers of rows of the cases "row" and "batch"; ``names`` are those that the
+    inputs get, x0 and so on by default.
     """
 
     name: str
@@ -76,8 +77,8 @@ def fixed(array: np.ndarray) -> Feed:
 
 def recipes(networks: Sequence[Network]) -> Iterator[Recipe]:
     """Each network by each exporter."""
-    for network in networks:
-        for exporter in EXPORTERS:
+    for exporter in EXPORTERS:
+        for network in networks:
             yield Recipe(
                 f"{network.name}_{exporter}",
                 lambda network=network, exporter=exporter: product(network, exporter),
@@ -92,6 +93,7 @@ def product(network: Network, exporter: str) -> Product:
 
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    declare_torchvision()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     module = network.build().eval().requires_grad_(False)
@@ -138,9 +140,8 @@ def _cases(
 def _call(network: Network, module: torch.nn.Module, arrays: list[np.ndarray]) -> list[Any]:
     import torch
 
-    args, kwargs = _arguments(network, arrays)
     with torch.inference_mode():
-        outputs = module(*args, **kwargs)
+        outputs = module(*_tensors(arrays))
     return [each.numpy() if hasattr(each, "numpy") else each for each in _leaves(outputs)]
 
 
@@ -150,30 +151,23 @@ def _leaves(outputs: Any) -> list[Any]:
     return [each for each in _pytree.tree_leaves(outputs) if each is not None]
 
 
-def _arguments(
-    network: Network, arrays: list[np.ndarray]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _tensors(arrays: list[np.ndarray]) -> tuple[torch.Tensor, ...]:
     import torch
 
-    tensors = [torch.from_numpy(array.copy()) for array in arrays]
-    if network.names:
-        return (), dict(zip(network.names, tensors, strict=True))
-    return tuple(tensors), {}
+    return tuple(torch.from_numpy(array.copy()) for array in arrays)
 
 
 def _dynamo(network: Network, module: Any, arrays: list[np.ndarray], dynamic: bool) -> bytes:
     import torch
 
     _keep_registry()
-    args, kwargs = _arguments(network, arrays)
     shapes: Any = None
     if dynamic:
-        dims = [{0: "batch"} if feed.batched else {} for feed in network.feeds]
-        shapes = dict(zip(network.names, dims, strict=True)) if network.names else tuple(dims)
+        shapes = tuple({0: "batch"} if feed.batched else {} for feed in network.feeds)
         if isinstance(module, function_module()):
             shapes = (shapes,)
     program = torch.onnx.export(
-        module, args, kwargs=kwargs, dynamo=True, dynamic_shapes=shapes, verbose=False,
+        module, _tensors(arrays), dynamo=True, dynamic_shapes=shapes, verbose=False,
         input_names=_input_names(network),
     )  # fmt: skip
     assert program is not None
@@ -183,12 +177,11 @@ def _dynamo(network: Network, module: Any, arrays: list[np.ndarray], dynamic: bo
 def _script(network: Network, module: Any, arrays: list[np.ndarray], dynamic: bool) -> bytes:
     import torch
 
-    args, kwargs = _arguments(network, arrays)
     names = _input_names(network)
     axes = {n: {0: "batch"} for n, feed in zip(names, network.feeds, strict=True) if feed.batched}
     file = io.BytesIO()
     torch.onnx.export(
-        module, args, file, kwargs=kwargs, dynamo=False, input_names=names,
+        module, _tensors(arrays), file, dynamo=False, input_names=names,
         dynamic_axes=axes if dynamic else None,
     )  # fmt: skip
     return file.getvalue()
@@ -204,14 +197,41 @@ def _keep_registry() -> None:
 
 
 @cache
+def declare_torchvision() -> None:
+    """Let torchvision be imported where its compiled operations do not load, as those of a build
+    for GPUs beside a torch without: networks but detectors do without them."""
+    import torch
+
+    try:
+        from torchvision.extension import _has_ops
+
+        if _has_ops():
+            return
+    except (ImportError, RuntimeError):
+        pass
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    _LIBRARIES.append(torch.library.Library("torchvision", "DEF"))
+    for name in ("nms", "qnms"):
+        _LIBRARIES[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+_LIBRARIES: list[Any] = []  # what is declared lasts as long as these
+
+
+@cache
 def function_module() -> type:
-    """The class of modules that call a function; torch is there when it is made."""
+    """The class of modules that call a function, which may use ``inner``, another module; torch is
+    there when it is made."""
     import torch
 
     class Function(torch.nn.Module):
-        def __init__(self, function: Callable[..., Any]) -> None:
+        def __init__(
+            self, function: Callable[..., Any], inner: torch.nn.Module | None = None
+        ) -> None:
             super().__init__()
             self.function = function
+            self.inner = inner
 
         def forward(self, *inputs: torch.Tensor) -> Any:
             return self.function(*inputs)

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -115,7 +116,7 @@ def do(engine: Engine, job: Job) -> Outcome:
             if job.seconds:
                 outcome.runs[name] = _time(partial(run, feeds), job.seconds)
             if job.profiled:
-                outcome.steps[name] = _longest_steps(engine, feeds)
+                outcome.steps[name] = _longest_steps(engine, feeds, outcome.runs[name])
     except Exception as error:
         outcome.error = shortened(error)
     return outcome
@@ -137,15 +138,19 @@ def _time(run: Callable[[], Any], seconds: float) -> float:
         gc.enable()
 
 
-def _longest_steps(engine: Any, feeds: Feeds) -> str:
-    """The operations that take longest, and their parts of a run."""
+def _longest_steps(engine: Any, feeds: Feeds, seconds: float) -> str:
+    """The operations that take longest, each step at its best, and their parts of a run, which
+    takes ``seconds``."""
     from penstock.observers.profile import Profile
 
     profile = Profile()
     for _ in range(PROFILED_RUNS):
         engine.session.run(feeds, observers=[profile])
-    parts = {row.name: row.seconds / profile.wall for row in profile.by_operation()}
-    parts["between steps"] = profile.outside / profile.wall
+    parts: dict[str, float] = defaultdict(float)
+    for entry in profile:
+        name = entry.step.node.op.full_name
+        parts[name] += entry.best * entry.count / PROFILED_RUNS / seconds
+    parts["between steps"] = max(0.0, 1 - sum(parts.values()))
     longest = sorted(parts, key=lambda name: -parts[name])[:3]
     return ", ".join(f"{name} {parts[name]:.0%}" for name in longest if parts[name] >= 0.1)
 
