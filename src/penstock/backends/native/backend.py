@@ -8,6 +8,7 @@ from penstock.backends.base import HostBackend
 from penstock.backends.native.cumulative import cumulative
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, site_of
 from penstock.backends.native.library import NativeLibrary, library
+from penstock.backends.native.trees import tree_ensemble
 from penstock.backends.numpy import NumpyBackend
 from penstock.errors import PenstockError
 from penstock.host.threads import core_budget
@@ -17,8 +18,14 @@ from penstock.types import Type
 
 Family = Callable[[Site], NativeCall | None]
 
+_TREES = [
+    f"ai.onnx.ml.{name}"
+    for name in ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
+]
+
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("CumProd", "CumSum"), cumulative),
+    **dict.fromkeys(_TREES, tree_ensemble),
 }
 """by operation, the function that chooses a compiled kernel and its arguments"""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -14,7 +14,7 @@ from penstock.backends.native.library import NativeLibrary
 from penstock.errors import InternalError
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
-from penstock.types import TensorType, Type
+from penstock.types import INT64, TensorType, Type
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,9 @@ class NativeCall:
     ``items`` is the number of independent parts of the work; ``item_ns``, roughly the time of one,
     decides about threads. ``workspace`` and ``inplace`` are as for ``Kernel``. A kernel that
     ``can_fail`` reports inputs that are at fault, and the NumPy kernel raises the error.
+
+    ``texts``: strings of output 0, whose indices (int64) the kernel computes in its place.
+    ``keep`` is held with the call, such as what its arrays are shared by.
     """
 
     kernel: str
@@ -83,6 +86,8 @@ class NativeCall:
     workspace: int = 0
     inplace: tuple[int, ...] = ()
     can_fail: bool = False
+    texts: np.ndarray | None = None
+    keep: Any = None
 
 
 def site_of(node: Node, types: Sequence[Type | None]) -> Site | None:
@@ -103,6 +108,8 @@ def site_of(node: Node, types: Sequence[Type | None]) -> Site | None:
 
 def native_kernel(library: NativeLibrary, site: Site, call: NativeCall) -> Kernel:
     """The kernel that makes ``call``."""
+    if call.texts is not None:
+        return _text_kernel(library, site, call, call.texts)
     binder = _CallBinder(library, site, call)
     count = len(site.constants)
     outputs = site.tensors[count:]
@@ -136,6 +143,24 @@ def native_kernel(library: NativeLibrary, site: Site, call: NativeCall) -> Kerne
         binder=binder,
         inplace=tuple([i for i in call.inplace if site.tensors[i] == outputs[0]]),
     )
+
+
+def _text_kernel(library: NativeLibrary, site: Site, call: NativeCall, texts: np.ndarray) -> Kernel:
+    """The kernel of a call that computes indices of ``texts`` in place of output 0."""
+    count = len(site.constants)
+    indices = TensorType(INT64, site.output().dims)
+    tensors = (*site.tensors[:count], indices, *site.tensors[count + 1 :])
+    function = native_kernel(
+        library, replace(site, tensors=tensors), replace(call, texts=None)
+    ).function
+
+    def run(*inputs: Any) -> Any:
+        results = function(*inputs)
+        if isinstance(results, tuple):
+            return texts.take(results[0]), *results[1:]
+        return texts.take(results)
+
+    return Kernel(run)
 
 
 class _Late:

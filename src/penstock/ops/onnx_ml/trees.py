@@ -7,6 +7,7 @@ level is a handful of operations on whole arrays, for those rows that have not y
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,22 +26,22 @@ _TIDY = 4
 """levels after which the rows that have reached a leaf are dropped"""
 
 # For which results of a comparison with the threshold a mode takes the true branch.
-_LESS, _EQUAL, _GREATER = 1, 2, 4
+LESS, EQUAL, GREATER = 1, 2, 4
 _MODES: Mapping[str, int] = {
-    "BRANCH_LEQ": _LESS | _EQUAL,
-    "BRANCH_LT": _LESS,
-    "BRANCH_GTE": _GREATER | _EQUAL,
-    "BRANCH_GT": _GREATER,
-    "BRANCH_EQ": _EQUAL,
-    "BRANCH_NEQ": _LESS | _GREATER,
+    "BRANCH_LEQ": LESS | EQUAL,
+    "BRANCH_LT": LESS,
+    "BRANCH_GTE": GREATER | EQUAL,
+    "BRANCH_GT": GREATER,
+    "BRANCH_EQ": EQUAL,
+    "BRANCH_NEQ": LESS | GREATER,
 }
-_BY_NUMBER = (*_MODES.values(), _EQUAL)  # in TreeEnsemble; the last is BRANCH_MEMBER
+_BY_NUMBER = (*_MODES.values(), EQUAL)  # in TreeEnsemble; the last is BRANCH_MEMBER
 _MEMBER = 6
-_AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-_TRANSFORMS = tuple(models.TRANSFORMS)
+AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+TRANSFORMS = tuple(models.TRANSFORMS)
 
 
-class _Forest:
+class Forest:
     """Nodes of all trees. A leaf is its own child, on both sides."""
 
     def __init__(
@@ -66,7 +67,7 @@ class _Forest:
         self.roots, self.feature = np.asarray(roots, np.intp), feature.astype(np.intp)
         self.threshold, self.mode, self.leaf = threshold, mode, ~inner
         # Whether NaN takes the true branch: it is neither less nor greater; but it is not equal.
-        self.missing = missing.astype(np.bool_) | (mode == _LESS | _GREATER)
+        self.missing = missing.astype(np.bool_) | (mode == LESS | GREATER)
         # Of node i the false one at 2 * i, then the true one.
         self.children = np.stack([false, true], 1).astype(np.intp).reshape(-1)
         self.features = int(feature[inner].max(initial=-1)) + 1  # that an input must have at least
@@ -110,9 +111,9 @@ class _Forest:
         if only is not None:
             return _COMPARE[only](values, thresholds)
         mode = self.mode[nodes]
-        passes = (values < thresholds) & (mode & _LESS > 0)
-        passes |= (values == thresholds) & (mode & _EQUAL > 0)
-        passes |= (values > thresholds) & (mode & _GREATER > 0)
+        passes = (values < thresholds) & (mode & LESS > 0)
+        passes |= (values == thresholds) & (mode & EQUAL > 0)
+        passes |= (values > thresholds) & (mode & GREATER > 0)
         return passes
 
 
@@ -136,46 +137,78 @@ def _depth(true: np.ndarray, false: np.ndarray, inner: np.ndarray) -> int:
 
 
 _COMPARE: Mapping[int, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    _LESS: np.less,
-    _LESS | _EQUAL: np.less_equal,
-    _EQUAL: np.equal,
-    _GREATER: np.greater,
-    _GREATER | _EQUAL: np.greater_equal,
-    _LESS | _GREATER: np.not_equal,
+    LESS: np.less,
+    LESS | EQUAL: np.less_equal,
+    EQUAL: np.equal,
+    GREATER: np.greater,
+    GREATER | EQUAL: np.greater_equal,
+    LESS | GREATER: np.not_equal,
 }
 
 
-class _Votes:
-    """The weights of the leaves for each of ``targets``, and how they are put together.
+@dataclass(frozen=True, slots=True, eq=False)
+class Ensemble:
+    """Trees, what their leaves vote for, and what becomes of the votes.
 
-    ``leaf``, ``target`` and ``weight`` are parallel: a leaf may have weights for some targets, and
-    for one target several, which add up.
+    ``leaf``, ``target`` and ``weight`` are parallel: a leaf may have weights for some of the
+    ``targets``, and for one target several, which add up. ``base`` has an entry for each target,
+    one for all, or none.
     """
 
-    def __init__(
-        self,
-        nodes: int,
-        targets: int,
-        leaf: np.ndarray,
-        target: np.ndarray,
-        weight: np.ndarray,
-        aggregate: str,
-    ) -> None:
-        if len(leaf) != len(target) or len(leaf) != len(weight):
+    forest: Forest
+    targets: int
+    leaf: np.ndarray
+    target: np.ndarray
+    weight: np.ndarray
+    aggregate: str = "SUM"
+    transform: str = "NONE"
+    base: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        if len(self.leaf) != len(self.target) or len(self.leaf) != len(self.weight):
             raise ShapeError("the lists that describe the weights of leaves differ in length")
-        if len(target) and (target.min() < 0 or target.max() >= targets):
-            raise ShapeError(f"a leaf has a weight for target {target.max()} of {targets}")
-        self.targets, self.aggregate = targets, aggregate
+        if len(self.target) and (self.target.min() < 0 or self.target.max() >= self.targets):
+            raise ShapeError(
+                f"a leaf has a weight for target {self.target.max()} of {self.targets}"
+            )
+        if len(self.base) not in (0, 1, self.targets):
+            raise ShapeError(f"{len(self.base)} base_values for {self.targets} scores")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labelling:
+    """How the scores of a row decide about its label, one of ``labels``.
+
+    ``single``: the target whose score alone decides, by whether it is above ``limit``; otherwise it
+    is the first of the highest. ``pair``: the scores of two classes follow from the single one;
+    ``positive``: as it is a probability (``models.two_scores``).
+    """
+
+    labels: np.ndarray
+    single: int | None
+    limit: float
+    pair: bool
+    positive: bool
+
+
+class _Votes:
+    """The votes of the leaves, and how they are put together."""
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        leaf, target, aggregate = ensemble.leaf, ensemble.target, ensemble.aggregate
+        targets = self.targets = ensemble.targets
+        self.aggregate = aggregate
         self.table: np.ndarray | None = None
+        nodes = len(ensemble.forest.feature)
         sums = aggregate in ("SUM", "AVERAGE")
         # What leaves every aggregate as it is.
         neutral = {"MIN": np.inf, "MAX": -np.inf}.get(aggregate, 0.0)
         if len(np.unique(leaf)) == len(leaf) and (targets == 1 or sums):
             self.weight, self.target = np.full(nodes, neutral), np.zeros(nodes, np.intp)
-            self.weight[leaf], self.target[leaf] = weight, target
+            self.weight[leaf], self.target[leaf] = ensemble.weight, target
             return
         self.table = np.zeros((nodes, targets))
-        np.add.at(self.table, (leaf, target), weight)
+        np.add.at(self.table, (leaf, target), ensemble.weight)
         if not sums:
             voted = np.zeros((nodes, targets), np.bool_)
             voted[leaf, target] = True
@@ -199,20 +232,23 @@ class _Votes:
         return np.where(np.isinf(scores), 0, scores) if combine is not np.add else scores
 
 
-def _scores(
-    forest: _Forest, votes: _Votes, x: np.ndarray, base: np.ndarray | None = None
-) -> np.ndarray:
-    """Scores [N, targets], a chunk of rows at a time."""
-    # float64 holds more integers than float32.
-    x = models.matrix(x.astype(np.float64) if x.dtype.kind in "iu" else x)
-    if x.shape[1] < forest.features:
-        raise ShapeError(f"the trees look at {forest.features} features, not {x.shape[1]}")
-    width = 1 if votes.table is None else votes.targets
-    step = max(1, CHUNK // (len(forest.roots) * width))
-    result = np.empty((len(x), votes.targets))
-    for low in range(0, len(x), step):
-        result[low : low + step] = votes(forest.leaves(x[low : low + step]))
-    return result if base is None or not len(base) else result + base
+def _scorer(ensemble: Ensemble) -> Callable[[np.ndarray], np.ndarray]:
+    """The function that computes scores [N, targets], a chunk of rows at a time."""
+    forest, votes, base = ensemble.forest, _Votes(ensemble), ensemble.base
+
+    def scores(x: np.ndarray) -> np.ndarray:
+        # float64 holds more integers than float32.
+        x = models.matrix(x.astype(np.float64) if x.dtype.kind in "iu" else x)
+        if x.shape[1] < forest.features:
+            raise ShapeError(f"the trees look at {forest.features} features, not {x.shape[1]}")
+        width = 1 if votes.table is None else votes.targets
+        step = max(1, CHUNK // (len(forest.roots) * width))
+        result = np.empty((len(x), votes.targets))
+        for low in range(0, len(x), step):
+            result[low : low + step] = votes(forest.leaves(x[low : low + step]))
+        return result + base if len(base) else result
+
+    return scores
 
 
 def _counted(name: str, values: Any, count: int) -> Any:
@@ -237,7 +273,7 @@ def _floats(attrs: Attrs, name: str) -> np.ndarray:
     return np.array(attrs.get(name) or [], np.float32)
 
 
-def _forest(attrs: Attrs) -> tuple[_Forest, dict[tuple[int, int], int]]:
+def _forest(attrs: Attrs) -> tuple[Forest, dict[tuple[int, int], int]]:
     """The trees of the older operations, and the place of each (tree, node) pair."""
     trees = _ints(attrs, "nodes_treeids")
     count = len(trees)
@@ -275,7 +311,7 @@ def _forest(attrs: Attrs) -> tuple[_Forest, dict[tuple[int, int], int]]:
     if len(roots) != len(set(trees.tolist())):
         raise ShapeError("a tree has no root: each of its nodes is the child of another")
     usual = [mode for mode in modes if mode != "LEAF"][:1] or ["BRANCH_LEQ"]
-    forest = _Forest(
+    forest = Forest(
         list(roots.values()),
         np.where(inner, _ints(attrs, "nodes_featureids", count), 0),
         threshold,
@@ -288,9 +324,9 @@ def _forest(attrs: Attrs) -> tuple[_Forest, dict[tuple[int, int], int]]:
 
 
 def _votes(
-    attrs: Attrs, prefix: str, targets: int, places: Mapping[tuple[int, int], int], aggregate: str
-) -> tuple[_Votes, np.ndarray, np.ndarray]:
-    """The votes of the leaves, with the targets and the weights among the attributes."""
+    attrs: Attrs, prefix: str, places: Mapping[tuple[int, int], int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The leaves, the targets and the weights of their votes."""
     trees = _ints(attrs, f"{prefix}_treeids")
     nodes = _counted(f"{prefix}_nodeids", _ints(attrs, f"{prefix}_nodeids"), len(trees))
     ids, weights = _ints(attrs, f"{prefix}_ids", len(trees)), _floats(attrs, f"{prefix}_weights")
@@ -298,39 +334,30 @@ def _votes(
         leaf = [places[pair] for pair in zip(trees.tolist(), nodes.tolist(), strict=True)]
     except KeyError as error:
         raise ShapeError(f"weights for a tree node that does not exist: {error}") from None
-    votes = _Votes(len(places), targets, np.array(leaf, np.intp), ids, weights, aggregate)
-    return votes, ids, weights
+    return np.array(leaf, np.intp), ids, weights
 
 
-def _base(attrs: Attrs, targets: int) -> np.ndarray:
-    base = _floats(attrs, "base_values").astype(np.float64)
-    if len(base) not in (0, 1, targets):
-        raise ShapeError(f"{len(base)} base_values for {targets} scores")
-    return base
+def _base(attrs: Attrs) -> np.ndarray:
+    return _floats(attrs, "base_values").astype(np.float64)
 
 
-@operator("TreeEnsembleRegressor", infer=models.infer_regressor("n_targets"))
-@by_attributes
-def tree_ensemble_regressor(attrs: Attrs) -> Callable[..., Any]:
-    targets = attrs.get("n_targets") or 1
+def regressor(attrs: Attrs) -> Ensemble:
+    """The ensemble of a TreeEnsembleRegressor."""
     forest, places = _forest(attrs)
-    aggregate = choice(attrs, "aggregate_function", "SUM", _AGGREGATES)
-    votes, _, _ = _votes(attrs, "target", targets, places, aggregate)
-    base = _base(attrs, targets)
-    transform = models.transform_of(attrs)
-
-    def run(x: np.ndarray) -> np.ndarray:
-        scores = _scores(forest, votes, x, base)
-        return models.transformed(scores, transform).astype(np.float32)
-
-    return run
+    return Ensemble(
+        forest,
+        attrs.get("n_targets") or 1,
+        *_votes(attrs, "target", places),
+        choice(attrs, "aggregate_function", "SUM", AGGREGATES),
+        models.transform_of(attrs),
+        _base(attrs),
+    )
 
 
-@operator("TreeEnsembleClassifier", infer=models.infer_classifier("classlabels_int64s"))
-@by_attributes
-def tree_ensemble_classifier(attrs: Attrs) -> Callable[..., Any]:
-    """With two labels and weights for one class only, these are the scores of the second class.
+def classifier(attrs: Attrs) -> tuple[Ensemble, Labelling]:
+    """The ensemble of a TreeEnsembleClassifier.
 
+    With two labels and weights for one class only, these are the scores of the second class.
     They are probabilities if none is negative, and decisions otherwise: compared with 0.5 or with
     0. That class has number 0 in most models, and the score of the other follows from it; if it has
     number 1, the other keeps the score 0. A single label stands for 1, its absence for 0.
@@ -340,30 +367,41 @@ def tree_ensemble_classifier(attrs: Attrs) -> Callable[..., Any]:
     if classes == 1 and labels.dtype.kind == "O":
         raise ShapeError("a single class label must be an integer")
     forest, places = _forest(attrs)
-    votes, ids, weights = _votes(attrs, "class", classes, places, "SUM")
-    base = _base(attrs, classes)
-    transform = models.transform_of(attrs)
-    single = int(ids[0]) if classes <= 2 and len(set(ids.tolist())) == 1 else None
+    leaf, ids, weights = _votes(attrs, "class", places)
+    base, transform = _base(attrs), models.transform_of(attrs)
+    single = int(ids[0]) if classes == 2 and len(set(ids.tolist())) == 1 else None
     positive = bool((weights >= 0).all())
-    if single is not None and classes == 2:
-        base = base if len(base) == 2 else np.eye(2)[single] * (base[0] if len(base) else 0)
+    if single is not None and len(base) == 1:
+        base = np.eye(2)[single] * base[0]
+    ensemble = Ensemble(forest, classes, leaf, ids, weights, "SUM", transform, base)
+    if classes == 1:
+        return ensemble, Labelling(np.arange(2), 0, 0.0, False, positive)
+    return ensemble, Labelling(labels, single, 0.5 * positive, single == 0, positive)
+
+
+@operator("TreeEnsembleRegressor", infer=models.infer_regressor("n_targets"))
+@by_attributes
+def tree_ensemble_regressor(attrs: Attrs) -> Callable[..., Any]:
+    ensemble = regressor(attrs)
+    scores = _scorer(ensemble)
+    return lambda x: models.transformed(scores(x), ensemble.transform).astype(np.float32)
+
+
+@operator("TreeEnsembleClassifier", infer=models.infer_classifier("classlabels_int64s"))
+@by_attributes
+def tree_ensemble_classifier(attrs: Attrs) -> Callable[..., Any]:
+    ensemble, labelling = classifier(attrs)
+    scores_of, single, limit = _scorer(ensemble), labelling.single, labelling.limit
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        scores = _scores(forest, votes, x, base)
+        scores = scores_of(x)
         score = scores[:, single or 0]
-        if classes == 1:
-            labelled = (score > 0).astype(np.int64)
-        elif single is None:
-            labelled = labels[scores.argmax(1)]
+        places = scores.argmax(1) if single is None else (score > limit).astype(np.int64)
+        if labelling.pair:
+            scores = models.two_scores(score, ensemble.transform, labelling.positive)
         else:
-            labelled = labels[(score > (0.5 if positive else 0)).astype(np.int64)]
-        if single is None or classes == 1:
-            scores = models.transformed(scores, transform)
-        elif single == 0:
-            scores = models.two_scores(score, transform, positive)
-        else:
-            scores = models.TRANSFORMS[transform](scores)
-        return labelled, scores.astype(np.float32)
+            scores = models.transformed(scores, ensemble.transform)
+        return labelling.labels[places], scores.astype(np.float32)
 
     return run
 
@@ -373,29 +411,34 @@ def _infer_ensemble(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     return (TensorType(x.dtype, (models.row_count(x), attrs.get("n_targets") or 1)),)
 
 
+def ensemble(attrs: Attrs) -> Ensemble:
+    """The ensemble of a TreeEnsemble."""
+    aggregate, transform = attrs.get("aggregate_function", 1), attrs.get("post_transform", 0)
+    if not 0 <= aggregate < len(AGGREGATES) or not 0 <= transform < len(TRANSFORMS):
+        raise ShapeError(f"bad aggregate_function {aggregate} or post_transform {transform}")
+    forest = _ensemble_forest(attrs)
+    weights = attrs["leaf_weights"].reshape(-1).astype(np.float64)
+    nodes = len(forest.feature)
+    return Ensemble(
+        forest,
+        attrs.get("n_targets") or 1,
+        np.arange(nodes - len(weights), nodes),
+        _ints(attrs, "leaf_targetids"),
+        weights,
+        AGGREGATES[aggregate],
+        TRANSFORMS[transform],
+    )
+
+
 @operator("TreeEnsemble", since=5, infer=_infer_ensemble)
 @by_attributes
 def tree_ensemble(attrs: Attrs) -> Callable[..., Any]:
-    targets = attrs.get("n_targets") or 1
-    aggregate, transform = attrs.get("aggregate_function", 1), attrs.get("post_transform", 0)
-    if not 0 <= aggregate < len(_AGGREGATES) or not 0 <= transform < len(_TRANSFORMS):
-        raise ShapeError(f"bad aggregate_function {aggregate} or post_transform {transform}")
-    forest = _ensemble(attrs)
-    leaf_targets, weights = _ints(attrs, "leaf_targetids"), attrs["leaf_weights"].reshape(-1)
-    nodes = len(forest.feature)
-    leaves = np.arange(nodes - len(weights), nodes)
-    votes = _Votes(
-        nodes, targets, leaves, leaf_targets, weights.astype(np.float64), _AGGREGATES[aggregate]
-    )
-
-    def run(x: np.ndarray) -> np.ndarray:
-        scores = _scores(forest, votes, x)
-        return models.transformed(scores, _TRANSFORMS[transform]).astype(x.dtype)
-
-    return run
+    trees = ensemble(attrs)
+    scores = _scorer(trees)
+    return lambda x: models.transformed(scores(x), trees.transform).astype(x.dtype)
 
 
-def _ensemble(attrs: Attrs) -> _Forest:
+def _ensemble_forest(attrs: Attrs) -> Forest:
     """The trees of TreeEnsemble: inner nodes first, what membership tests add, then the leaves."""
     modes = np.asarray(attrs["nodes_modes"]).reshape(-1).astype(np.int64)
     count, leaves = len(modes), len(attrs["leaf_targetids"])
@@ -426,7 +469,7 @@ def _ensemble(attrs: Attrs) -> _Forest:
 
     itself = np.arange(total)
     mode = np.array(_BY_NUMBER, np.int8)[modes]
-    mode = extended(mode, mode[0] if count else _LESS)
+    mode = extended(mode, mode[0] if count else LESS)
     feature, threshold = extended(_ints(attrs, "nodes_featureids", count)), extended(threshold)
     missing = extended(_ints(attrs, "nodes_missing_value_tracks_true", count))
     true, false = extended(true), extended(false)
@@ -435,16 +478,16 @@ def _ensemble(attrs: Attrs) -> _Forest:
     at = count
     for node, members in zip(np.flatnonzero(modes == _MEMBER).tolist(), sets, strict=True):
         if not len(members):
-            mode[node], threshold[node] = _EQUAL, np.nan
+            mode[node], threshold[node] = EQUAL, np.nan
             continue
         threshold[node] = members[0]
         last = false[node]
         for member in members[1:]:
             false[node] = at
-            feature[at], mode[at], true[at] = feature[node], _EQUAL, true[node]
+            feature[at], mode[at], true[at] = feature[node], EQUAL, true[node]
             threshold[at], false[at] = member, last
             node, at = at, at + 1
-    return _Forest(_ints(attrs, "tree_roots"), feature, threshold, mode, missing, true, false)
+    return Forest(_ints(attrs, "tree_roots"), feature, threshold, mode, missing, true, false)
 
 
 def _member_sets(attrs: Attrs, count: int) -> list[np.ndarray]:

@@ -20,6 +20,7 @@
 
 static const kernel_entry *const families[] = {
     cumulative_kernels,
+    trees_kernels,
 };
 
 enum { MOST_WORDS = 64, MOST_LATE = 16 };

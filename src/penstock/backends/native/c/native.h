@@ -31,6 +31,7 @@ typedef struct {
 
 /* The kernels of each source file. */
 extern const kernel_entry cumulative_kernels[];
+extern const kernel_entry trees_kernels[];
 
 #pragma GCC visibility pop
 

@@ -1,0 +1,142 @@
+/* Ensembles of decision trees. An item is a block of rows.
+
+   All tests are x <= threshold; the children stand beside one another. A leaf leads to itself, so
+   that some rows, or some trees of one row, can go down in step: their loads overlap. Votes are added
+   in the order of the trees. */
+#include "scores.h"
+
+struct tree_node {
+    double threshold;
+    int32_t child;   /* of rows that pass; the next node is that of the others */
+    int32_t feature; /* times two, plus one if NaN passes */
+};
+
+struct vote {
+    double weight;
+    int64_t target;
+};
+
+struct trees {
+    const void *x;
+    int64_t *labels;
+    void *scores;
+    const struct tree_node *nodes;
+    const int32_t *roots;
+    const int32_t *first_vote; /* of each node; one more ends the last */
+    const struct vote *votes;
+    const double *base; /* of each target, or null */
+    const int64_t *names;
+    int64_t rows, width, trees, targets;
+    int64_t block; /* rows of an item */
+    int64_t aggregate, transform;
+    int64_t single; /* the target that decides about the label, alone; -1: the highest */
+    int64_t pair;   /* scores of two classes follow from that */
+    int64_t positive, wide;
+    double limit;
+};
+
+enum { LANES = 8, SCORES = 4096 };
+enum { AVERAGE, SUM, MIN, MAX };
+
+static inline void add_votes(const struct trees *a, int32_t leaf, double *restrict scores)
+{
+    for (int32_t i = a->first_vote[leaf]; i < a->first_vote[leaf + 1]; i++) {
+        double weight = a->votes[i].weight, *score = scores + a->votes[i].target;
+        if (a->aggregate <= SUM)
+            *score += weight;
+        else if (*score == *score && !(a->aggregate == MIN ? *score < weight : *score > weight))
+            *score = weight;
+    }
+}
+
+static inline void write_row(const struct trees *a, int64_t row, double *scores)
+{
+    int64_t targets = a->targets;
+    for (int64_t i = 0; i < targets; i++) {
+        if (a->aggregate == AVERAGE)
+            scores[i] /= a->trees;
+        if (a->aggregate > SUM && isinf(scores[i]))
+            scores[i] = 0;
+        if (a->base)
+            scores[i] += a->base[i];
+    }
+    if (a->labels) {
+        int64_t alone = a->single;
+        int64_t place = alone < 0 ? highest(scores, targets) : scores[alone] > a->limit;
+        a->labels[row] = a->names[place];
+    }
+    if (a->pair)
+        two_scores(scores, scores[a->single], a->transform, a->positive);
+    else
+        transform_scores(scores, targets, a->transform);
+    for (int64_t i = 0; a->scores && i < targets; i++)
+        if (a->wide)
+            ((double *)a->scores)[row * targets + i] = scores[i];
+        else
+            ((float *)a->scores)[row * targets + i] = (float)scores[i];
+}
+
+#define TREES(name, type)                                                                         \
+    static inline void name##_descend(const struct tree_node *nodes, const type *const *x,        \
+                                      int32_t *at)                                                \
+    {                                                                                             \
+        int32_t moved;                                                                            \
+        do {                                                                                      \
+            moved = 0;                                                                            \
+            for (int i = 0; i < LANES; i++) {                                                     \
+                const struct tree_node *node = nodes + at[i];                                     \
+                double value = (double)x[i][node->feature >> 1];                                  \
+                int32_t fails = !(value <= node->threshold);                                      \
+                int32_t next = node->child + (fails ^ ((value != value) & node->feature));        \
+                moved |= next ^ at[i];                                                            \
+                at[i] = next;                                                                     \
+            }                                                                                     \
+        } while (moved);                                                                          \
+    }                                                                                             \
+                                                                                                  \
+    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    {                                                                                             \
+        const struct trees *a = arguments;                                                        \
+        int64_t targets = a->targets;                                                             \
+        double scores[SCORES];                                                                    \
+        for (int64_t item = begin; item < end; item++) {                                          \
+            int64_t start = item * a->block, rest = a->rows - start;                              \
+            int64_t count = rest < a->block ? rest : a->block;                                    \
+            double first = a->aggregate <= SUM ? 0 : a->aggregate == MIN ? INFINITY : -INFINITY;  \
+            for (int64_t i = 0; i < count * targets; i++)                                         \
+                scores[i] = first;                                                                \
+            /* Lanes are rows of a tree, or trees of a row if there are few rows. */              \
+            int64_t of_rows = count >= LANES, steps = of_rows ? count : a->trees;                 \
+            for (int64_t outer = 0; outer < (of_rows ? a->trees : count); outer++)                \
+                for (int64_t low = 0; low < steps; low += LANES) {                                \
+                    const type *x[LANES];                                                         \
+                    int32_t at[LANES];                                                            \
+                    int used = steps - low < LANES ? (int)(steps - low) : LANES;                  \
+                    for (int i = 0; i < LANES; i++) {                                             \
+                        int64_t lane = low + (i < used ? i : 0);                                  \
+                        int64_t row = of_rows ? lane : outer;                                     \
+                        x[i] = (const type *)a->x + (start + row) * a->width;                     \
+                        at[i] = a->roots[of_rows ? outer : lane];                                 \
+                    }                                                                             \
+                    name##_descend(a->nodes, x, at);                                              \
+                    for (int i = 0; i < used; i++)                                                \
+                        add_votes(a, at[i], scores + (of_rows ? low + i : outer) * targets);      \
+                }                                                                                 \
+            for (int64_t i = 0; i < count; i++)                                                   \
+                write_row(a, start + i, scores + i * targets);                                    \
+        }                                                                                         \
+        return 0;                                                                                 \
+    }
+
+TREES(trees_float32, float)
+TREES(trees_float64, double)
+TREES(trees_int32, int32_t)
+TREES(trees_int64, int64_t)
+
+const kernel_entry trees_kernels[] = {
+    KERNEL(trees_float32, trees),
+    KERNEL(trees_float64, trees),
+    KERNEL(trees_int32, trees),
+    KERNEL(trees_int64, trees),
+    END_OF_KERNELS,
+};

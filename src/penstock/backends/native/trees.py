@@ -1,0 +1,200 @@
+"""Ensembles of decision trees, packed into nodes that all test ``x <= threshold``.
+
+=========  ==========================================================================
+x < t      x <= the number below t
+x > t      x <= t, with the children exchanged; likewise x >= t
+x == t     x <= t, and then x <= the number below t, with the children exchanged
+x != t     x == t, with the children exchanged
+=========  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.ops.common.constant_cache import shared
+from penstock.ops.common.dtypes import FLOAT64
+from penstock.ops.onnx_ml import trees
+from penstock.types import STRING
+
+_SCORES = 4096  # of an item at most, as in c/trees.c
+_ROWS = 64  # of an item at most: a tree that rows have gone down stays in the first-level cache
+
+_NODE = np.dtype([("threshold", "f8"), ("child", "i4"), ("feature", "i4")])
+_VOTE = np.dtype([("weight", "f8"), ("target", "i8")])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Packed:
+    """An ensemble as c/trees.c reads it."""
+
+    ensemble: trees.Ensemble
+    labelling: trees.Labelling | None
+    nodes: np.ndarray
+    roots: np.ndarray
+    first_vote: np.ndarray
+    votes: np.ndarray
+    base: np.ndarray | None
+
+
+_READERS: Mapping[str, Callable[..., Any]] = {
+    "TreeEnsemble": trees.ensemble,
+    "TreeEnsembleClassifier": trees.classifier,
+    "TreeEnsembleRegressor": trees.regressor,
+}
+
+
+def tree_ensemble(site: Site) -> NativeCall | None:
+    """TreeEnsemble, TreeEnsembleClassifier, TreeEnsembleRegressor."""
+    x, attrs, name = site.input(0), site.node.attrs, site.node.op.name
+    if x is None or str(x.dtype) not in ("float32", "float64", "int32", "int64"):
+        return None
+    read = _READERS[name]
+    share = shared((_pack, name, *attrs), lambda: _pack(read(attrs)), *attrs.values())
+    packed = share.value
+    if packed is None:
+        return None
+    ensemble, labelling = packed.ensemble, packed.labelling
+    forest, targets = ensemble.forest, ensemble.targets
+    rows, width = (1, *x.dims)[-2:]
+    if width < max(forest.features, 1) or not rows:
+        return None
+    labels, single, limit, pair, positive = None, -1, 0.0, False, False
+    if labelling is not None:
+        labels, limit, pair = labelling.labels, labelling.limit, labelling.pair
+        single = -1 if labelling.single is None else labelling.single
+        positive = labelling.positive
+    texts = labels is not None and labels.dtype == STRING
+    block = max(1, min(_ROWS, _SCORES // targets))
+    scores = len(site.tensors) - len(site.constants) - 1
+    result_type = site.tensors[-1]
+    return NativeCall(
+        f"trees_{x.dtype}",
+        (
+            Tensor(0),
+            None if labels is None else site.result(0),
+            site.result(scores),
+            packed.nodes,
+            packed.roots,
+            packed.first_vote,
+            packed.votes,
+            packed.base,
+            np.arange(len(labels)) if texts and labels is not None else labels,
+            *(rows, width, len(forest.roots), targets, block),
+            trees.AGGREGATES.index(ensemble.aggregate),
+            trees.TRANSFORMS.index(ensemble.transform),
+            *(single, pair, positive),
+            result_type is not None and result_type.dtype == FLOAT64,
+            limit,
+        ),
+        items=math.ceil(rows / block),
+        item_ns=min(rows, block) * len(forest.roots) * (5 + forest.depth),
+        keep=share,
+        texts=labels if texts else None,
+    )
+
+
+def _pack(read: trees.Ensemble | tuple[trees.Ensemble, trees.Labelling]) -> _Packed | None:
+    """None if the ensemble is too large."""
+    ensemble, labelling = read if isinstance(read, tuple) else (read, None)
+    forest, targets, base = ensemble.forest, ensemble.targets, ensemble.base
+    if targets > _SCORES or max(len(forest.feature), forest.features) >= 2**28:
+        return None
+    nodes, roots, place = _in_order(_Tests(forest), forest.roots)
+    # Several weights of a leaf for one target add up.
+    cells, which = np.unique(ensemble.leaf * targets + ensemble.target, return_inverse=True)
+    votes = np.zeros(len(cells), _VOTE)
+    np.add.at(votes["weight"], which, ensemble.weight)
+    votes["target"] = cells % targets
+    at = place[cells // targets]
+    reached = (at >= 0) & forest.leaf[cells // targets]
+    votes, at = votes[reached], at[reached]
+    ends = np.cumsum(np.bincount(at, minlength=len(nodes)))
+    return _Packed(
+        ensemble,
+        labelling,
+        nodes,
+        roots,
+        np.concatenate([[0], ends]).astype(np.int32),
+        votes[np.argsort(at, kind="stable")],
+        np.broadcast_to(base, targets).copy() if len(base) else None,
+    )
+
+
+class _Tests:
+    """Tests ``x[feature] <= threshold``, with the nodes that follow where they pass and where they
+    do not, and whether NaN passes. A leaf follows itself."""
+
+    def __init__(self, forest: trees.Forest) -> None:
+        mode, leaf = forest.mode, forest.leaf
+        false, true = forest.children.reshape(-1, 2).T
+        exchanged = mode & trees.GREATER > 0
+        threshold = forest.threshold.astype(np.float64)
+        with np.errstate(all="ignore"):
+            below = np.nextafter(threshold, -np.inf)
+        below[np.isneginf(threshold)] = np.nan  # nothing is less
+        # Whether the test differs between the numbers below the threshold and the threshold itself.
+        strict = (mode == trees.LESS) | (mode == trees.GREATER | trees.EQUAL)
+        self.threshold = np.where(strict, below, threshold)
+        # Nothing is greater than NaN.
+        self.threshold[np.isnan(threshold) & exchanged & (mode & trees.LESS == 0)] = np.inf
+        self.passed, self.failed = np.where(exchanged, [false, true], [true, false])
+        self.nan_passes = forest.missing != exchanged
+        self.feature = np.where(leaf, 0, forest.feature)
+        self.threshold[leaf], self.nan_passes[leaf] = np.inf, True
+        self.leaf = leaf
+        equality = (mode == trees.EQUAL) | (mode == trees.LESS | trees.GREATER)
+        first = np.flatnonzero(equality & ~leaf)
+        self._extend(
+            threshold=below[first],
+            passed=self.failed[first],
+            failed=self.passed[first],
+            nan_passes=np.zeros(len(first), np.bool_),
+            feature=self.feature[first],
+            leaf=leaf[first],
+        )
+        self.passed[first] = len(leaf) + np.arange(len(first))
+
+    def _extend(self, **more: np.ndarray) -> None:
+        for name, array in more.items():
+            setattr(self, name, np.concatenate([getattr(self, name), array]))
+
+
+def _in_order(tests: _Tests, roots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The nodes one tree after the other, each a level after the other; the places of the roots,
+    and the place of each of ``tests``, -1 if no root leads there.
+
+    A node that is the child of several has a place beside the sibling in each, but all but one only
+    lead on to that one.
+    """
+    place = np.full(len(tests.leaf), -1)
+    level, tree, count = roots, np.arange(len(roots)), 0
+    levels: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    while len(level):
+        here = np.zeros(len(level), np.bool_)
+        here[np.unique(level, return_index=True)[1]] = True
+        here &= place[level] < 0
+        place[level[here]] = count + np.flatnonzero(here)
+        count += len(level)
+        inner = here & ~tests.leaf[level]
+        child = np.full(len(level), -1)
+        child[inner] = count + 2 * np.arange(inner.sum())
+        levels.append((level, tree, child))
+        parents, tree = level[inner], np.repeat(tree[inner], 2)
+        level = np.stack([tests.passed[parents], tests.failed[parents]], 1).reshape(-1)
+    tests_in_order, tree, child = map(np.concatenate, zip(*levels, strict=True))
+    order = np.argsort(tree, kind="stable")
+    moved = np.argsort(order)
+    leads_on = child < 0
+    nodes = np.empty(count, _NODE)
+    nodes["threshold"] = np.where(leads_on, np.inf, tests.threshold[tests_in_order])[order]
+    nodes["child"] = moved[np.where(leads_on, place[tests_in_order], child)][order]
+    feature = 2 * tests.feature + tests.nan_passes
+    nodes["feature"] = np.where(leads_on, 1, feature[tests_in_order])[order]
+    return nodes, moved[: len(roots)].astype(np.int32), np.where(place < 0, -1, moved[place])
