@@ -170,12 +170,8 @@ class _Blocks:
         return Arena(max(ends, default=0), tuple(offsets))
 
     def bump(self) -> Arena:
-        offsets = []
-        top = 0
-        for size in self.sizes:
-            offsets.append(top if size else 0)
-            top += size
-        return self.arena(offsets)
+        starts = zip(accumulate(self.sizes, initial=0), self.sizes, strict=False)
+        return self.arena([start if size else 0 for start, size in starts])
 
     def place(self, order: Iterable[int], neighbours: Sequence[Sequence[int]]) -> Arena:
         """Place each buffer in turn in the lowest gap between its placed neighbours."""

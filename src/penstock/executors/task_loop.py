@@ -448,14 +448,9 @@ class TaskRun:
 
     def _stop(self, task: int) -> None:
         """Raise what the run was stopped with, and say where it was."""
-        error = self.control.error
-        assert error is not None
-        if task >= 0:
-            error.add_note(f"The run had come to {self._place(task)}.")
-        try:
-            raise error
-        finally:
-            del error  # it holds this frame
+        if task >= 0 and self.control.error is not None:
+            self.control.error.add_note(f"The run had come to {self._place(task)}.")
+        self.control.stop()
 
     def _place(self, task: int) -> str:
         """Where in the model a task is, and in which loops and branches."""

@@ -24,8 +24,8 @@ class BudgetError(MemoryError):
     """A run asked for more memory than its budget has left; an executor names the node."""
 
 
-def working_for(run: Work, function: Callable[..., T], *arguments: Any) -> T:
-    """Call ``function`` for a run."""
+def working_for(run: Work | None, function: Callable[..., T], *arguments: Any) -> T:
+    """Call ``function`` for a run, or for none."""
     outer, THREAD.run = THREAD.run, run
     try:
         return function(*arguments)

@@ -15,11 +15,11 @@ from functools import partial
 from threading import get_ident
 from typing import Any, Protocol
 
-from penstock.algorithms.checkpoints import THREAD
 from penstock.errors import Cancelled
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.frames.rendezvous import Rendezvous
+from penstock.host.current_run import working_for
 from penstock.host.threads import Workers
 
 
@@ -97,16 +97,14 @@ class Barrier:
     def _work(self) -> None:
         thread = get_ident()
         self._threads.add(thread)
-        outer, THREAD.run = THREAD.run, self.control
         try:
             while self._ready:
                 try:
                     part = self._ready.popleft()
                 except IndexError:  # another thread was faster
                     break
-                part.go()
+                working_for(self.control, part.go)
         finally:
-            THREAD.run = outer
             self._threads.discard(thread)
 
     # With the lock held.
@@ -144,11 +142,7 @@ class Barrier:
             self.rendezvous.close()
         on_end, self._on_end = self._on_end, None
         assert on_end is not None
-        outer, THREAD.run = THREAD.run, None  # for what else the thread is about to do
-        try:
-            on_end()
-        finally:
-            THREAD.run = outer
+        working_for(None, on_end)  # the thread may be about to do something else
 
     def _stopped(self, error: Exception) -> None:
         """Wake the parts after a stop, which may come while no thread works on the run."""
