@@ -97,7 +97,7 @@ def _count(budget: Budget, result: np.ndarray, inputs: Sequence[Any], text: bool
     """Count a result, with its ``text``, unless it is a view of an input."""
     if result.ndim > budget.max_dims:
         raise BudgetError(
-            f"its result has {result.ndim} dims, more than Limits.max_dims = {budget.max_dims}"
+            f"its result has {result.ndim} dims, Limits.max_dims is {budget.max_dims}"
         )
     nbytes = -1
     if text and result.dtype == STRING:

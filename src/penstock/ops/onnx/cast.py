@@ -35,7 +35,13 @@ from penstock.types import (
 Convert = Callable[[np.ndarray], np.ndarray]
 
 
-def _target(attrs: Attrs) -> np.dtype:
+_WIDE_ENOUGH = {np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)}
+
+
+def _target(types: Types, attrs: Attrs) -> np.dtype | None:
+    """The dtype to cast to; that of the second input of CastLike, if known."""
+    if len(types) > 1:
+        return tensor(types, 1).dtype
     dtype = dtype_attribute(attrs, "to")
     if dtype is None:
         raise ShapeError("Cast needs an element type to cast to")
@@ -43,14 +49,8 @@ def _target(attrs: Attrs) -> np.dtype:
 
 
 def _infer_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (_cast(tensor(types, 0), _target(attrs)),)
+    x, dtype = tensor(types, 0), _target(types, attrs)
 
-
-def _infer_cast_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (_cast(tensor(types, 0), tensor(types, 1).dtype),)
-
-
-def _cast(x: TensorType, dtype: np.dtype | None) -> TensorType:
     def contents() -> tuple[Dim, ...] | None:
         if x.data is None or dtype is None:
             return None
@@ -63,24 +63,13 @@ def _cast(x: TensorType, dtype: np.dtype | None) -> TensorType:
         fits = all(info.min <= d <= info.max for d in x.data if isinstance(d, int))
         return x.data if fits else None
 
-    return with_data(TensorType(dtype, x.shape), contents)
-
-
-_WIDE_ENOUGH = {np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)}
+    return (with_data(TensorType(dtype, x.shape), contents),)
 
 
 @operator("Cast", infer=_infer_cast, elementwise=True, moves=True, strings=True)
+@operator("CastLike", since=15, infer=_infer_cast, strings=True)
 def cast(node: Node, types: Types) -> Kernel:
-    return _cast_kernel(tensor(types, 0).dtype, _target(node.attrs), node.attrs)
-
-
-@operator("CastLike", since=15, infer=_infer_cast_like, strings=True)
-def cast_like(node: Node, types: Types) -> Kernel:
-    return _cast_kernel(tensor(types, 0).dtype, tensor(types, 1).dtype, node.attrs)
-
-
-def _cast_kernel(source: np.dtype | None, dtype: np.dtype | None, attrs: Attrs) -> Kernel:
-    """Casts from ``source`` to ``dtype``, or to that of input 1, as far as known before the run."""
+    attrs, source, dtype = node.attrs, tensor(types, 0).dtype, _target(types, node.attrs)
     mode = choice(attrs, "round_mode", "up", ("up", "down", "nearest"))
     modes = bool(attrs.get("saturate", 1)), mode
     if source is None or dtype is None:

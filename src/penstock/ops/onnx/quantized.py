@@ -387,8 +387,7 @@ def qgemm(node: Node, types: Types) -> Kernel:
             return
         factor = factor / y_scale.reshape(())
         np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
-        quantization.store(
-            real, None if y_zero is None else quantization.zero_of(y_zero.reshape(())), out, True
-        )
+        zero = None if y_zero is None else quantization.zero_of(y_zero.reshape(()))
+        quantization.store(real, zero, out, True)
 
     return _kernel(node, types, product, finish, 9)

@@ -78,7 +78,6 @@ _CELLS = {
     "LSTM": (4, ("Sigmoid", "Tanh", "Tanh")),
 }
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-_DIRECTIONS["foward"] = (False,)  # the first schema of GRU misspells its default
 
 
 def parse_layer(cell: str, attrs: Attrs, peepholes: bool = False) -> Layer:
