@@ -91,10 +91,8 @@ def _numeric(compile: Compile) -> Compile:
 
 
 def _unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``infer`` or ``compile`` of an operation without a schema.
-
-    The inputs and attributes that the code reads may be missing or of a wrong type.
-    """
+    """``infer`` or ``compile`` of an operation without a schema. The inputs and attributes that the
+    code reads may be missing or of a wrong type."""
 
     @wraps(function)
     def checked(*arguments: Any) -> Any:
@@ -175,10 +173,8 @@ def array_operator(
 
 
 def _with_attributes(function: Callable[..., Any], attrs: Attrs) -> Callable[..., Any]:
-    """A copy of ``function`` whose keyword-only parameters have attributes as their defaults.
-
-    A call of the copy takes no longer than one of ``function``; one of a ``partial`` would.
-    """
+    """A copy of ``function`` whose keyword-only parameters have attributes as their defaults. A
+    call of the copy takes no longer than one of ``function``; one of a ``partial`` would."""
     if not isinstance(function, FunctionType):
         return function
     code, defaults = function.__code__, function.__kwdefaults__ or {}

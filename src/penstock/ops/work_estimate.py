@@ -20,10 +20,8 @@ _CALL_S = 1e-6
 
 
 def flops(node: Node) -> int:
-    """Estimate the floating-point operations of one run of ``node``; 0 if its shapes are unknown.
-
-    A multiplication and an addition count as two, as in the published figures of networks.
-    """
+    """Estimate the floating-point operations of one run of ``node``; 0 if its shapes are unknown. A
+    multiplication and an addition count as two, as in the published figures of networks."""
     if is_fused(node):
         return sum(flops(part) for part in parts(node))
     output = next((v.type for v in node.outputs if v is not None), ANY)

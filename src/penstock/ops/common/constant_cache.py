@@ -20,10 +20,8 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """A ``value`` computed from ``sources``.
-
-    The cache holds it weakly: kernels must keep this object, not just the value.
-    """
+    """A ``value`` computed from ``sources``. The cache holds it weakly: kernels must keep this
+    object, not just the value."""
 
     __slots__ = ("__weakref__", "sources", "value")
 

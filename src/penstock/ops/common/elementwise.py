@@ -177,10 +177,8 @@ def in_blocks(
     scratch: int,
     work: np.ndarray | None = None,
 ) -> None:
-    """Run ``body`` on one-dimensional blocks of ``dtype``.
-
-    NumPy's iterator broadcasts, follows strides, and converts dtypes block by block.
-    """
+    """Run ``body`` on one-dimensional blocks of ``dtype``. NumPy's iterator broadcasts, follows
+    strides, and converts dtypes block by block."""
     rows = _rows(scratch, (min(out.size, BLOCK),), dtype, work) if scratch else ()
     access: Any = [["readonly"]] * len(values) + [["writeonly"]]
     with np.nditer(

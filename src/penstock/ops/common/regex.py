@@ -73,10 +73,8 @@ class RegexError(ValueError):
 
 
 class _Instruction(NamedTuple):
-    """A test consumes a character that passes; an assertion consumes none, and must hold.
-
-    With neither, it is a fork.
-    """
+    """A test consumes a character that passes; an assertion consumes none, and must hold. With
+    neither, it is a fork."""
 
     targets: tuple[int, ...] = ()
     test: Predicate | None = None

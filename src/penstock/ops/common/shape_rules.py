@@ -300,10 +300,8 @@ def broadcast_to(dtype: np.dtype) -> Callable[[Types, Attrs, Consts], tuple[Tens
 
 
 def with_data(type_: TensorType, compute: Callable[[], tuple[Dim, ...] | None]) -> TensorType:
-    """``type_`` with contents, if it is an integer tensor small enough for shape arithmetic.
-
-    Truth values count as integers here: shape arithmetic compares and selects.
-    """
+    """``type_`` with contents, if it is an integer tensor small enough for shape arithmetic. Truth
+    values count as integers here: shape arithmetic compares and selects."""
     if type_.dtype is None or type_.dtype.kind not in "biu" or type_.shape is None:
         return type_
     if len(type_.shape) > 1:

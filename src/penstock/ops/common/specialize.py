@@ -134,10 +134,8 @@ def specialized(
 def by_shape(
     **options: Any,
 ) -> Callable[[Callable[[Node, Tensors, Tensors, Consts], Routine]], Compile]:
-    """Turn ``make(node, inputs, outputs, consts)`` into a compile function; see ``specialized``.
-
-    An option may be a function of the node.
-    """
+    """Turn ``make(node, inputs, outputs, consts)`` into a compile function; see ``specialized``. An
+    option may be a function of the node."""
 
     by_node = {key: option for key, option in options.items() if callable(option)}
 
@@ -259,10 +257,8 @@ def _widened(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> R
 
 
 class _WideConsts(list[np.ndarray | None]):
-    """Constants in float32, converted on access.
-
-    They are shared, because values that routines compute from them are shared by identity.
-    """
+    """Constants in float32, converted on access. They are shared, because values that routines
+    compute from them are shared by identity."""
 
     def __init__(self, consts: Consts) -> None:
         super().__init__(consts)

@@ -67,9 +67,7 @@ class Window:
 
     def taps(self, first: int = 0, last: int | None = None) -> list[tuple[int, slice, slice]]:
         """(k, windows, elements) for each ``k`` at which windows ``first`` to ``last`` cover some.
-
-        Windows count from ``first``; the elements are the ``k``-th ones of these windows.
-        """
+        Windows count from ``first``; the elements are the ``k``-th ones of these windows."""
         axes = []
         for k in self.positions:
             low, high = self.inside(k)

@@ -29,9 +29,7 @@ node."""
 
 def expand_case(node: Node) -> list[Node]:
     """Turn a ``Case`` node into an If; return the nodes that compute its condition, then itself.
-
-    Raises ``ValueError`` where attributes or inputs are not those of a Case.
-    """
+    Raises ``ValueError`` where attributes or inputs are not those of a Case."""
     graphs = dict(node.graphs)
     default = graphs.pop("default", None)
     names = [f"branch_{i}" for i in range(len(graphs))]

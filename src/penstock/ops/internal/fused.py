@@ -35,10 +35,8 @@ class _Region:
 
 
 def fused(nodes: Sequence[Node]) -> Node:
-    """Return one node in place of ``nodes``; each has one output, which only later ones read.
-
-    It is not added to their graph.
-    """
+    """Return one node in place of ``nodes``; each has one output, which only later ones read. It is
+    not added to their graph."""
     inner = {node.outputs[0] for node in nodes}
     read = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None)
     inputs = tuple([value for value in read if value not in inner])

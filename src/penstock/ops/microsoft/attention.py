@@ -56,10 +56,8 @@ def _check_bias(shape: Shape | None, batch: Dim, heads: Dim, queries: Dim, keys:
 
 
 class _Attend:
-    """What both operations do once queries, keys and values are there.
-
-    ``own``: whether keys, and values, need room in the workspace to follow those of the past.
-    """
+    """What both operations do once queries, keys and values are there. ``own``: whether keys, and
+    values, need room in the workspace to follow those of the past."""
 
     def __init__(
         self,

@@ -52,9 +52,7 @@ def _quantize(values: np.ndarray, scale: np.ndarray, zero: Any, out: np.ndarray)
 
 def _table(dtype: np.dtype, parameters: Sequence[Any], function: Function | None) -> bytes | None:
     """The code of the result for each byte of the input; ``None`` if both are the same.
-
-    ``parameters`` are scale and zero point of the input and of the result.
-    """
+    ``parameters`` are scale and zero point of the input and of the result."""
     x_scale, x_zero, y_scale, y_zero = parameters
     if function is None and x_scale == y_scale and x_zero == y_zero:
         return None
@@ -70,9 +68,7 @@ def _recoder(
     node: Node, places: tuple[int, int, int, int], function: Function | None = None
 ) -> Callable[[np.ndarray, Sequence[Any], np.ndarray], None]:
     """``recode(x, inputs, out)``: the codes of ``function`` of ``x``, with other parameters.
-
-    ``places`` are where the node's inputs have scale and zero point of ``x``, and of the result.
-    """
+    ``places`` are where the node's inputs have scale and zero point of ``x``, and of the result."""
     count = max(places) + 1
     tables: dict[np.dtype, bytes | None] = {}
     if rules.all_constant(node, places):

@@ -129,10 +129,8 @@ def _conversion(source: np.dtype, dtype: np.dtype, saturate: bool, mode: str) ->
 
 
 def _to_powers_of_two(x: np.ndarray, saturate: bool, mode: str) -> np.ndarray:
-    """float8_e8m0: a byte e that means 2 ** (e - 127), where 255 is not a number.
-
-    The sign is ignored. Out of range is the nearest power if ``saturate``, else not a number.
-    """
+    """float8_e8m0: a byte e that means 2 ** (e - 127), where 255 is not a number. The sign is
+    ignored. Out of range is the nearest power if ``saturate``, else not a number."""
     wide = np.abs(x if x.dtype == FLOAT64 else x.astype(np.float32))
     fraction, exponent = np.frexp(wide)  # fraction in [0.5, 1)
     power = exponent.astype(np.int32) + 126

@@ -114,10 +114,8 @@ def element_of(value: Any, index: int) -> Any:
 
 
 class ScanLayout:
-    """Axes and directions of a Scan node, one entry for each scan input and output.
-
-    An ``input_axes`` entry counts in the whole tensor, an ``output_axes`` entry in the stacked one.
-    """
+    """Axes and directions of a Scan node, one entry for each scan input and output. An
+    ``input_axes`` entry counts in the whole tensor, an ``output_axes`` entry in the stacked one."""
 
     def __init__(self, node: Node) -> None:
         n = node.attrs["num_scan_inputs"]

@@ -115,10 +115,8 @@ def _index(labels: Labels, order: Labels) -> tuple[Any, ...]:
 
 
 class EinsumLowering:
-    """The steps of one Einsum over known sizes.
-
-    ``operands`` has the labels of the values that are not contracted yet, by their position.
-    """
+    """The steps of one Einsum over known sizes. ``operands`` has the labels of the values that are
+    not contracted yet, by their position."""
 
     def __init__(
         self, terms: Sequence[Labels], output: Labels, shapes: Sequence[Shape], dtype: np.dtype

@@ -35,9 +35,7 @@ def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
 
 def _product_into(a: Any, b: Any) -> Any:
     """The fastest ``function(a, b, out)`` for operands of these dims and a contiguous ``out``.
-
-    ``np.dot`` has half the overhead of ``np.matmul``, which takes batches.
-    """
+    ``np.dot`` has half the overhead of ``np.matmul``, which takes batches."""
     work = 2 * prod(rules.all_known(matmul_shape(a, b)) or ()) * a[-1]
     # Integers, which no library multiplies, take longer.
     most = products.MOST_FLOPS / (40 if len(a) == len(b) == 2 else 1)
@@ -143,10 +141,8 @@ def _infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _repeated(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """A product with one column seen many times through a stride of 0 (by ConstantOfShape).
-
-    BLAS would get copies of it, and round differently at the edges of its tiles.
-    """
+    """A product with one column seen many times through a stride of 0 (by ConstantOfShape). BLAS
+    would get copies of it, and round differently at the edges of its tiles."""
     out[...] = np.dot(a, b[:, :1])
 
 

@@ -152,10 +152,8 @@ def _infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("GroupNormalization", since=21, infer=_infer_group)
 @by_shape(inplace=(0,), contiguous=True)
 def group_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    """Standardise over groups of channels of each image, then scale and shift.
-
-    For InstanceNormalization each channel is a group.
-    """
+    """Standardise over groups of channels of each image, then scale and shift. For
+    InstanceNormalization each channel is a group."""
     epsilon = node.attrs.get("epsilon", 1e-5)
     x = rules.tensor(inputs, 0)
     (n, c), positions = x.dims[:2], prod(x.dims[2:])
@@ -205,9 +203,7 @@ def _infer_layer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @by_shape(inplace=(0,), contiguous=True)
 def layer_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     """Standardise the trailing axes, then scale and shift; save means (if centred) and deviations.
-
-    All is computed in float32, or in float64 where the input is, and rounded once.
-    """
+    All is computed in float32, or in float64 where the input is, and rounded once."""
     attrs, centred = node.attrs, node.op.name == "LayerNormalization"
     epsilon = attrs.get("epsilon", 1e-5)
     _stash(attrs)

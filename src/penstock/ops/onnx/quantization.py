@@ -60,10 +60,8 @@ class _Spread(NamedTuple):
 
 
 def _spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block: int) -> _Spread:
-    """How a scale or zero point of shape ``parameter`` lies along a tensor of ``shape``.
-
-    Blocks that fill their axis are not repeated: the tensor is seen with an axis more then.
-    """
+    """How a scale or zero point of shape ``parameter`` lies along a tensor of ``shape``. Blocks
+    that fill their axis are not repeated: the tensor is seen with an axis more then."""
     if all(dim == 1 for dim in parameter):
         return _Spread(())
     rank = len(shape)
@@ -90,9 +88,7 @@ def _misfit(parameter: tuple[int, ...], axis: int, shape: Shape) -> ShapeError:
 
 def _axis_and_block(attrs: Attrs) -> tuple[int, int]:
     """The axis that scales belong to, and how many of its indices share one (0: each has its own).
-
-    com.microsoft has no default for the axis, and uses that of ONNX.
-    """
+    com.microsoft has no default for the axis, and uses that of ONNX."""
     block = attrs.get("block_size") or 0
     if block < 0:
         raise ShapeError(f"block_size is {block}, it must be positive")
@@ -154,10 +150,8 @@ def subtract_zero_point(x: np.ndarray, zero: np.ndarray | None, out: np.ndarray)
 
 
 def store(values: np.ndarray, zero: np.ndarray | None, out: np.ndarray, saturate: bool) -> None:
-    """Round ``values``, add ``zero``, saturate, write to ``out``; ``values`` is lost.
-
-    NaN becomes the lowest integer, as in ONNX Runtime and the reference.
-    """
+    """Round ``values``, add ``zero``, saturate, write to ``out``; ``values`` is lost. NaN becomes
+    the lowest integer, as in ONNX Runtime and the reference."""
     dtype = out.dtype
     if dtype in _INTS:
         np.rint(values, values)
@@ -190,10 +184,8 @@ def zero_of(zero: np.ndarray | None, work: np.dtype = FLOAT32) -> np.ndarray | N
 
 
 def blocks(*arrays: np.ndarray) -> Any:
-    """Arrays, of which the last is written, as one-dimensional pieces of at most ``BLOCK``.
-
-    They are broadcast against one another.
-    """
+    """Arrays, of which the last is written, as one-dimensional pieces of at most ``BLOCK``. They
+    are broadcast against one another."""
     flags: list[Any] = [["readonly"] for _ in arrays[:-1]]
     return np.nditer(
         arrays,
@@ -310,10 +302,8 @@ def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
 @operator("DequantizeLinear", domain=MICROSOFT, infer=_infer_dequantize)
 @_by_parameters
 def dequantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    """Computed in float32 and rounded once.
-
-    That is the product in float16 or bfloat16 too: their products fit float32 exactly.
-    """
+    """Computed in float32 and rounded once. That is the product in float16 or bfloat16 too: their
+    products fit float32 exactly."""
 
     def dequantize(x: Any, scale: Any, zero: Any, values: Any, out: Any) -> None:
         target = out if values is None else values
@@ -325,10 +315,8 @@ def dequantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Con
 
 
 def _dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:
-    """Scale and zero point that spread uint8 over the range of ``x``, 0 included.
-
-    A tensor of zeros has the scale 1, as in ONNX Runtime: the definition would divide by 0.
-    """
+    """Scale and zero point that spread uint8 over the range of ``x``, 0 included. A tensor of zeros
+    has the scale 1, as in ONNX Runtime: the definition would divide by 0."""
     low = np.minimum.reduce(x, axis=None, initial=0)
     high = np.maximum.reduce(x, axis=None, initial=0)
     scale = np.float32((high - low) / np.float32(255))

@@ -166,10 +166,8 @@ class _Multiply:
     def __call__(
         self, b: np.ndarray, zero: np.ndarray | None, out: Any, workspace: np.ndarray
     ) -> np.ndarray:
-        """Multiply the left side, which is in place, by the right one and its zero point.
-
-        The result is int32 in ``out``, if given; else int32 or float32 in the workspace.
-        """
+        """Multiply the left side, which is in place, by the right one and its zero point. The
+        result is int32 in ``out``, if given; else int32 or float32 in the workspace."""
         left, values, fixed = self.left(workspace), self.values(workspace), self.product.fixed
         result = values
         if fixed is not None:
@@ -207,10 +205,8 @@ def _per_column(parameter: np.ndarray) -> np.ndarray:
 
 
 def _check_parameters(types: Types, a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    """Check that scales and zero points fit the rows of a and the columns of b.
-
-    ``a`` and ``b`` are the indices of an operand and its parameters.
-    """
+    """Check that scales and zero points fit the rows of a and the columns of b. ``a`` and ``b`` are
+    the indices of an operand and its parameters."""
     for name, (operand, *parameters) in (("a", a), ("b", b)):
         for i in parameters:
             shape = rules.tensor(types, i).shape
@@ -249,10 +245,8 @@ def _kernel(
     inputs: int,
     widen: bool = True,
 ) -> Kernel:
-    """The kernel of ``finish(multiply, *inputs, out, workspace)``, which calls ``multiply``.
-
-    It takes that many ``inputs``, ``None`` where the node leaves one out.
-    """
+    """The kernel of ``finish(multiply, *inputs, out, workspace)``, which calls ``multiply``. It
+    takes that many ``inputs``, ``None`` where the node leaves one out."""
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         layout = Scratch()

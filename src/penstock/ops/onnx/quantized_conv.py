@@ -52,10 +52,8 @@ class _Cut(NamedTuple):
 
 
 class _Filters:
-    """The weights of a node, and how the sums over their channels are cut.
-
-    ``x`` and ``w`` are where the node's inputs have a tensor and its zero point.
-    """
+    """The weights of a node, and how the sums over their channels are cut. ``x`` and ``w`` are
+    where the node's inputs have a tensor and its zero point."""
 
     def __init__(self, node: Node, types: Types, x: tuple[int, int], w: tuple[int, int]) -> None:
         self.x, self.w = x, w

@@ -107,9 +107,7 @@ def parse_layer(cell: str, attrs: Attrs, peepholes: bool = False) -> Layer:
 
 def sizes_of(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
     """The sizes T (steps), B (batch), I (input) and H (hidden), from the shapes of the inputs.
-
-    Raises ``ShapeError`` where two inputs disagree.
-    """
+    Raises ``ShapeError`` where two inputs disagree."""
     n, gates = len(layer.reverse), layer.gates
     state = ("B", n, "H") if layer.batch_first else (n, "B", "H")
     patterns: dict[str, tuple[Any, ...]] = {
@@ -163,11 +161,8 @@ def _infer_recurrent(cell: str) -> Infer:
 
 
 class CellWeights(NamedTuple):
-    """The weights of one direction.
-
-    ``w`` and ``r`` are arrays, or other things with a method ``gatewise(out, batch)`` that does
-    what ``_gatewise`` does for arrays.
-    """
+    """The weights of one direction. ``w`` and ``r`` are arrays, or other things with a method
+    ``gatewise(out, batch)`` that does what ``_gatewise`` does for arrays."""
 
     w: Any  # [input, gates * hidden]
     r: Any  # [hidden, gates * hidden]
@@ -358,9 +353,7 @@ def _buffered(
     step: Step, h: np.ndarray, spare: np.ndarray, state: _State, xs: Any, ys: Any, lives: Any
 ) -> np.ndarray:
     """All steps with ``H`` in ``h`` and ``spare``; a sequence that has ended keeps its state.
-
-    ``xs``, ``ys`` and ``lives`` have an entry for each step, the latter two perhaps ``None``.
-    """
+    ``xs``, ``ys`` and ``lives`` have an entry for each step, the latter two perhaps ``None``."""
     for x, y, live in zip(xs, ys, lives, strict=False):
         step(x, h, spare)
         if live is None:

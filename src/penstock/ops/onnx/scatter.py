@@ -46,9 +46,7 @@ def _updating(place: Callable[..., None]) -> Kernel:
 
 def _same_memory(x: np.ndarray, out: np.ndarray) -> bool:
     """Whether ``out`` has taken over the memory of ``x``, which may then be another array object.
-
-    Of little data the copy costs less than the look.
-    """
+    Of little data the copy costs less than the look."""
     return out is x or (out.nbytes > _LITTLE and out.ctypes.data == x.ctypes.data)
 
 

@@ -73,10 +73,8 @@ def _infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _top_places(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
-    """The places of the ``k`` most extreme elements along the last axis, the most extreme first.
-
-    Of equal elements the first comes first, and NaNs are greater than all else.
-    """
+    """The places of the ``k`` most extreme elements along the last axis, the most extreme first. Of
+    equal elements the first comes first, and NaNs are greater than all else."""
     n = x.shape[-1]
     if is_small(x.dtype):
         x = x.astype(FLOAT32)

@@ -77,10 +77,8 @@ def size(node: Node, types: Types) -> Kernel:
 
 
 def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
-    """The product of ``dims`` divided by that of ``others``, as far as it is known.
-
-    Equal names cancel. Raises ``ShapeError`` if it cannot be a whole number.
-    """
+    """The product of ``dims`` divided by that of ``others``, as far as it is known. Equal names
+    cancel. Raises ``ShapeError`` if it cannot be a whole number."""
     if None in dims or None in others:
         return None
     names, divisors = (Counter(d for d in side if isinstance(d, str)) for side in (dims, others))
@@ -99,10 +97,8 @@ def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
 
 
 def _reshaped(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Shape:
-    """The shape that Reshape gives a tensor of shape ``dims``, as far as both are known.
-
-    Dims that 0 copies take no part in inferring -1, so that an empty batch keeps its other dims.
-    """
+    """The shape that Reshape gives a tensor of shape ``dims``, as far as both are known. Dims that
+    0 copies take no part in inferring -1, so that an empty batch keeps its other dims."""
     if any(isinstance(d, int) and d < -1 for d in target) or target.count(-1) > 1:
         raise ShapeError(f"{list(target)} is no shape to reshape to")
     if allowzero and 0 in target and -1 in target:
@@ -124,9 +120,7 @@ def _reshaped(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Sha
 
 def _missing_dim(dims: Sequence[Dim], target: Sequence[Dim]) -> Dim:
     """The one unknown dim of ``target``, a shape of as many elements as ``dims``, if it is known.
-
-    An unknown element may be a dim, 0 or -1; in each case the resulting dim is the same.
-    """
+    An unknown element may be a dim, 0 or -1; in each case the resulting dim is the same."""
     others = [d for d in target if d not in (None, -1)]
     if len(others) < len(target):
         return _quotient(dims, others) if len(others) == len(target) - 1 else None

@@ -128,10 +128,8 @@ def regex_full_match(attrs: Attrs) -> Callable[..., Any]:
 
 
 class _Pool:
-    """The n-grams to count, as a trie that whole arrays descend by binary search.
-
-    A node is the number of a prefix; ``step`` leads from it to the prefix one token longer.
-    """
+    """The n-grams to count, as a trie that whole arrays descend by binary search. A node is the
+    number of a prefix; ``step`` leads from it to the prefix one token longer."""
 
     def __init__(self, attrs: Attrs) -> None:
         pool = attrs.get("pool_strings") or attrs.get("pool_int64s") or []

@@ -162,10 +162,8 @@ def feature_vectorizer(node: Node, types: Types) -> Kernel:
 
 
 class _Lookup:
-    """Where each element of an array is among ``keys``; the number of keys where it is not.
-
-    Of equal keys the last counts. A float NaN equals any other.
-    """
+    """Where each element of an array is among ``keys``; the number of keys where it is not. Of
+    equal keys the last counts. A float NaN equals any other."""
 
     def __init__(self, keys: Sequence[Any], dtype: np.dtype) -> None:
         self.dtype = dtype

@@ -40,10 +40,8 @@ def _softmax_zero(scores: np.ndarray) -> np.ndarray:
 
 
 def _probit(scores: np.ndarray) -> np.ndarray:
-    """Winitzki's approximation of the inverse error function, to about three digits.
-
-    It is what every runtime of this domain computes, so the exact function would be a deviation.
-    """
+    """Winitzki's approximation of the inverse error function, to about three digits. It is what
+    every runtime of this domain computes, so the exact function would be a deviation."""
     x = 2 * scores - 1
     log = np.log((1 - x) * (1 + x))
     a = 2 / (np.pi * 0.147) + log / 2

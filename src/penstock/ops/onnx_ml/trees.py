@@ -118,10 +118,8 @@ class Forest:
 
 
 def _depth(true: np.ndarray, false: np.ndarray, inner: np.ndarray) -> int:
-    """The longest way down; an error if a node is among its own descendants.
-
-    Kahn's algorithm (Communications of the ACM 5, 1962), a level at a time.
-    """
+    """The longest way down; an error if a node is among its own descendants. Kahn's algorithm
+    (Communications of the ACM 5, 1962), a level at a time."""
     parents = np.bincount(np.concatenate([true[inner], false[inner]]), minlength=len(true))
     level, done, depth = np.flatnonzero(parents == 0), 0, -1
     while len(level):

@@ -17,10 +17,8 @@ from penstock.types import ShapeError, TensorType, Type
 def _real_transform(
     name: str, function: Callable[..., Any], attr: str, default: str, size: Callable[[int], int]
 ) -> None:
-    """Register a transform along the last dim, which is cut or padded to a length.
-
-    The result has elements of the dtype in attribute ``attr`` and ``size(length)`` of them.
-    """
+    """Register a transform along the last dim, which is cut or padded to a length. The result has
+    elements of the dtype in attribute ``attr`` and ``size(length)`` of them."""
     code = np.dtype(default).kind
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -97,10 +97,8 @@ def stack_close(handle: Any) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Element:
-    """One place of a tensor array.
-
-    ``shape`` is that of the value written, even after it is cleared, or of a gradient's value.
-    """
+    """One place of a tensor array. ``shape`` is that of the value written, even after it is
+    cleared, or of a gradient's value."""
 
     value: np.ndarray | None = None
     shape: tuple[int, ...] | None = None
@@ -108,10 +106,8 @@ class _Element:
 
 
 class _TensorArray:
-    """Tensors of one dtype, each written once.
-
-    ``adds``: it holds gradients, where several writes to one place add up.
-    """
+    """Tensors of one dtype, each written once. ``adds``: it holds gradients, where several writes
+    to one place add up."""
 
     def __init__(self, name: str, dtype: np.dtype, count: int, attrs: Attrs, *, adds: bool) -> None:
         if count < 0:
