@@ -8,6 +8,8 @@ import signal
 import threading
 import tracemalloc
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -73,6 +75,27 @@ GROWING = {
         {"x": np.ones(MOST_BYTES // 8 - 1000, np.float32)},
     ),
 }
+
+
+@contextmanager
+def interrupts(thread: int) -> Iterator[None]:
+    """Interrupt a thread soon, and again after a while: Python drops what a signal handler raises
+    within a finalizer or a callback of the garbage collector."""
+    left = threading.Event()
+
+    def interrupt() -> None:
+        patience_s = 0.02
+        while not left.wait(patience_s):
+            signal.pthread_kill(thread, signal.SIGINT)
+            patience_s = 20.0
+
+    sender = threading.Thread(target=interrupt)
+    try:
+        sender.start()
+        yield
+    finally:
+        left.set()
+        sender.join()
 
 
 class Endings(ExecutorTests):
@@ -183,16 +206,12 @@ class Endings(ExecutorTests):
         short = feeds | {"n": np.array(2)}
         session.run(short)
         arenas = session.memory.arenas
-        me = threading.get_ident()
         # Python ignores interrupts if its parent process did (a shell, in the background).
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             for _ in range(5):
-                timer = threading.Timer(0.02, signal.pthread_kill, (me, signal.SIGINT))
-                timer.start()
-                with pytest.raises(KeyboardInterrupt):
+                with pytest.raises(KeyboardInterrupt), interrupts(threading.get_ident()):
                     session.run(feeds)
-                timer.join()
         finally:
             signal.signal(signal.SIGINT, before)
         assert session.run(short)["y"].tolist() == [4] * 4
