@@ -21,13 +21,10 @@ class CountingRun:
         self.looks = 0
         self.last = last
 
-    @property
-    def stopped(self) -> bool:
+    def check(self) -> None:
         self.looks += 1
-        return self.looks >= self.last
-
-    def stop(self) -> None:
-        raise ps.Cancelled("enough")
+        if self.looks >= self.last:
+            raise ps.Cancelled("enough")
 
 
 def words(n: int) -> np.ndarray:
@@ -38,7 +35,24 @@ def image(n: int) -> np.ndarray:
     return np.zeros((1, 1, 8, n), np.float32)
 
 
+def zeros(*dims: int) -> np.ndarray:
+    return np.zeros(dims, np.float32)
+
+
+def layer(n: int, *more: np.ndarray | None) -> list[np.ndarray | None]:
+    return [zeros(n, 1, 2), zeros(1, 8, 2), zeros(1, 8, 2), *more]
+
+
 CASES = {
+    "Conv": ("Conv", {}, lambda n: [zeros(2, 4, 8, n), zeros(8, 4, 3, 3)]),
+    "Conv depthwise": ("Conv", {"group": 4}, lambda n: [zeros(2, 4, 8, n), zeros(4, 1, 3, 3)]),
+    "ConvTranspose": ("ConvTranspose", {}, lambda n: [zeros(2, 4, 8, n), zeros(4, 8, 3, 3)]),
+    "LSTM": ("LSTM", {"hidden_size": 2}, layer),
+    "LSTM of lengths": (
+        "LSTM",
+        {"hidden_size": 2},
+        lambda n: layer(n, None, np.array([n // 2], np.int32)),
+    ),
     "Resize nearest": ("Resize", {"mode": "nearest"}, lambda n: [image(n), None, SCALES]),
     "Resize linear": ("Resize", {"mode": "linear"}, lambda n: [image(n), None, SCALES]),
     "Resize cubic": ("Resize", {"mode": "cubic"}, lambda n: [image(n), None, SCALES]),

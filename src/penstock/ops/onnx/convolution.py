@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
@@ -222,6 +223,7 @@ def _unfolded(
         matrix = w.reshape(shape_w) if ready is None else ready
         for image, result in zip(x, out.reshape(shape_out), strict=True):
             for block in blocks:
+                checkpoint()
                 np.matmul(matrix, unfold(image, block, workspace), result[..., block.columns])
 
     return into, size
@@ -353,6 +355,7 @@ def _shifted(
                 planes.fill(0)
                 length = shifts.length
                 for low in range(0, group, groups):
+                    checkpoint()
                     block = slice(low, min(low + groups, group))
                     used = block.stop - low
                     channels = slice(block.start * depth, block.stop * depth)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_shape, dim_product, ints, same_dtype, tensor
@@ -137,6 +138,7 @@ def conv_transpose(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
         out[...] = 0 if bias is None else bias.reshape(column)
         for image, result in zip(x.reshape(shape_x), out, strict=True):
             for where, size, shape, moves in blocks:
+                checkpoint()
                 product = columns.reshaped(group, rows, size)(workspace)
                 multiply(matrix, image[..., where], product)
                 _add_windows(product.reshape(shape), result, moves)

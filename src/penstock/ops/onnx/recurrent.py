@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import shape_rules as rules
@@ -355,6 +356,7 @@ def _buffered(
     """All steps with ``H`` in ``h`` and ``spare``; a sequence that has ended keeps its state.
     ``xs``, ``ys`` and ``lives`` have an entry for each step, the latter two perhaps ``None``."""
     for x, y, live in zip(xs, ys, lives, strict=False):
+        checkpoint()
         step(x, h, spare)
         if live is None:
             h, spare = spare, h
@@ -454,6 +456,7 @@ class _LayerRun:
             np.copyto(h, 0 if h0 is None else h0[d])
         if self.direct:
             for now, out in zip(xs, ys, strict=True):
+                checkpoint()
                 step(now, h, out)
                 h = out
             return h
