@@ -18,8 +18,7 @@ from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.file import Apart
 from penstock.frontends.onnx.schemas import LEGACY, TYPE_NAMES
 from penstock.frontends.onnx.scopes import ImportContext, OnnxNode, PendingGraph
-from penstock.frontends.onnx.tensors import TensorReader
-from penstock.frontends.onnx.types import value_type
+from penstock.frontends.onnx.tensors import TensorReader, value_type
 from penstock.ir.graph import Graph
 from penstock.types import FLOAT32, INT64, STRING
 
@@ -124,13 +123,13 @@ class AttributeReader:
         context = node.context
         while proto.ref_attr_name:
             wanted = proto.ref_attr_name
-            if context.call is None:
+            if context.attributes is None:
                 self.diagnostics.problem(
                     f"attribute {decode_text(proto.name)!r} of {node.origin} refers to attribute "
                     f"{decode_text(wanted)!r} of a function, but is in none; give it a value"
                 )
                 return None
-            argument = context.call.attributes.get(wanted)
+            argument = context.attributes.get(wanted)
             if argument is None or argument[0] is proto:
                 return None
             proto, context = argument

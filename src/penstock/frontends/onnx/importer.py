@@ -29,7 +29,6 @@ from penstock.frontends.common.builder import UniqueNames, short_name
 from penstock.frontends.common.diagnostics import NO_KERNEL, ConversionError, Diagnostics
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.common.inferred_types import InferredTypes
-from penstock.frontends.onnx.attribute_values import value_faults
 from penstock.frontends.onnx.attributes import AttributeReader
 from penstock.frontends.onnx.file import Source, Weights, opened
 from penstock.frontends.onnx.functions import (
@@ -41,10 +40,9 @@ from penstock.frontends.onnx.functions import (
     plain_domain,
 )
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
-from penstock.frontends.onnx.schemas import newest_opset
+from penstock.frontends.onnx.schemas import newest_opset, value_faults
 from penstock.frontends.onnx.scopes import (
     Expansion,
-    FunctionCall,
     ImportContext,
     Meanings,
     NameScope,
@@ -52,9 +50,8 @@ from penstock.frontends.onnx.scopes import (
     PendingGraph,
     Refusal,
 )
-from penstock.frontends.onnx.tensors import TensorReader
+from penstock.frontends.onnx.tensors import TensorReader, value_type
 from penstock.frontends.onnx.type_constraints import check_types
-from penstock.frontends.onnx.types import value_type
 from penstock.frontends.onnx.upgrades import Meaning, meaning
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
@@ -353,11 +350,11 @@ class _Importer:
             f"{function.title} of {self.diagnostics.where}",
             node.context.depth + 1,
             f"{short_name(node.name)}/",
-            FunctionCall(attributes, constants),
-            is_body=True,
-            meanings=meanings,
+            attributes,
+            meanings,
+            constants,
         )
-        outside = replace(inside, call=None)
+        outside = replace(inside, attributes=None)
         attributes.update((key, (a, outside)) for key, a in function.defaults.items())
         for attribute in node.proto.attribute:
             if attribute.name in function.attributes:
@@ -380,8 +377,7 @@ class _Importer:
 
     def constant(self, node: OnnxNode) -> None:
         """Make the output of a Constant node a constant."""
-        call = node.context.call
-        shared = call.constants if call is not None and node.context.is_body else {}
+        shared = node.context.constants
         array = shared.get(node.number)
         if array is None:
             array = self.attributes.constant(node)

@@ -51,32 +51,27 @@ Meanings: TypeAlias = dict[tuple[str, str], Meaning | Refusal]
 
 
 @dataclass(slots=True)
-class FunctionCall:
-    """A call of a function: its attributes, each with the context that it was written in."""
-
-    attributes: Mapping[str, tuple[AttributeProto, ImportContext]]
-    constants: dict[int, np.ndarray | None]  # of the function, by node, for all of its calls
-
-
-@dataclass(slots=True)
 class ImportContext:
-    """What names, operations and attribute references mean to the nodes of a graph or body."""
+    """What names, operations and attribute references mean to the nodes of a graph or body.
+
+    ``attributes`` are those of the call of a function, each with the context that it was written
+    in; ``constants`` those of the nodes themselves, by number: for all calls of a function."""
 
     scope: NameScope
     opsets: Mapping[str, int]
     where: str
     depth: int = 1
     prefix: str = ""  # of names, within functions
-    call: FunctionCall | None = None
-    is_body: bool = False  # whether these are the nodes of a function, not of a graph within it
+    attributes: Mapping[str, tuple[AttributeProto, ImportContext]] | None = None
     meanings: Meanings = field(default_factory=dict)
+    constants: dict[int, np.ndarray | None] = field(default_factory=dict)
 
     def nested(self, where: str) -> ImportContext:
         """The context of a graph among the attributes of a node. Each of its nodes repeats
         ``where``, which is shortened."""
         where = shortened(where, _MAX_WHERE)
         scope = NameScope(self.scope)
-        return replace(self, scope=scope, where=where, depth=self.depth + 1, is_body=False)
+        return replace(self, scope=scope, where=where, depth=self.depth + 1, constants={})
 
 
 class OnnxNode(NamedTuple):
