@@ -362,12 +362,7 @@ def clone(
     default its own. An input that a node produces is detached from it: consumers and outputs read
     the input.
     """
-    return _Cloner().clone(
-        graph,
-        graph.inputs if inputs is None else inputs,
-        graph.outputs if outputs is None else outputs,
-        graph.targets if targets is None else targets,
-    )
+    return _Cloner().clone(graph, inputs, outputs, targets)
 
 
 def embed(graph: Graph, inputs: Sequence[Value], suffix: str) -> tuple[list[Node], list[Value]]:
@@ -394,10 +389,13 @@ class _Cloner:
     def clone(
         self,
         graph: Graph,
-        inputs: Sequence[Value],
-        outputs: Sequence[Value],
-        targets: Sequence[Node],
+        inputs: Sequence[Value] | None = None,
+        outputs: Sequence[Value] | None = None,
+        targets: Sequence[Node] | None = None,
     ) -> Graph:
+        inputs = graph.inputs if inputs is None else inputs
+        outputs = graph.outputs if outputs is None else outputs
+        targets = graph.targets if targets is None else targets
         fed = [Value(value.name + self.suffix, value.type) for value in inputs]
         self.fed.update(inputs)
         self.values.update(zip(inputs, fed, strict=True))
@@ -413,10 +411,7 @@ class _Cloner:
     def node(self, node: Node) -> Node:
         attrs = node.attrs
         if node.graphs:
-            attrs = attrs | {
-                key: self.clone(inner, inner.inputs, inner.outputs, inner.targets)
-                for key, inner in node.graphs
-            }
+            attrs = attrs | {key: self.clone(inner) for key, inner in node.graphs}
         inputs = [None if value is None else self.value(value) for value in node.inputs]
         outputs = [None if value is None else self.output(value) for value in node.outputs]
         copy = self.nodes[node] = node.derived(inputs, outputs, attrs)

@@ -70,8 +70,8 @@ class NodeBuilder:
 
     ``inputs``, ``outputs`` and ``attrs`` are those of the file's node. ``nodes`` are the emitted
     ones, which the importer adds to the graph when the rule returns; ``final`` is the one with the
-    node's name; the names of the others begin with ``stem``, which is short. ``unique`` makes a
-    name that nothing in the model has.
+    node's name; the others have the names of their outputs. ``unique`` makes a name that nothing in
+    the model has.
     """
 
     name: str
@@ -85,10 +85,6 @@ class NodeBuilder:
     device: str = ""
     nodes: list[Node] = field(default_factory=list, init=False)
     final: Node | None = field(default=None, init=False)
-
-    @property
-    def stem(self) -> str:
-        return short_name(self.name)
 
     # What the file says of the inputs.
 
@@ -183,7 +179,7 @@ class NodeBuilder:
         """Emit a node before the final one, and return its one output. ``more`` are attributes."""
         output = Value(self.fresh(op.lower()), type_)
         attrs = {**(attrs or {}), **more}
-        self.append(op, domain, inputs, [output], attrs, self.inner_name(op, output))
+        self.append(op, domain, inputs, [output], attrs, output.name)
         return output
 
     def emit_final(
@@ -201,10 +197,6 @@ class NodeBuilder:
         outputs = self.outputs if outputs is None else outputs
         self.final = self.append(op, domain, inputs, outputs, attrs, self.name)
         return self.final
-
-    def inner_name(self, op: str, output: Value) -> str:
-        """The name of a node before the final one."""
-        return f"{self.stem}/{op}"
 
     def append(
         self,

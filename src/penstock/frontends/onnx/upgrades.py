@@ -117,12 +117,13 @@ def attributes_to_inputs(old: NodeUpgrade) -> None:
 
 
 @upgrade(6, "Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less")
+@upgrade(6, "PRelu")
 def legacy_broadcast(old: NodeUpgrade) -> None:
-    """Binary operations before NumPy's broadcasting: ``axis`` says where B's dims stand in A's."""
-    b, axis = old.input(1), old.attrs.get("axis")
-    if old.attrs.get("broadcast") and axis is not None:
-        b = aligned(old, axis)
-    old.become(old.op, [old.input(0), b])
+    """Binary operations before NumPy's broadcasting: ``axis`` says where B's dims stand in A's. A
+    PRelu has one slope, or one for each channel."""
+    axis = old.attrs.get("axis") if old.attrs.get("broadcast") else None
+    axis = 1 if old.op == "PRelu" else axis
+    old.become(old.op, [old.input(0), old.input(1) if axis is None else aligned(old, axis)])
 
 
 def aligned(old: NodeUpgrade, axis: int) -> Value:
@@ -139,12 +140,6 @@ def aligned(old: NodeUpgrade, axis: int) -> Value:
     if axis >= 0:
         stop = old.emit("Sub", [rank_of(old, a), old.constant(axis)])
     return old.emit("Unsqueeze", [b, old.emit("Range", [start, stop, old.constant(1)])])
-
-
-@upgrade(6, "PRelu")
-def channel_prelu(old: NodeUpgrade) -> None:
-    """The slope has one element, or one for each channel."""
-    old.become("PRelu", [old.input(0), aligned(old, 1)])
 
 
 def rank_of(old: NodeUpgrade, value: Value) -> Value:

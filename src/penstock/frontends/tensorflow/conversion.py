@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.frontends.common.builder import NodeBuilder, UniqueNames
+from penstock.frontends.common.builder import NodeBuilder, UniqueNames, short_name
 from penstock.frontends.common.diagnostics import Diagnostics, InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
@@ -56,8 +56,8 @@ class ConversionContext(ABC):
 class Conversion(NodeBuilder):
     """A NodeDef, its inputs and outputs, and the nodes emitted for it.
 
-    ``name`` is unique in the model, ``own_name`` in the graph or function of the file. ``controls``
-    are the names of the NodeDefs that it waits for.
+    ``name`` is unique in the model, ``own_name`` in the graph or function of the file; ``stem`` is
+    short. ``controls`` are the names of the NodeDefs that it waits for.
     """
 
     inputs: list[Value]
@@ -86,6 +86,7 @@ class Conversion(NodeBuilder):
         self.context = context
         self.scope = scope
         self.own_name = proto.name
+        self.stem = short_name(self.name)
         self.op = proto.op
         self.references = references
         self.controls = controls
@@ -122,9 +123,6 @@ class Conversion(NodeBuilder):
 
     def fresh(self, hint: str) -> str:
         return f"{self.stem}#{hint}_{len(self.nodes)}"
-
-    def inner_name(self, op: str, output: Value) -> str:
-        return output.name
 
     def emit_same_op(self, attrs: Iterable[str] | None = None, **more: Any) -> Node:
         """Emit the operation of the same name in the domain "tensorflow" as the final node, with

@@ -53,6 +53,7 @@ class Deadness:
         self.waits: dict[Node, list[Node]] = {}
         """the nodes with side effects that each node waits for"""
         self._order = EffectOrder()
+        self.has_side_effects = self._order.has_side_effects
         for node in nodes:
             reads = self.reads[node] = all_reads(node)
             self.conditions[node] = ALWAYS if node in running else self._condition(node)
@@ -81,10 +82,6 @@ class Deadness:
             value = node.inputs[0]
         assert value is not None
         return value
-
-    def has_side_effects(self, node: Node) -> bool:
-        """Whether it can be observed when, or whether, ``node`` runs."""
-        return self._order.has_side_effects(node)
 
     def _of_node(self, node: Node) -> Condition:
         if node in self.conditions:
