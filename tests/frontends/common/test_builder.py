@@ -29,7 +29,7 @@ def test_emitted_nodes_have_the_origin_and_derived_names() -> None:
     hidden = b.emit("Neg", b.inputs)
     b.emit_final("LeakyRelu", [hidden], {"alpha": 0.5})
     assert [(n.name, n.op.name, n.origin) for n in b.nodes] == [
-        ("n/Neg", "Neg", "n in a file"),
+        ("y/neg", "Neg", "n in a file"),
         ("n", "LeakyRelu", "n in a file"),
     ]
     assert b.nodes[1].outputs == b.outputs
