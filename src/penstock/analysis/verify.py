@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
@@ -300,35 +299,24 @@ def _check_control_inputs(index: _Index) -> Iterator[str]:
                 yield f"{scope} has {other.label} as a target, which is not a node of that graph"
 
 
-class _Rule(NamedTuple):
-    """The graphs of a control-flow operation, and what its nodes and these graphs must have."""
-
-    attributes: tuple[str, ...]
-    of_node: str
-    of_graphs: str
-
-
-_CONTROL_FLOW: Mapping[Role | None, _Rule] = {
-    Role.IF: _Rule(
-        ("then_branch", "else_branch"),
+# What the nodes of control-flow operations must have, and what their graphs must.
+_CONTROL_FLOW: Mapping[Role | None, tuple[str, str]] = {
+    Role.IF: (
         "an If has one input, the condition",
         "a branch takes nothing and gives one value for each output of its If",
     ),
-    Role.LOOP: _Rule(
-        ("body",),
+    Role.LOOP: (
         "a Loop has an output for each carried value, then one for each that it collects",
         "the body of a Loop takes the iteration, the condition and the carried values, and gives "
         "the condition and one value for each output of the node",
     ),
-    Role.SCAN: _Rule(
-        ("body",),
+    Role.SCAN: (
         "num_scan_inputs of the inputs of a Scan are sequences, the others states, and each state "
         "is an output",
         "the body of a Scan takes the states and a slice of each sequence, and gives one value "
         "for each output of the node",
     ),
-    Role.SEQUENCE_MAP: _Rule(
-        ("body",),
+    Role.SEQUENCE_MAP: (
         "a SequenceMap has at least one input, a sequence",
         "the body of a SequenceMap takes an element for each input and gives one for each output",
     ),
@@ -357,20 +345,20 @@ def _scan_states(node: Node) -> int:
 def _check_control_flow(index: _Index) -> Iterator[str]:
     """Inputs and outputs of a node's graphs fit the node."""
     for _, _, node in index.nodes():
-        rule = _CONTROL_FLOW.get(node.op.role)
-        if rule is None:
+        if node.op.role not in _CONTROL_FLOW:
             continue
+        of_node, of_graphs = _CONTROL_FLOW[node.op.role]
         fits, *wanted = _arity(node)
         if not fits:
-            yield f"{node.label} has {_counts(node)}: {rule.of_node}"
-        for name in rule.attributes:
+            yield f"{node.label} has {_counts(node)}: {of_node}"
+        for name in ("then_branch", "else_branch") if node.op.role is Role.IF else ("body",):
             graph = node.attrs.get(name)
             if not isinstance(graph, Graph):
                 yield f"{node.label} needs a graph as its attribute {name!r}"
             elif [len(graph.inputs), len(graph.outputs)] != wanted:
                 yield (
                     f"the {name} of {node.label} has {_counts(graph)} instead of {wanted[0]} and "
-                    f"{wanted[1]}: {rule.of_graphs}"
+                    f"{wanted[1]}: {of_graphs}"
                 )
 
 

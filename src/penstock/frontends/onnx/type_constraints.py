@@ -18,9 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.algorithms.checkpoints import paced
 from penstock.errors import ProblemList
@@ -128,19 +127,15 @@ def _allowed_before(op: Op, side: str, index: int, type_: str) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What a schema says of a node with inputs of certain types: ``faults``, as ends of sentences
-    that begin with the node, and its outputs' types, None where the operation decides."""
-
-    faults: Sequence[str]
-    outputs: tuple[TypeName, ...]
+_Outcome: TypeAlias = tuple[Sequence[str], tuple[TypeName, ...]]
+"""What a schema says of a node with inputs of certain types: faults, as ends of sentences that
+begin with the node, and its outputs' types, None where the operation decides."""
 
 
 def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
     schema = _newest(op)
     if schema is None:
-        return _Outcome((), (None,) * outputs)
+        return (), (None,) * outputs
     faults: list[str] = []
     bound: dict[str, tuple[str, str]] = {}
     last = len(schema.inputs) - 1
@@ -162,12 +157,12 @@ def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
                 )
     last = len(schema.outputs) - 1
     if last < 0:
-        return _Outcome(faults, (None,) * outputs)
+        return faults, (None,) * outputs
     ports = [schema.outputs[min(i, last)] for i in range(outputs)]
     names = tuple(
         bound[port.variable][1] if port.variable in bound else _only(port.types) for port in ports
     )
-    return _Outcome(faults, names)
+    return faults, names
 
 
 def _only(types: frozenset[str]) -> TypeName:
@@ -201,14 +196,15 @@ class _Checker:
             outcome = outcomes.get(key)
             if outcome is None:
                 outcome = outcomes[key] = _outcome(node.op, len(outputs), inputs)
+            faults, names = outcome
             if len(outputs) == 1 and (value := outputs[0]) is not None:  # faster, and most nodes
-                types[value] = outcome.outputs[0]
+                types[value] = names[0]
             else:
-                types.update(zip(outputs, outcome.outputs, strict=True))
+                types.update(zip(outputs, names, strict=True))
                 types[None] = None
-            if outcome.faults:
-                self._report(node, outcome.faults)
-            elif None in outcome.outputs:
+            if faults:
+                self._report(node, faults)
+            elif None in names:
                 self._ask_operation(node, inputs)
             if self._fed:
                 fed = [v for v in outputs if v is not None and v.name in self._fed]

@@ -7,7 +7,7 @@ The weights are computed once, in float64, and rounded once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,12 +16,8 @@ from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import forward
 from penstock.types import FLOAT32
 
-
-class _Affine(NamedTuple):
-    """A scale and a shift, in float64: one of each for each channel, or for all of them."""
-
-    scale: np.ndarray
-    shift: np.ndarray
+_Affine: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""A scale and a shift, in float64: one of each for each channel, or for all of them."""
 
 
 class FoldAffine(Pass):
@@ -75,7 +71,7 @@ def _normalization(node: Node, i: int) -> _Affine | None:
         return None
     scale, shift, mean, variance = (np.asarray(array, np.float64) for array in arrays)
     scale = scale / np.sqrt(variance + node.attrs.get("epsilon", 1e-5))
-    return _Affine(scale, shift - mean * scale) if np.all(np.isfinite(scale)) else None
+    return (scale, shift - mean * scale) if np.all(np.isfinite(scale)) else None
 
 
 def _arithmetic(node: Node, i: int) -> _Affine | None:
@@ -91,12 +87,12 @@ def _arithmetic(node: Node, i: int) -> _Affine | None:
     operand, zero, one = const.reshape(-1).astype(np.float64), np.zeros(1), np.ones(1)
     match node.op.name:
         case "Add":
-            return _Affine(one, operand)
+            return one, operand
         case "Sub":
-            return _Affine(-one, operand) if i else _Affine(one, -operand)
+            return (-one, operand) if i else (one, -operand)
         case "Mul":
-            return _Affine(operand, zero)
-    return None if i or not np.all(operand) else _Affine(1 / operand, zero)  # Div
+            return operand, zero
+    return None if i or not np.all(operand) else (1 / operand, zero)  # Div
 
 
 def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
