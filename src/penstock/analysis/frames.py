@@ -44,20 +44,6 @@ class Frame:
         return "the root frame" if self.parent is None else f"frame {self.name!r}"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Frames:
-    """The frames of one graph: ``of`` each node the one that it runs in, and the one that its
-    outputs are in (``of_outputs``). The two differ for an Enter and an Exit alone."""
-
-    of: Mapping[Node, Frame]
-    of_outputs: Mapping[Node, Frame]
-
-    def paths(self) -> dict[Node, FramePath]:
-        """The ``path`` of the frame that each node runs in."""
-        paths = {frame: frame.path for frame in {*self.of.values()}}
-        return {node: paths[frame] for node, frame in self.of.items()}
-
-
 @dataclass(frozen=True, eq=False)
 class GraphPart:
     """The part of a graph that one device runs (``passes.lowering.partition``). ``inputs`` and
@@ -71,27 +57,30 @@ class GraphPart:
     paths: Mapping[Node, FramePath]
 
 
-def find_frames(graph: Graph) -> Frames:
-    """The frames of ``graph``, which must be sorted. Raises ``InvalidModel`` where the inputs of a
-    node are in different frames, an Exit or a NextIteration is in none, or a frame has two parents
-    or two LoopConds."""
-    finder = _Finder(graph)
-    return Frames(finder.of, finder.after)
+class Frames:
+    """The frames of ``graph``, which must be sorted: ``of`` each node the one that it runs in, and
+    the one that its outputs are in (``of_outputs``). The two differ for an Enter and an Exit alone.
 
+    Raises ``InvalidModel`` where the inputs of a node are in different frames, an Exit or a
+    NextIteration is in none, or a frame has two parents or two LoopConds."""
 
-class _Finder:
     def __init__(self, graph: Graph) -> None:
         self.root = Frame("", None)
         self.of: dict[Node, Frame] = {}
-        self.after: dict[Node, Frame] = {}  # the frame of the outputs of a node
+        self.of_outputs: dict[Node, Frame] = {}
         self.by_name: dict[str, Frame] = {}
         for node in paced(graph.nodes):
             frame = self.common(node)
             self.of[node] = frame
-            self.after[node] = self.through(node, frame)
+            self.of_outputs[node] = self.through(node, frame)
         for node in graph.nodes:
             if node.op.role is Role.MERGE:
                 self.common(node)  # with its inputs from the iteration before
+
+    def paths(self) -> dict[Node, FramePath]:
+        """The ``path`` of the frame that each node runs in."""
+        paths = {frame: frame.path for frame in {*self.of.values()}}
+        return {node: paths[frame] for node, frame in self.of.items()}
 
     def common(self, node: Node) -> Frame:
         """The frame of all inputs of ``node``."""
@@ -116,11 +105,11 @@ class _Finder:
             producer = value.producer
             if producer is None:
                 yield value.name, self.root
-            elif producer in self.after:
-                yield value.name, self.after[producer]
+            elif producer in self.of_outputs:
+                yield value.name, self.of_outputs[producer]
         for source in node.control_inputs:
-            if source in self.after:
-                yield f"^{source.name}", self.after[source]
+            if source in self.of_outputs:
+                yield f"^{source.name}", self.of_outputs[source]
 
     def through(self, node: Node, frame: Frame) -> Frame:
         """The frame of the outputs of a node that runs in ``frame``."""

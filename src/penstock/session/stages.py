@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
-from penstock.analysis.frames import GraphPart, find_frames
+from penstock.analysis.frames import Frames, GraphPart
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend, Device
@@ -411,7 +411,7 @@ def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
     if not is_framed(graph):
         infer_types(graph)
     check_sizes(graph, context.limits)
-    frames = find_frames(graph)  # first, since an invalid graph is not unsupported but invalid
+    frames = Frames(graph)  # first, since an invalid graph is not unsupported but invalid
     if context.executor not in ("auto", "frames"):
         reason = 'so that only executor="frames" or "auto" runs it'
         raise Unsupported.of(

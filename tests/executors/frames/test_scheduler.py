@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from penstock.analysis.frames import find_frames
+from penstock.analysis.frames import Frames
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.frames.frame_graph import (
     DEATH,
@@ -103,7 +103,7 @@ def compiled(op: str, data: int, controls: int) -> tuple[FrameGraph, list[FrameN
     def call(node: Node):
         raise AssertionError
 
-    paths = find_frames(graph).paths()
+    paths = Frames(graph).paths()
     frame_graph = FrameGraph(graph, paths, kernel, call, "numpy", ValueNumbers())
     *compiled_sources, compiled_node = frame_graph.nodes[: len(sources) + 1]
     return frame_graph, compiled_sources, compiled_node

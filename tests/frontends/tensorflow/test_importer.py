@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import text_format
 
 import penstock as ps
-from penstock.analysis.frames import find_frames
+from penstock.analysis.frames import Frames
 from penstock.errors import InvalidInput, InvalidModel, PenstockError, RunError, Unsupported
 from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
@@ -64,9 +64,9 @@ def test_corpus_case_has_the_frames_of_tensorflow(case: Case) -> None:
         message = run["expect"].get("message", "")
         if "different frames" in message or "LoopCond" in message:
             with pytest.raises(InvalidModel, match=r"different frames|two LoopConds"):
-                find_frames(part)
+                Frames(part)
         else:
-            frames = find_frames(part).of
+            frames = Frames(part).of
             counted = set(run["expect"].get("live_exec", ()))
             assert counted <= {node.name for node in frames}
 
@@ -303,7 +303,7 @@ def loop(**attrs: object) -> Builder:
 
 def test_loop_with_next_iteration_loads() -> None:
     model = ps.load(loop().bytes())
-    frames = find_frames(model.graph).of
+    frames = Frames(model.graph).of
     names = {node.name: frame.name for node, frame in frames.items()}
     assert names["e"] == ""
     assert {names[node] for node in ("m", "less", "cond", "s", "next", "out")} == {"f"}
@@ -324,7 +324,7 @@ def test_leaving_a_frame_outside_of_one_is_refused(op: str) -> None:
     g.placeholder("x", "float32")
     g.node(op, "x", name="y", T=Type("float32"))
     with pytest.raises(InvalidModel, match=f"y in the model is an? {op} of no frame"):
-        find_frames(ps.load(g.bytes()).graph)
+        Frames(ps.load(g.bytes()).graph)
 
 
 def test_frame_with_two_parents_is_refused() -> None:
@@ -332,7 +332,7 @@ def test_frame_with_two_parents_is_refused() -> None:
     g.node("Enter", "e", name="inner", T=Type("float32"), frame_name="g")
     g.node("Enter", "x", name="other", T=Type("float32"), frame_name="g")
     with pytest.raises(InvalidModel, match="frame 'g' is entered from"):
-        find_frames(ps.load(g.bytes()).graph)
+        Frames(ps.load(g.bytes()).graph)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 7, 40, -1])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.analysis.frames import GraphPart, find_frames
+from penstock.analysis.frames import Frames, GraphPart
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.control import Control
 from penstock.executors.frames.builder import FrameGraphBuilder
@@ -40,7 +40,7 @@ def graph_of(b: Builder, *fetches: str) -> Graph:
 
 def parts_of(b: Builder, *fetches: str) -> dict[str, GraphPart]:
     graph = graph_of(b, *fetches)
-    return {part.device: part for part in partition(graph, find_frames(graph), by_name(graph))}
+    return {part.device: part for part in partition(graph, Frames(graph), by_name(graph))}
 
 
 def by_name(graph: Graph) -> dict[Node, str]:
@@ -157,7 +157,7 @@ def test_partition_adds_a_control_loop_on_devices_without_the_loop_cond():
     assert counts(parts[B]) == {**loop, "_Recv": 2, "Neg": 1, "_Send": 1}
     assert counts(parts[A])["_Recv"] == 1
     assert counts(parts[A])["Merge"] == 2  # its own variables
-    frames = find_frames(parts[B].graph).of
+    frames = Frames(parts[B].graph).of
     names = {node.op.name: frames[node].path for node in parts[B].graph.nodes}
     assert names.pop("Enter") == ()
     assert set(names.values()) == {("while",)}
@@ -215,7 +215,7 @@ def test_partition_nests_control_loops_as_loops_nest():
     sums = [node.name for node in b.proto.node if node.op == "AddV2"]
     on(b, B, sums[0])
     parts = parts_of(b, ended)
-    frames = find_frames(parts[B].graph).of
+    frames = Frames(parts[B].graph).of
     (there,) = [node for node in parts[B].graph.nodes if node.op.name == "Add"]
     assert frames[there].path == ("outer", "inner")
     entered = {
@@ -246,7 +246,7 @@ def test_partition_does_not_change_the_graph():
     b = Builder()
     graph = graph_of(b, loop_with(b))
     before = [(node.name, node.device, list(node.inputs)) for node in graph.nodes]
-    partition(graph, find_frames(graph), by_name(graph))
+    partition(graph, Frames(graph), by_name(graph))
     assert [(node.name, node.device, list(node.inputs)) for node in graph.nodes] == before
 
 
@@ -271,10 +271,10 @@ def twice(graph: Graph) -> list[GraphPart]:
     """By worker, then by device."""
     workers = {node: node.device.rpartition("/device:")[0] for node in graph.nodes}
     found = []
-    for outer in partition(graph, find_frames(graph), workers):
+    for outer in partition(graph, Frames(graph), workers):
         own = {node: node.device for node in outer.graph.nodes}
         assert {device.rpartition("/device:")[0] for device in own.values()} <= {outer.device}
-        for inner in partition(outer.graph, find_frames(outer.graph), own):
+        for inner in partition(outer.graph, Frames(outer.graph), own):
             inputs = tuple(outer.inputs[i] for i in inner.inputs)
             outputs = tuple(outer.outputs[i] for i in inner.outputs)
             found.append(GraphPart(inner.device, inner.graph, inputs, outputs, inner.paths))
@@ -292,10 +292,10 @@ def test_partitions_of_partitions_compute_the_same(seed):
     parts = twice(graph)
     assert len(parts) == len({node.device for node in graph.nodes})
     for part in parts:
-        assert part.paths == find_frames(part.graph).paths()
+        assert part.paths == Frames(part.graph).paths()
     for part in parts:
-        assert part.paths == find_frames(part.graph).paths()
-    frames = find_frames(graph)
+        assert part.paths == Frames(part.graph).paths()
+    frames = Frames(graph)
     whole = executor_of(graph, partition(graph, frames, dict.fromkeys(graph.nodes, "")))
     x = [np.int32(seed % 5)] if graph.inputs else []
     assert executor_of(graph, parts).run(x, Control()) == whole.run(x, Control())

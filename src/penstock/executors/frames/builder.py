@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.analysis.frames import FramePath, GraphPart, find_frames
+from penstock.analysis.frames import FramePath, Frames, GraphPart
 from penstock.codegen.helpers import too_many
 from penstock.executors.base import Executor
 from penstock.executors.control import Control
@@ -89,7 +89,7 @@ class FrameGraphBuilder:
 
     def _callee(self, graph: Graph) -> FrameGraph:
         """Compile a graph that is called, of which observers see no steps of its own."""
-        frame_graph = self._compiled(graph, find_frames(graph).paths(), ValueNumbers())
+        frame_graph = self._compiled(graph, Frames(graph).paths(), ValueNumbers())
         self._asynchronous |= frame_graph.asynchronous
         for node in frame_graph.nodes:
             node.step = None

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.algorithms.dag import on_cycles
-from penstock.analysis.frames import Frame, find_frames
+from penstock.analysis.frames import Frame, Frames
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, clone, dependencies, ordered
 from penstock.ir.op import Role
@@ -101,7 +101,7 @@ class _Raising:
 
     def run(self) -> None:
         try:
-            frames = find_frames(self.graph).of
+            frames = Frames(self.graph).of
         except InvalidModel:
             return  # its executor reports the error
         for node, frame in frames.items():
