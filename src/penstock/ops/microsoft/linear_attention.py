@@ -47,10 +47,8 @@ def _infer_linear_attention(types: Types, attrs: Attrs, consts: Consts) -> Seque
     check_shape("past_state", past.shape, state)
     check_shape("decay", decay, (batch, length, kv_heads), (batch, length, keys))
     check_shape("beta", beta, (batch, length, kv_heads), (batch, length, 1))
-    return (
-        TensorType(q.dtype, (batch, length, dim_product((value_size, heads)))),
-        TensorType(past.dtype if given(types, 3) else q.dtype, state),
-    )
+    y = TensorType(q.dtype, (batch, length, dim_product((value_size, heads))))
+    return y, TensorType(past.dtype if given(types, 3) else q.dtype, state)
 
 
 @operator("LinearAttention", since=27, infer=_infer_linear_attention)

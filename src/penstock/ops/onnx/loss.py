@@ -74,15 +74,13 @@ def loss(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
         exponentials = layout.field(*type_)
         own = layout.field(*type_) if outputs[1] is None else None
 
-    def into(
-        x: Any, target: Any, weight: Any, out: Any, log_prob: Any, workspace: Any = None
-    ) -> None:
+    def into(x: Any, target: Any, weight: Any, out: Any, log_prob: Any, *scratch: Any) -> None:
         if exponentials is not None:
-            log_prob = log_prob if own is None else own(workspace)
+            log_prob = log_prob if own is None else own(*scratch)
             if x.shape[1]:
                 # log(softmax(x)), without ever taking the logarithm of a vanishing quotient
                 np.subtract(x, x.max(1, keepdims=True), log_prob)
-                total = np.exp(log_prob, exponentials(workspace)).sum(1, keepdims=True)
+                total = np.exp(log_prob, exponentials(*scratch)).sum(1, keepdims=True)
                 np.subtract(log_prob, np.log(total, total), log_prob)
             x = log_prob
         if out is not None:

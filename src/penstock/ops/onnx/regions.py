@@ -195,9 +195,8 @@ def _infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
         raise ShapeError(f"{x.shape[1]} channels do not divide into {groups} offset groups")
     kernel = kernel_dims(attrs, w.shape, len(shape) - 2)
     for name, type_, per_tap in (("offset", offset, len(shape) - 2), ("mask", mask, 1)):
-        rules.check_shape(
-            name, type_.shape, (shape[0], rules.dim_product((groups, per_tap, *kernel)), *shape[2:])
-        )
+        rows = rules.dim_product((groups, per_tap, *kernel))
+        rules.check_shape(name, type_.shape, (shape[0], rows, *shape[2:]))
     return (TensorType(dtype, shape),)
 
 
@@ -207,9 +206,8 @@ def _window_positions(axes: Sequence[Window], dtype: np.dtype) -> np.ndarray:
     counts = [axis.count for axis in axes]
     positions = np.empty((rank, *kernel, *counts), dtype)
     for i, axis in enumerate(axes):
-        at = np.add.outer(
-            np.arange(axis.kernel) * axis.dilation, np.arange(axis.count) * axis.stride - axis.begin
-        )
+        first = np.arange(axis.count) * axis.stride - axis.begin
+        at = np.add.outer(np.arange(axis.kernel) * axis.dilation, first)
         shape = [1] * (2 * rank)
         shape[i], shape[rank + i] = at.shape
         positions[i] = at.reshape(shape)

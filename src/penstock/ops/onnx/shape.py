@@ -113,9 +113,8 @@ def _reshaped(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Sha
         inferred = _missing_dim(rest, spelled)
     except ShapeError as error:
         raise ShapeError(f"shape {list(dims)} does not fit {list(target)}: {error}") from None
-    return tuple(
-        dims[i] if i in copied else inferred if d in (None, -1) else d for i, d in enumerate(target)
-    )
+    known = [inferred if d in (None, -1) else d for d in target]
+    return tuple(dims[i] if i in copied else d for i, d in enumerate(known))
 
 
 def _missing_dim(dims: Sequence[Dim], target: Sequence[Dim]) -> Dim:

@@ -259,9 +259,8 @@ def mel_weight_matrix(node: Node, types: Types) -> Kernel:
         edges = (length + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate
         lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]
         bins = np.arange(length // 2 + 1)[:, None]
-        rising = np.where(
-            centre > lower, (bins - lower) / np.maximum(centre - lower, 1), bins == centre
-        )
+        slope = (bins - lower) / np.maximum(centre - lower, 1)
+        rising = np.where(centre > lower, slope, bins == centre)
         falling = (upper - bins) / np.maximum(upper - centre, 1)
         rising *= (bins >= lower) & (bins <= centre)
         falling *= (bins >= centre) & (bins < upper)

@@ -252,9 +252,8 @@ def label_encoder(attrs: Attrs) -> Callable[..., Any]:
     if default is not None:
         default = np.asarray(default).reshape(-1)[0]
     else:
-        name, default = {"O": ("string", "_Unused"), "f": ("float", -0.0)}.get(
-            values.dtype.kind, ("int64", -1)
-        )
+        defaults = {"O": ("string", "_Unused"), "f": ("float", -0.0)}
+        name, default = defaults.get(values.dtype.kind, ("int64", -1))
         if attrs.get("values_tensor") is None:
             default = attrs.get(f"default_{name}", default)
     return _mapper(_Lookup(keys.tolist(), keys.dtype), values, default)

@@ -192,17 +192,16 @@ def _kernel_function(attrs: Attrs) -> _KernelFunction:
         raise ShapeError(f"kernel_params are gamma, coef0 and degree, not {list(parameters)}")
     gamma, coef0, degree = [float(p) for p in parameters]
 
-    def squares(x: np.ndarray) -> np.ndarray:
-        return np.square(x).sum(1)
+    def distances(x: np.ndarray, s: np.ndarray) -> np.ndarray:
+        squares = np.square(x).sum(1)[:, None] + np.square(s).sum(1)
+        return np.maximum(squares - 2 * (x @ s.T), 0)
 
     functions: dict[str, _KernelFunction] = {
         "LINEAR": lambda x, s: x @ s.T,
         "POLY": lambda x, s: (gamma * (x @ s.T) + coef0) ** int(degree),
         "SIGMOID": lambda x, s: np.tanh(gamma * (x @ s.T) + coef0),
-        # The square of a distance, but without the array of all differences.
-        "RBF": lambda x, s: np.exp(
-            -gamma * np.maximum(squares(x)[:, None] + squares(s) - 2 * (x @ s.T), 0)
-        ),
+        # The squares of distances, but without the array of all differences.
+        "RBF": lambda x, s: np.exp(-gamma * distances(x, s)),
     }
     return functions[choice(attrs, "kernel_type", "LINEAR", functions)]
 

@@ -229,7 +229,6 @@ def broadcast_gradient(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.nda
     left, right = ([1] * (rank - x.size) + x.tolist() for x in (a, b))
     if any(x != y and 1 not in (x, y) for x, y in zip(left, right, strict=True)):
         raise ShapeError(f"shapes {a.tolist()} and {b.tolist()} do not broadcast")
-    ones = [
-        [i for i, dim in enumerate(dims) if dim == 1 and left != right] for dims in (left, right)
-    ]
-    return np.array(ones[0], a.dtype), np.array(ones[1], a.dtype)
+    ones = ([i for i, dim in enumerate(x) if dim == 1 and left != right] for x in (left, right))
+    first, second = (np.array(axes, a.dtype) for axes in ones)
+    return first, second
