@@ -54,7 +54,8 @@ def kernel_of(node: Node, library: NativeLibrary) -> Kernel | None:
 def expected(node: Node, inputs: Sequence[Any]) -> tuple[np.ndarray, ...]:
     """What NumPy's kernel computes."""
     types = [None if value is None else value.type for value in node.inputs]
-    result = node.op.compile(node, types).function(*inputs)
+    with np.errstate(all="ignore"):
+        result = node.op.compile(node, types).function(*inputs)
     return tuple(map(np.asarray, result if len(node.outputs) > 1 else (result,)))
 
 
@@ -68,9 +69,9 @@ def strided(x: Any) -> Any:
 
 def check(node: Node, inputs: Sequence[Any], tolerance: Mapping[str, float] | None = None) -> None:
     """Compare the results of ``node`` on compiled kernels with NumPy's: bit by bit, or within the
-    ``tolerance`` of ``np.testing.assert_allclose``. All instruction sets give the same bits."""
+    ``tolerance`` of ``np.testing.assert_allclose``."""
     assert LIBRARIES
-    wanted, seen = expected(node, inputs), None
+    wanted = expected(node, inputs)
     for library in LIBRARIES:
         kernel = kernel_of(node, library)
         assert kernel is not None, f"no compiled kernel for {node.op.name}"
@@ -82,11 +83,6 @@ def check(node: Node, inputs: Sequence[Any], tolerance: Mapping[str, float] | No
                     np.testing.assert_array_equal(result, want, where)
                 else:
                     np.testing.assert_allclose(result, want, **tolerance, err_msg=where)
-            bits = [result.tobytes() for result in results]
-            assert seen is None or bits == seen, (
-                f"{where}: another result than {LIBRARIES[0].level}"
-            )
-            seen = bits
 
 
 def _forms(

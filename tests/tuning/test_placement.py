@@ -159,7 +159,7 @@ def test_names_in_place_that_mean_nothing(place, message):
 def test_two_backends_of_one_name_are_refused():
     with pytest.raises(ValueError, match="two of one name"):
         diamond(FarBackend(), FarBackend())
-    with pytest.raises(ValueError, match="'cuda' is not one of numpy"):
+    with pytest.raises(ValueError, match="'cuda' is not one of native, numpy"):
         diamond("cuda")
 
 

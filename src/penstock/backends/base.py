@@ -85,8 +85,9 @@ class Backend(Protocol):
         ...
 
     def seconds(self, node: Node) -> float:
-        """A rough estimate of the time of a node that has not been measured. Called before
-        ``kernel``; the estimate of a node without a kernel is ignored."""
+        """A rough estimate of the time of a node that has not been measured; ``math.inf`` if there
+        is no kernel for nodes of its kind. Called before ``kernel``; any other estimate of a node
+        without a kernel is ignored."""
         ...
 
     def allocate(self, nbytes: int) -> np.ndarray:

@@ -116,13 +116,15 @@ class CostModel:
         return estimated(node)
 
     def measured(self, node: Node, among: Sequence[Backend]) -> dict[str, float] | None:
-        """The measured seconds of ``node`` by the name of each backend; None unless it was measured
-        on all of them."""
+        """The measured seconds of ``node`` by the name of each backend, infinite where that has no
+        kernel; None unless it was measured on all the others."""
         if not self._table.knows(node.op.full_name):
             return None
         seconds: dict[str, float] = {}
         for backend in among:
             known = self.known(node, backend, False)
+            if known is None and backend.seconds(node) == inf:
+                known = inf
             if known is None:
                 return None
             seconds[backend.name] = known

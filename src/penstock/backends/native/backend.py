@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from penstock.backends.base import HostBackend
 from penstock.backends.native.cumulative import cumulative
+from penstock.backends.native.elementwise import FORMULAS, elementwise_call, estimated_ns
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, site_of
 from penstock.backends.native.library import NativeLibrary, library
 from penstock.backends.native.trees import tree_ensemble
@@ -14,7 +16,8 @@ from penstock.errors import PenstockError
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
-from penstock.types import Type
+from penstock.ops.internal.fused import FUSED
+from penstock.types import TensorType, Type
 
 Family = Callable[[Site], NativeCall | None]
 
@@ -23,11 +26,20 @@ _TREES = [
     for name in ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
 ]
 
-FAMILIES: dict[str, Family] = {
+_OTHERS: dict[str, Family] = {
     **dict.fromkeys(("CumProd", "CumSum"), cumulative),
     **dict.fromkeys(_TREES, tree_ensemble),
 }
+FAMILIES: dict[str, Family] = {
+    **dict.fromkeys((*FORMULAS, "Cast", FUSED.full_name), elementwise_call),
+    **_OTHERS,
+}
 """by operation, the function that chooses a compiled kernel and its arguments"""
+
+
+# Approximate costs on one core: of a call that does nothing, and bytes a second in the cache.
+_CALL_S = 0.3e-6
+_BYTES_PER_S = 60e9
 
 
 class NativeBackend(HostBackend):
@@ -35,6 +47,7 @@ class NativeBackend(HostBackend):
     ``PenstockError`` if they were not compiled when Penstock was installed."""
 
     name = "native"
+    fuses = True
     threads_of_caller = True  # as with OpenMP
 
     def __init__(self, loaded: NativeLibrary | None = None) -> None:
@@ -48,14 +61,23 @@ class NativeBackend(HostBackend):
         self._numpy = NumpyBackend()
 
     def seconds(self, node: Node) -> float:
-        # Compiled kernels are there because they are faster than NumPy's.
-        return self._numpy.seconds(node) / 2
+        element_ns = estimated_ns(node)
+        if element_ns is None:
+            # Compiled kernels are there because they are faster.
+            return self._numpy.seconds(node) / 2 if node.op.full_name in _OTHERS else math.inf
+        values = (*node.inputs, *node.outputs)
+        types_ = [v.type for v in values if v is not None and v.const is None]
+        tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
+        if len(tensors) < len(types_):
+            return math.inf
+        moved = sum(t.nbytes for t in tensors)
+        return _CALL_S + moved / _BYTES_PER_S + tensors[-1].elements * element_ns * 1e-9
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = FAMILIES.get(node.op.full_name)
-        site = None if family is None else site_of(node, types)
+        site = None if family is None else site_of(self.library, node, types)
         call = None if family is None or site is None else family(site)
-        return None if call is None or site is None else native_kernel(self.library, site, call)
+        return None if call is None or site is None else native_kernel(site, call)
 
     @property
     def threads(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -40,6 +39,7 @@ class Site:
     """A node as the families of kernels see it: the types of its inputs and then of its outputs, of
     known shapes (None for one left out), and the arrays of those that are constants."""
 
+    library: NativeLibrary
     node: Node
     tensors: tuple[TensorType | None, ...]
     constants: tuple[np.ndarray | None, ...]
@@ -74,6 +74,9 @@ class NativeCall:
     ``items`` is the number of independent parts of the work; ``item_ns``, roughly the time of one,
     decides about threads. ``workspace`` and ``inplace`` are as for ``Kernel``. A kernel that
     ``can_fail`` reports inputs that are at fault, and the NumPy kernel raises the error.
+    ``restrided(strides)``, if given, returns the call for tensors that have these strides (in
+    elements; None for those without gaps), or raises ``UnsupportedError``: memory in any order of
+    dims is then read and written where it is.
 
     ``texts``: strings of output 0, whose indices (int64) the kernel computes in its place.
     ``keep`` is held with the call, such as what its arrays are shared by.
@@ -88,9 +91,14 @@ class NativeCall:
     can_fail: bool = False
     texts: np.ndarray | None = None
     keep: Any = None
+    restrided: Callable[[Sequence[tuple[int, ...] | None]], NativeCall] | None = None
 
 
-def site_of(node: Node, types: Sequence[Type | None]) -> Site | None:
+class UnsupportedError(Exception):
+    """There is no compiled kernel for this."""
+
+
+def site_of(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Site | None:
     """The site of a node with these types of inputs; None if a shape is unknown, or a value is no
     tensor of numbers in the processor's byte order."""
     outputs = [None if value is None else value.type for value in node.outputs]
@@ -103,56 +111,58 @@ def site_of(node: Node, types: Sequence[Type | None]) -> Site | None:
         else:
             return None
     constants = [None if value is None else value.const for value in node.inputs]
-    return Site(node, tuple(tensors), tuple(constants))
+    return Site(library, node, tuple(tensors), tuple(constants))
 
 
-def native_kernel(library: NativeLibrary, site: Site, call: NativeCall) -> Kernel:
+def native_kernel(site: Site, call: NativeCall) -> Kernel:
     """The kernel that makes ``call``."""
     if call.texts is not None:
-        return _text_kernel(library, site, call, call.texts)
-    binder = _CallBinder(library, site, call)
-    count = len(site.constants)
-    outputs = site.tensors[count:]
-    run, places = binder.bind_all([_LATE] * len(site.tensors), _LATE if call.workspace else None)
+        return _text_kernel(site, call, call.texts)
+    binder = _CallBinder(site, call)
+    count, tensors = len(site.constants), site.tensors
+    late: tuple[Any, ...] = (_LATE,) * len(tensors)
+    call_given = binder.call(late, _LATE if call.workspace else None, every=True)
+    into: Callable[..., Any] = call_given.run
+    function: Callable[..., Any] = call_given.make
+    if call.restrided is not None:
 
-    pick = itemgetter(*places) if len(places) > 1 else lambda arrays: arrays[places[0] :][:1]
-    first, several, size = outputs[0], len(outputs) > 1, call.workspace
-    dims, dtype = ((), None) if first is None else (first.dims, first.dtype)
+        def into(*arrays: Any) -> None:
+            if all(x.flags.c_contiguous for x in arrays[count:]):
+                call_given.run(*arrays)
+            else:
+                run, late = binder.bind(arrays[:count], arrays[count:], None)
+                run(*late)
 
-    def into(*arrays: Any) -> None:
-        if size and len(arrays) == len(site.tensors):
-            arrays = (*arrays, np.empty(size, np.uint8))
-        run(*pick(arrays))
+    if call.workspace or None in tensors[count:]:
 
-    def function(*inputs: Any) -> Any:
-        if several:
-            results = [None if t is None else np.empty(t.dims, t.dtype) for t in outputs]
+        def into(*arrays: Any) -> None:
+            rest = () if len(arrays) > len(tensors) else (np.empty(call.workspace, np.uint8),)
+            call_given.run(*arrays, *(rest if call.workspace else ()))
+
+        def function(*inputs: Any) -> Any:
+            results = [None if t is None else np.empty(t.dims, t.dtype) for t in tensors[count:]]
             into(*inputs, *results)
-            return tuple(results)
-        result = np.empty(dims, dtype)
-        into(*inputs, result)
-        return result
+            return results[0] if len(results) == 1 else tuple(results)
 
+    read = {word.index for word in call.words if isinstance(word, Tensor)}
+    dense = tuple([i for i in range(count) if i in read and site.constants[i] is None])
     return Kernel(
         function,
         into,
         workspace=call.workspace,
-        contiguous=True,
-        contiguous_inputs=tuple([i for i in places if i < count and site.constants[i] is None]),
-        prefer_bound=True,
+        contiguous=call.restrided is None,
+        contiguous_inputs=() if call.restrided is not None else dense,
         binder=binder,
-        inplace=tuple([i for i in call.inplace if site.tensors[i] == outputs[0]]),
+        inplace=tuple([i for i in call.inplace if tensors[i] == tensors[count]]),
     )
 
 
-def _text_kernel(library: NativeLibrary, site: Site, call: NativeCall, texts: np.ndarray) -> Kernel:
+def _text_kernel(site: Site, call: NativeCall, texts: np.ndarray) -> Kernel:
     """The kernel of a call that computes indices of ``texts`` in place of output 0."""
     count = len(site.constants)
     indices = TensorType(INT64, site.output().dims)
     tensors = (*site.tensors[:count], indices, *site.tensors[count + 1 :])
-    function = native_kernel(
-        library, replace(site, tensors=tensors), replace(call, texts=None)
-    ).function
+    function = native_kernel(replace(site, tensors=tensors), replace(call, texts=None)).function
 
     def run(*inputs: Any) -> Any:
         results = function(*inputs)
@@ -174,56 +184,111 @@ _LATE = _Late()
 class _CallBinder:
     """Binds a call to arrays."""
 
-    library: NativeLibrary
     site: Site
     native: NativeCall
 
     @property
     def implementation(self) -> str:
         """The name of the compiled kernel, and the instruction set."""
-        return f"{self.native.kernel}:{self.library.level}"
+        return f"{self.native.kernel}:{self.site.library.level}"
 
     def bind(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        arrays = [*inputs, *outputs]
-        run, places = self.bind_all(arrays, workspace)
-        return run, tuple([arrays[i] for i in places])
+        arrays = (*inputs, *outputs)
+        native, usable = self.native, _is_dense
+        if native.restrided is not None and not all(map(_is_dense, _arrays(arrays))):
+            strides = [_strides(x) if isinstance(x, np.ndarray) else None for x in arrays]
+            try:
+                native, usable = native.restrided(strides), _is_aligned
+            except UnsupportedError:
+                return self._bind_copy(inputs, outputs)
+        fixed = [isinstance(x, np.ndarray) and usable(x) for x in arrays]
+        read = {word.index for word in native.words if isinstance(word, Tensor)}
+        late = [i for i in range(len(arrays)) if i in read and not fixed[i]]
+        call = _CallBinder(self.site, native).call(arrays, workspace, late)
+        return call.run, tuple([arrays[i] for i in late])
 
-    def bind_all(
-        self, arrays: Sequence[Any], workspace: Any
-    ) -> tuple[Callable[..., Any], list[int]]:
-        """The function that makes the call, and the indices of those of ``arrays`` that it takes as
-        arguments, because they are no arrays yet, or have gaps."""
+    def _bind_copy(
+        self, inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """As ``bind``, for an output with gaps: its elements are computed without, and copied."""
+        (output,) = outputs
+        dense = np.empty(output.shape, output.dtype)
+        call, late = self.bind(inputs, [dense], None)
+
+        def run(*arrays: Any) -> None:
+            call(*arrays)
+            np.copyto(output, dense)
+
+        return run, late
+
+    def call(
+        self,
+        arrays: Sequence[Any],
+        workspace: Any,
+        late: Sequence[int] = (),
+        *,
+        every: bool = False,
+    ) -> Any:
+        """The call on ``arrays``, inputs and then outputs, of which it takes those at ``late`` as
+        arguments; with ``every``, it takes them all and the workspace, or makes the outputs."""
+        native, site = self.native, self.site
+        count = len(site.constants)
         words: list[Any] = []
-        late: list[tuple[int, int, bool]] = []
-        places: list[int] = []
-        for place, word in enumerate(self.native.words):
-            if isinstance(word, Tensor | _Workspace):
-                index, array, type_ = len(arrays), workspace, None
-                if isinstance(word, Tensor):
-                    index = word.index
-                    array, type_ = arrays[index], self.site.tensors[index]
-                word = None
-                if isinstance(array, np.ndarray) and array.flags.carray:
-                    word = array
-                elif array is not None:
-                    nbytes = self.native.workspace if type_ is None else type_.nbytes
-                    late.append((place, nbytes, index >= len(self.site.constants)))
-                    places.append(index)
-            words.append(word)
-        native = self.native
-        failed = _Failed(self.site, native, tuple(arrays), tuple(places))
-        call = self.library.call(
+        places: dict[int, int] = {}
+        for place, word in enumerate(native.words):
+            index = word.index if isinstance(word, Tensor) else len(arrays)
+            if not isinstance(word, Tensor | _Workspace):
+                words.append(word)
+                continue
+            array = workspace if word is WORKSPACE else arrays[index]
+            is_late = every or index in late
+            words.append(None if is_late else array)
+            if is_late:
+                places[index] = place
+
+        def late_array(i: int) -> tuple[int, int, bool]:
+            type_ = site.tensors[i] if i < len(arrays) else None
+            nbytes = native.workspace if type_ is None else type_.nbytes
+            return places.get(i, -1), nbytes, i >= count
+
+        given = range(len(arrays) + (1 if native.workspace else 0)) if every else late
+        outputs = site.tensors[count:]
+        makes = every and not native.workspace and None not in outputs
+        return site.library.call(
             native.kernel,
             tuple(words),
-            tuple(late),
+            tuple([late_array(i) for i in given]),
+            tuple([(t.dtype, t.dims) for t in outputs if t is not None]) if makes else (),
             native.items,
             float(native.item_ns),
-            failed if native.can_fail else None,
+            _Failed(site, native, tuple(arrays), tuple(given)) if native.can_fail else None,
             checkpoint,
         )
-        return call.run, places
+
+
+def _arrays(values: Sequence[Any]) -> list[np.ndarray]:
+    return [x for x in values if isinstance(x, np.ndarray)]
+
+
+def _strides(x: np.ndarray) -> tuple[int, ...] | None:
+    """The strides of an array in elements; None if it is dense, or must be copied before it is
+    read."""
+    size = x.itemsize
+    if _is_dense(x) or not _is_aligned(x):
+        return None
+    return tuple([stride // size for stride in x.strides])
+
+
+def _is_aligned(x: np.ndarray) -> bool:
+    """Whether compiled code that knows the strides can read an array where it is."""
+    return x.flags.aligned and x.dtype.isnative and all(s % x.itemsize == 0 for s in x.strides)
+
+
+def _is_dense(x: np.ndarray) -> bool:
+    """Whether compiled code can read an array where it is."""
+    return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
 
 
 @dataclass(frozen=True, slots=True, eq=False)

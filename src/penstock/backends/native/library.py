@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -25,6 +25,7 @@ class NativeLibrary:
     level: str
     path: str
     kernels: frozenset[str]
+    operations: Mapping[str, int]  # of elementwise programs
     call: Callable[..., Any]
     set_threads: Callable[[int], None]
 
@@ -62,4 +63,7 @@ def load_level(level: str) -> NativeLibrary | None:
     except ImportError:
         return None
     kernels = frozenset(module.kernels)
-    return NativeLibrary(level, module.__file__, kernels, module.Call, module.set_threads)
+    operations = {name: i for i, name in enumerate(module.elementwise_operations)}
+    return NativeLibrary(
+        level, module.__file__, kernels, operations, module.Call, module.set_threads
+    )

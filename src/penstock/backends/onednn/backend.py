@@ -6,6 +6,7 @@ shapes; a session has NumPy beside it for the others: ``backends=["onednn", "num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -41,7 +42,7 @@ from penstock.errors import PenstockError
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
-from penstock.ops.internal.fused import parts
+from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.work_estimate import flops
 from penstock.types import FLOAT32, TensorType, Type
@@ -110,6 +111,8 @@ class OneDnnBackend(HostBackend):
     def seconds(self, node: Node) -> float:
         if is_dynamic(node, [None if value is None else value.type for value in node.inputs]):
             return 0.0  # each run decides by its shapes
+        if not is_fused(node) and node.op.full_name not in FAMILIES.keys() | OPERATIONS:
+            return math.inf
         values = (*node.inputs, *node.outputs)
         types_ = [v.type for v in values if v is not None and v.const is None]
         moved = sum(t.nbytes for t in types_ if isinstance(t, TensorType) and t.static)

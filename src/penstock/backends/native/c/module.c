@@ -21,9 +21,10 @@
 static const kernel_entry *const families[] = {
     cumulative_kernels,
     trees_kernels,
+    elementwise_kernels,
 };
 
-enum { MOST_WORDS = 64, MOST_LATE = 16 };
+enum { MOST_WORDS = 64, MOST_LATE = 16, MOST_RESULTS = 4, MOST_RANK = 16 };
 
 /* Nanoseconds of work that are worth a thread of their own, the release of the global interpreter
    lock, and the time between two looks at whether the run must stop. */
@@ -36,10 +37,16 @@ typedef union {
 } word;
 
 typedef struct {
-    int64_t word;
+    int64_t word; /* -1 if the kernel does not look at it */
     int64_t nbytes;
     int64_t written;
 } late_array;
+
+typedef struct {
+    PyArray_Descr *dtype;
+    int rank;
+    npy_intp dims[MOST_RANK];
+} result_type;
 
 typedef struct {
     PyObject_HEAD
@@ -49,6 +56,8 @@ typedef struct {
     int64_t n_late;
     word words[MOST_WORDS];
     late_array late[MOST_LATE];
+    int64_t n_results; /* the last of the late arrays, which `make` allocates */
+    result_type results[MOST_RESULTS];
     PyObject *arrays;     /* keeps those in `words` alive */
     PyObject *failed;     /* called with the status and the late arrays; raises */
     PyObject *checkpoint; /* called between parts of long work; raises if the run must stop */
@@ -170,6 +179,10 @@ static PyObject *Call_run(Call *self, PyObject *const *arguments, Py_ssize_t cou
     }
     memcpy(words, self->words, sizeof(word) * self->kernel->words);
     for (; used < count; used++) {
+        if (self->late[used].word < 0) {
+            arrays[used] = NULL;
+            continue;
+        }
         arrays[used] = usable(arguments[used], &self->late[used]);
         if (!arrays[used])
             goto done;
@@ -185,7 +198,41 @@ static PyObject *Call_run(Call *self, PyObject *const *arguments, Py_ssize_t cou
     }
 done:
     while (used--)
-        Py_DECREF((PyObject *)arrays[used]);
+        Py_XDECREF((PyObject *)arrays[used]);
+    return result;
+}
+
+static PyObject *Call_make(Call *self, PyObject *const *given, Py_ssize_t count)
+{
+    PyObject *arguments[MOST_LATE], *result = NULL;
+    int64_t inputs = self->n_late - self->n_results, made = 0;
+    if (!self->n_results || count != inputs)
+        return PyErr_Format(PyExc_TypeError, "kernel %s takes %lld inputs, not %zd",
+                            self->kernel->name, (long long)inputs, count);
+    memcpy(arguments, given, sizeof *arguments * count);
+    for (; made < self->n_results; made++) {
+        result_type *type = &self->results[made];
+        Py_INCREF((PyObject *)type->dtype);
+        arguments[inputs + made] = PyArray_Empty(type->rank, type->dims, type->dtype, 0);
+        if (!arguments[inputs + made])
+            goto done;
+    }
+    PyObject *done = Call_run(self, arguments, self->n_late);
+    if (!done)
+        goto done;
+    Py_DECREF(done);
+    if (made == 1) {
+        result = arguments[inputs];
+        Py_INCREF(result);
+    }
+    else if ((result = PyTuple_New(made)))
+        for (int64_t i = 0; i < made; i++) {
+            Py_INCREF(arguments[inputs + i]);
+            PyTuple_SetItem(result, i, arguments[inputs + i]);
+        }
+done:
+    while (made--)
+        Py_DECREF(arguments[inputs + made]);
     return result;
 }
 
@@ -197,10 +244,10 @@ static int set_word(Call *self, int64_t i, PyObject *value)
         self->words[i].real = PyFloat_AsDouble(value);
     else if (!PyArray_Check(value))
         self->words[i].integer = PyLong_AsLongLong(value);
-    else if (PyArray_ISCARRAY_RO((PyArrayObject *)value))
+    else if (PyArray_ISALIGNED((PyArrayObject *)value) && PyArray_ISNOTSWAPPED((PyArrayObject *)value))
         self->words[i].pointer = PyArray_DATA((PyArrayObject *)value);
     else
-        PyErr_SetString(PyExc_ValueError, "a bound array is not contiguous");
+        PyErr_SetString(PyExc_ValueError, "a bound array is not aligned");
     return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -226,7 +273,7 @@ static int set_late(Call *self, PyObject *late)
         int written;
         if (!PyArg_ParseTuple(PyTuple_GetItem(late, self->n_late), "LLp", &place, &nbytes, &written))
             return -1;
-        if (place < 0 || place >= self->kernel->words) {
+        if (place < -1 || place >= self->kernel->words) {
             PyErr_Format(PyExc_ValueError, "kernel %s has no argument %lld", self->kernel->name, place);
             return -1;
         }
@@ -235,14 +282,40 @@ static int set_late(Call *self, PyObject *late)
     return 0;
 }
 
+static int set_results(Call *self, PyObject *results)
+{
+    Py_ssize_t count = PyTuple_Size(results);
+    if (count > MOST_RESULTS || count > self->n_late) {
+        PyErr_Format(PyExc_ValueError, "%zd results are too many for a call", count);
+        return -1;
+    }
+    for (self->n_results = 0; self->n_results < count; self->n_results++) {
+        result_type *type = &self->results[self->n_results];
+        PyObject *dtype, *dims;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(results, self->n_results), "OO!", &dtype,
+                              &PyTuple_Type, &dims))
+            return -1;
+        type->rank = (int)PyTuple_Size(dims);
+        if (type->rank > MOST_RANK) {
+            PyErr_Format(PyExc_ValueError, "a result of rank %d", type->rank);
+            return -1;
+        }
+        for (int i = 0; i < type->rank; i++)
+            type->dims[i] = PyLong_AsSsize_t(PyTuple_GetItem(dims, i));
+        if (PyErr_Occurred() || !PyArray_DescrConverter(dtype, &type->dtype))
+            return -1;
+    }
+    return 0;
+}
+
 static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
     const char *name;
-    PyObject *words, *late, *failed, *checkpoint;
+    PyObject *words, *late, *results, *failed, *checkpoint;
     long long items;
     double item_ns;
-    if (!PyArg_ParseTuple(arguments, "sO!O!LdOO", &name, &PyTuple_Type, &words, &PyTuple_Type, &late,
-                          &items, &item_ns, &failed, &checkpoint))
+    if (!PyArg_ParseTuple(arguments, "sO!O!O!LdOO", &name, &PyTuple_Type, &words, &PyTuple_Type,
+                          &late, &PyTuple_Type, &results, &items, &item_ns, &failed, &checkpoint))
         return NULL;
     const kernel_entry *kernel = kernel_of(name);
     if (!kernel)
@@ -265,7 +338,7 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *key
             Py_DECREF((PyObject *)self);
             return NULL;
         }
-    if (set_late(self, late) < 0) {
+    if (set_late(self, late) < 0 || set_results(self, results) < 0) {
         Py_DECREF((PyObject *)self);
         return NULL;
     }
@@ -275,6 +348,8 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *key
 static void Call_dealloc(Call *self)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
+    for (int64_t i = 0; i < MOST_RESULTS; i++)
+        Py_XDECREF((PyObject *)self->results[i].dtype);
     Py_XDECREF(self->arrays);
     Py_XDECREF(self->failed);
     Py_XDECREF(self->checkpoint);
@@ -285,6 +360,8 @@ static void Call_dealloc(Call *self)
 static PyMethodDef Call_methods[] = {
     {"run", (PyCFunction)(void (*)(void))Call_run, METH_FASTCALL,
      "run(*late): compute; takes the arrays that were not known when the call was made."},
+    {"make", (PyCFunction)(void (*)(void))Call_make, METH_FASTCALL,
+     "make(*inputs): compute into new arrays, which are returned."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -292,7 +369,7 @@ static PyType_Slot Call_slots[] = {
     {Py_tp_new, Call_new},
     {Py_tp_dealloc, Call_dealloc},
     {Py_tp_methods, Call_methods},
-    {Py_tp_doc, "Call(kernel, words, late, items, item_ns, failed, checkpoint)"},
+    {Py_tp_doc, "Call(kernel, words, late, results, items, item_ns, failed, checkpoint)"},
     {0, NULL},
 };
 
@@ -348,6 +425,14 @@ static struct PyModuleDef definition = {
     NULL,
 };
 
+static int append_name(PyObject *names, const char *text)
+{
+    PyObject *name = PyUnicode_FromString(text);
+    int failed = name ? PyList_Append(names, name) : -1;
+    Py_XDECREF(name);
+    return failed;
+}
+
 PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
 {
     if (!supported()) {
@@ -358,17 +443,19 @@ PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
     PyObject *module = PyModule_Create(&definition);
     if (!module)
         return NULL;
-    PyObject *names = PyList_New(0), *type = PyType_FromSpec(&Call_spec);
-    int failed = !names || !type;
+    PyObject *names = PyList_New(0), *operations = PyList_New(0);
+    PyObject *type = PyType_FromSpec(&Call_spec);
+    int failed = !names || !operations || !type;
     for (size_t f = 0; !failed && f < sizeof families / sizeof *families; f++)
-        for (const kernel_entry *kernel = families[f]; !failed && kernel->name; kernel++) {
-            PyObject *name = PyUnicode_FromString(kernel->name);
-            failed = !name || PyList_Append(names, name) < 0;
-            Py_XDECREF(name);
-        }
+        for (const kernel_entry *kernel = families[f]; !failed && kernel->name; kernel++)
+            failed = append_name(names, kernel->name) < 0;
+    for (int i = 0; !failed && elementwise_operations[i]; i++)
+        failed = append_name(operations, elementwise_operations[i]) < 0;
     failed = failed || PyModule_AddObjectRef(module, "kernels", names) < 0 ||
+             PyModule_AddObjectRef(module, "elementwise_operations", operations) < 0 ||
              PyModule_AddObjectRef(module, "Call", type) < 0;
     Py_XDECREF(names);
+    Py_XDECREF(operations);
     Py_XDECREF(type);
     if (failed)
         Py_CLEAR(module);

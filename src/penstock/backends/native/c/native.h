@@ -6,9 +6,8 @@
    pointers, int64_t and double. Returns 0, or another number if the inputs are at fault: the NumPy
    kernel of the same node then says how.
 
-   Floating-point results must not depend on the instruction set, the number of threads or the
-   division into items: each source file is compiled once for each instruction set, without
-   contraction to fused multiply-add. */
+   Results must not depend on the number of threads or the division into items. Files are compiled
+   once for each instruction set, without contraction to fused multiply-add. */
 #ifndef PENSTOCK_NATIVE_H
 #define PENSTOCK_NATIVE_H
 
@@ -30,8 +29,10 @@ typedef struct {
 #pragma GCC visibility push(hidden)
 
 /* The kernels of each source file. */
-extern const kernel_entry cumulative_kernels[];
-extern const kernel_entry trees_kernels[];
+extern const kernel_entry cumulative_kernels[], elementwise_kernels[], trees_kernels[];
+
+/* Names of the operations of elementwise programs; the last is NULL. */
+extern const char *const elementwise_operations[];
 
 #pragma GCC visibility pop
 

@@ -1,0 +1,307 @@
+/* Chains of elementwise operations in one pass: a program runs on one tile after another, so that what
+   lies between two operations stays in the cache.
+
+   A register is a tile of 2 KiB; register 0 is the result. An instruction reads up to three registers
+   and writes one; each is a loop that the compiler vectorises. Inputs that lie as the result does are
+   read where they are, others are copied into a register; those that are the same for each tile only
+   once. */
+#include "math32.h"
+#include "native.h"
+
+enum { REGISTERS = 32, REGISTER_BYTES = 2048, MOST_RANK = 8, MOST_INPUTS = 12 };
+
+/* How an input comes into a register. */
+enum { DIRECT, GATHERED, ONCE };
+
+typedef struct {
+    int32_t operation, to, a, b, c;
+} instruction;
+
+typedef struct {
+    int32_t to, mode, size; /* register, bytes of an element */
+    int32_t unused;
+    int64_t strides[MOST_RANK]; /* in elements, by dim of the result */
+} operand;
+
+struct elementwise {
+    const void *inputs[MOST_INPUTS];
+    void *output;
+    const operand *operands;
+    const instruction *instructions;
+    const void *constants; /* (register, bytes of an element, element as 8 bytes) each 16 bytes */
+    const int64_t *dims;
+    int64_t n_inputs, n_instructions, n_constants, rank;
+    int64_t tile, size, output_size; /* elements of a tile and of the result; bytes of one */
+};
+
+typedef struct {
+    int32_t to, size;
+    uint64_t bits;
+} constant;
+
+/* Operations as X(name, type of the result, type of the operands, expression of a, b and c). */
+#define FLOATS(X)                                                                                 \
+    X(exp_f4, float, float, exp32(a))                                                             \
+    X(expm1_f4, float, float, expm132(a))                                                         \
+    X(log_f4, float, float, log32(a))                                                             \
+    X(log1p_f4, float, float, log1p32(a))                                                         \
+    X(tanh_f4, float, float, tanh32(a))                                                           \
+    X(sigmoid_f4, float, float, sigmoid32(a))                                                     \
+    X(erf_f4, float, float, erf32(a))                                                             \
+    X(gelu_f4, float, float, 0.5f * a * (1.0f + erf32(a * 0.707106781f)))                         \
+    X(sqrt_f4, float, float, sqrtf(a))                                                            \
+    X(floor_f4, float, float, floorf(a))                                                          \
+    X(ceil_f4, float, float, ceilf(a))                                                            \
+    X(rint_f4, float, float, rintf(a))                                                            \
+    X(pow_f4, float, float, powf(a, b))                                                           \
+    X(div_f4, float, float, a / b)                                                                \
+    X(exp_f8, double, double, exp(a))                                                             \
+    X(expm1_f8, double, double, expm1(a))                                                         \
+    X(log_f8, double, double, log(a))                                                             \
+    X(log1p_f8, double, double, log1p(a))                                                         \
+    X(tanh_f8, double, double, tanh(a))                                                           \
+    X(sigmoid_f8, double, double, 1 / (1 + exp(-a)))                                              \
+    X(erf_f8, double, double, erf(a))                                                             \
+    X(sin_f8, double, double, sin(a))                                                             \
+    X(cos_f8, double, double, cos(a))                                                             \
+    X(sqrt_f8, double, double, sqrt(a))                                                           \
+    X(floor_f8, double, double, floor(a))                                                         \
+    X(ceil_f8, double, double, ceil(a))                                                           \
+    X(rint_f8, double, double, rint(a))                                                           \
+    X(pow_f8, double, double, pow(a, b))                                                          \
+    X(div_f8, double, double, a / b)
+
+#define ARITHMETIC(X, suffix, type)                                                               \
+    X(add_##suffix, type, type, a + b)                                                            \
+    X(sub_##suffix, type, type, a - b)                                                            \
+    X(mul_##suffix, type, type, a *b)                                                             \
+    X(max_##suffix, type, type, a >= b || a != a ? a : b)                                         \
+    X(min_##suffix, type, type, a <= b || a != a ? a : b)                                         \
+    X(neg_##suffix, type, type, -a)                                                               \
+    X(abs_##suffix, type, type, a < 0 || a == 0 ? 0 - a : a)                                      \
+    X(sign_##suffix, type, type, a != a ? a : (type)((a > 0) - (a < 0)))                          \
+    X(eq_##suffix, uint8_t, type, a == b)                                                         \
+    X(lt_##suffix, uint8_t, type, a < b)                                                          \
+    X(le_##suffix, uint8_t, type, a <= b)                                                         \
+    X(nonzero_##suffix, uint8_t, type, a != 0)
+
+#define CONVERSIONS(X)                                                                            \
+    X(f4_f8, double, float, a)                                                                    \
+    X(f8_f4, float, double, (float)a)                                                             \
+    X(i4_i8, int64_t, int32_t, a)                                                                 \
+    X(i8_i4, int32_t, int64_t, (int32_t)a)                                                        \
+    X(i4_f4, float, int32_t, (float)a)                                                            \
+    X(i8_f4, float, int64_t, (float)a)                                                            \
+    X(i4_f8, double, int32_t, a)                                                                  \
+    X(i8_f8, double, int64_t, (double)a)                                                          \
+    X(f4_i4, int32_t, float, (int32_t)a)                                                          \
+    X(f4_i8, int64_t, float, (int64_t)a)                                                          \
+    X(f8_i4, int32_t, double, (int32_t)a)                                                         \
+    X(f8_i8, int64_t, double, (int64_t)a)                                                         \
+    X(b1_f4, float, uint8_t, a)                                                                   \
+    X(b1_f8, double, uint8_t, a)                                                                  \
+    X(b1_i4, int32_t, uint8_t, a)                                                                 \
+    X(b1_i8, int64_t, uint8_t, a)
+
+#define LOGIC(X)                                                                                  \
+    X(and_b1, uint8_t, uint8_t, a &b)                                                             \
+    X(or_b1, uint8_t, uint8_t, a | b)                                                             \
+    X(xor_b1, uint8_t, uint8_t, a ^ b)                                                            \
+    X(not_b1, uint8_t, uint8_t, a ^ 1)                                                            \
+    X(copy_1, uint8_t, uint8_t, a)                                                                \
+    X(copy_4, uint32_t, uint32_t, a)                                                              \
+    X(copy_8, uint64_t, uint64_t, a)
+
+#define SIMPLE(X)                                                                                 \
+    FLOATS(X)                                                                                     \
+    ARITHMETIC(X, f4, float)                                                                      \
+    ARITHMETIC(X, f8, double)                                                                     \
+    ARITHMETIC(X, i4, int32_t)                                                                    \
+    ARITHMETIC(X, i8, int64_t)                                                                    \
+    CONVERSIONS(X)                                                                                \
+    LOGIC(X)
+
+/* Those that are no expression of elements of one type. */
+#define SPECIAL(X)                                                                                \
+    X(where_1) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(half_f4) X(f4_half) X(bfloat_f4)       \
+    X(f4_bfloat)
+
+#define NAME(name, ...) #name,
+const char *const elementwise_operations[] = {SIMPLE(NAME) SPECIAL(NAME) NULL};
+
+/* An output may be where an input is, element by element, which the compiler need not fear. */
+#define LOOP(...)                                                                                 \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) __VA_ARGS__
+
+#define DEFINE(name, to_type, type, expression)                                                   \
+    static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
+    {                                                                                             \
+        to_type *d = to;                                                                          \
+        const type *xs = x, *ys = y;                                                              \
+        LOOP({                                                                                    \
+            type a = xs[i], b = ys[i];                                                            \
+            (void)a, (void)b;                                                                     \
+            d[i] = expression;                                                                    \
+        });                                                                                       \
+    }
+SIMPLE(DEFINE)
+
+#define DEFINE_WHERE(name, type)                                                                  \
+    static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
+    {                                                                                             \
+        type *d = to;                                                                             \
+        const uint8_t *condition = x;                                                             \
+        const type *a = y, *b = z;                                                                \
+        LOOP(d[i] = condition[i] ? a[i] : b[i];);                                                 \
+    }
+DEFINE_WHERE(where_1, uint8_t)
+DEFINE_WHERE(where_4, uint32_t)
+DEFINE_WHERE(where_8, uint64_t)
+
+#define DEFINE_ANGLE(name, libm, shift)                                                           \
+    static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
+    {                                                                                             \
+        float *d = to;                                                                            \
+        const float *a = x;                                                                       \
+        int32_t large = 0;                                                                        \
+        for (int64_t i = 0; i < n; i++)                                                           \
+            large |= !(fabsf(a[i]) <= LARGEST_ANGLE);                                             \
+        if (large)                                                                                \
+            for (int64_t i = 0; i < n; i++)                                                       \
+                d[i] = libm(a[i]);                                                                \
+        else                                                                                      \
+            LOOP(d[i] = sincos32(a[i], shift););                                                  \
+    }
+DEFINE_ANGLE(sin_f4, sinf, 0)
+DEFINE_ANGLE(cos_f4, cosf, 1)
+
+static void half_f4(void *to, const void *x, const void *y, const void *z, int64_t n)
+{
+    floats_of_halves(to, x, n);
+}
+
+static void f4_half(void *to, const void *x, const void *y, const void *z, int64_t n)
+{
+    halves_of_floats(to, x, n);
+}
+
+static void bfloat_f4(void *to, const void *x, const void *y, const void *z, int64_t n)
+{
+    float *d = to;
+    const uint16_t *a = x;
+    LOOP(d[i] = float_of((int32_t)((uint32_t)a[i] << 16)););
+}
+
+static void f4_bfloat(void *to, const void *x, const void *y, const void *z, int64_t n)
+{
+    uint16_t *d = to;
+    const float *a = x;
+    LOOP({
+        uint32_t bits = (uint32_t)bits_of(a[i]);
+        uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        d[i] = (uint16_t)(a[i] != a[i] ? (bits >> 16 & 0x8000) | 0x7fc0 : rounded);
+    });
+}
+
+typedef void (*loop)(void *, const void *, const void *, const void *, int64_t);
+#define ITSELF(name, ...) name,
+static const loop loops[] = {SIMPLE(ITSELF) SPECIAL(ITSELF)};
+
+/* Copy n elements of an input, from element `at` of the result on, in the order of the result. */
+#define DEFINE_GATHER(name, type)                                                                 \
+    static void name(void *to, const void *from, const int64_t *dims, const int64_t *strides,     \
+                     int64_t rank, int64_t at, int64_t n)                                         \
+    {                                                                                             \
+        type *restrict d = to;                                                                    \
+        const type *restrict x = from;                                                            \
+        int64_t index[MOST_RANK], place = 0, last = rank - 1;                                     \
+        for (int64_t axis = last; axis >= 0; axis--) {                                            \
+            index[axis] = at % dims[axis];                                                        \
+            at /= dims[axis];                                                                     \
+            place += index[axis] * strides[axis];                                                 \
+        }                                                                                         \
+        int64_t inner = dims[last], step = strides[last];                                         \
+        for (;;) {                                                                                \
+            int64_t run = inner - index[last] < n ? inner - index[last] : n;                      \
+            if (step == 0)                                                                        \
+                for (int64_t i = 0; i < run; i++)                                                 \
+                    d[i] = x[place];                                                              \
+            else if (step == 1)                                                                   \
+                for (int64_t i = 0; i < run; i++)                                                 \
+                    d[i] = x[place + i];                                                          \
+            else                                                                                  \
+                for (int64_t i = 0; i < run; i++)                                                 \
+                    d[i] = x[place + i * step];                                                   \
+            d += run;                                                                             \
+            n -= run;                                                                             \
+            if (!n)                                                                               \
+                return;                                                                           \
+            place -= index[last] * step;                                                          \
+            index[last] = 0;                                                                      \
+            for (int64_t axis = last - 1; axis >= 0; axis--) {                                    \
+                place += strides[axis];                                                           \
+                if (++index[axis] < dims[axis])                                                   \
+                    break;                                                                        \
+                place -= strides[axis] * dims[axis];                                              \
+                index[axis] = 0;                                                                  \
+            }                                                                                     \
+        }                                                                                         \
+    }
+DEFINE_GATHER(gather_1, uint8_t)
+DEFINE_GATHER(gather_2, uint16_t)
+DEFINE_GATHER(gather_4, uint32_t)
+DEFINE_GATHER(gather_8, uint64_t)
+
+static void gather(void *to, const void *from, const struct elementwise *a, const operand *input,
+                   int64_t at, int64_t n)
+{
+    void (*copy)(void *, const void *, const int64_t *, const int64_t *, int64_t, int64_t, int64_t) =
+        input->size == 1 ? gather_1 : input->size == 2 ? gather_2 : input->size == 4 ? gather_4 : gather_8;
+    copy(to, from, a->dims, input->strides, a->rank, at, n);
+}
+
+static void spread(void *to, int32_t size, uint64_t bits, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        memcpy((char *)to + i * size, &bits, size);
+}
+
+static int elementwise(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct elementwise *a = arguments;
+    _Alignas(64) char memory[REGISTERS][REGISTER_BYTES];
+    void *registers[REGISTERS];
+    int64_t tile = a->tile;
+    for (int r = 0; r < REGISTERS; r++)
+        registers[r] = memory[r];
+    const constant *constants = a->constants;
+    for (int64_t i = 0; i < a->n_constants; i++)
+        spread(registers[constants[i].to], constants[i].size, constants[i].bits, tile);
+    for (int64_t i = 0; i < a->n_inputs; i++) {
+        const operand *input = &a->operands[i];
+        if (input->mode == ONCE)
+            gather(registers[input->to], a->inputs[i], a, input, 0, tile < a->size ? tile : a->size);
+    }
+    for (int64_t item = begin; item < end; item++) {
+        int64_t at = item * tile, n = a->size - at < tile ? a->size - at : tile;
+        registers[0] = (char *)a->output + at * a->output_size;
+        for (int64_t i = 0; i < a->n_inputs; i++) {
+            const operand *input = &a->operands[i];
+            if (input->mode == DIRECT)
+                registers[input->to] = (char *)a->inputs[i] + at * input->size;
+            else if (input->mode == GATHERED)
+                gather(memory[input->to], a->inputs[i], a, input, at, n);
+        }
+        for (int64_t i = 0; i < a->n_instructions; i++) {
+            const instruction *next = &a->instructions[i];
+            loops[next->operation](registers[next->to], registers[next->a], registers[next->b],
+                                   registers[next->c], n);
+        }
+    }
+    return 0;
+}
+
+const kernel_entry elementwise_kernels[] = {
+    KERNEL(elementwise, elementwise),
+    END_OF_KERNELS,
+};

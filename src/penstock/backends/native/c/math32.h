@@ -1,0 +1,210 @@
+/* Functions of float32 that compilers can vectorise: without branches, calls and tables. Errors are at
+   most 2 units in the last place where nothing else is said; NaNs pass through.
+
+   The polynomials of exp, log, tanh, sin and cos are those of the Cephes library (S. Moshier, single
+   precision); those of expm1 and erf were fitted to the function for the least maximal error. */
+#ifndef PENSTOCK_MATH32_H
+#define PENSTOCK_MATH32_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+static inline int32_t bits_of(float x)
+{
+    int32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+static inline float float_of(int32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* x y + z; rounded once where the processor can. */
+static inline float fused32(float x, float y, float z)
+{
+#ifdef __FMA__
+    return __builtin_fmaf(x, y, z);
+#else
+    return x * y + z;
+#endif
+}
+
+/* Added to x and taken away again, this rounds |x| < 2^22 to an integer, which is in the lowest bits
+   of the sum. */
+static const float ROUNDER = 12582912.0f;
+
+/* Results below 2^-125 are 0. */
+static inline float exp32(float x)
+{
+    float clipped = x < -87.3f ? -87.3f : x;
+    clipped = clipped > 89.0f ? 89.0f : clipped;
+    float rounded = fused32(clipped, 1.44269504f, ROUNDER), n = rounded - ROUNDER;
+    float r = fused32(n, 2.12194440e-4f, fused32(n, -0.693359375f, clipped));
+    float p = fused32(1.9875691500e-4f, r, 1.3981999507e-3f);
+    p = fused32(p, r, 8.3334519073e-3f);
+    p = fused32(p, r, 4.1665795894e-2f);
+    p = fused32(p, r, 1.6666665459e-1f);
+    p = fused32(p, r, 5.0000001201e-1f);
+    p = fused32(p * r, r, r) + 1.0f;
+    /* 2^(n - 1), since 2^n may be infinite where the result is not. */
+    int32_t power = (int32_t)((uint32_t)bits_of(rounded) << 23) + (126 << 23);
+    return p * float_of(power) * 2.0f;
+}
+
+static inline float expm132(float x)
+{
+    float p = fused32(1.9908892863895744e-4f, x, 1.3934534508734941e-3f);
+    p = fused32(p, x, 8.33328440785408e-3f);
+    p = fused32(p, x, 4.166645556688309e-2f);
+    p = fused32(p, x, 1.666666716337204e-1f);
+    p = fused32(p, x, 0.5f);
+    float near = fused32(p * x, x, x), far = exp32(x) - 1.0f;
+    return fabsf(x) < 0.35f ? near : far;
+}
+
+static inline float log32(float x)
+{
+    int tiny = x < 1.17549435e-38f;
+    float scaled = tiny ? x * 8388608.0f : x;
+    int32_t bits = bits_of(scaled);
+    float e = (float)((bits >> 23) - 126 - (tiny ? 23 : 0));
+    float m = float_of((bits & 0x007fffff) | 0x3f000000);
+    int low = m < 0.707106781f;
+    e -= low ? 1.0f : 0.0f;
+    m = (low ? m + m : m) - 1.0f;
+    float z = m * m, p = fused32(7.0376836292e-2f, m, -1.1514610310e-1f);
+    p = fused32(p, m, 1.1676998740e-1f);
+    p = fused32(p, m, -1.2420140846e-1f);
+    p = fused32(p, m, 1.4249322787e-1f);
+    p = fused32(p, m, -1.6668057665e-1f);
+    p = fused32(p, m, 2.0000714765e-1f);
+    p = fused32(p, m, -2.4999993993e-1f);
+    p = fused32(p, m, 3.3333331174e-1f);
+    float y = fused32(e, -2.12194440e-4f, p * m * z);
+    y = fused32(z, -0.5f, y);
+    float result = fused32(e, 0.693359375f, m + y);
+    result = x == 0.0f ? -INFINITY : result;
+    result = x > 3.40282347e38f ? x : result;
+    return x < 0.0f || x != x ? NAN : result;
+}
+
+/* log(1 + x): the rounding of 1 + x is made good by the factor x / (u - 1). */
+static inline float log1p32(float x)
+{
+    float u = 1.0f + x, v = u - 1.0f;
+    float exact = log32(u) * (x / v);
+    float result = v == 0.0f ? x : exact;
+    return x > 3.40282347e38f ? x : result;
+}
+
+static inline float tanh32(float x)
+{
+    float z = x * x, p = fused32(-5.70498872745e-3f, z, 2.06390887954e-2f);
+    p = fused32(p, z, -5.37397155531e-2f);
+    p = fused32(p, z, 1.33314422036e-1f);
+    p = fused32(p, z, -3.33332819422e-1f);
+    float near = fused32(p * z, x, x);
+    float far = 1.0f - 2.0f / (exp32(2.0f * fabsf(x)) + 1.0f);
+    return fabsf(x) < 0.625f ? near : copysignf(far, x);
+}
+
+static inline float sigmoid32(float x)
+{
+    return 1.0f / (1.0f + exp32(-x));
+}
+
+static inline float erf32(float x)
+{
+    float t = fabsf(x), s = x * x;
+    float p = fused32(-6.22242281679064e-4f, s, 5.035872105509043e-3f);
+    p = fused32(p, s, -2.6793954893946648e-2f);
+    p = fused32(p, s, 1.1282524466514587e-1f);
+    p = fused32(p, s, -3.761255741119385e-1f);
+    p = fused32(p, s, 1.1283791065216064f);
+    float near = p * x;
+    t = t > 4.0f ? 4.0f : t; /* from there on the result rounds to 1 */
+    float q = fused32(-2.0099576795473695e-4f, t, 3.0922882724553347e-3f);
+    q = fused32(q, t, -2.2420203313231468e-2f);
+    q = fused32(q, t, 1.043274775147438e-1f);
+    q = fused32(q, t, 6.367372274398804e-1f);
+    q = fused32(q, t, 1.1279361248016357f);
+    q = fused32(q, t, 1.3357798161450773e-4f);
+    float far = copysignf(1.0f - exp32(-q), x);
+    float result = fabsf(x) < 0.875f ? near : far;
+    return x != x ? x : result;
+}
+
+/* For |x| <= LARGEST_ANGLE; shift is 0 for sin and 1 for cos. */
+static const float LARGEST_ANGLE = 8192.0f;
+
+static inline float sincos32(float x, int32_t shift)
+{
+    float rounded = fused32(x, 0.636619772f, ROUNDER), n = rounded - ROUNDER; /* quarter turns */
+    float r = fused32(n, -1.5703125f, x);
+    r = fused32(n, -4.837512969970703e-4f, r);
+    r = fused32(n, -7.549789415861596e-8f, r);
+    int32_t quarter = bits_of(rounded) + shift;
+    float z = r * r;
+    float sine = fused32(-1.9515295891e-4f, z, 8.3321608736e-3f);
+    sine = fused32(fused32(sine, z, -1.6666654611e-1f) * z, r, r);
+    float cosine = fused32(2.443315711809948e-5f, z, -1.388731625493765e-3f);
+    cosine = fused32(cosine, z, 4.166664568298827e-2f);
+    cosine = fused32(cosine * z, z, fused32(z, -0.5f, 1.0f));
+    float result = quarter & 1 ? cosine : sine;
+    return quarter & 2 ? -result : result;
+}
+
+static inline float float_of_half(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = (uint32_t)(half & 0x7fff) << 13;
+    float scaled = float_of((int32_t)rest) * 5.192296858534828e33f; /* 2^112, right for subnormals */
+    uint32_t bits = rest >= 0x0f800000 ? rest | 0x7f800000 : (uint32_t)bits_of(scaled);
+    bits |= rest > 0x0f800000 ? 0x00400000 : 0;
+    return float_of((int32_t)(sign | bits));
+}
+
+static inline uint16_t half_of_float(float x)
+{
+    uint32_t all = (uint32_t)bits_of(x), sign = all >> 16 & 0x8000, bits = all & 0x7fffffff;
+    /* Subnormals: adding 0.5 rounds to multiples of 2^-24. */
+    uint32_t small = (uint32_t)bits_of(float_of((int32_t)bits) + 0.5f) - 0x3f000000;
+    uint32_t normal = (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13;
+    uint32_t half = bits < 0x38800000 ? small : normal;
+    half = bits >= 0x477ff000 ? 0x7c00 : half;
+    half = bits > 0x7f800000 ? 0x7e00 | (bits >> 13 & 0x3ff) : half;
+    return (uint16_t)(sign | half);
+}
+
+/* Of float16 and float32, by the processor's instructions where it has them; a NaN becomes a quiet
+   NaN. The arrays may not overlap. */
+static inline void floats_of_halves(float *restrict to, const uint16_t *restrict from, int64_t n)
+{
+    int64_t i = 0;
+#ifdef __F16C__
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+#endif
+    for (; i < n; i++)
+        to[i] = float_of_half(from[i]);
+}
+
+static inline void halves_of_floats(uint16_t *restrict to, const float *restrict from, int64_t n)
+{
+    int64_t i = 0;
+#ifdef __F16C__
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), 0));
+#endif
+    for (; i < n; i++)
+        to[i] = half_of_float(from[i]);
+}
+
+#endif

@@ -1,0 +1,576 @@
+"""Elementwise operations, and chains of them as one: programs of the interpreter in
+``c/elementwise.c``.
+
+A program computes one tile of the result after another. 16-bit floats are computed as float32
+within a chain, and rounded where it ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.ir.graph import Node
+from penstock.ops.internal.fused import is_fused, parts
+from penstock.ops.registry import MICROSOFT
+from penstock.types import TensorType
+
+# As in c/elementwise.c.
+_REGISTERS, _REGISTER_BYTES, _MOST_RANK, _MOST_INPUTS = 32, 2048, 8, 12
+_DIRECT, _GATHERED, _ONCE = range(3)
+_OPERAND = np.dtype(
+    [("to", "i4"), ("mode", "i4"), ("size", "i4"), ("unused", "i4"), ("strides", "i8", _MOST_RANK)]
+)
+_CONSTANT = np.dtype([("to", "i4"), ("size", "i4"), ("bits", "u8")])
+
+# How elements are held in registers, and the NumPy dtype of constants.
+_KINDS = {"float32": "f4", "float64": "f8", "int32": "i4", "int64": "i8", "bool": "b1"}
+_NARROW = {"float16": "half", "bfloat16": "bfloat"}
+_DTYPES = {"f4": "f4", "f8": "f8", "i4": "i4", "i8": "i8", "b1": "u1"}
+
+# Nanoseconds of an element, roughly; of others _CHEAP_NS.
+_CHEAP_NS = 0.05
+_NS = {
+    "exp_f4": 0.17,
+    "expm1_f4": 0.25,
+    "sigmoid_f4": 0.25,
+    "tanh_f4": 0.38,
+    "erf_f4": 0.45,
+    "gelu_f4": 0.5,
+    "log_f4": 0.32,
+    "log1p_f4": 0.5,
+    "sin_f4": 0.2,
+    "cos_f4": 0.2,
+    "div_f4": 0.15,
+    "sqrt_f4": 0.15,
+    "pow_f4": 15.0,
+    "pow_f8": 15.0,
+    **dict.fromkeys(("exp_f8", "expm1_f8", "log_f8", "log1p_f8", "tanh_f8"), 6.0),
+    **dict.fromkeys(("sigmoid_f8", "erf_f8", "sin_f8", "cos_f8"), 6.0),
+    **dict.fromkeys(("div_f8", "sqrt_f8", "f4_i8", "i8_f4", "f8_i8", "i8_f8"), 0.4),
+}
+
+
+class _Value:
+    """A value of a program: an input, a constant, or the result of an operation on others."""
+
+    __slots__ = ("arguments", "constant", "kind", "operation")
+
+    def __init__(
+        self,
+        kind: str,
+        operation: str = "",
+        arguments: tuple[_Value, ...] = (),
+        constant: float | None = None,
+    ) -> None:
+        self.kind = kind
+        self.operation = operation
+        self.arguments = arguments
+        self.constant = constant
+
+    def __add__(self, other: _Operand) -> _Value:
+        return _typed("add", self, other)
+
+    def __sub__(self, other: _Operand) -> _Value:
+        return _typed("sub", self, other)
+
+    def __mul__(self, other: _Operand) -> _Value:
+        return _typed("mul", self, other)
+
+    def __truediv__(self, other: _Operand) -> _Value:
+        return _typed("div", self, other)
+
+    def __rtruediv__(self, other: float) -> _Value:
+        return _typed("div", _Value(self.kind, constant=other), self)
+
+    def __neg__(self) -> _Value:
+        return _typed("neg", self)
+
+
+_Operand: TypeAlias = "_Value | float"
+Formula: TypeAlias = Callable[..., _Value]
+
+
+def _typed(name: str, x: _Value, *others: _Operand, kind: str = "") -> _Value:
+    """An operation on values of one kind, that of ``x``; numbers become constants. The result has
+    the same kind, if no other is given."""
+    operands = [y if isinstance(y, _Value) else _Value(x.kind, constant=y) for y in others]
+    if any(y.kind != x.kind for y in operands):
+        raise UnsupportedError
+    return _Value(kind or x.kind, f"{name}_{x.kind}", (x, *operands))
+
+
+def _call(name: str) -> Formula:
+    """The formula that is one operation of the interpreter."""
+    return lambda attrs, *values: _typed(name, *values)
+
+
+def _folded(name: str) -> Formula:
+    """An operation of two operands, on any number of them."""
+
+    def formula(attrs: Mapping[str, Any], first: _Value, *rest: _Value) -> _Value:
+        for value in rest:
+            first = _typed(name, first, value)
+        return first
+
+    return formula
+
+
+def _compared(name: str, swapped: bool = False) -> Formula:
+    def formula(attrs: Mapping[str, Any], a: _Value, b: _Value) -> _Value:
+        if a.kind == "b1" and name == "eq":
+            return _typed("not", _typed("xor", a, b))
+        return _typed(name, b, a, kind="b1") if swapped else _typed(name, a, b, kind="b1")
+
+    return formula
+
+
+def _max(x: _Value, bound: _Operand) -> _Value:
+    return _typed("max", x, bound)
+
+
+def _min(x: _Value, bound: _Operand) -> _Value:
+    return _typed("min", x, bound)
+
+
+def _where(condition: _Value, a: _Value, b: _Operand) -> _Value:
+    other = b if isinstance(b, _Value) else _Value(a.kind, constant=b)
+    if condition.kind != "b1" or a.kind != other.kind:
+        raise UnsupportedError
+    return _Value(a.kind, f"where_{a.kind[1]}", (condition, a, other))
+
+
+def _clip(
+    attrs: Mapping[str, Any], x: _Value, low: _Value | None = None, high: _Value | None = None
+) -> _Value:
+    x = x if low is None else _max(x, low)
+    return x if high is None else _min(x, high)
+
+
+def _sigmoid(x: _Value) -> _Value:
+    return _typed("sigmoid", x)
+
+
+def _swish(attrs: Mapping[str, Any], x: _Value, default: float = 1.0) -> _Value:
+    return x * _sigmoid(x * attrs.get("alpha", default))
+
+
+def _gelu(attrs: Mapping[str, Any], x: _Value) -> _Value:
+    if attrs.get("approximate", "none") != "none":
+        return _tanh_gelu(x)
+    if x.kind == "f4":
+        return _typed("gelu", x)
+    return x * 0.5 * (_typed("erf", x * math.sqrt(0.5)) + 1.0)
+
+
+def _tanh_gelu(x: _Value) -> _Value:
+    factor = 2 * math.sqrt(2 / math.pi)
+    return x * _sigmoid(x * (x * x * (0.044715 * factor) + factor))
+
+
+def _exponential(x: _Value, scale: float, gain: float = 1.0, width: float = 1.0) -> _Value:
+    """``gain * max(x, 0) + scale * (exp(min(x, 0) / width) - 1)``."""
+    low = _min(x, 0.0)
+    below = _typed("expm1", low if width == 1 else low / width)
+    above = _max(x, 0.0)
+    return (above if gain == 1 else above * gain) + (below if scale == 1 else below * scale)
+
+
+def _selu(attrs: Mapping[str, Any], x: _Value) -> _Value:
+    gamma = float(attrs.get("gamma", 1.0507009873554805))
+    return _exponential(x, gamma * float(attrs.get("alpha", 1.6732632423543772)), gamma)
+
+
+def _leaky(x: _Value, slope: _Operand) -> _Value:
+    return _max(x, 0.0) + _min(x, 0.0) * slope
+
+
+def _hard_sigmoid(x: _Value, alpha: float, beta: float) -> _Value:
+    return _min(_max(x * alpha + beta, 0.0), 1.0)
+
+
+def _softplus(attrs: Mapping[str, Any], x: _Value) -> _Value:
+    return _max(x, 0.0) + _typed("log1p", _typed("exp", -_typed("abs", x)))
+
+
+def _mish(attrs: Mapping[str, Any], x: _Value) -> _Value:
+    e = _typed("exp", _min(x, 40.0))  # beyond, the quotient is 1
+    n = e * (e + 2.0)
+    return x * (n / (n + 2.0))
+
+
+def _pow(attrs: Mapping[str, Any], x: _Value, exponent: _Value) -> _Value:
+    power = exponent.constant if x.kind[0] == "f" else None
+    if power == 2:
+        return x * x
+    if power == 3:
+        return x * x * x
+    if power == 1:
+        return _typed("mul", x, 1.0)
+    if power == 0.5:
+        return _typed("sqrt", x)
+    if power in (-1, -2, -0.5):
+        return 1.0 / (x if power == -1 else x * x if power == -2 else _typed("sqrt", x))
+    if x.kind[0] != "f":
+        raise UnsupportedError
+    return _typed("pow", x, _converted(exponent, x.kind))
+
+
+def _mean(attrs: Mapping[str, Any], *values: _Value) -> _Value:
+    total = _folded("add")(attrs, *values)
+    return total / float(len(values))
+
+
+def _zero_nan(attrs: Mapping[str, Any], x: _Value) -> _Value:
+    return _where(_typed("eq", x, x, kind="b1"), x, 0.0)
+
+
+def _is_nan(attrs: Mapping[str, Any], x: _Value) -> _Value:
+    return _typed("not", _typed("eq", x, x, kind="b1"))
+
+
+def _converted(x: _Value, kind: str) -> _Value:
+    """A value as another kind."""
+    if x.kind == kind:
+        return x
+    if x.constant is not None:
+        return _Value(kind, constant=x.constant)
+    if kind == "b1":
+        return _typed("nonzero", x, kind="b1")
+    return _Value(kind, f"{x.kind}_{kind}", (x,))
+
+
+FORMULAS: dict[str, Formula] = {
+    **{
+        name: _call(name.lower())
+        for name in [
+            "Abs",
+            "Neg",
+            "Sqrt",
+            "Floor",
+            "Ceil",
+            "Sign",
+            "Exp",
+            "Log",
+            "Tanh",
+            "Sigmoid",
+            "Erf",
+            "Sin",
+            "Cos",
+        ]
+    },
+    **{name: _call(name.lower()) for name in ["Add", "Sub", "Mul", "And", "Or", "Xor", "Not"]},
+    **{name: _folded(name.lower()) for name in ("Max", "Min")},
+    "Round": _call("rint"),
+    "Sum": _folded("add"),
+    "Mean": _mean,
+    "Div": lambda attrs, a, b: a / b,
+    "Pow": _pow,
+    "Reciprocal": lambda attrs, x: 1.0 / x,
+    "Equal": _compared("eq"),
+    "Less": _compared("lt"),
+    "LessOrEqual": _compared("le"),
+    "Greater": _compared("lt", swapped=True),
+    "GreaterOrEqual": _compared("le", swapped=True),
+    "IsNaN": _is_nan,
+    "Where": lambda attrs, condition, a, b: _where(condition, a, b),
+    "Clip": _clip,
+    "Relu": lambda attrs, x: _max(x, 0.0),
+    "LeakyRelu": lambda attrs, x: _leaky(x, float(attrs.get("alpha", 0.01))),
+    "PRelu": lambda attrs, x, slope: _leaky(x, slope),
+    "Elu": lambda attrs, x: _exponential(x, attrs.get("alpha", 1.0)),
+    "Celu": lambda attrs, x: _exponential(x, attrs.get("alpha", 1.0), 1.0, attrs.get("alpha", 1.0)),
+    "Selu": _selu,
+    "HardSigmoid": lambda attrs, x: _hard_sigmoid(
+        x, attrs.get("alpha", 0.2), attrs.get("beta", 0.5)
+    ),
+    "HardSwish": lambda attrs, x: x * _hard_sigmoid(x, 1 / 6, 0.5),
+    "Softplus": _softplus,
+    "Softsign": lambda attrs, x: x / (_typed("abs", x) + 1.0),
+    "Swish": _swish,
+    "Mish": _mish,
+    "Gelu": _gelu,
+    f"{MICROSOFT}.Gelu": _gelu,
+    f"{MICROSOFT}.QuickGelu": lambda attrs, x: _swish(attrs, x, 1.702),
+    f"{MICROSOFT}.FastGelu": lambda attrs, x, *bias: _tanh_gelu(_folded("add")(attrs, x, *bias)),
+    f"{MICROSOFT}.BiasGelu": lambda attrs, x, bias: _gelu({}, x + bias),
+    "penstock.ZeroNaN": _zero_nan,
+}
+"""by operation, what it computes, given its attributes and its inputs"""
+
+
+def elementwise_call(site: Site) -> NativeCall | None:
+    """An elementwise operation, or a chain of them."""
+    output = site.output()
+    if not output.elements or len(site.tensors) != len(site.constants) + 1:
+        return None
+    try:
+        program = _Program(site)
+        return program.call(program.finished(program.result(), output), output)
+    except UnsupportedError:
+        return None
+
+
+def estimated_ns(node: Node) -> float | None:
+    """Roughly the time of an element of the result of ``node``, which may be fused; None if it is
+    not elementwise."""
+    total = 0.0
+    for part in parts(node):
+        if part.op.full_name not in FORMULAS and part.op.name != "Cast":
+            return None
+        dtype = next(
+            (v.type.dtype for v in part.outputs if v and isinstance(v.type, TensorType)), None
+        )
+        kind = "f8" if str(dtype) == "float64" else "f4"
+        total += _NS.get(f"{part.op.name.lower()}_{kind}", _PART_NS.get(part.op.name, _CHEAP_NS))
+    return total
+
+
+_PART_NS = {"Swish": 0.35, "QuickGelu": 0.35, "Mish": 0.5, "Softplus": 0.8, "Elu": 0.4, "Selu": 0.4}
+
+
+class _Program:
+    """Builds the program of one call."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.inputs: dict[_Value, int] = {}
+        self.constants: dict[tuple[str, bytes], _Value] = {}
+
+        def value_of(i: int) -> _Value | None:
+            type_, constant = site.tensors[i], site.constants[i]
+            if type_ is None:
+                return None
+            narrow = _NARROW.get(str(type_.dtype))
+            kind = "f4" if narrow else _KINDS.get(str(type_.dtype))
+            if kind is None:
+                raise UnsupportedError
+            if constant is not None and constant.size == 1:
+                return _Value(kind, constant=constant.item() if not narrow else float(constant))
+            value = _Value(narrow or kind)
+            self.inputs[value] = i
+            return _Value("f4", f"{narrow}_f4", (value,)) if narrow else value
+
+        self.values = [value_of(i) for i in range(len(site.constants))]
+
+    def result(self) -> _Value:
+        """The value that the node computes."""
+        site = self.site
+        node = site.node
+        known: dict[Any, _Value | None] = {}
+        if not is_fused(node):
+            return self._apply(node, self.values)
+        known = dict(zip(node.attrs["region"].inputs, self.values, strict=True))
+        value: _Value | None = None
+        for part in parts(node):
+            value = self._apply(part, [None if v is None else known[v] for v in part.inputs])
+            known[part.outputs[0]] = value
+        assert value is not None
+        return value
+
+    def _apply(self, node: Node, values: Sequence[_Value | None]) -> _Value:
+        (output,) = node.outputs
+        type_ = None if output is None else output.type
+        if not isinstance(type_, TensorType):
+            raise UnsupportedError
+        name = str(type_.dtype)
+        if node.op.full_name == "Cast":
+            (x,) = values
+            assert x is not None
+            if name == "uint8" or name not in (*_KINDS, *_NARROW):
+                raise UnsupportedError
+            return _converted(x, _KINDS.get(name, "f4"))
+        formula = FORMULAS.get(node.op.full_name)
+        if formula is None:
+            raise UnsupportedError
+        while values and values[-1] is None:
+            values = values[:-1]
+        if node.op.full_name != "Clip" and None in values:
+            raise UnsupportedError
+        return formula(node.attrs, *values)
+
+    def finished(self, result: _Value, output: TensorType) -> _Value:
+        """The value that is written: ``result``, rounded to the dtype of the output."""
+        name = str(output.dtype)
+        if name in _NARROW:
+            return _Value(_NARROW[name], f"f4_{_NARROW[name]}", (result,))
+        if result.kind != _KINDS.get(name) or not result.operation:
+            raise UnsupportedError
+        return result
+
+    def call(
+        self, result: _Value, output: TensorType, strides: Sequence[Any] | None = None
+    ) -> NativeCall:
+        """The call of the program that computes ``result``; of tensors with these ``strides``, in
+        elements, None for those that are dense with their dims in order."""
+        order = _in_order(result)
+        held = [value for value in self.inputs if value in order]
+        operands = [self.inputs[value] for value in held]
+        if len(operands) > _MOST_INPUTS:
+            raise UnsupportedError
+        dims, steps = _coalesced(self.site, operands, output, strides)
+        size = math.prod(dims)
+        widest = max(_size(value.kind) for value in order)
+        tile, modes = _tile(dims, steps, _REGISTER_BYTES // widest)
+        registers, instructions = self._allocate(order, result)
+        table = np.zeros(len(operands), _OPERAND)
+        for entry, value, mode, own in zip(table, held, modes, steps, strict=True):
+            entry["to"], entry["mode"], entry["size"] = registers[value], mode, _size(value.kind)
+            entry["strides"][: len(own)] = own
+        constants = _constants(order, registers)
+        cost = sum(_NS.get(value.operation, _CHEAP_NS) for value in order if value.operation)
+        cost += sum(1.0 for mode in modes if mode == _GATHERED)
+        pointers: list[Any] = [Tensor(i) for i in operands]
+        return NativeCall(
+            "elementwise",
+            (
+                *pointers,
+                *[None] * (_MOST_INPUTS - len(pointers)),
+                self.site.result(),
+                table.view(np.uint8),
+                np.array(instructions, np.int32),
+                constants.view(np.uint8) if len(constants) else None,
+                np.array(dims, np.int64),
+                *(len(operands), len(instructions), len(constants), len(dims)),
+                *(tile, size, _size(result.kind)),
+            ),
+            items=-(-size // tile),
+            item_ns=tile * cost + 10.0 * len(instructions),
+            inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
+            restrided=partial(self.call, result, output) if strides is None else None,
+        )
+
+    def _allocate(
+        self, order: Iterable[_Value], result: _Value
+    ) -> tuple[dict[_Value, int], list[tuple[int, ...]]]:
+        """The register of each value, and the instructions."""
+        numbers = self.site.library.operations
+        last_use = {argument: i for i, value in enumerate(order) for argument in value.arguments}
+        registers: dict[_Value, int] = {}
+        free = list(range(_REGISTERS - 1, 0, -1))
+        instructions = []
+        for value in order:
+            if not value.operation:
+                registers[value] = _taken(free)
+        for i, value in enumerate(order):
+            if not value.operation:
+                continue
+            if value.operation not in numbers:
+                raise UnsupportedError
+            registers[value] = 0 if value is result else _taken(free)
+            read = [registers[argument] for argument in value.arguments]
+            read += read[:1] * (3 - len(read))
+            instructions.append((numbers[value.operation], registers[value], *read))
+            ended = [x for x in dict.fromkeys(value.arguments) if last_use[x] == i and x.operation]
+            free += [registers[x] for x in ended]
+        return registers, instructions
+
+
+def _taken(free: list[int]) -> int:
+    if not free:
+        raise UnsupportedError
+    return free.pop()
+
+
+def _size(kind: str) -> int:
+    """Bytes of an element in memory."""
+    return 2 if kind in _NARROW.values() else int(kind[1])
+
+
+def _in_order(result: _Value) -> dict[_Value, None]:
+    """The values that ``result`` depends on, and itself, each behind those that it reads."""
+    order: dict[_Value, None] = {}
+    stack = [(result, False)]
+    while stack:
+        value, ready = stack.pop()
+        if value in order:
+            continue
+        if ready:
+            order[value] = None
+        else:
+            stack.append((value, True))
+            stack += [(argument, False) for argument in value.arguments]
+    return order
+
+
+def _constants(order: Iterable[_Value], registers: Mapping[_Value, int]) -> np.ndarray:
+    """The table of constants, and their registers."""
+    scalars = [value for value in order if value.constant is not None]
+    table = np.zeros(len(scalars), _CONSTANT)
+    for entry, value in zip(table, scalars, strict=True):
+        raw = np.array(value.constant).astype(_DTYPES[value.kind]).tobytes()
+        entry["to"], entry["size"] = registers[value], _size(value.kind)
+        entry["bits"] = int.from_bytes(raw.ljust(8, b"\0"), "little")
+    return table
+
+
+def _coalesced(
+    site: Site, operands: Sequence[int], output: TensorType, strides: Sequence[Any] | None
+) -> tuple[list[int], list[list[int]]]:
+    """The dims of the result in the order in which it lies in memory, with those merged that no
+    operand tells apart, and the strides of each operand in elements, 0 where it is broadcast."""
+    rank = len(output.dims)
+    rows = []
+    for i in (*operands, len(site.constants)):
+        type_, given = site.tensors[i], None if strides is None else strides[i]
+        assert type_ is not None
+        steps = _dense(type_.dims) if given is None else given
+        own = [step if dim != 1 else 0 for dim, step in zip(type_.dims, steps, strict=True)]
+        rows.append([0] * (rank - len(own)) + own)
+    axes = [axis for axis in range(rank) if output.dims[axis] != 1]
+    axes.sort(key=lambda axis: -rows[-1][axis])
+    ordered = [output.dims[axis] for axis in axes]
+    if [rows[-1][axis] for axis in axes] != _dense(ordered):
+        raise UnsupportedError
+    dims: list[int] = []
+    columns: list[tuple[int, ...]] = []
+    for axis, dim in zip(axes, ordered, strict=True):
+        column = tuple([row[axis] for row in rows[:-1]])
+        if dims and all(a == b * dim for a, b in zip(columns[-1], column, strict=True)):
+            dims[-1] *= dim
+            columns[-1] = column
+        else:
+            dims.append(dim)
+            columns.append(column)
+    if not dims:
+        dims, columns = [1], [(0,) * len(operands)]
+    if len(dims) > _MOST_RANK:
+        raise UnsupportedError
+    return dims, [[column[k] for column in columns] for k in range(len(operands))]
+
+
+def _dense(dims: Sequence[int]) -> list[int]:
+    """Strides without gaps, in elements."""
+    return [math.prod(dims[axis + 1 :]) for axis in range(len(dims))]
+
+
+def _tile(
+    dims: Sequence[int], strides: Sequence[Sequence[int]], most: int
+) -> tuple[int, list[int]]:
+    """The elements of a tile, and how each operand comes into a register. What repeats itself after
+    a part of a tile is the same in all of them."""
+    own = _dense(dims)
+    periods = []
+    for steps in strides:
+        outer = 0
+        while outer < len(steps) and steps[outer] == 0:
+            outer += 1
+        dense = list(steps[outer:]) == own[outer:]
+        periods.append(math.prod(dims[outer:]) if dense else 0)
+    size = math.prod(dims)
+    tile = most
+    common = math.lcm(*[period for period in periods if 0 < period <= most and period < size])
+    if 1 < common <= most:
+        tile = most // common * common
+    modes = []
+    for period in periods:
+        if period == size and size > 1:
+            modes.append(_DIRECT)
+        else:
+            modes.append(_ONCE if period and tile % period == 0 else _GATHERED)
+    return tile, modes

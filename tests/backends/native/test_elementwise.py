@@ -1,0 +1,166 @@
+"""Compiled elementwise programs against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import penstock as ps
+from tests.support.native_kernels import check, node_of, pytestmark  # noqa: F401
+
+RANDOM = np.random.default_rng(11)
+EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 88.8, -104.5, 3e38]
+UNARY = """
+    Abs Neg Sqrt Floor Ceil Sign Exp Log Tanh Sigmoid Erf Sin Cos Round Reciprocal IsNaN Relu
+    LeakyRelu Elu Celu Selu HardSigmoid HardSwish Softplus Softsign Swish Mish Gelu
+""".split()  # noqa: SIM905 - names are easier to read without quotes
+LOOSE = {"rtol": 2e-6, "atol": 1e-6}
+
+
+def values(dims=(3, 700), dtype="float32"):
+    x = RANDOM.normal(0, 4, dims).astype(dtype)
+    x.reshape(-1)[: len(EDGES)] = np.array(EDGES).astype(dtype)
+    return x
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_unary_operation_equals_numpy(name, dtype):
+    inputs = [values(dtype=dtype)]
+    check(node_of(name, inputs), inputs, LOOSE)
+
+
+BROADCASTS = [
+    ((4, 300), (300,)),
+    ((4, 3, 50), (3, 1)),
+    ((2, 5, 7, 9), (5, 1, 9)),
+    ((600, 1), (1, 7)),
+    ((3, 1, 2, 1, 5), (4, 1, 6, 1)),
+    ((1,), (2, 2)),
+    ((), (5,)),
+    ((9, 1030), (1,)),
+]
+
+
+@pytest.mark.parametrize("dims", BROADCASTS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("name", ["Add", "Sub", "Mul", "Less", "Equal", "GreaterOrEqual"])
+def test_binary_operation_broadcasts_as_numpy(name, dtype, dims):
+    inputs = [RANDOM.integers(-3, 4, d).astype(dtype) for d in dims]
+    check(node_of(name, inputs), inputs)
+
+
+@pytest.mark.parametrize("name", ["Max", "Min", "Sum", "Mean"])
+@pytest.mark.parametrize("constants", [[], [1]])
+def test_operation_of_three_inputs_equals_numpy(name, constants):
+    inputs = [values((4, 600)), np.float32([[2.5]]), values((600,))]
+    check(node_of(name, inputs, constants), inputs, LOOSE)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "bool"])
+def test_where_chooses_as_numpy(dtype):
+    inputs = [
+        RANDOM.random((5, 1, 40)) < 0.5,
+        RANDOM.integers(0, 2, (3, 40)).astype(dtype),
+        RANDOM.integers(0, 2, (5, 3, 1)).astype(dtype),
+    ]
+    check(node_of("Where", inputs), inputs)
+
+
+@pytest.mark.parametrize("name", ["And", "Or", "Xor", "Not", "Equal"])
+def test_logic_equals_numpy(name):
+    inputs = [RANDOM.random((3, 700)) < 0.5 for _ in range(1 if name == "Not" else 2)]
+    check(node_of(name, inputs), inputs)
+
+
+KINDS = ["float32", "float64", "int32", "int64", "bool"]
+
+
+@pytest.mark.parametrize("target", [*KINDS, "float16"])
+@pytest.mark.parametrize("source", [*KINDS, "float16"])
+def test_cast_equals_numpy(source, target):
+    if source == target:
+        pytest.skip("a Cast to the same dtype is removed before it is compiled")
+    numbers = [0, 1, -1, 3.7, -2.2, 1000.5, 65000, 6e4, 1e-7, 0.1]
+    x = np.array(numbers * 99).astype(source)
+    types = {"float32": 1, "float64": 11, "int32": 6, "int64": 7, "bool": 9, "float16": 10}
+    check(node_of("Cast", [x], to=types[target]), [x])
+
+
+def test_float16_is_converted_exactly_both_ways():
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    check(node_of("Cast", [every], to=1), [every])
+    with np.errstate(all="ignore"):
+        between = every.astype(np.float32)
+        after = np.nextafter(between, np.float32(np.inf))
+        steps = np.concatenate([between, after, between * np.float32(1.0003)])
+    check(node_of("Cast", [steps], to=10), [steps])
+
+
+@pytest.mark.parametrize("name", ["Sigmoid", "Add", "Gelu", "Exp"])
+def test_float16_operation_is_rounded_once(name):
+    inputs = [RANDOM.normal(0, 2, (3, 333)).astype(np.float16) for _ in range(1 + (name == "Add"))]
+    check(node_of(name, inputs), inputs, {"rtol": 2e-3, "atol": 1e-6})
+
+
+@pytest.mark.parametrize("power", [0.5, 1, 2, 3, -1, -2, -0.5, 0.3, 0])
+def test_power_by_a_constant_equals_numpy(power):
+    inputs = [np.abs(values((2, 300))) + np.float32(0.01), np.array(power, np.float32)]
+    check(node_of("Pow", inputs, [1]), inputs, LOOSE)
+
+
+@pytest.mark.parametrize("bounds", [(-1.0, 2.0), (None, 2.0), (-1.0, None), (3.0, 1.0)])
+@pytest.mark.parametrize("constant", [False, True])
+def test_clip_equals_numpy(bounds, constant):
+    inputs = [values((2, 300)), *[None if b is None else np.float32(b) for b in bounds]]
+    check(node_of("Clip", inputs, [1, 2] if constant else []), inputs)
+
+
+CHAIN = """
+<ir_version: 9, opset_import: ["" : 20]>
+g (float[N, 3, 40] x, float[3, 1] a, float[40] b) => (float[N, 3, 40] y)
+<float half = {0.5}> {
+    s = Add(x, a)
+    t = Mul(s, b)
+    u = Tanh(t)
+    v = Greater(u, half)
+    w = Where(v, x, a)
+    z = Exp(w)
+    y = Div(z, b)
+}
+"""
+
+
+def session(text, backends):
+    return ps.compile(onnx.parser.parse_model(text), backends=backends)
+
+
+def test_chain_is_one_step_and_equals_numpy():
+    shapes = {"x": (5, 3, 40), "a": (3, 1), "b": (40,)}
+    feeds = {k: RANDOM.uniform(0.5, 2, d).astype(np.float32) for k, d in shapes.items()}
+    ours = session(CHAIN, ["native", "numpy"])
+    np.testing.assert_allclose(
+        ours.run(feeds)["y"], session(CHAIN, ["numpy"]).run(feeds)["y"], rtol=1e-5
+    )
+    assert [step.backend for step in ours.plan.steps] == ["native"]
+
+
+def test_chain_behind_a_transpose_reads_memory_in_its_order():
+    text = """
+    <ir_version: 9, opset_import: ["" : 20]>
+    g (float[2, 6, 5, 7] x, float[2, 5, 7, 6] z, float[6] b) => (float[2, 5, 7, 6] y) {
+        n = Neg(x)
+        t = Transpose<perm = [0, 2, 3, 1]>(n)
+        s = Add(t, b)
+        u = Mul(s, z)
+        y = Sqrt(u)
+    }
+    """
+    shapes = {"x": (2, 6, 5, 7), "z": (2, 5, 7, 6), "b": (6,)}
+    feeds = {k: RANDOM.uniform(2, 3, d).astype(np.float32) for k, d in shapes.items()}
+    feeds["b"] += 5
+    wanted = session(text, ["numpy"]).run(feeds)["y"]
+    np.testing.assert_allclose(session(text, ["native", "numpy"]).run(feeds)["y"], wanted, 1e-6)
+    assert np.isfinite(wanted).all()
