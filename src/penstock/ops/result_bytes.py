@@ -96,9 +96,8 @@ def _is_number(value: Value | None) -> bool:
 def _count(budget: Budget, result: np.ndarray, inputs: Sequence[Any], text: bool) -> None:
     """Count a result, with its ``text``, unless it is a view of an input."""
     if result.ndim > budget.max_dims:
-        raise BudgetError(
-            f"its result has {result.ndim} dims, Limits.max_dims is {budget.max_dims}"
-        )
+        dims = f"{result.ndim} dims, more than Limits.max_dims = {budget.max_dims}"
+        raise BudgetError(f"its result has {dims}")
     nbytes = -1
     if text and result.dtype == STRING:
         nbytes = result.nbytes + sum(map(getsizeof, result.reshape(-1).tolist()))
