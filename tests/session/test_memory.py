@@ -10,6 +10,7 @@ from tests.session.test_release import EXECUTORS
 from tests.support.malloc import needs_glibc
 from tests.support.onnx_text import compile_text
 from tests.support.processes import end_of
+from tests.support.tf_graphs import Builder, Func, Type
 
 TEXT = """g (float[N, M] x, int64 n) => (float[N, M] y) {
     true = Constant<value = bool {1}> ()
@@ -32,6 +33,42 @@ def test_plans_of_many_shapes_stay_within_max_plans_bytes(executor):
         run(session, rows, 4)
     assert session.memory.plans <= 2**17
     assert session.memory.count < 30
+
+
+def calling_itself() -> bytes:
+    """A function that calls itself ``n`` times, so that frames alone can run it, and adds 1,000
+    constants each time; 500 others are added to its result."""
+    builder = Builder()
+    types = {"Tin": [Type("int32"), Type("float32")], "Tout": [Type("float32")]}
+    real, whole = {"T": Type("float32")}, {"T": Type("int32")}
+    builder.function("F", {"n": "int32", "x": "float32"}, {"y": "float32"}, {"y": "m:output:0"})
+    builder.const(np.int32(0), "zero")
+    builder.const(np.int32(1), "one")
+    builder.const(np.arange(1000, dtype=np.float32), "constants")
+    builder.node("Greater", "n", "zero:output:0", name="go", **whole)
+    builder.node("Switch", "n", "go:z:0", name="count", **whole)
+    builder.node("Switch", "x", "go:z:0", name="sum", **real)
+    builder.node("Sub", "count:output_true:0", "one:output:0", name="less", **whole)
+    builder.node("AddV2", "sum:output_true:0", "constants:output:0", name="more", **real)
+    builder.node("PartitionedCall", "less:z:0", "more:z:0", name="again", f=Func("F"), **types)
+    builder.node("Merge", "sum:output_false:0", "again:output:0", name="m", N=2, **real)
+    builder.main()
+    builder.placeholder("n", "int32")
+    builder.placeholder("x", "float32", 1000)
+    builder.const(np.ones(500, np.float32), "others")
+    builder.node("PartitionedCall", "n", "x", name="call", f=Func("F"), **types)
+    builder.node("Concat", "axis", "call", "others", name="y", N=2, **real)
+    builder.const(np.int32(0), "axis")
+    return builder.bytes()
+
+
+@pytest.mark.parametrize("executor", ["auto", "frames"])
+def test_memory_has_the_constants_of_framed_graphs_and_their_functions(executor):
+    session = ps.compile(calling_itself(), executor=executor)
+    y = session.run({"n": np.int32(3), "x": np.zeros(1000, np.float32)}, ["y"])["y"]
+    np.testing.assert_array_equal(y, [*np.arange(0, 3000, 3), *[1] * 500])
+    assert session.latest.name == "frames"
+    assert session.memory.weights == 4 * 1000 + 4 * 500 + 3 * 4
 
 
 SESSIONS = """

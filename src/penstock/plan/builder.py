@@ -118,7 +118,7 @@ class _Builder:
         inputs = [self.define(value, SlotKind.DYNAMIC) for value in graph.inputs]
         steps = self.steps(graph, certain=True)
         outputs = self.read(graph.outputs)
-        return Plan(graph.name, steps, tuple(self.slots), tuple(inputs), outputs, self.views)
+        return Plan(graph.name, steps, tuple(self.slots), tuple(inputs), outputs, views=self.views)
 
     def steps(self, graph: Graph, *, certain: bool) -> tuple[Step, ...]:
         steps: list[Step | None] = []

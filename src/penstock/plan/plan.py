@@ -153,13 +153,15 @@ class Step:
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTable:
     """The steps of a graph and the slots that they read and write, as observers see them: in no
-    particular order, and wherever values live."""
+    particular order, and wherever values live. ``constants`` has those of the graphs that it calls,
+    too."""
 
     name: str
     steps: tuple[Step, ...]
     slots: tuple[Slot, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    constants: tuple[np.ndarray, ...] = ()
 
     def walk(self) -> Iterator[Step]:
         """Every step, those of blocks after the step that carries them."""
@@ -169,13 +171,15 @@ class StepTable:
     def constant_bytes(self) -> int:
         """Bytes of the memory behind the constants, each piece of memory counted once."""
         seen: dict[int, int] = {}
+        arrays = [x for step in self.walk() for x in step.node.attrs.values()]
+        arrays += self.constants
         for slot in self.slots:
-            if slot.constant is None:
-                continue
-            array = slot.constant.held
-            if array is None:  # held by kernels
-                seen[-1 - len(seen)] = slot.nbytes
-            elif isinstance(array, np.ndarray):
+            if slot.constant is not None:
+                arrays.append(slot.constant.held)
+                if arrays[-1] is None:  # held by kernels
+                    seen[-1 - len(seen)] = slot.nbytes
+        for array in arrays:
+            if isinstance(array, np.ndarray):
                 while isinstance(array.base, np.ndarray):
                     array = array.base
                 seen[address(array)] = array.nbytes

@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from penstock.analysis.frames import FramePath, Frames, GraphPart
 from penstock.codegen.helpers import too_many
 from penstock.executors.base import Executor
@@ -54,6 +56,7 @@ class FrameGraphBuilder:
         self._limits = limits
         self._functions = FrameFunctions()
         self._called: list[str] = []  # functions that are yet to be compiled
+        self._constants: list[np.ndarray] = []
         self._asynchronous = False  # whether one of the called graphs has an asynchronous kernel
 
     def build(self, graph: Graph, parts: Sequence[GraphPart], devices: int = 1) -> FramesExecutor:
@@ -71,7 +74,7 @@ class FrameGraphBuilder:
             workers = _workers_of(part.device, devices)
             compiled.append(DevicePart(part.device, whole, workers, part.inputs, part.outputs))
         steps = [step for part in compiled for step in part.graph.steps]
-        table = numbers.table(graph.name, steps, graph.inputs, outputs)
+        table = numbers.table(graph.name, steps, graph.inputs, outputs, self._constants)
         return FramesExecutor(compiled, table, self._limits, self._functions)
 
     def _whole(
@@ -99,6 +102,10 @@ class FrameGraphBuilder:
         self, graph: Graph, paths: Mapping[Node, FramePath], numbers: ValueNumbers
     ) -> FrameGraph:
         counts = self._limits.count_runs
+        for node in graph.walk():
+            arrays = [value.held for value in node.inputs if value is not None]
+            arrays += node.attrs.values()
+            self._constants += [x for x in arrays if isinstance(x, np.ndarray)]
         return FrameGraph(graph, paths, self._kernel, self._call, self._backend, numbers, counts)
 
     def _kernel(self, node: Node) -> Kernel:

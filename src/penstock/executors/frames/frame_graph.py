@@ -170,16 +170,21 @@ class ValueNumbers:
         self._slots[value] = self.slot(other)
 
     def table(
-        self, name: str, steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value]
+        self,
+        name: str,
+        steps: Sequence[Step],
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        constants: Sequence[np.ndarray],
     ) -> StepTable:
         """The table of ``steps`` whose values were numbered here."""
-        ends = [tuple(map(self.slot, values)) for values in (inputs, outputs)]
+        begin, end = (tuple(map(self.slot, values)) for values in (inputs, outputs))
         kinds = {True: SlotKind.CONSTANT, False: SlotKind.DYNAMIC}
         slots = [
             Slot(v.name, v.type, kinds[v.const is not None], v if v.const is not None else None)
             for v in self._values
         ]
-        return StepTable(name, tuple(steps), tuple(slots), *ends)
+        return StepTable(name, tuple(steps), tuple(slots), begin, end, tuple(constants))
 
 
 CallSteps: TypeAlias = "Generator[tuple[FrameGraph, Sequence[Any]], Sequence[Any], Sequence[Any]]"
