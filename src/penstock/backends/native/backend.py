@@ -10,6 +10,7 @@ from penstock.backends.native.cumulative import cumulative
 from penstock.backends.native.elementwise import FORMULAS, elementwise_call, estimated_ns
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, site_of
 from penstock.backends.native.library import NativeLibrary, library
+from penstock.backends.native.models import vector_model
 from penstock.backends.native.trees import tree_ensemble
 from penstock.backends.numpy import NumpyBackend
 from penstock.errors import PenstockError
@@ -21,14 +22,13 @@ from penstock.types import TensorType, Type
 
 Family = Callable[[Site], NativeCall | None]
 
-_TREES = [
-    f"ai.onnx.ml.{name}"
-    for name in ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
-]
+_TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
+_MODELS = ("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor")
 
 _OTHERS: dict[str, Family] = {
     **dict.fromkeys(("CumProd", "CumSum"), cumulative),
-    **dict.fromkeys(_TREES, tree_ensemble),
+    **dict.fromkeys((f"ai.onnx.ml.{name}" for name in _MODELS), vector_model),
+    **dict.fromkeys((f"ai.onnx.ml.{name}" for name in _TREES), tree_ensemble),
 }
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys((*FORMULAS, "Cast", FUSED.full_name), elementwise_call),

@@ -21,6 +21,7 @@ from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.onnx_ml import trees
+from penstock.ops.onnx_ml.models import TRANSFORM_NAMES, Labelling
 from penstock.types import STRING
 
 _SCORES = 4096  # of an item at most, as in c/trees.c
@@ -35,7 +36,7 @@ class _Packed:
     """An ensemble as c/trees.c reads it."""
 
     ensemble: trees.Ensemble
-    labelling: trees.Labelling | None
+    labelling: Labelling | None
     nodes: np.ndarray
     roots: np.ndarray
     first_vote: np.ndarray
@@ -65,12 +66,9 @@ def tree_ensemble(site: Site) -> NativeCall | None:
     rows, width = (1, *x.dims)[-2:]
     if width < max(forest.features, 1) or not rows:
         return None
-    labels, single, limit, pair, positive = None, -1, 0.0, False, False
-    if labelling is not None:
-        labels, limit, pair = labelling.labels, labelling.limit, labelling.pair
-        single = -1 if labelling.single is None else labelling.single
-        positive = labelling.positive
-    texts = labels is not None and labels.dtype == STRING
+    labels = None if labelling is None else labelling.labels
+    rule = labelling or Labelling(np.arange(0))
+    texts = labels if labels is not None and labels.dtype == STRING else None
     block = max(1, min(_ROWS, _SCORES // targets))
     scores = len(site.tensors) - len(site.constants) - 1
     result_type = site.tensors[-1]
@@ -85,22 +83,22 @@ def tree_ensemble(site: Site) -> NativeCall | None:
             packed.first_vote,
             packed.votes,
             packed.base,
-            np.arange(len(labels)) if texts and labels is not None else labels,
+            labels if texts is None else np.arange(len(texts)),
             *(rows, width, len(forest.roots), targets, block),
             trees.AGGREGATES.index(ensemble.aggregate),
-            trees.TRANSFORMS.index(ensemble.transform),
-            *(single, pair, positive),
+            TRANSFORM_NAMES.index(ensemble.transform),
+            *(-1 if rule.single is None else rule.single, rule.pair, rule.positive),
             result_type is not None and result_type.dtype == FLOAT64,
-            limit,
+            rule.limit,
         ),
         items=math.ceil(rows / block),
         item_ns=min(rows, block) * len(forest.roots) * (5 + forest.depth),
         keep=share,
-        texts=labels if texts else None,
+        texts=texts,
     )
 
 
-def _pack(read: trees.Ensemble | tuple[trees.Ensemble, trees.Labelling]) -> _Packed | None:
+def _pack(read: trees.Ensemble | tuple[trees.Ensemble, Labelling]) -> _Packed | None:
     """None if the ensemble is too large."""
     ensemble, labelling = read if isinstance(read, tuple) else (read, None)
     forest, targets, base = ensemble.forest, ensemble.targets, ensemble.base

@@ -8,6 +8,7 @@ where a regression has one target: of the transforms only PROBIT is applied to t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -55,6 +56,7 @@ TRANSFORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "SOFTMAX_ZERO": _softmax_zero,
     "PROBIT": _probit,
 }
+TRANSFORM_NAMES = tuple(TRANSFORMS)
 
 
 def transform_of(attrs: Attrs) -> str:
@@ -78,6 +80,22 @@ def two_scores(score: np.ndarray, transform: str, complement: bool) -> np.ndarra
         return _logistic(np.stack([-score, score], 1))
     pair = np.stack([1 - score if complement else -score, score], 1)
     return _probit(pair) if transform == "PROBIT" else pair
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labelling:
+    """How the scores of a row decide about its label, one of ``labels``.
+
+    ``single``: the score that alone decides, by whether it is above ``limit``; otherwise it is the
+    first of the highest. ``pair``: the scores of two classes follow from the single one;
+    ``positive``: as it is a probability (``two_scores``).
+    """
+
+    labels: np.ndarray
+    single: int | None = None
+    limit: float = 0.0
+    pair: bool = False
+    positive: bool = False
 
 
 def class_labels(attrs: Attrs, ints: str) -> np.ndarray:
@@ -126,7 +144,7 @@ def _rows(flat: Sequence[float] | None, count: int, what: str) -> np.ndarray:
     return array.reshape(count, -1)
 
 
-def _coefficients(attrs: Attrs, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def coefficients(attrs: Attrs, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Coefficients [F, E] and intercepts [E]."""
     weights = _rows(attrs.get("coefficients"), rows, "coefficients")
     bias = np.array(attrs.get("intercepts") or [0.0] * rows, np.float32)
@@ -147,7 +165,7 @@ def infer_regressor(targets: str) -> Infer:
 @operator("LinearRegressor", infer=infer_regressor("targets"))
 @by_attributes
 def linear_regressor(attrs: Attrs) -> Callable[..., Any]:
-    weights, bias = _coefficients(attrs, attrs.get("targets", 1))
+    weights, bias = coefficients(attrs, attrs.get("targets", 1))
     transform = transform_of(attrs)
 
     def run(x: np.ndarray) -> np.ndarray:
@@ -157,20 +175,27 @@ def linear_regressor(attrs: Attrs) -> Callable[..., Any]:
     return run
 
 
+def linear_classification(attrs: Attrs) -> tuple[np.ndarray, np.ndarray, Labelling]:
+    """Coefficients [F, E] and intercepts [E] of a LinearClassifier."""
+    labels = class_labels(attrs, "classlabels_ints")
+    rows = len(attrs.get("intercepts") or range(len(labels)))
+    weights, bias = coefficients(attrs, rows)
+    if rows == len(labels):
+        return weights, bias, Labelling(labels)
+    if rows != 1 or len(labels) != 2:
+        raise ShapeError(f"{len(labels)} class labels for {rows} rows of coefficients")
+    return weights, bias, Labelling(labels, 0, 0.0, True, True)
+
+
 @operator("LinearClassifier", infer=infer_classifier("classlabels_ints"))
 @by_attributes
 def linear_classifier(attrs: Attrs) -> Callable[..., Any]:
-    labels = class_labels(attrs, "classlabels_ints")
-    rows = len(attrs.get("intercepts") or range(len(labels)))
-    weights, bias = _coefficients(attrs, rows)
-    transform = transform_of(attrs)
-    single = rows == 1 and len(labels) == 2
-    if rows != len(labels) and not single:
-        raise ShapeError(f"{len(labels)} class labels for {rows} rows of coefficients")
+    weights, bias, labelling = linear_classification(attrs)
+    labels, transform = labelling.labels, transform_of(attrs)
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         scores = matrix(x, len(weights)) @ weights + bias
-        if single:
+        if labelling.pair:
             score = scores[:, 0]
             places = (score > 0).astype(np.int64)
             scores = two_scores(score, transform, True)
@@ -182,28 +207,47 @@ def linear_classifier(attrs: Attrs) -> Callable[..., Any]:
     return run
 
 
-_KernelFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
+@dataclass(frozen=True, slots=True, eq=False)
+class VectorMachine:
+    """Decisions [N, P] about rows: a kernel of each row with each of ``vectors`` [S, F], times
+    ``weights`` [P, S], plus ``offsets`` [P], all in float64. Without weights P is S, and the
+    decisions are the products with the vectors."""
+
+    vectors: np.ndarray
+    weights: np.ndarray | None
+    offsets: np.ndarray
+    kernel: str = "LINEAR"
+    gamma: float = 0.0
+    coef0: float = 0.0
+    degree: int = 0
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        x, s = matrix(x, self.vectors.shape[1]).astype(np.float64, copy=False), self.vectors
+        products = x @ s.T
+        if self.weights is None:
+            return products + self.offsets
+        gamma, coef0 = self.gamma, self.coef0
+        if self.kernel == "POLY":
+            products = (gamma * products + coef0) ** self.degree
+        elif self.kernel == "SIGMOID":
+            products = np.tanh(gamma * products + coef0)
+        elif self.kernel == "RBF":
+            # The square of a distance, but without the array of all differences.
+            squares = np.square(x).sum(1)[:, None] + np.square(s).sum(1)
+            products = np.exp(-gamma * np.maximum(squares - 2 * products, 0))
+        return products @ self.weights.T + self.offsets
 
 
-def _kernel_function(attrs: Attrs) -> _KernelFunction:
-    """``f(x, s)``: the kernel of each row of ``x`` with each row of ``s``, computed in float64."""
+KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
+
+
+def _kernel(attrs: Attrs) -> tuple[str, float, float, int]:
+    """The kernel of a ``VectorMachine``: its name, gamma, coef0 and degree."""
     parameters = attrs.get("kernel_params") or (0.0, 0.0, 0.0)
     if len(parameters) != 3:
         raise ShapeError(f"kernel_params are gamma, coef0 and degree, not {list(parameters)}")
     gamma, coef0, degree = [float(p) for p in parameters]
-
-    def distances(x: np.ndarray, s: np.ndarray) -> np.ndarray:
-        squares = np.square(x).sum(1)[:, None] + np.square(s).sum(1)
-        return np.maximum(squares - 2 * (x @ s.T), 0)
-
-    functions: dict[str, _KernelFunction] = {
-        "LINEAR": lambda x, s: x @ s.T,
-        "POLY": lambda x, s: (gamma * (x @ s.T) + coef0) ** int(degree),
-        "SIGMOID": lambda x, s: np.tanh(gamma * (x @ s.T) + coef0),
-        # The squares of distances, but without the array of all differences.
-        "RBF": lambda x, s: np.exp(-gamma * distances(x, s)),
-    }
-    return functions[choice(attrs, "kernel_type", "LINEAR", functions)]
+    return choice(attrs, "kernel_type", "LINEAR", KERNELS), gamma, coef0, int(degree)
 
 
 def _first_rho(attrs: Attrs) -> float:
@@ -213,24 +257,27 @@ def _first_rho(attrs: Attrs) -> float:
     return float(rho[0])
 
 
+def svm_regression(attrs: Attrs) -> VectorMachine:
+    """The machine of an SVMRegressor."""
+    kernel, rho = _kernel(attrs), np.array([_first_rho(attrs)])
+    supports = attrs.get("n_supports", 0)
+    coefficients = np.array(attrs.get("coefficients") or [], np.float64)
+    if supports <= 0:
+        return VectorMachine(coefficients[None], np.ones((1, 1)), rho, *kernel)
+    vectors = _rows(attrs.get("support_vectors"), supports, "support_vectors").astype(float)
+    if len(coefficients) != supports:
+        raise ShapeError(f"{len(coefficients)} coefficients for {supports} support vectors")
+    return VectorMachine(vectors, coefficients[None], rho, *kernel)
+
+
 @operator("SVMRegressor", infer=infer_regressor(""))
 @by_attributes
 def svm_regressor(attrs: Attrs) -> Callable[..., Any]:
-    kernel, rho = _kernel_function(attrs), _first_rho(attrs)
-    supports = attrs.get("n_supports", 0)
-    transform = transform_of(attrs)
-    coefficients = np.array(attrs.get("coefficients") or [], np.float64)
-    if supports > 0:
-        vectors = _rows(attrs.get("support_vectors"), supports, "support_vectors").astype(float)
-        if len(coefficients) != supports:
-            raise ShapeError(f"{len(coefficients)} coefficients for {supports} support vectors")
-    else:
-        vectors, coefficients = coefficients[None], np.ones(1)
+    machine, transform = svm_regression(attrs), transform_of(attrs)
     one_class = bool(attrs.get("one_class", 0))
 
     def run(x: np.ndarray) -> np.ndarray:
-        rows = matrix(x, vectors.shape[1]).astype(np.float64, copy=False)
-        scores = (kernel(rows, vectors) @ coefficients + rho)[:, None]
+        scores = machine(x)
         if one_class:
             scores = np.where(scores > 0, 1.0, -1.0)
         return transformed(scores, transform).astype(np.float32)
@@ -253,34 +300,40 @@ def svm_classifier(attrs: Attrs) -> Callable[..., Any]:
     return _linear_svm_classifier(attrs)
 
 
-def _linear_svm_classifier(attrs: Attrs) -> Callable[..., Any]:
-    """One row of coefficients for each class, whatever the kernel."""
+def linear_svm(attrs: Attrs) -> tuple[VectorMachine, float]:
+    """The machine of an SVMClassifier without support vectors: one row of coefficients for each
+    class, whatever the kernel. The number: of two classes the second is chosen if a score is above
+    that, which is ONNX Runtime's rule."""
     labels = class_labels(attrs, "classlabels_ints")
     rho = _first_rho(attrs)
     weights = _rows(attrs.get("coefficients"), len(labels), "coefficients").astype(np.float64)
-    positive = bool((weights >= 0).all())
-    transform = transform_of(attrs)
+    limit = np.nextafter(0.5, 0) if (weights >= 0).all() else 0.0
+    return VectorMachine(weights, None, np.full(len(labels), rho)), limit
+
+
+def _linear_svm_classifier(attrs: Attrs) -> Callable[..., Any]:
+    labels, transform = class_labels(attrs, "classlabels_ints"), transform_of(attrs)
+    machine, limit = linear_svm(attrs)
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        scores = matrix(x, weights.shape[1]).astype(np.float64, copy=False) @ weights.T + rho
+        scores = machine(x)
         places = scores.argmax(1)
         if len(labels) == 2:
-            # ONNX Runtime's rule for two classes.
-            best = scores.max(1)
-            places = np.where(best >= 0.5 if positive else best > 0, 1, places)
+            places = np.where(scores.max(1) > limit, 1, places)
         return labels[places], transformed(scores, transform).astype(np.float32)
 
     return run
 
 
-def _support_vector_classifier(attrs: Attrs) -> Callable[..., Any]:
-    """One against one: each pair of classes has a decision, which is a vote for one of the two."""
+def svm_classification(attrs: Attrs) -> VectorMachine:
+    """The machine of an SVMClassifier. One against one: each pair of classes has a decision, which
+    is a vote for one of the two."""
     labels = class_labels(attrs, "classlabels_ints")
     counts = [int(n) for n in attrs["vectors_per_class"]]
     classes, total = len(counts), sum(counts)
     if classes != len(labels) or min(counts) < 0 or classes < 2:
         raise ShapeError(f"vectors_per_class {counts} do not fit {len(labels)} class labels")
-    kernel = _kernel_function(attrs)
+    kernel = _kernel(attrs)
     vectors = _rows(attrs.get("support_vectors"), total, "support_vectors").astype(np.float64)
     duals = np.array(attrs.get("coefficients") or [], np.float64)
     pairs = list(combinations(range(classes), 2))
@@ -293,13 +346,19 @@ def _support_vector_classifier(attrs: Attrs) -> Callable[..., Any]:
     for row, (i, j) in zip(decisions, pairs, strict=True):
         row[own[i]] = duals[j - 1, own[i]]
         row[own[j]] = duals[i, own[j]]
+    return VectorMachine(vectors, decisions, rho, *kernel)
+
+
+def _support_vector_classifier(attrs: Attrs) -> Callable[..., Any]:
+    labels, machine = class_labels(attrs, "classlabels_ints"), svm_classification(attrs)
+    classes = len(labels)
+    pairs = list(combinations(range(classes), 2))
     first, second = (np.eye(classes)[[pair[k] for pair in pairs]] for k in (0, 1))
     transform = transform_of(attrs)
     coupling = _coupling(attrs, pairs, classes)
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows = matrix(x, vectors.shape[1]).astype(np.float64, copy=False)
-        scores = kernel(rows, vectors) @ decisions.T + rho
+        scores = machine(x)
         won = scores > 0
         places = (won @ first + ~won @ second).argmax(1)
         if coupling is not None:
@@ -313,6 +372,16 @@ def _support_vector_classifier(attrs: Attrs) -> Callable[..., Any]:
     return run
 
 
+def pair_probabilities(attrs: Attrs, pairs: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The coefficients of Platt's sigmoids of each pair of classes; None if the model has none."""
+    if not attrs.get("prob_a"):
+        return None
+    a, b = (np.array(attrs.get(name) or [], np.float64) for name in ("prob_a", "prob_b"))
+    if len(a) != pairs or len(b) != pairs:
+        raise ShapeError(f"{len(a)} and {len(b)} probability coefficients for {pairs} pairs")
+    return a, b
+
+
 def _coupling(
     attrs: Attrs, pairs: Sequence[tuple[int, int]], classes: int
 ) -> Callable[[np.ndarray], np.ndarray] | None:
@@ -321,11 +390,10 @@ def _coupling(
     Platt's sigmoids give the probability of one class of a pair against the other; the second
     method of Wu, Lin and Weng (JMLR 5, 2004) makes probabilities of the classes of them.
     """
-    if not attrs.get("prob_a"):
+    probabilities = pair_probabilities(attrs, len(pairs))
+    if probabilities is None:
         return None
-    a, b = (np.array(attrs.get(name) or [], np.float64) for name in ("prob_a", "prob_b"))
-    if len(a) != len(pairs) or len(b) != len(pairs):
-        raise ShapeError(f"{len(a)} and {len(b)} probability coefficients for {len(pairs)} pairs")
+    a, b = probabilities
     left, right = ([pair[k] for pair in pairs] for k in (0, 1))
 
     def couple(scores: np.ndarray) -> np.ndarray:

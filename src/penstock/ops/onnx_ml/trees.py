@@ -38,7 +38,6 @@ _MODES: Mapping[str, int] = {
 _BY_NUMBER = (*_MODES.values(), EQUAL)  # in TreeEnsemble; the last is BRANCH_MEMBER
 _MEMBER = 6
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-TRANSFORMS = tuple(models.TRANSFORMS)
 
 
 class Forest:
@@ -171,22 +170,6 @@ class Ensemble:
             )
         if len(self.base) not in (0, 1, self.targets):
             raise ShapeError(f"{len(self.base)} base_values for {self.targets} scores")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Labelling:
-    """How the scores of a row decide about its label, one of ``labels``.
-
-    ``single``: the target whose score alone decides, by whether it is above ``limit``; otherwise it
-    is the first of the highest. ``pair``: the scores of two classes follow from the single one;
-    ``positive``: as it is a probability (``models.two_scores``).
-    """
-
-    labels: np.ndarray
-    single: int | None
-    limit: float
-    pair: bool
-    positive: bool
 
 
 class _Votes:
@@ -352,7 +335,7 @@ def regressor(attrs: Attrs) -> Ensemble:
     )
 
 
-def classifier(attrs: Attrs) -> tuple[Ensemble, Labelling]:
+def classifier(attrs: Attrs) -> tuple[Ensemble, models.Labelling]:
     """The ensemble of a TreeEnsembleClassifier.
 
     With two labels and weights for one class only, these are the scores of the second class.
@@ -373,8 +356,8 @@ def classifier(attrs: Attrs) -> tuple[Ensemble, Labelling]:
         base = np.eye(2)[single] * base[0]
     ensemble = Ensemble(forest, classes, leaf, ids, weights, "SUM", transform, base)
     if classes == 1:
-        return ensemble, Labelling(np.arange(2), 0, 0.0, False, positive)
-    return ensemble, Labelling(labels, single, 0.5 * positive, single == 0, positive)
+        return ensemble, models.Labelling(np.arange(2), 0, 0.0, False, positive)
+    return ensemble, models.Labelling(labels, single, 0.5 * positive, single == 0, positive)
 
 
 @operator("TreeEnsembleRegressor", infer=models.infer_regressor("n_targets"))
@@ -412,7 +395,7 @@ def _infer_ensemble(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
 def ensemble(attrs: Attrs) -> Ensemble:
     """The ensemble of a TreeEnsemble."""
     aggregate, transform = attrs.get("aggregate_function", 1), attrs.get("post_transform", 0)
-    if not 0 <= aggregate < len(AGGREGATES) or not 0 <= transform < len(TRANSFORMS):
+    if not 0 <= aggregate < len(AGGREGATES) or not 0 <= transform < len(models.TRANSFORM_NAMES):
         raise ShapeError(f"bad aggregate_function {aggregate} or post_transform {transform}")
     forest = _ensemble_forest(attrs)
     weights = attrs["leaf_weights"].reshape(-1).astype(np.float64)
@@ -424,7 +407,7 @@ def ensemble(attrs: Attrs) -> Ensemble:
         _ints(attrs, "leaf_targetids"),
         weights,
         AGGREGATES[aggregate],
-        TRANSFORMS[transform],
+        models.TRANSFORM_NAMES[transform],
     )
 
 

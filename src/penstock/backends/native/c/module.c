@@ -20,6 +20,7 @@
 
 static const kernel_entry *const families[] = {
     cumulative_kernels,
+    models_kernels,
     trees_kernels,
     elementwise_kernels,
 };

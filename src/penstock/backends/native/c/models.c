@@ -1,0 +1,278 @@
+/* Linear models and support vector machines. An item is a block of rows.
+
+   decision[p] = sum over s of weight[p][s] * kernel(x, vector[s]), plus offset[p]
+
+   A linear model has the products x * vector[s] for decisions. All is computed in float64, sums in an
+   order that does not depend on the instruction set. */
+#include <string.h>
+#include "scores.h"
+
+enum { LINEAR, POLY, RBF, SIGMOID };
+enum { NO_LABEL, HIGHEST, SINGLE, EITHER, VOTES };
+enum { ROWS = 4, FEATURES = 256, VECTORS = 512, DECISIONS = 1024, CLASSES = 32 };
+
+struct models {
+    const void *x;
+    int64_t *labels;
+    float *scores;
+    const double *vectors; /* of feature after feature, `count` each: a multiple of WIDTH */
+    const double *squares; /* of each vector, for RBF */
+    const double *weights; /* `count` of each decision; null for linear models */
+    const double *offsets; /* of each decision */
+    const int64_t *names;
+    const double *prob_a, *prob_b; /* of each pair of classes, or null */
+    int64_t rows, width, count;
+    int64_t used; /* vectors; the rest fills up */
+    int64_t decisions, classes, outputs;
+    int64_t kernel, degree;
+    int64_t rule; /* by which a label follows */
+    int64_t transform;
+    int64_t one_class;  /* the score is only a sign */
+    int64_t pair;       /* two scores follow from one, */
+    int64_t complement; /* which is a probability */
+    double gamma, coef0, limit;
+};
+
+/* Vectors of eight, whose elements are added one by one: on every instruction set alike. */
+enum { WIDTH = 8 };
+typedef double lanes __attribute__((vector_size(64), aligned(8)));
+
+/* e to the power of x, to about 1 ulp, within the range of normal numbers. */
+static inline double power_of_e(double x)
+{
+    const double shift = 0x1.8p52, log2e = 1.4426950408889634074;
+    const double high = 6.93147180369123816490e-01, low = 1.90821492927058770002e-10;
+    x = x < -708 ? -708 : x > 709 ? 709 : x;
+    double shifted = x * log2e + shift, whole = shifted - shift;
+    double r = (x - whole * high) - whole * low, sum = 1. / 6227020800;
+    sum = sum * r + 1. / 479001600;
+    sum = sum * r + 1. / 39916800;
+    sum = sum * r + 1. / 3628800;
+    sum = sum * r + 1. / 362880;
+    sum = sum * r + 1. / 40320;
+    sum = sum * r + 1. / 5040;
+    sum = sum * r + 1. / 720;
+    sum = sum * r + 1. / 120;
+    sum = sum * r + 1. / 24;
+    sum = sum * r + 1. / 6;
+    sum = sum * r + 1. / 2;
+    sum = sum * r + 1;
+    sum = sum * r + 1;
+    int64_t exponent;
+    memcpy(&exponent, &shifted, 8);
+    exponent = (exponent + 1023) << 52;
+    double scale;
+    memcpy(&scale, &exponent, 8);
+    return sum * scale;
+}
+
+/* Add the products of some features of `n` rows with vectors to `sums`, VECTORS apart. */
+static inline void add_products(const struct models *a, const double *x, int64_t first,
+                                int64_t features, int64_t low, int64_t count, double *sums,
+                                const int n)
+{
+    for (int64_t s = 0; s < count; s += WIDTH) {
+        lanes sum[ROWS];
+        for (int r = 0; r < n; r++)
+            sum[r] = *(const lanes *)(sums + r * VECTORS + s);
+        const double *from = a->vectors + first * a->count + low + s;
+        for (int64_t f = 0; f < features; f++) {
+            lanes vector = *(const lanes *)(from + f * a->count);
+            for (int r = 0; r < n; r++)
+                sum[r] += x[r * FEATURES + f] * vector;
+        }
+        for (int r = 0; r < n; r++)
+            *(lanes *)(sums + r * VECTORS + s) = sum[r];
+    }
+}
+
+/* From the products of a row with vectors to kernels; `square` is that of the row. */
+static void apply_kernel(const struct models *a, double *restrict k, double square, int64_t low,
+                         int64_t count)
+{
+    const double *restrict squares = a->squares + low;
+    double gamma = a->gamma, coef0 = a->coef0;
+    if (a->kernel == RBF)
+        for (int64_t i = 0; i < count; i++) {
+            double distance = square + squares[i] - 2 * k[i];
+            k[i] = power_of_e(-gamma * (distance < 0 ? 0 : distance));
+        }
+    else if (a->kernel == SIGMOID)
+        for (int64_t i = 0; i < count; i++) {
+            double x = gamma * k[i] + coef0, power = power_of_e(2 * fabs(x));
+            k[i] = copysign((power - 1) / (power + 1), x);
+        }
+    else if (a->kernel == POLY) {
+        double base[VECTORS];
+        for (int64_t i = 0; i < count; i++) {
+            base[i] = gamma * k[i] + coef0;
+            k[i] = a->degree ? base[i] : 1;
+        }
+        for (int64_t degree = 1; degree < a->degree; degree++)
+            for (int64_t i = 0; i < count; i++)
+                k[i] *= base[i];
+    }
+    for (int64_t i = a->used - low; i < count; i++)
+        k[i] = 0;
+}
+
+static inline double dot(const double *x, const double *y, int64_t count)
+{
+    lanes sum = {0};
+    for (int64_t i = 0; i < count; i += WIDTH)
+        sum += *(const lanes *)(x + i) * *(const lanes *)(y + i);
+    return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+}
+
+/* One class against another, by the order of the decisions: Platt's sigmoids, and the second method
+   of Wu, Lin and Weng (JMLR 5, 2004), as _coupling of ops/onnx_ml/models.py. */
+static void couple(const struct models *a, double *scores)
+{
+    int n = (int)a->classes, pair = 0;
+    double versus[CLASSES][CLASSES], q[CLASSES][CLASSES], p[CLASSES], qp[CLASSES];
+    for (int i = 0; i < n; i++)
+        for (int j = i + 1; j < n; j++, pair++) {
+            double wins = 1 - logistic(scores[pair] * a->prob_a[pair] + a->prob_b[pair]);
+            wins = wins < 1e-7 ? 1e-7 : wins > 1 - 1e-7 ? 1 - 1e-7 : wins;
+            versus[i][j] = wins;
+            versus[j][i] = 1 - wins;
+        }
+    for (int j = 0; j < n; j++) {
+        q[j][j] = 0;
+        p[j] = 1. / n;
+        for (int i = 0; i < n; i++)
+            if (i != j) {
+                q[j][j] += versus[i][j] * versus[i][j];
+                q[j][i] = -versus[i][j] * versus[j][i];
+            }
+    }
+    for (int step = 0; step < (n > 100 ? n : 100); step++) {
+        double pqp = 0, most = 0;
+        for (int t = 0; t < n; t++) {
+            qp[t] = 0;
+            for (int j = 0; j < n; j++)
+                qp[t] += q[t][j] * p[j];
+            pqp += p[t] * qp[t];
+        }
+        for (int t = 0; t < n; t++)
+            most = fabs(qp[t] - pqp) >= most ? fabs(qp[t] - pqp) : most;
+        if (most < 0.005 / n)
+            break;
+        for (int t = 0; t < n; t++) {
+            double change = (pqp - qp[t]) / q[t][t], grown = 1 + change;
+            pqp = (pqp + change * (change * q[t][t] + 2 * qp[t])) / (grown * grown);
+            p[t] += change;
+            for (int j = 0; j < n; j++) {
+                p[j] /= grown;
+                qp[j] = (qp[j] + change * q[j][t]) / grown;
+            }
+        }
+    }
+    memcpy(scores, p, n * sizeof *p);
+}
+
+static int64_t label_place(const struct models *a, const double *scores)
+{
+    int64_t best = 0, pair = 0, n = a->classes;
+    int32_t votes[CLASSES] = {0};
+    switch (a->rule) {
+    case SINGLE:
+        return scores[0] > a->limit;
+    case EITHER: /* of two */
+        best = highest(scores, 2);
+        return scores[best] > a->limit ? 1 : best;
+    case VOTES:
+        for (int i = 0; i < n; i++)
+            for (int j = i + 1; j < n; j++)
+                votes[scores[pair++] > 0 ? i : j]++;
+        for (int i = 1; i < n; i++)
+            best = votes[i] > votes[best] ? i : best;
+        return best;
+    default:
+        return highest(scores, a->decisions);
+    }
+}
+
+static void write_row(const struct models *a, int64_t row, double *scores)
+{
+    for (int64_t i = 0; i < a->decisions; i++)
+        scores[i] += a->offsets[i];
+    if (a->labels)
+        a->labels[row] = a->names[label_place(a, scores)];
+    if (!a->scores)
+        return;
+    if (a->one_class)
+        scores[0] = scores[0] > 0 ? 1 : -1;
+    if (a->prob_a)
+        couple(a, scores);
+    if (a->pair)
+        two_scores(scores, scores[0], a->transform, a->complement);
+    else
+        transform_scores(scores, a->outputs, a->transform);
+    for (int64_t i = 0; i < a->outputs; i++)
+        a->scores[row * a->outputs + i] = (float)scores[i];
+}
+
+#define MODELS(name, type, real)                                                                  \
+    static inline void name##_rows(const struct models *a, int64_t row, const int n)              \
+    {                                                                                             \
+        double scores[ROWS][DECISIONS / ROWS + 2], x[ROWS * FEATURES], k[ROWS * VECTORS];         \
+        const type *rows = (const type *)a->x + row * a->width;                                   \
+        for (int r = 0; r < n; r++)                                                               \
+            memset(scores[r], 0, a->decisions * sizeof **scores);                                 \
+        for (int64_t low = 0; low < a->count; low += VECTORS) {                                   \
+            int64_t rest = a->count - low, count = rest < VECTORS ? rest : VECTORS;               \
+            double square[ROWS] = {0};                                                            \
+            for (int r = 0; r < n; r++)                                                           \
+                memset(k + r * VECTORS, 0, count * sizeof *k);                                    \
+            for (int64_t first = 0; first < a->width; first += FEATURES) {                        \
+                int64_t left = a->width - first, features = left < FEATURES ? left : FEATURES;    \
+                for (int r = 0; r < n; r++) {                                                     \
+                    const type *from = rows + r * a->width + first;                               \
+                    for (int64_t f = 0; f < features; f++)                                        \
+                        x[r * FEATURES + f] = (real)from[f];                                      \
+                    for (int64_t f = 0; a->kernel == RBF && f < features; f++)                    \
+                        square[r] += x[r * FEATURES + f] * x[r * FEATURES + f];                   \
+                }                                                                                 \
+                add_products(a, x, first, features, low, count, k, n);                            \
+            }                                                                                     \
+            for (int r = 0; r < n; r++) {                                                         \
+                double *products = k + r * VECTORS;                                               \
+                if (a->weights) {                                                                 \
+                    apply_kernel(a, products, square[r], low, count);                             \
+                    for (int64_t p = 0; p < a->decisions; p++)                                    \
+                        scores[r][p] += dot(products, a->weights + p * a->count + low, count);    \
+                }                                                                                 \
+                else                                                                              \
+                    for (int64_t p = low; p < low + count && p < a->decisions; p++)               \
+                        scores[r][p] = products[p - low];                                         \
+            }                                                                                     \
+        }                                                                                         \
+        for (int r = 0; r < n; r++)                                                               \
+            write_row(a, row + r, scores[r]);                                                     \
+    }                                                                                             \
+                                                                                                  \
+    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    {                                                                                             \
+        const struct models *a = arguments;                                                       \
+        for (int64_t item = begin; item < end; item++)                                            \
+            if (item * ROWS + ROWS <= a->rows)                                                    \
+                name##_rows(a, item * ROWS, ROWS);                                                \
+            else                                                                                  \
+                for (int64_t row = item * ROWS; row < a->rows; row++)                             \
+                    name##_rows(a, row, 1);                                                       \
+        return 0;                                                                                 \
+    }
+
+MODELS(models_float32, float, double)
+MODELS(models_float64, double, double)
+MODELS(models_int32, int32_t, float)
+MODELS(models_int64, int64_t, float)
+
+const kernel_entry models_kernels[] = {
+    KERNEL(models_float32, models),
+    KERNEL(models_float64, models),
+    KERNEL(models_int32, models),
+    KERNEL(models_int64, models),
+    END_OF_KERNELS,
+};

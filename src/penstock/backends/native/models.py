@@ -1,0 +1,145 @@
+"""Linear models and support vector machines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.ir.op import Attrs
+from penstock.ops.common.constant_cache import shared
+from penstock.ops.onnx_ml import models
+from penstock.ops.onnx_ml.models import KERNELS, TRANSFORM_NAMES, VectorMachine
+from penstock.types import STRING
+
+# As in c/models.c.
+_ROWS, _WIDTH, _DECISIONS, _CLASSES = 4, 8, 256, 32
+_DEGREE = 64
+_NO_LABEL, _HIGHEST, _SINGLE, _EITHER, _VOTES = range(5)
+
+_LARGE = 2**14
+"""coefficients of a linear model from which on a product of matrices is faster"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Model:
+    """A machine, by which rule its labels follow, and what becomes of its scores."""
+
+    machine: VectorMachine
+    labels: np.ndarray | None = None
+    rule: int = _NO_LABEL
+    limit: float = 0.0
+    pair: bool = False
+    complement: bool = False
+    probabilities: tuple[np.ndarray, np.ndarray] | None = None
+
+
+def vector_model(site: Site) -> NativeCall | None:
+    """LinearClassifier, LinearRegressor, SVMClassifier, SVMRegressor."""
+    x, attrs, name = site.input(0), site.node.attrs, site.node.op.name
+    if x is None or str(x.dtype) not in ("float32", "float64", "int32", "int64"):
+        return None
+    share = shared((_words, name, *attrs), lambda: _words(name, attrs), *attrs.values())
+    rows, width = (1, *x.dims)[-2:]
+    if share.value is None or share.value[1] != width or not rows:
+        return None
+    labels, _, count, decisions, arrays, numbers = share.value
+    texts = labels if labels is not None and labels.dtype == STRING else None
+    scores = len(site.tensors) - len(site.constants) - 1
+    return NativeCall(
+        f"models_{x.dtype}",
+        (
+            Tensor(0),
+            None if labels is None else site.result(0),
+            site.result(scores),
+            *arrays,
+            rows,
+            *numbers,
+        ),
+        items=math.ceil(rows / _ROWS),
+        item_ns=min(rows, _ROWS) * (20 + count * (width * 0.1 + decisions * 0.1 + 1)),
+        keep=share,
+        texts=texts,
+    )
+
+
+def _words(name: str, attrs: Attrs) -> Any:
+    """Labels, features, vectors, decisions, and the arguments behind the tensors; None for a model
+    that c/models.c has no kernel for."""
+    model = _READERS[name](attrs)
+    machine = model.machine
+    (used, width), labels, weights = machine.vectors.shape, model.labels, machine.weights
+    count, decisions = math.ceil(used / _WIDTH) * _WIDTH, len(machine.offsets)
+    classes = 0 if labels is None else len(labels)
+    many = model.rule == _VOTES and classes > _CLASSES
+    large = weights is None and used * width > _LARGE
+    if decisions > _DECISIONS or many or large or not 0 <= machine.degree <= _DEGREE:
+        return None
+    vectors = np.zeros((width, count))
+    vectors[:, :used] = machine.vectors.T
+    padded = None if weights is None else np.zeros((decisions, count))
+    if padded is not None:
+        padded[:, :used] = weights
+    places = labels if labels is None or labels.dtype != STRING else np.arange(classes)
+    coupled = model.probabilities is not None
+    outputs = classes if coupled or model.pair else decisions
+    arrays = (
+        vectors,
+        np.square(vectors).sum(0),
+        padded,
+        machine.offsets.astype(np.float64),
+        places,
+        *(model.probabilities or (None, None)),
+    )
+    numbers = (
+        *(width, count, used, decisions, classes, outputs),
+        *(KERNELS.index(machine.kernel), machine.degree, model.rule),
+        TRANSFORM_NAMES.index(models.transform_of(attrs)),
+        bool(name == "SVMRegressor" and attrs.get("one_class", 0)),
+        *(model.pair, model.complement, machine.gamma, machine.coef0, float(model.limit)),
+    )
+    return labels, width, count, decisions, arrays, numbers
+
+
+def _linear(weights: np.ndarray, bias: np.ndarray) -> VectorMachine:
+    return VectorMachine(weights.T, None, bias)
+
+
+def _linear_regressor(attrs: Attrs) -> _Model:
+    return _Model(_linear(*models.coefficients(attrs, attrs.get("targets", 1))))
+
+
+def _linear_classifier(attrs: Attrs) -> _Model:
+    weights, bias, labelling = models.linear_classification(attrs)
+    rule = _HIGHEST if labelling.single is None else _SINGLE
+    return _Model(
+        _linear(weights, bias), labelling.labels, rule, 0.0, labelling.pair, labelling.positive
+    )
+
+
+def _svm_regressor(attrs: Attrs) -> _Model:
+    return _Model(models.svm_regression(attrs))
+
+
+def _svm_classifier(attrs: Attrs) -> _Model:
+    labels = models.class_labels(attrs, "classlabels_ints")
+    two = len(labels) == 2
+    if not attrs.get("vectors_per_class"):
+        machine, limit = models.linear_svm(attrs)
+        return _Model(machine, labels, _EITHER if two else _HIGHEST, limit)
+    machine = models.svm_classification(attrs)
+    probabilities = models.pair_probabilities(attrs, len(machine.offsets))
+    pair = two and probabilities is None
+    complement = models.transform_of(attrs) != "NONE"
+    return _Model(machine, labels, _VOTES, 0.0, pair, complement, probabilities)
+
+
+_READERS = {
+    "LinearClassifier": _linear_classifier,
+    "LinearRegressor": _linear_regressor,
+    "SVMClassifier": _svm_classifier,
+    "SVMRegressor": _svm_regressor,
+}
