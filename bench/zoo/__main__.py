@@ -1,4 +1,4 @@
-"""``python -m bench.zoo generate [NAME ...] | check [NAME ...] | report``.
+"""``python -m bench.zoo generate [NAME ...] | check [NAME ...] | report | sample``.
 
 NAME is a part of GROUP/NAME. ``generate`` runs in the environment that has the libraries, the rest
 in Penstock's own.
@@ -43,13 +43,20 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.new:
         known = {finding.key for finding in check.kept()}
         entries = [e for e in entries if f"{e.group}/{e.name}" not in known]
-    check.check(entries, turns, arguments.seconds)
+    threads = (1,) if arguments.one_thread else check.THREADS
+    check.check(entries, turns, arguments.seconds, threads)
 
 
 def report(_: argparse.Namespace) -> None:
     from bench.zoo.report import write
 
     write()
+
+
+def sample(_: argparse.Namespace) -> None:
+    from bench.zoo import check, sample, store
+
+    sample.write(store.entries(), check.kept())
 
 
 def main() -> None:
@@ -64,10 +71,13 @@ def main() -> None:
     command.add_argument("names", nargs="*", metavar="NAME")
     command.add_argument("--answers", action="store_true", help="time nothing")
     command.add_argument("--new", action="store_true", help="only models without findings")
+    command.add_argument("--one-thread", action="store_true", help="time with one thread only")
     command.add_argument("--turns", type=int, default=3)
     command.add_argument("--seconds", type=float, default=0.03, help="of each case and turn")
     command = commands.add_parser("report", help="write bench/zoo.md")
     command.set_defaults(run=report)
+    command = commands.add_parser("sample", help="write the models that the tests run")
+    command.set_defaults(run=sample)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

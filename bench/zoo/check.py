@@ -24,7 +24,7 @@ from bench.zoo.worker import Job, Outcome, Worker
 FINDINGS = CACHE / "findings.jsonl"
 SECONDS = 0.03  # of timing of each case, engine and turn
 TURNS = 3
-DEFAULT_THREADS = 0
+THREADS = (1, 0)  # 0: as many as an engine takes by default; 1 must be there
 
 
 @dataclass
@@ -34,8 +34,8 @@ class Finding:
     ``refused`` and ``peer_refused`` are errors. Differences are between outputs, relative to the
     largest element, the worst of all cases: ``difference`` from ONNX Runtime, and of each engine
     from the library that the model comes from, where its answers are known. ``ratios`` are Penstock
-    to ONNX Runtime by case and threads ("row 1", "batch default") and for "load": from the path
-    to the first outputs; ``times`` are the medians, in seconds, of both. ``steps`` are those that
+    to ONNX Runtime by case and threads ("row 1", "batch default"), of the fastest runs, and for
+    "load": from the path to the first outputs; ``times`` are the medians, in seconds, of both. ``steps`` are those that
     take longest, by case.
     """
 
@@ -71,13 +71,16 @@ class Finding:
 class Check:
     """The processes of both engines, with one thread and with as many as they take themselves."""
 
-    def __init__(self, turns: int, seconds: float, folder: Path) -> None:
+    def __init__(
+        self, turns: int, seconds: float, folder: Path, threads: Sequence[int] = THREADS
+    ) -> None:
         self.turns = turns
+        self.threads = threads
         self.seconds = seconds
         self.folder = folder
         self.workers = {
-            (engine, threads): Worker(engine, threads, CACHE)
-            for threads in (1, DEFAULT_THREADS)
+            (engine, number): Worker(engine, number, CACHE)
+            for number in threads
             for engine in (OURS, LOADING_PEER)
         }
 
@@ -133,9 +136,9 @@ class Check:
                     return
                 turns[engine, threads].append(outcome)
                 finding.steps.update(outcome.steps)
-        for threads, title in ((1, "1"), (DEFAULT_THREADS, "default")):
+        for threads in self.threads:
             for case in job.cases:
-                self._add(finding, f"{case} {title}", [
+                self._add(finding, f"{case} {threads or 'default'}", [
                     [outcome.runs[case] for outcome in turns[engine, threads]]
                     for engine in (OURS, LOADING_PEER)
                 ])  # fmt: skip
@@ -176,10 +179,18 @@ def difference(
     return worst
 
 
-def check(entries: Iterable[Entry], turns: int = TURNS, seconds: float = SECONDS) -> list[Finding]:
+def check(
+    entries: Iterable[Entry],
+    turns: int = TURNS,
+    seconds: float = SECONDS,
+    threads: Sequence[int] = THREADS,
+) -> list[Finding]:
     """Findings of all ``entries`` that have a model, added to those in the cache folder."""
     findings = []
-    with tempfile.TemporaryDirectory() as folder, Check(turns, seconds, Path(folder)) as bench:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Check(turns, seconds, Path(folder), threads) as bench,
+    ):
         for entry in entries:
             if entry.error:
                 continue

@@ -98,25 +98,26 @@ def product(network: Network, exporter: str) -> Product:
     torch.manual_seed(0)
     module = network.build().eval().requires_grad_(False)
     rows = {"row": network.rows[0], "batch": network.rows[1]}
-    inputs = {case: _inputs(network, number) for case, number in rows.items()}
+    feeds = {case: inputs(network, number) for case, number in rows.items()}
     export = _dynamo if exporter == "dynamo" else _script
     batched = any(feed.batched for feed in network.feeds)
     try:
-        model = export(network, module, inputs["batch"], batched)
-        answers = {case: _call(network, module, arrays) for case, arrays in inputs.items()}
-        cases = _cases(model, network, inputs, answers)
+        model = export(network, module, feeds["batch"], batched)
+        answers = {case: _call(network, module, arrays) for case, arrays in feeds.items()}
+        cases = _cases(model, network, feeds, answers)
     except TimeoutError:
         raise
     except Exception:
         if not batched:
             raise
-        model = export(network, module, inputs["batch"], False)
-        answers = {"batch": _call(network, module, inputs["batch"])}
-        cases = _cases(model, network, {"batch": inputs["batch"]}, answers)
+        model = export(network, module, feeds["batch"], False)
+        answers = {"batch": _call(network, module, feeds["batch"])}
+        cases = _cases(model, network, {"batch": feeds["batch"]}, answers)
     return Product(model, cases)
 
 
-def _inputs(network: Network, rows: int) -> list[np.ndarray]:
+def inputs(network: Network, rows: int) -> list[np.ndarray]:
+    """What the network is fed with that many rows, in the order of its inputs."""
     rng = np.random.default_rng(0)
     return [feed.make(rng, rows) for feed in network.feeds]
 

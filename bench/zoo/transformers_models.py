@@ -2,17 +2,19 @@
 
 Each is the base model or the one with a head that is most exported; only its first outputs count,
 those that are tensors. Attention is "sdpa", transformers' default, and for some also "eager", from
-which ONNX Runtime's optimiser and its quantiser start.
+which ONNX Runtime's optimiser and its quantiser start; and some are written by transformers' own
+exporter, with its fusions for ONNX Runtime.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from bench.zoo import torch_export
-from bench.zoo.store import Recipe
+from bench.zoo.store import Case, Product, Recipe
 from bench.zoo.torch_export import Feed, Network, normal, ones, whole
 
 ROWS = (1, 4)
@@ -132,29 +134,35 @@ EAGER = {"BertModel", "DistilBertModel", "GPT2LMHeadModel", "LlamaForCausalLM", 
          "ViTForImageClassification", "RobertaModel", "BartModel"}  # fmt: skip
 
 
+# By transformers' own exporter as well, which fuses for ONNX Runtime.
+FUSED = {
+    "BertModel", "DistilBertModel", "RobertaModel", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
+    "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM", "Phi3ForCausalLM", "Gemma2ForCausalLM", "OPTForCausalLM",
+    "T5EncoderModel", "T5ForConditionalGeneration", "BartModel", "ViTForImageClassification",
+    "WhisperModel",
+}  # fmt: skip
+
+
 def recipes(_: str) -> Iterator[Recipe]:
-    yield from torch_export.recipes(list(networks()))
+    yield from torch_export.recipes([network for network, _ in networks()])
+    for network, model in networks():
+        if network.name in FUSED:
+            yield Recipe(f"{network.name}_fused", partial(_fused, network, model))
 
 
-def networks() -> Iterator[Network]:
+def networks() -> Iterator[tuple[Network, Callable[[], Any]]]:
+    """Networks, and how to make their models as transformers has them."""
     for family, last, feeds, arguments in MODELS:
         name = family + last
-        forms = ("", "eager") if name in EAGER else ("",)
-        for attention in forms:
-            yield Network(
-                f"{name}_{attention}" if attention else name,
-                partial(build, family, name, arguments, attention, list(feeds)),
-                list(feeds.values()),
-                ROWS,
-                list(feeds),
-            )
+        for attention in ("", "eager") if name in EAGER else ("",):
+            model = partial(build, family, name, arguments, attention)
+            title = f"{name}_{attention}" if attention else name
+            call = partial(_with_tensors, model, list(feeds))
+            yield Network(title, call, list(feeds.values()), ROWS, list(feeds)), model
 
 
-def build(
-    family: str, name: str, arguments: dict[str, Any], attention: str, names: Sequence[str]
-) -> Any:
-    """The model of that class, from the inputs of ``names`` to its first outputs."""
-    import torch
+def build(family: str, name: str, arguments: dict[str, Any], attention: str) -> Any:
     import transformers
 
     config_class = getattr(transformers, f"{family}Config")
@@ -164,10 +172,48 @@ def build(
     config.use_cache = False
     if attention:
         config._attn_implementation = attention
-    inner = getattr(transformers, name)(config)
+    return getattr(transformers, name)(config)
+
+
+def _with_tensors(model: Callable[[], Any], names: Sequence[str]) -> Any:
+    """The model from the inputs of ``names``, in their order, to its first outputs."""
+    import torch
+
+    inner = model()
 
     def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = inner(**dict(zip(names, inputs, strict=True)))
         return tuple(value for value in outputs.values() if isinstance(value, torch.Tensor))[:2]
 
     return torch_export.function_module()(call, inner)
+
+
+def _fused(network: Network, model: Callable[[], Any]) -> Product:
+    torch_export.declare_torchvision()
+    logging.disable(logging.WARNING)
+    import onnx_ir
+    import torch
+    from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+
+    torch.manual_seed(0)
+    made = model().eval().requires_grad_(False)
+    inputs = {
+        case: dict(zip(network.names, torch_export.inputs(network, rows), strict=True))
+        for case, rows in zip(("row", "batch"), network.rows, strict=True)
+    }
+    tensors = {
+        case: {name: torch.from_numpy(array) for name, array in arrays.items()}
+        for case, arrays in inputs.items()
+    }
+    options = OnnxConfig(dynamic=True, ort_fusions="cpu")
+    exported = OnnxExporter().export(made, tensors["batch"], config=options)
+    proto = onnx_ir.to_proto(exported.program)
+    wanted = {value.name for value in proto.graph.input}
+    cases = {}
+    for case, arrays in inputs.items():
+        with torch.inference_mode():
+            first = next(iter(made(**tensors[case]).values()))
+        # How many outputs there are is the exporter's choice; what is compared is ONNX Runtime's.
+        answers = [first.numpy()] if len(proto.graph.output) == 1 else None
+        cases[case] = Case({n: a for n, a in arrays.items() if n in wanted}, answers)
+    return Product(proto.SerializeToString(), cases)

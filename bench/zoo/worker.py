@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import select
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -49,8 +48,8 @@ class Job:
 
 @dataclass
 class Outcome:
-    """Seconds to load the model and to run it for the first time, and of a run, by case; the steps
-    that take longest, with their parts of a run. ``error`` says what it could not do."""
+    """Seconds to load the model and to run it for the first time, and of the fastest run, by case;
+    the steps that take longest, with their parts of it. ``error`` says what it could not do."""
 
     loaded: float | None = None
     firsts: dict[str, float] = field(default_factory=dict)
@@ -130,10 +129,10 @@ def _run_once(run: Callable[[], Any], name: str, job: Job, outcome: Outcome) -> 
 
 def _time(run: Callable[[], Any], seconds: float) -> float:
     warm_up(run, seconds / 4)
-    gc.collect()
     gc.disable()
     try:
-        return statistics.median(sample(run, seconds))
+        # The least: what others do on the machine slows the longer runs down most.
+        return min(sample(run, seconds))
     finally:
         gc.enable()
 
@@ -161,6 +160,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     engine = ENGINES[name](int(threads))
+    gc.collect()
+    gc.freeze()  # so that a collection before each job is short
     for line in sys.stdin:
         answers.write(json.dumps(asdict(do(engine, Job(**json.loads(line))))) + "\n")
         answers.flush()
