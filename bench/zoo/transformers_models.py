@@ -60,20 +60,19 @@ MODELS: list[tuple[str, str, dict[str, Feed], dict[str, Any]]] = [
     ("Electra", "Model", TYPED, {}),
     ("Ernie", "Model", TYPED, {}),
     ("FNet", "Model", {"input_ids": IDS, "token_type_ids": TYPES}, {}),
-    ("Funnel", "BaseModel", TYPED, {"block_sizes": [1, 1], "d_head": 16}),
+    ("Funnel", "BaseModel", TYPED, {"block_sizes": [1, 1], "num_hidden_layers": None}),
     ("IBert", "Model", TEXT, {}),
     ("LayoutLM", "Model", TYPED, {}),
     ("Longformer", "Model", TEXT, {}),
     ("MobileBert", "Model", TYPED, {"true_hidden_size": 32, "intra_bottleneck_size": 32}),
     ("ModernBert", "Model", TEXT, {"global_attn_every_n_layers": 2, "local_attention": 8}),
     ("MPNet", "Model", TEXT, {}),
-    ("Nystromformer", "Model", TYPED, {"num_landmarks": 8, "segment_means_seq_len": 24}),
     ("RemBert", "Model", TYPED, {"input_embedding_size": 32}),
     ("Roberta", "Model", TEXT, {}),
     ("RoFormer", "Model", TYPED, {}),
-    ("SqueezeBert", "Model", TYPED, {}),
+    ("SqueezeBert", "Model", TYPED, {"embedding_size": WIDTH}),
     ("XLMRoberta", "Model", TEXT, {}),
-    ("XLNet", "Model", TEXT, {"n_layer": 2}),
+    ("XLNet", "Model", TEXT, {"n_layer": 2, "max_position_embeddings": None}),
     ("GPT2", "LMHeadModel", TEXT, {}),
     ("GPTNeo", "ForCausalLM", TEXT, {"attention_types": [[["global", "local"], 1]], "window_size": 8}),
     ("GPTNeoX", "ForCausalLM", TEXT, {}),
@@ -168,7 +167,8 @@ def build(family: str, name: str, arguments: dict[str, Any], attention: str) -> 
     config_class = getattr(transformers, f"{family}Config")
     default = config_class()
     sizes = {key: value for key, value in SIZES.items() if hasattr(default, key)}
-    config = config_class(**{**sizes, **arguments})
+    chosen = {key: value for key, value in {**sizes, **arguments}.items() if value is not None}
+    config = config_class(**chosen)
     config.use_cache = False
     if attention:
         config._attn_implementation = attention
