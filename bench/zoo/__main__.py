@@ -38,13 +38,15 @@ def generate(arguments: argparse.Namespace) -> None:
 def check(arguments: argparse.Namespace) -> None:
     from bench.zoo import check, store
 
-    turns = 0 if arguments.answers else arguments.turns
     entries = store.entries(arguments.names)
     if arguments.new:
         known = {finding.key for finding in check.kept()}
         entries = [e for e in entries if f"{e.group}/{e.name}" not in known]
-    threads = (1,) if arguments.one_thread else check.THREADS
-    check.check(entries, turns, arguments.seconds, threads)
+    if arguments.answers:
+        check.check(entries, turns=1, seconds=0, threads=(1,))
+    else:
+        threads = (1,) if arguments.one_thread else check.THREADS
+        check.check(entries, arguments.turns, arguments.seconds, threads)
 
 
 def report(_: argparse.Namespace) -> None:

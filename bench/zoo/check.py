@@ -69,7 +69,8 @@ class Finding:
 
 
 class Check:
-    """The processes of both engines, with one thread and with as many as they take themselves."""
+    """The processes of both engines, for each number of threads. Without ``seconds`` nothing is
+    timed."""
 
     def __init__(
         self, turns: int, seconds: float, folder: Path, threads: Sequence[int] = THREADS
@@ -93,19 +94,31 @@ class Check:
 
     def finding(self, entry: Entry) -> Finding:
         cases = {case: str(entry.case(case)) for case in entry.cases}
-        job = Job(str(entry.path), entry.inputs, cases)
-        outcomes = {}
-        for engine in (OURS, LOADING_PEER):
-            (self.folder / engine).mkdir(exist_ok=True)
-            first = replace(job, outputs=str(self.folder / engine))
-            outcomes[engine] = self.workers[engine, 1].work(first)
-        ours, theirs = outcomes[OURS], outcomes[LOADING_PEER]
-        finding = Finding(entry.group, entry.name, ours.error, theirs.error)
+        job = Job(str(entry.path), entry.inputs, cases, seconds=self.seconds)
+        outcomes: dict[tuple[str, int], list[Outcome]] = {key: [] for key in self.workers}
+        for turn in range(self.turns):
+            for (engine, number), worker in self.workers.items():
+                outcomes[engine, number].append(worker.work(self._part(job, engine, number, turn)))
+            if any(latest.error for *_, latest in outcomes.values()):
+                break
+        errors = {
+            engine: o.error for (engine, _), several in outcomes.items() for o in several if o.error
+        }
+        finding = Finding(entry.group, entry.name, errors.get(OURS), errors.get(LOADING_PEER))
         finding.tolerance = entry.tolerance
+        finding.steps = outcomes[OURS, 1][0].steps
         self._compare_answers(entry, finding)
-        if self.turns and not ours.error and not theirs.error:
-            self._compare_times(job, finding)
+        if self.seconds and not finding.refused and not finding.peer_refused:
+            self._compare_times(entry.cases, outcomes, finding)
         return finding
+
+    def _part(self, job: Job, engine: str, number: int, turn: int) -> Job:
+        """What one process is to do in a turn: the first also keeps outputs and times steps."""
+        if turn or number != 1:
+            return job
+        (self.folder / engine).mkdir(exist_ok=True)
+        profiled = engine == OURS and self.seconds > 0
+        return replace(job, outputs=str(self.folder / engine), profiled=profiled)
 
     def _compare_answers(self, entry: Entry, finding: Finding) -> None:
         for case in entry.cases:
@@ -125,26 +138,20 @@ class Check:
                 found = difference(outputs[LOADING_PEER], answers)
                 finding.peer_from_library = max(finding.peer_from_library or 0.0, found)
 
-    def _compare_times(self, job: Job, finding: Finding) -> None:
-        turns: dict[tuple[str, int], list[Outcome]] = {key: [] for key in self.workers}
-        for turn in range(self.turns):
-            for (engine, threads), worker in self.workers.items():
-                profiled = engine == OURS and threads == 1 and turn == 0
-                timing = replace(job, seconds=self.seconds, profiled=profiled)
-                outcome = worker.work(timing)
-                if outcome.error:
-                    return
-                turns[engine, threads].append(outcome)
-                finding.steps.update(outcome.steps)
-        for threads in self.threads:
-            for case in job.cases:
-                self._add(finding, f"{case} {threads or 'default'}", [
-                    [outcome.runs[case] for outcome in turns[engine, threads]]
+    def _compare_times(
+        self,
+        cases: Sequence[str],
+        outcomes: dict[tuple[str, int], list[Outcome]],
+        finding: Finding,
+    ) -> None:
+        for number in self.threads:
+            for case in cases:
+                self._add(finding, f"{case} {number or 'default'}", [
+                    [outcome.runs[case] for outcome in outcomes[engine, number]]
                     for engine in (OURS, LOADING_PEER)
                 ])  # fmt: skip
-        first = next(iter(job.cases))
         self._add(finding, "load", [
-            [(o.loaded or math.nan) + o.firsts[first] for o in turns[engine, 1]]
+            [(o.loaded or math.nan) + o.firsts[cases[0]] for o in outcomes[engine, 1]]
             for engine in (OURS, LOADING_PEER)
         ])  # fmt: skip
 

@@ -27,7 +27,7 @@ from bench.zoo.store import Feeds, read_feeds, save_arrays
 
 TIMEOUT = 120  # seconds that a job may take
 MOST_JOBS = 100  # of one process, so that nothing that it keeps adds up
-PROFILED_RUNS = 10
+PROFILED_RUNS = 6
 
 
 @dataclass(frozen=True)
