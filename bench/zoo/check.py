@@ -151,7 +151,7 @@ class Check:
                     for engine in (OURS, LOADING_PEER)
                 ])  # fmt: skip
         self._add(finding, "load", [
-            [(o.loaded or math.nan) + o.firsts[cases[0]] for o in outcomes[engine, 1]]
+            [o.loaded or math.nan for o in outcomes[engine, 1]]
             for engine in (OURS, LOADING_PEER)
         ])  # fmt: skip
 
