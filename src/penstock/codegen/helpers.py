@@ -81,7 +81,7 @@ def unshared(value: Any) -> Any:
     if isinstance(value, list):
         return [unshared(element) for element in value]
     if isinstance(value, dict):
-        return {key: unshared(element) for key, element in value.items()}
+        return {key: x if x.__class__ is float else unshared(x) for key, x in value.items()}
     return value
 
 

@@ -8,6 +8,14 @@ from collections.abc import Callable, Sequence
 from penstock.backends.base import HostBackend
 from penstock.backends.native.cumulative import cumulative
 from penstock.backends.native.elementwise import FORMULAS, elementwise_call, estimated_ns
+from penstock.backends.native.features import (
+    array_feature_extractor,
+    imputer,
+    label_encoder,
+    normalizer,
+    one_hot_encoder,
+    scaler,
+)
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, site_of
 from penstock.backends.native.library import NativeLibrary, library
 from penstock.backends.native.models import vector_model
@@ -22,13 +30,20 @@ from penstock.types import TensorType, Type
 
 Family = Callable[[Site], NativeCall | None]
 
-_TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
-_MODELS = ("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor")
+_CLASSICAL: dict[Family, tuple[str, ...]] = {
+    array_feature_extractor: ("ArrayFeatureExtractor",),
+    imputer: ("Imputer",),
+    label_encoder: ("LabelEncoder",),
+    normalizer: ("Normalizer",),
+    one_hot_encoder: ("OneHotEncoder",),
+    scaler: ("Scaler",),
+    tree_ensemble: ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
+    vector_model: ("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor"),
+}
 
 _OTHERS: dict[str, Family] = {
     **dict.fromkeys(("CumProd", "CumSum"), cumulative),
-    **dict.fromkeys((f"ai.onnx.ml.{name}" for name in _MODELS), vector_model),
-    **dict.fromkeys((f"ai.onnx.ml.{name}" for name in _TREES), tree_ensemble),
+    **{f"ai.onnx.ml.{name}": family for family, names in _CLASSICAL.items() for name in names},
 }
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys((*FORMULAS, "Cast", FUSED.full_name), elementwise_call),

@@ -73,7 +73,7 @@ def scaler(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-_NORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+NORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "MAX": lambda x: x.max(-1, keepdims=True, initial=-np.inf),
     "L1": lambda x: np.abs(x).sum(-1, keepdims=True),
     "L2": lambda x: np.sqrt(np.square(x).sum(-1, keepdims=True)),
@@ -83,7 +83,7 @@ _NORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 @operator("Normalizer", infer=same_shape(FLOAT32))
 def normalizer(node: Node, types: Types) -> Kernel:
     """Absolute values count in L1, and signs are kept in L2, whatever the formulas there say."""
-    norm = _NORMS[choice(node.attrs, "norm", "MAX", _NORMS)]
+    norm = NORMS[choice(node.attrs, "norm", "MAX", NORMS)]
 
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim not in (1, 2):
@@ -95,12 +95,17 @@ def normalizer(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-@operator("Imputer", infer=same_type)
-def imputer(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
+def imputed_values(attrs: Attrs) -> tuple[Any, Any, bool]:
+    """What an Imputer puts in, in place of what, and whether for integers."""
     name, values = one_of(attrs, "imputed_value_floats", "imputed_value_int64s")
     integers = name == "imputed_value_int64s"
     replaced = attrs.get("replaced_value_int64" if integers else "replaced_value_float", 0)
+    return values, replaced, integers
+
+
+@operator("Imputer", infer=same_type)
+def imputer(node: Node, types: Types) -> Kernel:
+    values, replaced, integers = imputed_values(node.attrs)
 
     def run(x: np.ndarray) -> np.ndarray:
         if (x.dtype.kind in "iu") != integers:
@@ -242,9 +247,8 @@ def _infer_label_encoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence
     return same_shape(_labels(attrs, "values").dtype)(types, attrs, consts)
 
 
-@operator("LabelEncoder", since=2, infer=_infer_label_encoder, strings=True)
-@by_attributes
-def label_encoder(attrs: Attrs) -> Callable[..., Any]:
+def encoded_labels(attrs: Attrs) -> tuple[np.ndarray, np.ndarray, Any]:
+    """The keys of a LabelEncoder, the value of each, and that of what is no key."""
     keys, values = _labels(attrs, "keys"), _labels(attrs, "values")
     if len(keys) != len(values):
         raise ShapeError(f"{len(keys)} keys for {len(values)} values")
@@ -256,23 +260,31 @@ def label_encoder(attrs: Attrs) -> Callable[..., Any]:
         name, default = defaults.get(values.dtype.kind, ("int64", -1))
         if attrs.get("values_tensor") is None:
             default = attrs.get(f"default_{name}", default)
+    return keys, values, default
+
+
+@operator("LabelEncoder", since=2, infer=_infer_label_encoder, strings=True)
+@by_attributes
+def label_encoder(attrs: Attrs) -> Callable[..., Any]:
+    keys, values, default = encoded_labels(attrs)
     return _mapper(_Lookup(keys.tolist(), keys.dtype), values, default)
 
 
-def _categories(attrs: Attrs) -> tuple[Any, np.dtype]:
+def categories(attrs: Attrs) -> tuple[Any, np.dtype]:
+    """The categories of a OneHotEncoder, and their dtype."""
     name, cats = one_of(attrs, "cats_int64s", "cats_strings")
     return cats, STRING if name == "cats_strings" else INT64
 
 
 def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = tensor(types, 0).shape
-    cats, _ = _categories(attrs)
+    cats, _ = categories(attrs)
     return (TensorType(FLOAT32, None if shape is None else (*shape, len(cats))),)
 
 
 @operator("OneHotEncoder", infer=_infer_one_hot, strings=True)
 def one_hot_encoder(node: Node, types: Types) -> Kernel:
-    cats, dtype = _categories(node.attrs)
+    cats, dtype = categories(node.attrs)
     lookup = _Lookup(cats, dtype)
     rows = np.eye(len(cats) + 1, len(cats), dtype=np.float32)  # the last is of zeros
     lenient = bool(node.attrs.get("zeros", 1))
@@ -375,6 +387,6 @@ def zip_map(node: Node, types: Types) -> Kernel:
         rows = x.reshape(1, -1) if x.ndim == 1 else x
         if rows.ndim != 2 or rows.shape[1] != len(labels):
             raise ShapeError(f"{len(labels)} class labels do not fit an input of shape {x.shape}")
-        return [dict(zip(labels, row, strict=True)) for row in rows.tolist()]
+        return [dict(zip(labels, row)) for row in rows.tolist()]  # noqa: B905 - strict is slower
 
     return Kernel(run)

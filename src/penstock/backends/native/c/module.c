@@ -20,12 +20,13 @@
 
 static const kernel_entry *const families[] = {
     cumulative_kernels,
+    features_kernels,
     models_kernels,
     trees_kernels,
     elementwise_kernels,
 };
 
-enum { MOST_WORDS = 64, MOST_LATE = 16, MOST_RESULTS = 4, MOST_RANK = 16 };
+enum { MOST_WORDS = 64, MOST_LATE = MOST_WORDS, MOST_RESULTS = 4, MOST_RANK = 16 };
 
 /* Nanoseconds of work that are worth a thread of their own, the release of the global interpreter
    lock, and the time between two looks at whether the run must stop. */

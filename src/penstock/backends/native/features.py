@@ -1,0 +1,117 @@
+"""Features of classical models: rows that are scaled, filled up or normed, and columns of rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imputed_values
+from penstock.types import FLOAT32, INT64, STRING
+
+_DTYPES = ("float32", "float64", "int32", "int64")
+
+
+def _of_rows(site: Site, kernel: str, *words: Any) -> NativeCall | None:
+    """The call of a kernel for each row of an input of numbers, which also takes ``words``."""
+    x = site.input(0)
+    if x is None or not x.dims or str(x.dtype) not in _DTYPES:
+        return None
+    inplace = (0,) if x == site.output() else ()
+    words = (Tensor(0), site.result(), *words)
+    rows = math.prod(x.dims[:-1])
+    return NativeCall(f"{kernel}_{x.dtype}", words, rows, 5 + x.dims[-1], inplace=inplace)
+
+
+def array_feature_extractor(site: Site) -> NativeCall | None:
+    """ArrayFeatureExtractor."""
+    x, places = site.input(0), site.input(1)
+    if x is None or places is None or places.dtype != INT64 or not x.dims:
+        return None
+    if x.dtype is None or x.dtype == STRING or x.dtype.itemsize not in (1, 2, 4, 8):
+        return None
+    rows, width, count = math.prod(x.dims[:-1]), x.dims[-1], math.prod(places.dims)
+    words = (Tensor(0), Tensor(1), site.result(), width, count)
+    return NativeCall(f"columns_{x.dtype.itemsize}", words, rows, 2 + count, can_fail=True)
+
+
+def _table(
+    keys: np.ndarray, values: np.ndarray, default: Any
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Keys in order, without repetition, with the last value of each and a default behind them, and
+    the number of keys."""
+    ascending, last = np.unique(keys[::-1], return_index=True)
+    table = np.append(values[::-1][last], np.array(default, values.dtype))
+    return ascending, table.astype(values.dtype, copy=False), len(ascending)
+
+
+def label_encoder(site: Site) -> NativeCall | None:
+    """LabelEncoder of numbers, from version 2 on."""
+    x, y, attrs = site.input(0), site.output(), site.node.attrs
+    if x is None or x.dtype == STRING or site.node.op.version < 2:
+        return None
+    keys, values, default = encoded_labels(attrs)
+    if keys.dtype != x.dtype or str(x.dtype) not in _DTYPES or len(keys) != len(values):
+        return None
+    ascending, table, count = _table(keys, values, default)
+    texts = table if y.dtype == STRING else None
+    if texts is not None:
+        table = np.arange(count + 1)
+    if table.dtype.itemsize not in (4, 8):
+        return None
+    words = (Tensor(0), site.result(), ascending, table, count)
+    name = f"lookup_{x.dtype}_{table.dtype.itemsize}"
+    return NativeCall(name, words, math.prod(x.dims), 2 + count.bit_length(), texts=texts)
+
+
+def one_hot_encoder(site: Site) -> NativeCall | None:
+    """OneHotEncoder of int64."""
+    x, (cats, dtype) = site.input(0), categories(site.node.attrs)
+    if x is None or x.dtype != INT64 or dtype != INT64:
+        return None
+    keys, table, count = _table(np.asarray(cats, np.int64), np.arange(len(cats)), len(cats))
+    lenient = bool(site.attr("zeros", 1))
+    words = (Tensor(0), site.result(), keys, table, count, len(cats), lenient)
+    item_ns = 3 + len(cats) * 0.1
+    return NativeCall("one_hot_int64", words, math.prod(x.dims), item_ns, can_fail=not lenient)
+
+
+def _by_feature(values: Any, width: int, dtype: np.dtype) -> np.ndarray | None:
+    """Parameters of each feature; None unless there is one for all, or one for each."""
+    array = np.asarray(values).reshape(-1).astype(dtype)
+    return np.broadcast_to(array, width).copy() if array.size in (1, width) else None
+
+
+def scaler(site: Site) -> NativeCall | None:
+    """Scaler."""
+    x = site.input(0)
+    width = x.dims[-1] if x is not None and x.dims else 0
+    offset, scale = (
+        _by_feature(site.attr(name, None) or [default], width, FLOAT32)
+        for name, default in (("offset", 0.0), ("scale", 1.0))
+    )
+    return (
+        None if offset is None or scale is None else _of_rows(site, "scaler", offset, scale, width)
+    )
+
+
+def imputer(site: Site) -> NativeCall | None:
+    """Imputer."""
+    x = site.input(0)
+    if x is None or not x.dims or x.dtype is None:
+        return None
+    values, replaced, integers = imputed_values(site.node.attrs)
+    imputed = _by_feature(values, x.dims[-1], x.dtype)
+    if imputed is None or (x.dtype.kind in "iu") != integers:
+        return None
+    return _of_rows(site, "imputer", imputed, np.array([replaced], x.dtype), x.dims[-1])
+
+
+def normalizer(site: Site) -> NativeCall | None:
+    """Normalizer."""
+    x, norm = site.input(0), site.attr("norm", "MAX")
+    if x is None or len(x.dims) not in (1, 2) or norm not in NORMS:
+        return None
+    return _of_rows(site, "normalizer", x.dims[-1], list(NORMS).index(norm))

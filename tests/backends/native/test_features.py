@@ -1,0 +1,135 @@
+"""Compiled features of classical models against NumPy's: bit by bit, but for sums of squares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.types import STRING, ShapeError
+from tests.support.native_kernels import (  # noqa: F401
+    LIBRARIES,
+    check,
+    kernel_of,
+    node_of,
+    pytestmark,
+)
+
+DTYPES = ["float32", "float64", "int32", "int64"]
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 2.0], np.float32)
+
+
+def node(
+    name: str, *inputs: np.ndarray, constants: Any = (), version: int = 4, **attrs: Any
+) -> Any:
+    return node_of(name, inputs, constants, 1, "ai.onnx.ml", version, **attrs)
+
+
+def numbers(dims: tuple[int, ...], dtype: str) -> np.ndarray:
+    x = np.random.default_rng(7).normal(0, 3, dims)
+    return np.rint(x).astype(dtype) if dtype[0] == "i" else x.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "bool", "float16", "uint8"])
+@pytest.mark.parametrize("dims", [(5,), (3, 5), (2, 3, 5)])
+@pytest.mark.parametrize("constant", [False, True])
+def test_array_feature_extractor_equals_numpy(constant, dims, dtype):
+    inputs = [numbers(dims, "float64").astype(dtype), np.array([[4, 0, 4]])]
+    check(node("ArrayFeatureExtractor", *inputs, constants=[1] * constant), inputs)
+
+
+@pytest.mark.parametrize("place", [-1, 5])
+def test_array_feature_extractor_of_absent_features_raises_as_numpy(place):
+    x = numbers((3, 5), "float32")
+    kernel = kernel_of(node("ArrayFeatureExtractor", x, np.array([0])), LIBRARIES[0])
+    with pytest.raises(ShapeError, match="below 5"):
+        kernel.function(x, np.array([place]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", [(4,), (9, 4), (2, 3, 4)])
+def test_scaler_equals_numpy(dims, dtype):
+    x = numbers(dims, dtype)
+    check(node("Scaler", x), [x])
+    check(node("Scaler", x, offset=[0.5], scale=[3.0]), [x])
+    check(node("Scaler", x, offset=[0.5, 1, -2, 0.1], scale=[3.0, 0.1, 0, 1]), [x])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("several", [False, True])
+def test_imputer_equals_numpy(several, dtype):
+    values = [5, 6, 7][: 3 if several else 1]
+    if dtype[0] == "i":
+        x, attrs = numbers((20, 3), dtype), {"imputed_value_int64s": values}
+        check(node("Imputer", x, replaced_value_int64=1, **attrs), [x])
+        return
+    x = np.random.default_rng(5).choice(SPECIAL, (20, 3)).astype(dtype)
+    for replaced in (np.nan, 0.0, np.inf, 1.0):
+        attrs = {"imputed_value_floats": values, "replaced_value_float": replaced}
+        check(node("Imputer", x, **attrs), [x])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", [(4,), (9, 4), (3, 21), (2, 1)])
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+def test_normalizer_equals_numpy(norm, dims, dtype):
+    x = numbers(dims, dtype)
+    x[0] = 0
+    check(node("Normalizer", x, norm=norm), [x], {"rtol": 1e-6})
+
+
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+def test_normalizer_of_values_that_are_not_finite_equals_numpy(norm):
+    x = np.array([[1, np.nan, 2], [np.inf, 1, 2], [-np.inf, 1, 2], [2, 1, np.nan]], np.float32)
+    with np.errstate(invalid="ignore"):
+        check(node("Normalizer", x, norm=norm), [x], {"rtol": 1e-6})
+
+
+@pytest.mark.parametrize("key", DTYPES)
+@pytest.mark.parametrize("value", [*DTYPES, "strings"])
+@pytest.mark.parametrize("count", [1, 7])
+def test_label_encoder_equals_numpy(count, value, key):
+    # Of equal keys the last counts.
+    keys = np.array([5, 1, 3, 5, -2, 1, 0][:count], key)
+    if value == "strings":
+        values = {"values_strings": [f"label {i}" for i in range(count)], "default_string": "none"}
+        default = {}
+    else:
+        values = {"values_tensor": np.arange(10, 10 + count).astype(value)}
+        default = {"default_tensor": np.array([99], value)}
+    x = np.arange(-3, 7).reshape(2, 5).astype(key)
+    encoder = node("LabelEncoder", x, keys_tensor=keys, **values, **default)
+    if value != "strings":
+        check(encoder, [x])
+        return
+    labels = kernel_of(encoder, LIBRARIES[0]).function(x)
+    assert labels.dtype == STRING
+    assert labels.tolist() == encoder.op.compile(encoder, []).function(x).tolist()
+
+
+def test_label_encoder_finds_nan_among_its_keys():
+    x = np.array([np.nan, 1.0, 2.0, -0.0], np.float32)
+    for keys in ([2.0, np.nan, 0.0], [2.0, 0.0]):
+        values = list(range(len(keys)))
+        check(node("LabelEncoder", x, keys_floats=keys, values_int64s=values), [x])
+
+
+def test_label_encoder_of_version_1_has_no_compiled_kernel():
+    x = np.array([0, 1])
+    encoder = node("LabelEncoder", x, version=1, classes_strings=["a", "b"])
+    assert kernel_of(encoder, LIBRARIES[0]) is None
+
+
+@pytest.mark.parametrize("cats", [[3], [5, -1, 2, 5]])
+def test_one_hot_encoder_equals_numpy(cats):
+    x = np.array([[5, 2, 3], [-1, 0, 7]])
+    check(node("OneHotEncoder", x, cats_int64s=cats), [x])
+
+
+def test_one_hot_encoder_of_an_unknown_category_raises_as_numpy():
+    x = np.array([5, 6])
+    kernel = kernel_of(node("OneHotEncoder", x, cats_int64s=[5, 6], zeros=0), LIBRARIES[0])
+    assert kernel.function(x).tolist() == [[1, 0], [0, 1]]
+    with pytest.raises(ShapeError, match="none of the categories"):
+        kernel.function(np.array([5, 8]))
