@@ -11,7 +11,7 @@ import penstock as ps
 from penstock.errors import InternalError
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops import find
-from penstock.passes.context import Pass, PassContext
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.pipeline import (
     CHECK_PASSES,
     LOWER,
@@ -53,6 +53,13 @@ def test_pass_class_is_the_name_of_the_pass_in_camel_case(each):
 def test_pass_has_a_docstring(each):
     assert sys.modules[type(each).__module__].__doc__
     assert type(each).__doc__ != Pass.__doc__
+
+
+def test_required_properties_are_established_by_earlier_passes():
+    established = {Property.SORTED}
+    for each in ALL:
+        assert each.requires <= established, each.name
+        established |= each.establishes
 
 
 # Running.

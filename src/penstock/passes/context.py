@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import ClassVar, NamedTuple, Protocol
 
 from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Kernel
 from penstock.limits import DEFAULT_LIMITS, Limits
+
+
+class Property(Enum):
+    """What holds for a graph, and stays true once a pass has established it."""
+
+    SORTED = "each node stands after the nodes that it depends on"
+    STRUCTURED = "control flow is If, Loop and Scan; no TensorFlow frames are left"
+    TYPED = "every value has the most precise type that its inputs imply"
+    PLACED = "the context says which backend runs each node"
 
 
 class Place(NamedTuple):
@@ -28,9 +38,12 @@ class Unraised:
 
 class Pass(Protocol):
     """One transformation of a graph, in place. ``name`` is the name of its module, by which users
-    refer to it. Every pass needs a sorted graph, and leaves one."""
+    refer to it. ``requires`` are the properties that must hold before it runs, ``establishes``
+    those that hold afterwards. Every pass needs a sorted graph, and leaves one."""
 
     name: ClassVar[str]
+    requires: ClassVar[frozenset[Property]] = frozenset()
+    establishes: ClassVar[frozenset[Property]] = frozenset()
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         """Transform ``graph``, nested graphs included; return whether anything changed."""

@@ -6,9 +6,6 @@
     OPTIMIZE    after that, and again for each set of input shapes, until nothing changes
     LOWER       once for each set of input shapes, for the backends at hand
 
-What holds once a pass has run stays true: no frames are left behind RaiseControlFlow, all types are
-inferred behind FoldConstants, and each node has a backend behind AssignBackends.
-
 All of them transform a graph in place. The caller copies it once before, where it is needed as it
 was: for each set of feeds and fetches (``dead_code.cut``), and for each set of input shapes.
 """

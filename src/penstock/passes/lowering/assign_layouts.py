@@ -10,7 +10,7 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST, REORDER
 from penstock.ops.onnx.control_flow import is_control
-from penstock.passes.context import Pass, PassContext
+from penstock.passes.context import Pass, PassContext, Property
 
 
 class AssignLayouts(Pass):
@@ -23,6 +23,7 @@ class AssignLayouts(Pass):
     """
 
     name = "assign_layouts"
+    requires = frozenset({Property.PLACED, Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.compiled is None:

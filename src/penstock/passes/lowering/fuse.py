@@ -19,7 +19,7 @@ from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.internal.fused import fused
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.registry import MICROSOFT
-from penstock.passes.context import FusionPolicy, Pass, PassContext
+from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
 from penstock.passes.rewrite import Substitution
 
 FOLLOWERS = frozenset(
@@ -51,6 +51,7 @@ class Fuse(Pass):
     """
 
     name = "fuse"
+    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.fusion is None:

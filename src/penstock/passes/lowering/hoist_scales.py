@@ -13,7 +13,7 @@ import numpy as np
 from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.registry import standard
-from penstock.passes.context import Pass, PassContext
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.types import FLOAT32
 
@@ -28,6 +28,7 @@ class HoistScales(Pass):
     """Multiply the result of a MatMul instead of its operands, where a backend fuses nodes."""
 
     name = "hoist_scales"
+    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.fusion is None:

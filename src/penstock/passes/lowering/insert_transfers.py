@@ -6,7 +6,7 @@ from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, captures
 from penstock.ops.internal.transfer import HOST, TRANSFER
 from penstock.ops.onnx.control_flow import is_control
-from penstock.passes.context import Pass, PassContext, Place
+from penstock.passes.context import Pass, PassContext, Place, Property
 from penstock.passes.rewrite import Substitution
 
 
@@ -20,6 +20,7 @@ class InsertTransfers(Pass):
     """
 
     name = "insert_transfers"
+    requires = frozenset({Property.PLACED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         placement = context.placement

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.internal.fused import fused
-from penstock.passes.context import FusionPolicy, Pass, PassContext
+from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.quantized_weights import COMPUTING, is_conversion, producer
 from penstock.passes.rewrite import forward
@@ -39,6 +39,7 @@ class Quantize(Pass):
     operation if it only moves elements, and as a fused node where a backend has a kernel for it."""
 
     name = "quantize"
+    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         policy = context.fusion

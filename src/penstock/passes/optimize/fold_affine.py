@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value, readers_of
-from penstock.passes.context import Pass, PassContext
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import forward
 from penstock.types import FLOAT32
 
@@ -24,6 +24,7 @@ class FoldAffine(Pass):
     """Fold scales and shifts of channels into the convolutions whose results they alone use."""
 
     name = "fold_affine"
+    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if not any(node.op.name in _CHANNELS for node in graph.walk()):

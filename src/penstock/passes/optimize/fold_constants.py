@@ -22,7 +22,7 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import is_control, truth
 from penstock.ops.registry import unknown_types
-from penstock.passes.context import Pass, PassContext
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.quantized_weights import quantized_weights
 from penstock.passes.rewrite import Substitution
 from penstock.types import ANY, ShapeError, TensorType, Type
@@ -32,6 +32,7 @@ class FoldConstants(Pass):
     """Infer types and fold constants. The types of the graph's inputs must be set."""
 
     name = "fold_constants"
+    establishes = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         kept = () if context.fold_quantized_weights else quantized_weights(graph)

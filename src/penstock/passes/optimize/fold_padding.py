@@ -10,7 +10,7 @@ from math import inf
 from operator import lt
 
 from penstock.ir.graph import Graph, Node
-from penstock.passes.context import Pass, PassContext
+from penstock.passes.context import Pass, PassContext, Property
 
 
 class FoldPadding(Pass):
@@ -18,6 +18,7 @@ class FoldPadding(Pass):
     is dead afterwards."""
 
     name = "fold_padding"
+    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = False

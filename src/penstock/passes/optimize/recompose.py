@@ -17,7 +17,7 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.registry import standard
-from penstock.passes.context import Pass, PassContext
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import forward
 from penstock.types import FLOAT32
 
@@ -40,6 +40,7 @@ class Recompose(Pass):
     """Apply the rule of its operation once to every node, in order."""
 
     name = "recompose"
+    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         def visit(node: Node) -> bool:

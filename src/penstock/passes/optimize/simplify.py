@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.registry import TENSORFLOW, standard
-from penstock.passes.context import Pass, PassContext
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import Replacement, forward
 from penstock.types import Shape, TensorType
 
@@ -25,6 +25,7 @@ class Simplify(Pass):
     """Apply the rule of its operation once to every node, in order."""
 
     name = "simplify"
+    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         def visit(node: Node) -> Replacement | bool:

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import MICROSOFT, standard
-from penstock.passes.context import Pass, PassContext
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.types import TensorType
 
 # With fewer axes, what has channels last is a sequence of vectors more often than an image.
@@ -38,6 +38,7 @@ class SinkTransposes(Pass):
     Pad."""
 
     name = "sink_transposes"
+    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         readers: dict[Value, list[Node | None]] = {}

@@ -25,7 +25,7 @@ from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, clone, dependencies, ordered
 from penstock.ir.op import Role
 from penstock.ops.tensorflow.control_flow import is_framed, is_primitive
-from penstock.passes.context import Pass, PassContext, Unraised
+from penstock.passes.context import Pass, PassContext, Property, Unraised
 from penstock.passes.structure.branches import Branches, UnraisedError
 from penstock.passes.structure.conditions import ALWAYS, Deadness
 from penstock.passes.structure.loops import FrameLoop, make_identity
@@ -36,6 +36,7 @@ class RaiseControlFlow(Pass):
     Some may stay: only a graph without any (``is_framed``) is fit for the passes behind."""
 
     name = "raise_control_flow"
+    establishes = frozenset({Property.STRUCTURED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if not is_framed(graph):

@@ -17,13 +17,14 @@ from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.control_flow import is_framed
-from penstock.passes.context import Pass, PassContext
+from penstock.passes.context import Pass, PassContext, Property
 
 
 class RelaxControlEdges(Pass):
     """Drop control edges to nodes without side effects (see ``relax_control_edges``)."""
 
     name = "relax_control_edges"
+    requires = frozenset({Property.STRUCTURED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return not is_framed(graph) and relax_control_edges(graph)
