@@ -11,7 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from penstock.backends import registry
+from penstock.backends.native.library import library as native_library
 from penstock.backends.onednn.library import library
+from penstock.backends.registry import BACKENDS
 from penstock.cli import main
 from penstock.passes.pipeline import PASSES
 from tests.support.costs import measured_variants
@@ -203,15 +205,18 @@ def test_run_writes_a_trace(model, tmp_path):
 def test_info_says_what_the_backends_run_on(model):
     found = as_json("info", model)["backends"]
     assert found["numpy"] == f"NumPy {np.__version__}"
-    assert ("onednn" in found) == (library() is not None)
-    if "onednn" in found:
+    assert found.keys() == BACKENDS.keys()
+    assert (" kernels for " in found["native"]) == (native_library() is not None)
+    assert found["native"].startswith("not available: ") == (native_library() is None)
+    if library() is not None:
         assert found["onednn"].startswith("oneDNN 3.")
         assert "libdnnl" in found["onednn"]
     shown = " ".join(call("info", model).output.split())
     assert all(" ".join(what.split()) in shown for what in found.values())
 
 
-def test_plan_of_the_parallel_executor_prints_tasks(model):
+def test_plan_of_the_parallel_executor_prints_tasks(model, monkeypatch):
+    monkeypatch.setattr(registry, "available", lambda: ("numpy",))
     text = as_json("plan", model, "--executor", "dataflow")["text"]
     assert "task t0 (about" in text
     assert "task t1 after t0 (about" in text
@@ -274,7 +279,8 @@ def test_profile_names_what_cannot_run(model):
     assert "must have 3 at axis 1" in result["error"]["message"]
 
 
-def test_plan_on_streams_prints_and_draws_the_schedule(tmp_path):
+def test_plan_on_streams_prints_and_draws_the_schedule(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "available", lambda: ("numpy",))
     path, svg = tmp_path / "two.onnx", tmp_path / "two.svg"
     text = "g (float[4] x) => (float[4] y) { a = Sin(x) b = Cos(x) y = Add(a, b) }"
     onnx.save(model_from_text(text), path)

@@ -19,7 +19,7 @@ N = 4000  # bytes of each value below
 
 def most_live(text: str, **feeds: np.ndarray) -> float:
     """The most values that were alive at once."""
-    session = compile_text(text, executor="dataflow")
+    session = compile_text(text, executor="dataflow", backends=["numpy"])
     seen = Recorder()
     session.run(feeds, observers=[seen])
     return seen.most / N
@@ -63,7 +63,9 @@ def test_dataflow_runs_the_most_urgent_step_first():
         def step_begin(self, run, step, inputs):
             order.append(step.node.name)
 
-    compile_text(text, executor="dataflow").run({"x": X[:9]}, observers=[Order()])
+    compile_text(text, executor="dataflow", backends=["numpy"]).run(
+        {"x": X[:9]}, observers=[Order()]
+    )
     assert order.index("long") < order.index("short")
 
 
@@ -71,7 +73,7 @@ def test_dataflow_runs_graphs_of_unknown_shapes():
     #  how many elements there are is known when NonZero has run
     text = """g (float[N] x) => (float[M] y) {
         i = NonZero(x) j = Squeeze(i) k = Gather(x, j) y = Exp(k) }"""
-    session = compile_text(text, executor="dataflow")
+    session = compile_text(text, executor="dataflow", backends=["numpy"])
     for n in (0, 1, 5):
         x = np.array([0, 1, 0, 2, 3, 4, 5][: n + 1] * 2, np.float32)
         if np.count_nonzero(x) == 1:
@@ -89,5 +91,5 @@ def test_dataflow_loops_nest_deeper_than_python_blocks(depth):
             {{ d{left} = Identity(c{left}) {nest(left - 1)} }}>"""
 
     text = f"g (float[2] v{depth}) => (float[2] y) <int64 n = {{1}}> {{ {nest(depth)} y = Abs(w{depth}) }}"
-    session = compile_text(text, executor="dataflow")
+    session = compile_text(text, executor="dataflow", backends=["numpy"])
     assert session(np.array([1, -2], np.float32)).tolist() == [1, 2]

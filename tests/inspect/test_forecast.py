@@ -22,7 +22,7 @@ def empty_cache(tmp_path, monkeypatch) -> None:
 
 
 def compiled(text: str = DIAMOND, **options) -> ps.Session:
-    return compile_text(text, **options)
+    return compile_text(text, **{"backends": ["numpy"], **options})
 
 
 def test_forecast_lies_between_bound_and_serial():

@@ -26,7 +26,7 @@ def empty_cache(tmp_path, monkeypatch) -> None:
 
 
 def compiled(text: str = DIAMOND, **options) -> ps.Session:
-    return compile_text(text, **options)
+    return compile_text(text, **{"backends": ["numpy"], **options})
 
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
