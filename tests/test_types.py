@@ -111,6 +111,8 @@ def test_types_of_run_time_values() -> None:
     a, b = np.zeros((3, 4), np.float32), np.zeros((5, 4), np.float32)
     assert type_of(a) == MATRIX
     assert type_of([a, b]) == SequenceType(VAGUE)
+    assert type_of([a, b, a, [a], [b]]) == SequenceType(ANY)
+    assert type_of([[a], [b]]) == SequenceType(SequenceType(VAGUE))
     assert type_of([]) == SequenceType(ANY)
     assert type_of(None) == OptionalType(ANY)
     assert type_of({"a": 1}) == ANY

@@ -188,7 +188,9 @@ def type_of(value: object) -> Type:
     if isinstance(value, np.ndarray):
         return TensorType(value.dtype, value.shape)
     if isinstance(value, list):
-        return SequenceType(reduce(join, map(type_of, value)) if value else ANY)
+        # Of arrays of one type only the last is looked at: sequences may be long.
+        samples = {(id(x.dtype), x.shape) if isinstance(x, np.ndarray) else id(x): x for x in value}
+        return SequenceType(reduce(join, map(type_of, samples.values())) if value else ANY)
     if value is None:
         return OptionalType(ANY)
     return ANY
