@@ -201,37 +201,6 @@ def test_infer_conv_keeps_what_is_known():
     assert shape(None, None) is None
 
 
-@pytest.mark.parametrize(
-    "activation, parameters",
-    [
-        ("Relu", []),
-        ("Tanh", []),
-        ("Sigmoid", []),
-        ("LeakyRelu", [0.1]),
-        ("Clip", [-0.5, 0.5]),
-        ("HardSigmoid", [0.3, 0.4]),
-    ],
-)
-@pytest.mark.parametrize("count", [2, 3])
-def test_fused_conv_matches_the_reference(activation, parameters, count):
-    attrs = {"activation": activation, "pads": [1] * 4}
-    if parameters:
-        attrs["activation_params"] = parameters
-    inputs = [draw(1, 3, 5, 5), draw(4, 3, 3, 3), draw(4)][:count]
-    check_node("FusedConv", inputs, attrs, expected="ort", domain="com.microsoft", opset=1,
-               **TOLERANCE)  # fmt: skip
-
-
-def test_fused_conv_adds_before_it_activates():
-    inputs = [draw(1, 3, 5, 5), draw(4, 3, 3, 3), draw(4), draw(1, 4, 3, 3)]
-    for given in (inputs, [*inputs[:2], None, inputs[3]]):
-        check_node("FusedConv", given, {"activation": "Relu"}, expected="ort",
-                   domain="com.microsoft", opset=1, **TOLERANCE)  # fmt: skip
-    with pytest.raises(ShapeError, match="Swish"):
-        check_node("FusedConv", inputs, {"activation": "Swish"}, expected=[],
-                   domain="com.microsoft", opset=1)  # fmt: skip
-
-
 @pytest.mark.parametrize("activation", ["none", "silu", "swish"])
 @pytest.mark.parametrize("length", [1, 2, 7])
 @pytest.mark.parametrize("kernel", [1, 4])

@@ -142,26 +142,6 @@ def test_gemm_with_bad_inputs_is_refused(shapes):
         check_node("Gemm", [draw(*s) for s in shapes], expected=[])
 
 
-@pytest.mark.parametrize("alpha", [1.0, 0.25])
-@pytest.mark.parametrize(
-    "a, b, attrs",
-    [
-        ((3, 4), (4, 5), {}),
-        ((4, 3), (5, 4), {"transA": 1, "transB": 1}),
-        ((2, 4, 3), (2, 4, 5), {"transA": 1}),
-        ((2, 3, 4), (2, 5, 4), {"transB": 1}),
-        ((2, 3, 4), (5, 4), {"transB": 1}),
-        ((3, 2, 6, 4), (2, 6, 4, 5), {"transBatchA": 1}),
-        ((4, 2, 6, 3), (2, 6, 4, 5), {"transBatchA": 1, "transA": 1}),
-        ((2, 6, 3, 4), (4, 2, 6, 5), {"transBatchB": 1}),
-        ((2, 6, 3, 4), (5, 2, 6, 4), {"transBatchB": 1, "transB": 1}),
-    ],
-)
-def test_fused_matmul_matches_the_reference(a, b, attrs, alpha):
-    check_node("FusedMatMul", [draw(*a), draw(*b)], {**attrs, "alpha": alpha},
-               expected="ort", domain="com.microsoft", opset=1)  # fmt: skip
-
-
 @pytest.mark.parametrize("shape", [(3, 3), (2, 4, 3, 3), (1, 1), (0, 3, 3), (0, 0), (2, 0, 0)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_det_matches_the_reference(shape, dtype):

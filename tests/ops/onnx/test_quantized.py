@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -133,73 +132,6 @@ def quantized_matmul(a: np.ndarray, b: np.ndarray, y_dtype: np.dtype) -> list[np
         *(b, scales(), near_zero(b.dtype)),
         *(scales(low=0.1), near_zero(y_dtype)),
     ]
-
-
-@pytest.mark.parametrize("a_dtype, b_dtype", [(U8, U8), (U8, I8), (I8, I8)])
-@pytest.mark.parametrize("length", [6, 300])
-def test_qlinear_matmul_like_onnx_runtime(
-    a_dtype: np.dtype, b_dtype: np.dtype, length: int
-) -> None:
-    inputs = quantized_matmul(
-        near_zero(a_dtype, 2, 3, length), near_zero(b_dtype, length, 4), a_dtype
-    )
-    check_node("QLinearMatMul", inputs, expected="ort", opset=21)
-    check_node("QLinearMatMul", inputs, expected="ort", opset=21, constants=[1, 2, 3, 4, 5])
-
-
-def test_qlinear_matmul_with_scales_of_columns_and_rows() -> None:
-    inputs = quantized_matmul(whole(U8, 3, 6), whole(I8, 6, 4), U8)
-    inputs[4], inputs[5] = scales(4), near_zero(I8, 4)
-    check_node("QLinearMatMul", inputs, expected="ort", opset=21)
-    inputs = quantized_matmul(whole(U8, 2, 3, 6), whole(I8, 2, 6, 4), U8)
-    inputs[1], inputs[2] = scales(2, 3, 1), near_zero(U8, 2, 3, 1)
-    check_node("QLinearMatMul", inputs)
-
-
-@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
-def test_qlinear_matmul_of_float8(name: str) -> None:
-    dtype = np.dtype(getattr(ml_dtypes, name))
-    a, b = (rng.normal(size=s).astype(np.float32).astype(dtype) for s in ((3, 300), (300, 4)))
-    one, zero = np.array(0.5, np.float32), np.zeros((), dtype)
-    want = a.astype(np.float32) @ b.astype(np.float32) / 2
-    check_node(
-        "QLinearMatMul", [a, one, zero, b, one, zero, one, zero], expected=[want.astype(dtype)]
-    )
-
-
-# com.microsoft
-
-
-@pytest.mark.parametrize("a_dtype, b_dtype", [(U8, U8), (U8, I8), (I8, I8)])
-@pytest.mark.parametrize("length", [6, 700])
-def test_matmul_integer_to_float(a_dtype: np.dtype, b_dtype: np.dtype, length: int) -> None:
-    a, b = whole(a_dtype, 2, 3, length), whole(b_dtype, length, 4)
-    inputs = [a, b, scales(), scales(4), near_zero(a_dtype), near_zero(b_dtype, 4), scales(4)]
-    check_node("MatMulIntegerToFloat", inputs, **MS)
-    check_node("MatMulIntegerToFloat", inputs, **MS, constants=[1, 3, 5])
-    check_node("MatMulIntegerToFloat", [a, b, scales(), scales()], **MS)
-    half = [a, b, np.array(0.1, np.float16), np.array(0.1, np.float16)]
-    product = exactly(a, b).astype(np.float32) * np.float32(half[2]) * np.float32(half[3])
-    check_node(
-        "MatMulIntegerToFloat",
-        half,
-        domain="com.microsoft",
-        opset=1,
-        expected=[product.astype(np.float16)],
-        rtol=1e-3,
-    )
-
-
-@pytest.mark.parametrize("b_dtype", [U8, I8])
-def test_dynamic_quantize_matmul_matches_the_reference(b_dtype: np.dtype) -> None:
-    a = rng.normal(size=(2, 3, 300)).astype(np.float32)
-    b = whole(b_dtype, 300, 4)
-    loose = {"rtol": 1e-4, "atol": 1e-4}
-    check_node("DynamicQuantizeMatMul", [a, b, scales()], **MS, **loose)
-    inputs = [a, b, scales(4), near_zero(b_dtype, 4), scales(4)]
-    check_node("DynamicQuantizeMatMul", inputs, **MS, **loose)
-    check_node("DynamicQuantizeMatMul", inputs, **MS, **loose, constants=[1, 2, 3, 4])
-    check_node("DynamicQuantizeMatMul", [a * 0, b, scales()], **MS)
 
 
 @pytest.mark.parametrize("trans_a", [0, 1])

@@ -126,7 +126,6 @@ ELTWISE: dict[str, Callable[[Node], Chain]] = {
     "Neg": _of("linear", -1.0),
     "PRelu": _with_scalar("relu", lambda x: (x, 0.0), (1,)),
     "Pow": _pow,
-    "QuickGelu": _with_attrs("swish", alpha=1.702),
     "Reciprocal": _of("pow", 1.0, -1.0),
     "Relu": _of("relu"),
     "Round": _of("round"),

@@ -268,22 +268,33 @@ class _Importer:
         if faults:
             self.diagnostics.problem(*[f"{origin} {fault}" for fault in faults])
             return None
+        if meaning.rule is not None:
+            old = NodeUpgrade(
+                name,
+                inputs,
+                outputs,
+                attrs,
+                types=self.types,
+                unique=self.names.unique,
+                origin=origin,
+            )
+            old.op = proto.op_type
+            old.version = 1 if meaning.schema is None else meaning.schema.version
+            try:
+                meaning.rule(old)
+            except ConversionError as error:
+                self.diagnostics.record(error, _full_name(*key), origin, origin)
+                return None
+            into += old.nodes
+            if old.nodes:
+                return None
         if meaning.op is not None:
             into.append(Node(meaning.op, inputs, outputs, attrs, name=name, origin=origin))
             return None
-        assert meaning.schema is not None
-        if meaning.rule is None:
-            return self.call(definition_of(meaning.schema), node, inputs)
-        old = NodeUpgrade(
-            name, inputs, outputs, attrs, types=self.types, unique=self.names.unique, origin=origin
-        )
-        old.op, old.version = meaning.schema.name, meaning.schema.version
-        try:
-            meaning.rule(old)
-        except ConversionError as error:
-            self.diagnostics.record(error, _full_name(*key), origin, origin)
-        into += old.nodes
-        return None
+        if meaning.schema is None:
+            self.diagnostics.unsupported(_full_name(*key), NO_KERNEL, origin)
+            return None
+        return self.call(definition_of(meaning.schema), node, inputs)
 
     def meaning(self, domain: str, op_type: str, context: ImportContext) -> Meaning | Refusal:
         """The meaning of the nodes of one operation in a context, or the reason to refuse them."""

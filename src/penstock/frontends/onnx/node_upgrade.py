@@ -9,7 +9,7 @@ from typing import Any
 from penstock.errors import InternalError
 from penstock.frontends.common.builder import NodeBuilder
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
-from penstock.ir.graph import Value
+from penstock.ir.graph import Node, Value
 from penstock.ops import Op, find
 from penstock.ops.common.reference import reference_op
 
@@ -51,9 +51,27 @@ class NodeUpgrade(NodeBuilder):
         outputs: Sequence[Value | None] | None = None,
     ) -> None:
         """Emit the final node, with those of ``attrs`` that the current version has."""
+        outputs = self.outputs if outputs is None else outputs
+        self.append(op, "", inputs, outputs, self.kept(op, attrs or {}), self.name)
+
+    def kept(self, op: str, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Those of ``attrs`` that the current version of ``op`` has."""
         allowed = current(op)[1].attributes
-        kept = {key: value for key, value in (attrs or {}).items() if key in allowed}
-        self.append(op, "", inputs, self.outputs if outputs is None else outputs, kept, self.name)
+        return {key: value for key, value in attrs.items() if key in allowed}
+
+    def append(
+        self,
+        op: str,
+        domain: str,
+        inputs: Sequence[Value | None],
+        outputs: Sequence[Value | None],
+        attrs: Mapping[str, Any] | None,
+        name: str,
+    ) -> Node:
+        inputs = list(inputs)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        return super().append(op, domain, inputs, outputs, attrs, name)
 
     def operation(self, op: str, domain: str) -> tuple[Op, Mapping[str, Any]]:
         operation, schema = current(op)

@@ -90,7 +90,6 @@ _FLOAT = SchemaPort("X", "T", 0, True, _FLOATS)
 # Of operations of ONNX Runtime, for which the onnx package has no schemas, those whose kernels
 # would cut their results to integers.
 _MICROSOFT = {
-    **dict.fromkeys(("BiasGelu", "FastGelu", "FusedMatMul", "Gelu", "QuickGelu"), (_FLOAT,)),
     "DequantizeLinear": (_ANYTHING, _FLOAT, _ANYTHING),
     "QuantizeLinear": (_FLOAT, _FLOAT, _ANYTHING),
 }

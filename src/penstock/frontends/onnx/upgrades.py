@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
+from penstock.frontends.onnx import microsoft
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES
@@ -325,8 +326,9 @@ UNCHANGED = frozenset(
 @dataclass(frozen=True, slots=True, eq=False)
 class Meaning:
     """How nodes of one operation and opset are imported. ``rule`` writes them as other nodes, or
-    ``op`` is the operation that they are; else the function by which ONNX defines them, if it has
-    one. ``defaults`` are those of attributes not given. ``schema`` is ``None`` if ONNX has none."""
+    emits none; ``op`` is the operation that they are; else the function by which ONNX defines them,
+    if it has one. ``defaults`` are those of attributes not given. ``schema`` is ``None`` if ONNX
+    has none."""
 
     schema: OnnxSchema | None
     rule: Rule | None = None
@@ -339,7 +341,7 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
     """The meaning of operation ``name`` in an opset of its domain."""
     schema = find_schema(name, domain, opset)
     if schema is None:
-        return Meaning(None, op=find(name, domain, opset))
+        return Meaning(None, microsoft.RULES.get((domain, name)), op=find(name, domain, opset))
     version = schema.version
     newest = find_schema(name, domain, newest_opset(domain))
     assert newest is not None

@@ -23,7 +23,6 @@ from penstock.ops.common.elementwise import (
     BLOCK,
     Body,
     clip,
-    first_only,
     formula,
     largest,
     maximum,
@@ -33,7 +32,7 @@ from penstock.ops.common.elementwise import (
     ufunc,
 )
 from penstock.ops.onnx.arithmetic import erf_argument
-from penstock.ops.registry import MICROSOFT, operator
+from penstock.ops.registry import operator
 from penstock.types import FLOAT32, TensorType, Type
 
 Formula: TypeAlias = Callable[[np.dtype, Attrs], Body]
@@ -224,21 +223,6 @@ def _gelu_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-def _biased(make: Formula) -> Formula:
-    """A formula of the sum of two inputs; it takes one scratch array more."""
-
-    def formula_of_sum(dtype: np.dtype, attrs: Attrs) -> Body:
-        inner = make(dtype, attrs)
-
-        def body(x: Any, bias: Any, out: Any, total: Any, *scratch: Any) -> None:
-            np.add(x, bias, total)
-            inner(total, out, *scratch)
-
-        return body
-
-    return formula_of_sum
-
-
 def _hard_sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
     alpha, beta = _constants(dtype, attrs.get("alpha", 0.2), attrs.get("beta", 0.5))
     zero, one = _constants(dtype, 0, 1)
@@ -334,7 +318,7 @@ ACTIVATIONS: Mapping[str, tuple[Formula, int, Mapping[str, float]]] = {
     "softsign": (_softsign, 1, {}),
     "softplus": (_softplus, 1, {}),
 }
-"""Functions within recurrent layers and FusedConv, by name in lower case: formula, scratch arrays,
+"""Functions within recurrent layers, by name in lower case: formula, scratch arrays,
 and parameters with their defaults."""
 
 
@@ -342,8 +326,8 @@ def _compiled(make: Formula, scratch: int, node: Node, types: Types, inputs: int
     return formula(lambda dtype: make(dtype, node.attrs), types, inputs=inputs, scratch=scratch)
 
 
-def _register(name: str, make: Formula, scratch: int, since: int = 1, domain: str = "") -> None:
-    operator(name, domain=domain, since=since, infer=rules.same_type, elementwise=True)(
+def _register(name: str, make: Formula, scratch: int, since: int = 1) -> None:
+    operator(name, since=since, infer=rules.same_type, elementwise=True)(
         partial(_compiled, make, scratch)
     )
 
@@ -361,8 +345,6 @@ _register("Softplus", _softplus, 1)
 _register("Softsign", _softsign, 1)
 _register("Swish", swish, 1, since=24)
 _register("Mish", _mish, 2, since=18)
-_register("Gelu", _gelu_exact, 3, domain=MICROSOFT)
-_register("QuickGelu", partial(swish, default=1.702), 1, domain=MICROSOFT)
 
 
 @operator("Gelu", since=20, infer=rules.same_type, elementwise=True)
@@ -403,20 +385,6 @@ def _checked(kernel: Kernel, infer: Infer, types: Types) -> Kernel:
 @operator("SwiGLU", since=28, infer=_infer_equal_shapes)
 def swiglu_operator(node: Node, types: Types) -> Kernel:
     return _checked(_compiled(_swiglu, 1, node, types, 2), _infer_equal_shapes, types)
-
-
-@operator("BiasGelu", domain=MICROSOFT, infer=_infer_like_first)
-def bias_gelu(node: Node, types: Types) -> Kernel:
-    return _checked(_compiled(_biased(_gelu_exact), 4, node, types, 2), _infer_like_first, types)
-
-
-@operator("FastGelu", domain=MICROSOFT, infer=_infer_like_first, elementwise=True)
-def fast_gelu(node: Node, types: Types) -> Kernel:
-    if rules.given(node.inputs, 1):
-        kernel = _compiled(_biased(_gelu_tanh), 2, node, types, 2)
-        return _checked(kernel, _infer_like_first, types)
-    kernel = _compiled(_gelu_tanh, 1, node, types)
-    return kernel if len(node.inputs) == 1 else first_only(kernel)
 
 
 @operator("PRelu", since=7, infer=_infer_like_first, elementwise=True)

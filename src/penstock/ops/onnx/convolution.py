@@ -1,4 +1,4 @@
-"""Convolutions: Conv, FusedConv, CausalConvWithState.
+"""Convolutions: Conv, CausalConvWithState.
 
 Three strategies, chosen by shapes when a kernel is compiled:
 
@@ -29,12 +29,11 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import UINT8
-from penstock.ops.common.elementwise import clip
 from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.windows import Window, window_counts, windows
 from penstock.ops.common.work import convolution_work
-from penstock.ops.onnx.activation import ACTIVATIONS, applied, swish
-from penstock.ops.registry import MICROSOFT, operator
+from penstock.ops.onnx.activation import swish
+from penstock.ops.registry import operator
 from penstock.types import Shape, ShapeError, TensorType, Type
 
 Strategy: TypeAlias = tuple[Callable[..., None], int]
@@ -422,47 +421,23 @@ def _repeated(x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray) -
     return single._replace(into=into)
 
 
-_FUSED = ("Relu", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid")
-
-
-def _activation(attrs: Attrs) -> Callable[[np.ndarray], Any] | None:
-    """What FusedConv does with its result, in place."""
-    if not attrs.get("activation"):
-        return None
-    name = rules.choice(attrs, "activation", "", (*_FUSED, "Clip"))
-    parameters: Sequence[float] = attrs.get("activation_params") or ()
-    if name == "Clip":
-        if len(parameters) != 2:
-            raise ShapeError(f"Clip has two bounds, not {list(parameters)}")
-        low, high = parameters
-        return lambda y: clip(y, low, high, y)
-    make, scratch, defaults = ACTIVATIONS[name.lower()]
-    run = applied(make, scratch, dict(zip(defaults, parameters, strict=False)))
-    return lambda y: run(y, y)
-
-
 @operator("Conv", infer=_infer_conv, work=convolution_work(1))
-@operator("FusedConv", domain=MICROSOFT, infer=_infer_conv, work=convolution_work(1))
 @by_shape(contiguous=True)
 def conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    x, activate = rules.tensor(inputs, 0), _activation(node.attrs)
+    x = rules.tensor(inputs, 0)
     routine = convolution_routine(x, rules.tensor(inputs, 1), node.attrs, consts[1])
     multiply, others = routine.into, len(inputs) - 2
-    if others == 0 and activate is None:
+    if others == 0:
         return routine
     column = (-1, *(1,) * (len(x.dims) - 2))
     bias = consts[2].reshape(column) if others > 0 and consts[2] is not None else None
-    has_bias, has_sum = rules.given(inputs, 2), rules.given(inputs, 3)
+    has_bias = rules.given(inputs, 2)
 
     def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
         out = rest[others]
         multiply(x, w, *rest[others:])
         if has_bias:
             np.add(out, rest[0].reshape(column) if bias is None else bias, out)
-        if has_sum:
-            np.add(out, rest[1], out)
-        if activate is not None:
-            activate(out)
 
     prepared = routine.prepared if bias is None else (*routine.prepared, 2)
     return Routine(into, routine.workspace, prepared)

@@ -1,4 +1,4 @@
-"""Matrix products: MatMul, Gemm, FusedMatMul; and determinants."""
+"""Matrix products: MatMul, Gemm; and determinants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.ops.common.dtypes import HALF
 from penstock.ops.common.products import product_in_parts
 from penstock.ops.common.specialize import Routine, Tensors, by_shape, static_type
 from penstock.ops.common.work import product_work
-from penstock.ops.registry import MICROSOFT, operator
+from penstock.ops.registry import operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
 
@@ -57,37 +57,15 @@ def _product_into(a: Any, b: Any) -> Any:
     return tall
 
 
-def _permutations(attrs: Attrs, ranks: Sequence[int]) -> list[tuple[int, ...] | None]:
-    """How the axes of both operands of FusedMatMul are permuted; ``None`` if they are not."""
-    if not attrs:
-        return [None, None]
-    result = []
-    for rank, x in zip(ranks, "AB", strict=True):
-        axes = list(range(rank))
-        if attrs.get(f"transBatch{x}") and rank > 2:
-            axes = [*axes[1:-1], 0, axes[-1]]
-        if attrs.get(f"trans{x}") and rank > 1:
-            axes[-2:] = axes[:-3:-1]
-        result.append(None if axes == sorted(axes) else tuple(axes))
-    return result
-
-
-def _permuted(shape: Shape, axes: tuple[int, ...] | None) -> Shape:
-    return shape if axes is None else tuple(shape[i] for i in axes)
-
-
 def _infer_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = rules.same_dtype(types, range(2))
     a, b = rules.tensor(types, 0).shape, rules.tensor(types, 1).shape
-    if a is None or b is None:
-        return (TensorType(dtype, None),)
-    axes_a, axes_b = _permutations(attrs, (len(a), len(b)))
-    return (TensorType(dtype, matmul_shape(_permuted(a, axes_a), _permuted(b, axes_b))),)
+    return (TensorType(dtype, matmul_shape(a, b)),)
 
 
 @operator("MatMul", infer=_infer_matmul, work=product_work)
 def matmul(node: Node, types: Types) -> Kernel:
-    kernel = fused_matmul(node, types)
+    kernel = _matmul_by_shape(node, types)
     a, b = (rules.tensor(types, i).dtype for i in range(2))
     if a is None or a in HALF or a != b:
         return kernel
@@ -103,26 +81,9 @@ def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.matmul(a, b)
 
 
-@operator("FusedMatMul", domain=MICROSOFT, infer=_infer_matmul, work=product_work)
 @by_shape(contiguous=True)
-def fused_matmul(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    alpha = node.attrs.get("alpha", 1.0)
-    a, b = (rules.tensor(inputs, i).dims for i in range(2))
-    axes_a, axes_b = _permutations(node.attrs, (len(a), len(b)))
-    multiply = _product_into(_permuted(a, axes_a), _permuted(b, axes_b))
-    if axes_a is None and axes_b is None and alpha == 1.0:
-        return Routine(multiply)
-
-    def into(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-        if axes_a is not None:
-            a = a.transpose(axes_a)
-        if axes_b is not None:
-            b = b.transpose(axes_b)
-        multiply(a, b, out)
-        if alpha != 1.0:
-            np.multiply(out, alpha, out)
-
-    return Routine(into)
+def _matmul_by_shape(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    return Routine(_product_into(*(rules.tensor(inputs, i).dims for i in range(2))))
 
 
 def _infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

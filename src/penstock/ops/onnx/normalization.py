@@ -18,7 +18,7 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.onnx.softmax import infer_along_axis
-from penstock.ops.registry import MICROSOFT, operator
+from penstock.ops.registry import operator
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 
@@ -199,7 +199,6 @@ def _infer_layer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("LayerNormalization", infer=_infer_layer)
 @operator("RMSNormalization", since=23, infer=_infer_layer)
 @operator("SimplifiedLayerNormalization", infer=_infer_layer)
-@operator("SimplifiedLayerNormalization", domain=MICROSOFT, infer=_infer_layer)
 @by_shape(inplace=(0,), contiguous=True)
 def layer_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     """Standardise the trailing axes, then scale and shift; save means (if centred) and deviations.

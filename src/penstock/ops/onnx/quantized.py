@@ -223,15 +223,13 @@ def _check_parameter(name: str, parameter: Shape | None, full: Shape | None) -> 
 
 
 def _infer_product(
-    a: tuple[int, ...], b: tuple[int, ...], dtype: np.dtype | None, like: int = -1, bias: int = -1
+    a: tuple[int, ...], b: tuple[int, ...], dtype: np.dtype | None, like: int = -1
 ) -> Infer:
     """A product of ``dtype``, or that of input ``like``; ``a`` and ``b`` as above."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         shape = matmul_shape(rules.tensor(types, a[0]).shape, rules.tensor(types, b[0]).shape)
         _check_parameters(types, a, b)
-        if bias >= 0:
-            _check_parameter("a bias", rules.tensor(types, bias).shape, shape)
         return (TensorType(dtype or rules.tensor(types, like).dtype, shape),)
 
     return infer
@@ -292,51 +290,6 @@ def qlinear_matmul(node: Node, types: Types) -> Kernel:
     return _kernel(node, types, _Product(node, types, (0, 2), (3, 5)), finish, 8, widen=False)
 
 
-def _scale(
-    total: np.ndarray, factor: Any, bias: np.ndarray | None, out: np.ndarray, real: np.ndarray
-) -> None:
-    """``total * factor + bias`` into ``out`` of any float type, by way of ``real``, float32."""
-    values = out if out.dtype == FLOAT32 else real
-    np.multiply(total, factor, out=values, dtype=np.float32, casting="unsafe")
-    if bias is not None:
-        np.add(values, bias, values)
-    if values is not out:
-        np.copyto(out, values, casting="unsafe")
-
-
-@operator(
-    "MatMulIntegerToFloat",
-    domain=MICROSOFT,
-    infer=_infer_product((0, 2, 4), (1, 3, 5), None, like=2, bias=6),
-    work=product_work,
-)
-def matmul_integer_to_float(node: Node, types: Types) -> Kernel:
-    def finish(multiply: _Multiply, *args: Any) -> None:
-        a, b, a_scale, b_scale, a_zero, b_zero, bias, out, workspace = args
-        multiply.fill(a, a_zero, workspace)
-        total = multiply(b, b_zero, None, workspace)
-        factor = _per_row(a_scale.astype(FLOAT32)) * _per_column(b_scale.astype(FLOAT32))
-        _scale(total, factor, bias, out, multiply.values(workspace))
-
-    return _kernel(node, types, _Product(node, types, (0, 4), (1, 5)), finish, 7, widen=False)
-
-
-@operator(
-    "DynamicQuantizeMatMul",
-    domain=MICROSOFT,
-    infer=_infer_product((0,), (1, 2, 3), FLOAT32, bias=4),
-    work=product_work,
-)
-def dynamic_quantize_matmul(node: Node, types: Types) -> Kernel:
-    def finish(multiply: _Multiply, *args: Any) -> None:
-        a, b, b_scale, b_zero, bias, out, workspace = args
-        scale = quantization.quantize_to_float(a, multiply.left(workspace))
-        total = multiply(b, b_zero, None, workspace)
-        _scale(total, _per_column(b_scale) * scale, bias, out, multiply.values(workspace))
-
-    return _kernel(node, types, _Product(node, types, (0, None), (1, 3)), finish, 5)
-
-
 def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     operands = rules.pad_with_none(types, 9)
     for i, name in ((0, "transA"), (3, "transB")):
@@ -377,7 +330,7 @@ def qgemm(node: Node, types: Types) -> Kernel:
             np.add(total, c, total)
         factor = alpha * a_scale.reshape(()) * _per_column(b_scale)
         if y_scale is None:
-            _scale(total, factor, None, out, real)
+            np.multiply(total, factor, out=out, dtype=np.float32, casting="unsafe")
             return
         factor = factor / y_scale.reshape(())
         np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")

@@ -24,10 +24,10 @@ from penstock.passes.rewrite import Substitution
 
 FOLLOWERS = frozenset(
     """
-    Abs Add And Cast Ceil Celu Clip Cos Div Elu Equal Erf Exp FastGelu Floor Gelu Greater
-    GreaterOrEqual HardSigmoid HardSwish IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mul
-    Neg Not Or PRelu Pow QuickGelu Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign
-    Sqrt Sub Sum Swish Tanh Where Xor ZeroNaN
+    Abs Add And Cast Ceil Celu Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual
+    HardSigmoid HardSwish IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mul Neg Not Or
+    PRelu Pow Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Sub Sum Swish Tanh
+    Where Xor ZeroNaN
     """.split()  # noqa: SIM905 - names are easier to read without quotes
 )
 """operations that may follow in a chain"""

@@ -1,0 +1,457 @@
+"""Operations of ONNX Runtime, written as those of ONNX.
+
+ONNX Runtime's optimiser fuses nodes into operations of its own domain. Taken apart again, they are
+the plain graph, which Penstock's own passes and backends know. ``RULES`` has a rule for each; a
+rule that emits no final node leaves the node as it is, for the kernel of its operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto
+
+from penstock.frontends.common.diagnostics import ConversionError, InexpressibleError, NodeError
+from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
+from penstock.frontends.onnx.tensors import ELEMENT_TYPES
+from penstock.ir.graph import Value
+from penstock.ops.registry import MICROSOFT
+
+_INT32 = np.dtype(np.int32)
+
+Rule = Callable[[NodeUpgrade], None]
+
+RULES: dict[tuple[str, str], Rule] = {}
+"""By domain and name."""
+
+_KINDS = {
+    AttributeProto.INT: int,
+    AttributeProto.FLOAT: (int, float),
+    AttributeProto.STRING: str,
+    AttributeProto.INTS: list,
+    AttributeProto.FLOATS: list,
+}
+
+
+def rewrites(*names: str, domain: str = MICROSOFT) -> Callable[[Rule], Rule]:
+    """A decorator that registers a rule. The onnx package has no schemas of these operations: the
+    rule may find inputs and attributes missing, or of a wrong type."""
+
+    def register(write: Rule) -> Rule:
+        @wraps(write)
+        def checked(b: NodeUpgrade) -> None:
+            try:
+                write(b)
+                for node in b.nodes:
+                    for name, value in node.attrs.items():
+                        kind = current(node.op.name)[1].attributes[name]
+                        if not isinstance(value, _KINDS[kind]):  # type: ignore[arg-type]
+                            raise TypeError(f"attribute {name!r} = {value!r:.40}")
+            except ConversionError:
+                raise
+            except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+                raise NodeError(
+                    f"has inputs or attributes that are not those of {b.op}: {error!r}"
+                ) from error
+
+        RULES.update(((domain, name), checked) for name in names)
+        return write
+
+    return register
+
+
+def _same_as(name: str, least: int = 1, **renamed: Mapping[str, Any]) -> Rule:
+    """The same as an operation of ONNX with these inputs, ``least`` of which must be given;
+    ``renamed`` are values of attributes that have other names there."""
+
+    def same(b: NodeUpgrade) -> None:
+        inputs = [b.input(i) for i in range(least)]
+        attrs = {key: renamed.get(key, {}).get(v, v) for key, v in b.attrs.items()}
+        b.become(name, [*inputs, *b.inputs[least:]], attrs)
+
+    return same
+
+
+rewrites("Gelu")(_same_as("Gelu"))
+rewrites("SampleOp")(_same_as("Identity"))
+rewrites("Trilu")(_same_as("Trilu"))
+rewrites("GridSample")(_same_as("GridSample", 2, mode={"bilinear": "linear", "bicubic": "cubic"}))
+
+
+def _scalar(b: NodeUpgrade, value: Value) -> Value:
+    """The element of a tensor of one."""
+    return b.emit("Reshape", [value, b.constant([])])
+
+
+def _flat(b: NodeUpgrade, value: Value) -> Value:
+    return b.emit("Reshape", [value, b.constant([-1])])
+
+
+def _cast(b: NodeUpgrade, value: Value, dtype: str) -> Value:
+    return b.emit("Cast", [value], to=ELEMENT_TYPES[dtype])
+
+
+def _sum(b: NodeUpgrade, *terms: Value | None) -> Value:
+    """The sum of the terms that are given."""
+    total, *rest = [term for term in terms if term is not None]
+    for term in rest:
+        total = b.emit("Add", [total, term])
+    return total
+
+
+@rewrites("GatherND")
+def gather_nd(b: NodeUpgrade) -> None:
+    b.become("GatherND", [b.input(0), _cast(b, b.input(1), "INT64")])
+
+
+@rewrites("ExpandDims")
+def expand_dims(b: NodeUpgrade) -> None:
+    axis = _flat(b, _cast(b, b.input(1), "INT64"))
+    b.become("Unsqueeze", [b.input(0), axis])
+
+
+@rewrites("Range")
+def range_(b: NodeUpgrade) -> None:
+    bounds = [_scalar(b, b.input(i)) for i in (0, 1)]
+    delta = b.optional(2)
+    b.become("Range", [*bounds, b.like(1, bounds[0]) if delta is None else _scalar(b, delta)])
+
+
+@rewrites("Unique")
+def unique(b: NodeUpgrade) -> None:
+    y, *others = b.outputs
+    b.become("Unique", [b.input(0)], {"sorted": 0}, [y, None, *others])
+
+
+@rewrites("Pad")
+def pad(b: NodeUpgrade) -> None:
+    value = b.optional(2)
+    inputs = [b.input(0), _flat(b, b.input(1)), None if value is None else _scalar(b, value)]
+    b.become("Pad", inputs, b.attrs)
+
+
+@rewrites("MatMulInteger16")
+def matmul_integer_16(b: NodeUpgrade) -> None:
+    b.become("MatMul", [_cast(b, b.input(i), "INT32") for i in (0, 1)])
+
+
+# Activations.
+
+
+@rewrites("BiasGelu")
+def bias_gelu(b: NodeUpgrade) -> None:
+    b.become("Gelu", [_sum(b, b.input(0), b.input(1))])
+
+
+@rewrites("FastGelu")
+def fast_gelu(b: NodeUpgrade) -> None:
+    b.become("Gelu", [_sum(b, b.input(0), b.optional(1))], {"approximate": "tanh"})
+
+
+@rewrites("QuickGelu")
+def quick_gelu(b: NodeUpgrade) -> None:
+    b.become("Swish", [b.input(0)], {"alpha": b.attrs.get("alpha", 1.702)})
+
+
+_ACTIVATIONS = {
+    **dict.fromkeys(("Relu", "Sigmoid", "Tanh", "Softplus", "Softsign", "HardSwish"), ()),
+    **dict.fromkeys(("LeakyRelu", "Elu", "Celu", "ThresholdedRelu"), ("alpha",)),
+    "HardSigmoid": ("alpha", "beta"),
+    "Selu": ("alpha", "gamma"),
+    "Clip": ("alpha", "beta"),
+}
+"""Functions that are fused behind others, with the names of their parameters."""
+
+
+def _become_with_activation(
+    b: NodeUpgrade, op: str, inputs: Sequence[Value | None], parameters: Sequence[float]
+) -> None:
+    """Become ``op`` with the node's activation behind it."""
+    name = b.attrs.get("activation")
+    if not name:
+        b.become(op, inputs, b.attrs)
+        return
+    if name not in _ACTIVATIONS:
+        raise InexpressibleError(f"activation {name!r} is not supported")
+    x = b.emit(op, inputs, b.kept(op, b.attrs))
+    if name == "Clip":
+        b.become(name, [x, *(b.like(bound, x) for bound in parameters)])
+    else:
+        b.become(name, [x], dict(zip(_ACTIVATIONS[name], parameters, strict=False)))
+
+
+@rewrites("FusedGemm")
+def fused_gemm(b: NodeUpgrade) -> None:
+    keys = _ACTIVATIONS.get(b.attrs.get("activation", ""), ())
+    parameters = [b.attrs[f"activation_{key}"] for key in keys]
+    _become_with_activation(b, "Gemm", [b.input(0), b.input(1), b.optional(2)], parameters)
+
+
+@rewrites("FusedConv")
+def fused_conv(b: NodeUpgrade) -> None:
+    """Conv(x, w, bias) + z, and an activation."""
+    parameters = b.attrs.get("activation_params", ())
+    inputs, z = [b.input(0), b.input(1), b.optional(2)], b.optional(3)
+    if z is None:
+        _become_with_activation(b, "Conv", inputs, parameters)
+    else:
+        y = b.emit("Conv", inputs, b.kept("Conv", b.attrs))
+        _become_with_activation(b, "Add", [y, z], parameters)
+
+
+@rewrites("NhwcMaxPool")
+def nhwc_max_pool(b: NodeUpgrade) -> None:
+    spatial = len(b.attrs["kernel_shape"])
+    x = b.emit("Transpose", [b.input(0)], perm=[0, spatial + 1, *range(1, spatial + 1)])
+    y = b.emit("MaxPool", [x], b.kept("MaxPool", b.attrs))
+    b.become("Transpose", [y], {"perm": [0, *range(2, spatial + 2), 1]})
+
+
+@rewrites("ConvTransposeWithDynamicPads")
+def conv_transpose(b: NodeUpgrade) -> None:
+    """Padding cuts off the borders of what ConvTranspose without padding gives."""
+    inputs, pads = [b.input(0), b.input(1), b.optional(3)], b.optional(2)
+    if pads is None:
+        b.become("ConvTranspose", inputs, b.attrs)
+        return
+    y = b.emit("ConvTranspose", inputs, b.kept("ConvTranspose", b.attrs))
+    shape = b.emit("Shape", [y], start=2)
+    pads = _flat(b, pads)
+    rank = b.emit("Shape", [b.emit("Shape", [y])])
+    spatial = b.emit("Sub", [rank, b.constant([2])])
+    zero, axis = b.constant([0]), b.constant([0])
+    starts = b.emit("Slice", [pads, zero, spatial, axis])
+    ends = b.emit("Slice", [pads, spatial, b.constant([2**31]), axis])
+    axes = b.emit("Range", [b.constant(2), _scalar(b, rank), b.constant(1)])
+    b.become("Slice", [y, starts, b.emit("Sub", [shape, ends]), axes])
+
+
+# Matrix products.
+
+
+@rewrites("FusedMatMul", "TransposeMatMul", "SparseToDenseMatMul")
+def fused_matmul(b: NodeUpgrade) -> None:
+    operands = [_transposed(b, i, name) for i, name in enumerate("AB")]
+    alpha = b.attrs.get("alpha", 1.0)
+    if alpha == 1.0:
+        b.become("MatMul", operands)
+    else:
+        y = b.emit("MatMul", operands)
+        b.become("Mul", [y, b.like(alpha, y)])
+
+
+def _transposed(b: NodeUpgrade, index: int, name: str) -> Value:
+    """An operand with its axes in the order of a matrix product: the last two, or the batch and
+    the axis behind it, may change places. Vectors have one order only."""
+    x, rank = b.input(index), b.rank(index)
+    turned, batch = (bool(b.attrs.get(f"{key}{name}")) for key in ("trans", "transBatch"))
+    if not (turned or batch) or (rank is not None and rank < 2):
+        return x
+    if rank is None:
+        source = "i...j" if batch else "...ij"
+        target = "...ji" if turned else "...ij"
+        return b.emit("Einsum", [x], equation=f"{source}->{target}")
+    axes = [*range(1, rank - 1), 0, rank - 1] if batch and rank > 2 else list(range(rank))
+    if turned:
+        axes[-2:] = axes[:-3:-1]
+    return b.emit("Transpose", [x], perm=axes)
+
+
+@rewrites("DynamicQuantizeMatMul")
+def dynamic_quantize_matmul(b: NodeUpgrade) -> None:
+    codes, scale, zero = (Value(b.fresh(name)) for name in ("codes", "scale", "zero"))
+    b.append(
+        "DynamicQuantizeLinear",
+        "",
+        [b.input(0)],
+        [codes, scale, zero],
+        None,
+        f"{b.stem}/DynamicQuantizeLinear",
+    )
+    operands = [codes, b.input(1), zero, b.optional(3)]
+    _become_sum(b, _scaled_product(b, operands, [scale, b.input(2)]), b.optional(4))
+
+
+@rewrites("MatMulIntegerToFloat")
+def matmul_integer_to_float(b: NodeUpgrade) -> None:
+    operands = [b.input(0), b.input(1), b.optional(4), b.optional(5)]
+    _become_sum(b, _scaled_product(b, operands, [b.input(2), b.input(3)]), b.optional(6))
+
+
+def _become_sum(b: NodeUpgrade, y: Value, bias: Value | None) -> None:
+    b.become(*("Identity", [y]) if bias is None else ("Add", [y, bias]))
+
+
+def _scaled_product(
+    b: NodeUpgrade, operands: Sequence[Value | None], scales: Sequence[Value | None]
+) -> Value:
+    """A product of integers, as real numbers."""
+    product = _cast(b, b.emit("MatMulInteger", operands), "FLOAT")
+    return b.emit("Mul", [product, b.emit("Mul", scales)])
+
+
+# Normalisation and embedding.
+
+
+@rewrites("SimplifiedLayerNormalization", domain="")
+def simplified_layer_normalization(b: NodeUpgrade) -> None:
+    """Experimental in ONNX's own domain; left as it is where its second output is wanted."""
+    if not any(b.outputs[1:]):
+        b.become("RMSNormalization", [b.input(0), b.input(1)], b.attrs, b.outputs[:1])
+
+
+@rewrites("SkipLayerNormalization")
+def skip_layer_normalization(b: NodeUpgrade) -> None:
+    inputs = [b.input(0), b.input(1), b.optional(4)]
+    _become_normalized(b, "LayerNormalization", inputs, [b.input(2), b.optional(3)], 3)
+
+
+@rewrites("SkipSimplifiedLayerNormalization")
+def skip_simplified_layer_normalization(b: NodeUpgrade) -> None:
+    if any(b.outputs[1:3]):
+        raise InexpressibleError("its outputs mean and inv_std_var serve training only")
+    inputs = [b.input(0), b.input(1), b.optional(3)]
+    _become_normalized(b, "RMSNormalization", inputs, [b.input(2)], 3)
+
+
+def _become_normalized(
+    b: NodeUpgrade,
+    op: str,
+    terms: Sequence[Value | None],
+    parameters: Sequence[Value | None],
+    place: int,
+) -> None:
+    """Become the normalization of a sum of terms, which is itself the output at ``place``."""
+    total = _sum(b, *terms)
+    outputs = b.outputs[:1] if op == "RMSNormalization" or place < 3 else b.outputs[:3]
+    if len(b.outputs) > place and b.outputs[place] is not None:
+        b.append("Identity", "", [total], [b.outputs[place]], None, f"{b.stem}/Sum")
+    attrs = {"epsilon": b.attrs.get("epsilon", 1e-12)}
+    b.become(op, [total, *parameters], attrs, outputs)
+
+
+@rewrites("EmbedLayerNormalization", "QEmbedLayerNormalization")
+def embed_layer_normalization(b: NodeUpgrade) -> None:
+    """The sum of rows of up to three tables, normalized; and how many elements of each row of a
+    mask are set. Tables and parameters may be quantised: their scales and zero points follow."""
+    ids, segments, mask = b.input(0), b.optional(1), b.optional(7)
+    is_quantized = b.op.startswith("Q")
+
+    def real(value: Value, index: int) -> Value:
+        if not is_quantized:
+            return value
+        parameters = [_scalar(b, b.input(index + offset)) for offset in (6, 11)]
+        return b.emit("DequantizeLinear", [value, *parameters])
+
+    def rows(index: int, places: Value) -> Value:
+        return real(b.emit("Gather", [b.input(index), places]), index)
+
+    places = None if is_quantized else b.optional(8)
+    if places is None:
+        length = _scalar(b, b.emit("Shape", [ids], start=1, end=2))
+        places = b.emit("Range", [b.constant(0), length, b.constant(1)])
+    terms = [rows(2, ids), rows(3, places)]
+    if segments is not None and b.optional(4) is not None:
+        terms.append(rows(4, segments))
+    if len(b.outputs) > 1 and b.outputs[1] is not None:
+        if mask is None:
+            count = b.emit(
+                "Expand", [b.constant(0, _INT32), b.emit("Shape", [ids], start=0, end=1)]
+            )
+        else:
+            ones = _cast(b, b.emit("Equal", [mask, b.like(1, mask)]), "INT32")
+            count = b.emit("ReduceSum", [ones, b.constant([1])], keepdims=0)
+        b.append("Identity", "", [count], [b.outputs[1]], None, f"{b.stem}/Count")
+    parameters = [real(b.input(i), i) for i in (5, 6)]
+    _become_normalized(b, "LayerNormalization", terms, parameters, 2)
+
+
+# Attention.
+
+
+@rewrites("Attention", "QAttention")
+def attention(b: NodeUpgrade) -> None:
+    """Softmax(q k^T scale + masks) v, of three projections of one input. With a past, or an order
+    among the queries, or where sizes are unknown, the node is left as it is."""
+    masked, past, added = (5, 8, 9) if b.op == "QAttention" else (3, 4, 5)
+    shape = b.shape(1)
+    kept = b.optional(past) or any(b.outputs[1:]) or any(b.attrs.get(key) for key in _ORDERED)
+    if kept or shape is None or not isinstance(shape[-1], int) or not _is_mask(b, masked):
+        return
+    heads, total = b.attrs["num_heads"], shape[-1]
+    sizes = b.attrs.get("qkv_hidden_sizes") or [total // 3] * 3
+    if heads < 1 or len(sizes) != 3 or sum(sizes) != total or any(n % heads for n in sizes):
+        raise NodeError(f"projects to {total} features, which are not those of {heads} heads")
+    q, k, v = (
+        b.emit("Reshape", [y, b.constant([0, 0, heads, n // heads])])
+        for y, n in zip(_projections(b, sizes), sizes, strict=True)
+    )
+    q, v = (b.emit("Transpose", [x], perm=[0, 2, 1, 3]) for x in (q, v))
+    scores = b.emit("MatMul", [q, b.emit("Transpose", [k], perm=[0, 2, 3, 1])])
+    scale = b.attrs.get("scale") or (sizes[0] // heads) ** -0.5
+    scores = b.emit("Mul", [scores, b.like(scale, scores)])
+    scores = _sum(b, scores, _mask(b, masked, scores), b.optional(added))
+    y = b.emit("MatMul", [b.emit("Softmax", [scores], axis=-1), v])
+    y = b.emit("Transpose", [y], perm=[0, 2, 1, 3])
+    b.become("Reshape", [y, b.constant([0, 0, sizes[2]])])
+
+
+def _projections(b: NodeUpgrade, sizes: Sequence[int]) -> Iterator[Value]:
+    """The input times parts of the weights, plus parts of the bias."""
+    x = b.input(0)
+    if b.op != "QAttention":
+        for w, bias in zip(*(_columns(b, i, sizes) for i in (1, 2)), strict=True):
+            yield _sum(b, b.emit("MatMul", [x, w]), bias)
+        return
+    parts = [_columns(b, i, sizes) for i in (1, 2, 4, 7)]
+    for w, bias, scale, zero in zip(*parts, strict=True):
+        operands = [x, w, b.optional(6), zero]
+        yield _sum(b, _scaled_product(b, operands, [b.input(3), scale]), bias)
+
+
+_ORDERED = ("unidirectional", "do_rotary", "past_present_share_buffer")
+
+
+def _columns(b: NodeUpgrade, index: int, sizes: Sequence[int]) -> Sequence[Value | None]:
+    """An input in parts of some columns each; scalars serve all parts."""
+    value = b.optional(index)
+    if value is None or b.shape(index) in ((), (1,)):
+        return [value] * len(sizes)
+    if value.const is not None:
+        arrays = np.split(value.const, np.cumsum(sizes)[:-1], -1)
+        return [b.constant(np.ascontiguousarray(part), part.dtype) for part in arrays]
+    parts: list[Value | None] = [Value(b.fresh("part")) for _ in sizes]
+    b.append("Split", "", [value, b.constant(sizes)], parts, {"axis": -1}, f"{b.stem}/Split")
+    return parts
+
+
+def _is_mask(b: NodeUpgrade, index: int) -> bool:
+    """Whether ``_mask`` can write out a mask: of places of the batch, or where its rows end."""
+    if b.optional(index) is None:
+        return True
+    shape, batch = b.shape(index), (b.shape(0) or (None,))[0]
+    if shape is None or len(shape) != 1:
+        return shape is not None and len(shape) in (2, 3)
+    return batch is not None and shape[0] == batch
+
+
+def _mask(b: NodeUpgrade, index: int, scores: Value) -> Value | None:
+    """What is added to scores: ``mask_filter_value`` for hidden keys."""
+    mask = b.optional(index)
+    if mask is None:
+        return None
+    rank = b.rank(index)
+    if rank == 1:
+        length = _cast(b, _scalar(b, b.emit("Shape", [scores], start=3)), "INT32")
+        keys = b.emit("Range", [b.constant(0, _INT32), length, b.constant(1, _INT32)])
+        seen = b.emit("Less", [keys, b.emit("Unsqueeze", [mask, b.constant([1])])])
+    else:
+        seen = b.emit("Greater", [mask, b.constant(0, _INT32)])
+    added = b.emit(
+        "Where",
+        [seen, b.like(0, scores), b.like(b.attrs.get("mask_filter_value", -10000.0), scores)],
+    )
+    return b.emit("Unsqueeze", [added, b.constant([1] if rank == 3 else [1, 2])])
