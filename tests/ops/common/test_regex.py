@@ -20,7 +20,7 @@ def test_regex_keeps_states_of_bounded_size(monkeypatch):
     pattern = Regex(EXPLODING)
     text = "".join(random.Random(1).choices("ab", k=500))
     assert not pattern.fullmatch(text + "b" * 901)
-    kept = {state for pair in pattern._moves.items() for state in (pair[0][0], pair[1])}
+    kept = {state for pair in pattern._moves.items() for state in (pair[0][0], pair[1][0])}
     assert sum(len(state[1]) for state in kept) <= 10_000
 
 

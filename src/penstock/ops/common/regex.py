@@ -344,6 +344,8 @@ _SECTION = 4096
 
 _State: TypeAlias = tuple[str, frozenset[int]]
 """The category of the last character, and the instructions to follow from there."""
+_Move: TypeAlias = tuple[_State, bool]
+"""The state after a character, and whether the text before the character matches."""
 
 
 class Regex:
@@ -358,23 +360,41 @@ class Regex:
         self._program = parser.program
         self._looks_back = any(i.assertion for i in parser.program)
         self._start = (self._category(""), frozenset((start,)))
-        self._moves: dict[tuple[_State, str], _State] = {}
+        self._moves: dict[tuple[_State, str], _Move] = {}
         self._size = 0  # of all states in it, in instructions
 
     def fullmatch(self, text: str) -> bool:
         """Whether the whole of ``text`` matches."""
-        moves, state = self._moves, self._start
+        moves, state, ends = self._moves, self._start, False
         for start in range(0, len(text) + 1, _SECTION):
             checkpoint()
             end = start + _SECTION
             for char in text[start:end] if end <= len(text) else (*text[start:], ""):
                 following = moves.get((state, char))
-                if following is None:
-                    following = self._move(state, char)
-                state = following
-                if not state[1]:
+                state, ends = self._move(state, char) if following is None else following
+                if char and not state[1]:
                     return False
-        return True
+        return ends
+
+    def search(self, text: str, start: int = 0) -> tuple[int, int] | None:
+        """The first match in ``text`` from ``start`` on, and of those that begin there the longest:
+        where it begins and ends. Takes time in proportion to the square of the text at worst."""
+        moves, first = self._moves, self._start[1]
+        for begin in range(start, len(text) + 1):
+            checkpoint()
+            state = self._category(text[begin - 1] if begin else ""), first
+            longest = -1
+            for at in range(begin, len(text) + 1):
+                char = text[at] if at < len(text) else ""
+                following = moves.get((state, char))
+                state, ends = self._move(state, char) if following is None else following
+                if ends:
+                    longest = at
+                if not state[1]:
+                    break
+            if longest >= 0:
+                return begin, longest
+        return None
 
     def _category(self, char: str) -> str:
         """What assertions depend on: "w" for a word's character, " " for another, "" for none."""
@@ -382,11 +402,13 @@ class Regex:
             return char if self._looks_back else " "
         return "w" if char in _WORD else " "
 
-    def _move(self, state: _State, char: str) -> _State:
-        """The state after ``char``; at the end of the text, that of having matched or none."""
+    def _move(self, state: _State, char: str) -> _Move:
+        """The state after ``char``, or after the end of the text, and whether a match may end
+        before it."""
         checkpoint()
         before, after = state[0], self._category(char)
         reached: set[int] = set()
+        ends = False
         seen: set[int] = set()
         stack = list(state[1])
         while stack:
@@ -396,14 +418,13 @@ class Regex:
             seen.add(at)
             targets, test, assertion = self._program[at]
             if at == 0:
-                if not char:
-                    reached.add(0)
+                ends = True
             elif test is not None:
                 if char and test(char):
                     reached.update(targets)
             elif assertion is None or assertion(before, after):
                 stack.extend(targets)
-        following = (after, frozenset(reached))
+        following = (after, frozenset(reached)), ends
         size = len(reached) + len(state[1])  # the state that it leads from may be kept by it alone
         if len(self._moves) >= MAX_TRANSITIONS or self._size + size > MAX_STATES_SIZE:
             self._moves.clear()

@@ -44,6 +44,18 @@ def _reserve_joined(x: np.ndarray, y: np.ndarray) -> None:
     reserve(int(count * sum(chars)))
 
 
+def padded_rows(rows: Sequence[list[str]], pad: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Rows of strings, one for each element of ``shape``, all as long as the longest."""
+    width = max(map(len, rows), default=0)
+    reserve(len(rows) * width * STRING.itemsize)
+    parts = np.empty((len(rows), width), STRING)
+    for place, row in zip(parts, rows, strict=True):
+        checkpoint()
+        place[: len(row)] = row
+        place[len(row) :] = pad
+    return parts.reshape(*shape, width)
+
+
 def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = tensor(types, 0).shape
     longer: Shape | None = None if shape is None else (*shape, None)
@@ -65,15 +77,8 @@ def string_split(node: Node, types: Types) -> Kernel:
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = [split(text) for text in paced(x.reshape(-1).tolist())]
-        counts = [len(row) for row in rows]
-        width = max(counts, default=0)
-        reserve(x.size * width * STRING.itemsize)
-        parts = np.empty((len(rows), width), STRING)
-        for place, row in zip(parts, rows, strict=True):
-            checkpoint()
-            place[: len(row)] = row
-            place[len(row) :] = ""
-        return parts.reshape(*x.shape, width), np.array(counts, np.int64).reshape(x.shape)
+        counts = np.array([len(row) for row in rows], np.int64)
+        return padded_rows(rows, "", x.shape), counts.reshape(x.shape)
 
     return Kernel(run)
 

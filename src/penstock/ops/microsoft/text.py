@@ -1,0 +1,152 @@
+"""Text in com.microsoft: Tokenizer, and MurmurHash3 of text and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import paced
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common.constant_cache import by_attributes
+from penstock.ops.common.dtypes import INT32
+from penstock.ops.common.regex import Regex, RegexError
+from penstock.ops.common.shape_rules import tensor
+from penstock.ops.onnx.text import padded_rows
+from penstock.ops.registry import MICROSOFT, operator
+from penstock.types import STRING, Shape, ShapeError, TensorType, Type
+
+UINT32 = np.dtype(np.uint32)
+
+
+def _pieces(least: int, separator: Regex, text: str) -> Iterator[str]:
+    """What is between separators, if it has ``least`` characters. An empty separator takes away
+    the character behind it."""
+    start = 0
+    while (match := separator.search(text, start)) is not None:
+        begin, end = match
+        if begin - start >= least:
+            yield text[start:begin]
+        start = end if end > begin else begin + 1
+    if len(text) - start >= least:
+        yield text[start:]
+
+
+def _matches(least: int, token: Regex, text: str) -> Iterator[str]:
+    """The matches of a pattern that have ``least`` characters, from left to right."""
+    start = 0
+    while (match := token.search(text, start)) is not None:
+        begin, end = match
+        start = begin + 1
+        if end - begin >= least:
+            yield text[begin:end]
+            start = end
+
+
+def _check_rank(shape: Shape) -> None:
+    if len(shape) not in (1, 2):
+        raise ShapeError(f"Tokenizer takes tensors of shape [C] or [N, C], not {shape}")
+
+
+def _infer_tokenizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = tensor(types, 0).shape
+    if shape is None:
+        return (TensorType(STRING),)
+    _check_rank(shape)
+    if 0 in shape:
+        return (TensorType(STRING, (*shape[:-1], 0)),)
+    known = all(isinstance(dim, int) for dim in shape)  # of no strings the rank is another one
+    return (TensorType(STRING, (*shape, None) if known else None),)
+
+
+@operator("Tokenizer", domain=MICROSOFT, infer=_infer_tokenizer, strings=True)
+@by_attributes
+def tokenizer(node: Node, types: Types) -> Kernel:
+    """The tokens of each string, with pads behind them: what separators leave, one separator after
+    the other, or what a pattern matches, or single characters."""
+    attrs, least = node.attrs, node.attrs["mincharnum"]
+    separators, token = attrs.get("separators") or (), attrs.get("tokenexp", "")
+    single = token == "." or list(separators) == [""]
+    if least < 1 or (single and least > 1) or not (separators or token):
+        raise ShapeError(f"mincharnum = {least}, with separators {separators}, tokenexp {token!r}")
+    try:
+        patterns = [Regex(pattern) for pattern in separators or (token,)]
+    except RegexError as error:
+        raise ShapeError(f"not a pattern that RE2 takes: {error}") from error
+
+    def tokens(text: str) -> list[str]:
+        if single:
+            return list(text)
+        if not separators:
+            return list(_matches(least, patterns[0], text))
+        pieces = [text]
+        for separator in patterns:
+            pieces = list(chain.from_iterable(map(partial(_pieces, least, separator), pieces)))
+        return pieces
+
+    def run(x: np.ndarray) -> np.ndarray:
+        _check_rank(x.shape)
+        if not x.size:
+            return np.empty((*x.shape[:-1], 0), STRING)
+        rows = [tokens(text) for text in paced(x.reshape(-1).tolist())]
+        if attrs["mark"] and any(rows):
+            rows = [["\x02", *row, "\x03"] for row in rows]
+        return padded_rows(rows, attrs["pad_value"], x.shape)
+
+    return Kernel(run)
+
+
+# MurmurHash3
+
+
+def _infer_hash(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dtype = UINT32 if attrs.get("positive", 1) else INT32
+    return (TensorType(dtype, tensor(types, 0).shape),)
+
+
+def _rotated(x: np.ndarray, bits: int) -> np.ndarray:
+    return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))
+
+
+def _hashes(texts: np.ndarray, seed: int) -> np.ndarray:
+    """The hash of each row of bytes: MurmurHash3_x86_32 (Appleby, 2011)."""
+    length = texts.shape[1]
+    words = np.pad(texts, ((0, 0), (0, -length % 4))).view("<u4").T
+    words = _rotated(words * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    result = np.full(len(texts), seed, UINT32)
+    for i, word in enumerate(paced(words)):
+        result ^= word
+        if 4 * i + 4 <= length:
+            result = _rotated(result, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    result ^= np.uint32(length)
+    for bits, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        result ^= result >> np.uint32(bits)
+        result *= np.uint32(factor)
+    return result
+
+
+@operator("MurmurHash3", domain=MICROSOFT, infer=_infer_hash, strings=True)
+def murmur_hash3(node: Node, types: Types) -> Kernel:
+    seed = node.attrs.get("seed", 0) % 2**32
+    dtype = UINT32 if node.attrs.get("positive", 1) else INT32
+
+    def run(x: np.ndarray) -> np.ndarray:
+        if x.dtype != STRING:
+            if x.dtype.kind not in "iuf" or x.itemsize < 4:
+                raise ShapeError(f"MurmurHash3 takes no {x.dtype}")
+            rows = np.ascontiguousarray(x).reshape(-1, 1).view(np.uint8)
+            return _hashes(rows, seed).view(dtype).reshape(x.shape)
+        texts = [text.encode() for text in x.reshape(-1).tolist()]
+        lengths = np.array([len(text) for text in texts], int)
+        result = np.empty(len(texts), UINT32)
+        for length in np.unique(lengths):
+            chosen = np.flatnonzero(lengths == length)
+            joined = b"".join(texts[i] for i in chosen)
+            rows = np.frombuffer(joined, np.uint8).reshape(len(chosen), length)
+            result[chosen] = _hashes(rows, seed)
+        return result.view(dtype).reshape(x.shape)
+
+    return Kernel(run)
