@@ -26,7 +26,7 @@ FAMILIES = {
     ),
     "onnx_ml": ("features", "models", "trees"),
     "microsoft": (
-        *("attention", "linear_attention"),
+        *("arrays", "attention", "linear_attention"),
         *("quantized", "quantized_lstm", "quantized_weights", "text"),
     ),
     "tensorflow": (

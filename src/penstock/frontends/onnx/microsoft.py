@@ -47,7 +47,7 @@ def rewrites(*names: str, domain: str = MICROSOFT) -> Callable[[Rule], Rule]:
                 write(b)
                 for node in b.nodes:
                     for name, value in node.attrs.items():
-                        kind = current(node.op.name)[1].attributes[name]
+                        kind = current(node.op.name)[1].attributes[name].type
                         if not isinstance(value, _KINDS[kind]):  # type: ignore[arg-type]
                             raise TypeError(f"attribute {name!r} = {value!r:.40}")
             except ConversionError:
@@ -258,6 +258,24 @@ def _transposed(b: NodeUpgrade, index: int, name: str) -> Value:
     if turned:
         axes[-2:] = axes[:-3:-1]
     return b.emit("Transpose", [x], perm=axes)
+
+
+@rewrites("CDist")
+def cdist(b: NodeUpgrade) -> None:
+    """|a - b|^2 is |a|^2 - 2 a b + |b|^2."""
+    metric, flipped = b.attrs.get("metric", "sqeuclidean"), {"perm": [1, 0]}
+    if metric not in ("euclidean", "sqeuclidean"):
+        raise InexpressibleError(f"metric {metric!r} is not supported")
+    x, y, axes = b.input(0), b.input(1), b.constant([1])
+    product = b.emit("MatMul", [x, b.emit("Transpose", [y], flipped)])
+    ours, theirs = (b.emit("ReduceSumSquare", [operand, axes]) for operand in (x, y))
+    total = b.emit("Add", [ours, b.emit("Transpose", [theirs], flipped)])
+    squares = b.emit("Sub", [total, b.emit("Mul", [product, b.like(2, product)])])
+    positive = [squares, b.like(0, squares)]
+    if metric == "euclidean":
+        b.become("Sqrt", [b.emit("Max", positive)])
+    else:
+        b.become("Max", positive)
 
 
 @rewrites("DynamicQuantizeMatMul")

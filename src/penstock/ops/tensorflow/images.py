@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common.crops import resized_crops
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import ints, tensor
 from penstock.ops.tensorflow.common import array_operator, lengths, operator
@@ -24,15 +25,6 @@ def _infer_crop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(FLOAT32, (count or None, *size, channels or None)),)
 
 
-def _positions(low: np.ndarray, high: np.ndarray, length: int, count: int) -> np.ndarray:
-    """Where in a dim of the image the samples of each box lie; boxes are in parts of the dim."""
-    if count > 1:
-        step = (high - low) * np.float32(length - 1) / np.float32(count - 1)
-        first = low * np.float32(length - 1)
-        return first[:, np.newaxis] + np.arange(count, dtype=np.float32) * step[:, np.newaxis]
-    return (np.float32(0.5) * (low + high) * np.float32(length - 1))[:, np.newaxis]
-
-
 @array_operator("CropAndResize", infer=_infer_crop)
 def crop_and_resize(
     image: np.ndarray,
@@ -43,46 +35,8 @@ def crop_and_resize(
     method: str,
     extrapolation_value: float,
 ) -> np.ndarray:
-    """Samples outside of the image are ``extrapolation_value``."""
-    if image.ndim != 4 or boxes.ndim != 2 or boxes.shape[1:] != (4,):
-        raise ShapeError(f"an image of {image.shape} and boxes of {boxes.shape}")
-    if which.shape != boxes.shape[:1] or size.shape != (2,) or (size <= 0).any():
-        raise ShapeError(f"{boxes.shape[0]} boxes with images {which.shape}, size {size}")
-    if which.size and not 0 <= which.min() <= which.max() < image.shape[0]:
-        raise ShapeError(f"boxes are of images {which.tolist()}, of {image.shape[0]}")
-    height, width = image.shape[1:3]
-    y = _positions(boxes[:, 0], boxes[:, 2], height, int(size[0]))
-    x = _positions(boxes[:, 1], boxes[:, 3], width, int(size[1]))
-    inside = ((y >= 0) & (y <= height - 1))[:, :, None] & ((x >= 0) & (x <= width - 1))[:, None]
-    y, x = np.clip(y, 0, height - 1), np.clip(x, 0, width - 1)
-    sample = _nearest if method == "nearest" else _bilinear
-    sampled = sample(image, which, y, x)
-    outside = np.float32(extrapolation_value)
-    return np.where(inside[..., np.newaxis], sampled, outside).astype(np.float32)
-
-
-def _pixels(image: np.ndarray, which: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    rows, columns = y.astype(np.int64), x.astype(np.int64)
-    return image[which[:, None, None], rows[:, :, None], columns[:, None, :]]
-
-
-def _nearest(image: np.ndarray, which: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Halves are rounded away from zero, as in C."""
-    half = np.float32(0.5)
-    return _pixels(image, which, np.floor(y + half), np.floor(x + half))
-
-
-def _bilinear(image: np.ndarray, which: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    top, left, bottom, right = np.floor(y), np.floor(x), np.ceil(y), np.ceil(x)
-    down = (y - top).astype(np.float32)[:, :, None, None]
-    along = (x - left).astype(np.float32)[:, None, :, None]
-
-    def row(y: np.ndarray) -> np.ndarray:
-        first, last = (_pixels(image, which, y, x).astype(np.float32) for x in (left, right))
-        return first + (last - first) * along
-
-    above = row(top)
-    return above + (row(bottom) - above) * down
+    nearest = method == "nearest"
+    return resized_crops(image, boxes, which, size, nearest, extrapolation_value)
 
 
 # NonMaxSuppression

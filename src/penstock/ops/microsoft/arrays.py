@@ -1,0 +1,253 @@
+"""Operations of com.microsoft on arrays: windows, crops, inverses, paths, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from penstock.host.current_run import check_stop
+from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.crops import resized_crops
+from penstock.ops.common.dtypes import HALF, INT32
+from penstock.ops.common.windows import behind, windows
+from penstock.ops.registry import MICROSOFT, array_operator, standard
+from penstock.types import FLOAT32, INT64, ShapeError, TensorType, Type
+
+# Matrices and windows.
+
+
+def _infer_inverse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = rules.tensor(types, 0)
+    if x.shape is not None and len(x.shape) < 2:
+        raise ShapeError(f"shape {x.shape} is not that of matrices")
+    if x.shape is not None:
+        rules.same_dim(x.shape[-2], x.shape[-1], "sides of a matrix to invert")
+    return (x.without_data(),)
+
+
+@array_operator("Inverse", domain=MICROSOFT, infer=_infer_inverse)
+def inverse(x: np.ndarray) -> np.ndarray:
+    """A matrix that has no inverse gives NaN."""
+    wide = x.astype(np.float32) if x.dtype in HALF else x
+    try:
+        result = np.linalg.inv(wide)
+    except np.linalg.LinAlgError:
+        if x.ndim == 2:
+            return np.full_like(x, np.nan)
+        result = np.stack([inverse(part) for part in wide])
+    return result.astype(x.dtype)
+
+
+def _infer_unfold(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, size, step = rules.tensor(types, 0), attrs["size"], attrs.get("step", 1)
+    if size < 1 or step < 1:
+        raise ShapeError(f"slices of {size} elements, each {step} after the last")
+    if x.shape is None:
+        return (TensorType(x.dtype),)
+    axis = rules.normalize_axis(attrs.get("dim", -1), len(x.shape))
+    dims, length = list(x.shape), x.shape[axis]
+    if isinstance(length, int) and length < size:
+        raise ShapeError(f"slices of {size} elements of a dim of {length}")
+    dims[axis] = (length - size) // step + 1 if isinstance(length, int) else None
+    return (TensorType(x.dtype, (*dims, size)),)
+
+
+@array_operator("UnfoldTensor", domain=MICROSOFT, infer=_infer_unfold, copied=True, strings=True)
+def unfold_tensor(x: np.ndarray, *, size: int, step: int = 1, dim: int = -1) -> np.ndarray:
+    _infer_unfold((TensorType(x.dtype, x.shape),), {"size": size, "step": step, "dim": dim}, ())
+    slices = sliding_window_view(x, size, axis=dim)
+    place = [slice(None)] * slices.ndim
+    place[rules.normalize_axis(dim, x.ndim)] = slice(None, None, step)
+    return np.array(slices[tuple(place)])
+
+
+def _infer_masked_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    rules.check_shape("mask", rules.tensor(types, 1).shape, rules.tensor(types, 0).shape)
+    return standard("MaxPool").infer(types[:1], attrs, consts[:1])[:1]
+
+
+@array_operator("MaxpoolWithMask", domain=MICROSOFT, infer=_infer_masked_pool)
+def maxpool_with_mask(
+    x: np.ndarray,
+    mask: np.ndarray,
+    *,
+    kernel_shape: Sequence[int] = (),
+    strides: Sequence[int] = (),
+    pads: Sequence[int] = (),
+    auto_pad: str = "NOTSET",
+) -> np.ndarray:
+    """Maxima of windows, each row of which ends before the first element that the mask hides."""
+    attrs = {"strides": strides, "pads": pads, "auto_pad": auto_pad}
+    axes = windows(attrs, kernel_shape, x.shape[2:])
+    ends = (max(n, 0) for n in behind(axes))
+    widths = [(0, 0), (0, 0), *zip((axis.begin for axis in axes), ends, strict=True)]
+    lowest = np.finfo(x.dtype).min
+    spatial = tuple(range(2, x.ndim))
+    every = (slice(None), slice(None), *(slice(None, None, axis.stride) for axis in axes))
+
+    def windows_of(array: np.ndarray, padding: float) -> np.ndarray:
+        padded = np.pad(array, widths, constant_values=padding)
+        return sliding_window_view(padded, kernel_shape, spatial)[every]
+
+    shown = mask != 0
+    if len(axes) > 1:
+        shown[(..., *(0 for _ in axes))] = True  # which ONNX Runtime never hides
+    seen = np.logical_and.accumulate(windows_of(shown, True), axis=-1)
+    values = np.where(seen, windows_of(x, lowest), lowest)
+    return values.max(tuple(range(-len(axes), 0)))
+
+
+def _infer_crop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    rules.choice(attrs, "mode", "bilinear", ("bilinear", "nearest"))
+    image, boxes = rules.tensor(types, 0).shape, rules.tensor(types, 1).shape
+    size = rules.ints(types, consts, 3) or (None, None)
+    return (TensorType(FLOAT32, (boxes and boxes[0], image and image[1], *size)),)  # type: ignore[arg-type]
+
+
+@array_operator("CropAndResize", domain=MICROSOFT, infer=_infer_crop)
+def crop_and_resize_channels_first(
+    image: np.ndarray,
+    boxes: np.ndarray,
+    which: np.ndarray,
+    size: np.ndarray,
+    *,
+    mode: str = "bilinear",
+    extrapolation_value: float = 0.0,
+) -> np.ndarray:
+    last = np.moveaxis(image, 1, -1)
+    crops = resized_crops(last, boxes, which, size, mode == "nearest", extrapolation_value, True)
+    return np.moveaxis(crops, -1, 1)
+
+
+# Sequences.
+
+
+def _infer_path(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    rules.check_shape("the costs", rules.tensor(types, 0).shape, (None, None), (1, None, None))
+    return (TensorType(INT32, (2, None)),)
+
+
+@array_operator("DynamicTimeWarping", domain=MICROSOFT, infer=_infer_path)
+def dynamic_time_warping(costs: np.ndarray) -> np.ndarray:
+    """The places of the cheapest path from the first corner of a matrix to the last. Costs add up
+    along one anti-diagonal after the other; ``steps`` says where the best way to a place is from:
+    0 both, 1 the row before, 2 the column before."""
+    rows, columns = costs.shape[-2:]
+    costs = costs.reshape(rows, columns)
+    total = np.full((rows + 1, columns + 1), np.inf, np.float32)
+    steps = np.empty((rows + 1, columns + 1), np.int8)
+    total[0, 0] = 0
+    for diagonal in range(2, rows + columns + 1):
+        check_stop()
+        i = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
+        j = diagonal - i
+        both, above, left = total[i - 1, j - 1], total[i - 1, j], total[i, j - 1]
+        is_both, is_above = (both < above) & (both < left), (above < both) & (above < left)
+        steps[i, j] = np.where(is_both, 0, np.where(is_above, 1, 2))
+        best = np.where(is_both, both, np.where(is_above, above, left))
+        total[i, j] = best + costs[i - 1, j - 1]
+    path, at, to = [], rows, columns
+    while at > 0 and to > 0:
+        path.append((at - 1, to - 1))
+        step = steps[at, to]
+        at, to = at - (step != 2), to - (step != 1)
+    return np.array(path[::-1], np.int32).reshape(-1, 2).T
+
+
+def _infer_ngram_block(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    ids, scores = rules.tensor(types, 0).shape, rules.tensor(types, 1)
+    if attrs["ngram_size"] < 1:
+        raise ShapeError(f"ngram_size = {attrs['ngram_size']}")
+    rules.check_shape("input_ids", ids, (scores.shape and scores.shape[0], None))  # type: ignore[arg-type]
+    rules.check_shape("scores", scores.shape, (None, None))
+    return (scores.without_data(),)
+
+
+@array_operator("NGramRepeatBlock", domain=MICROSOFT, infer=_infer_ngram_block, copied=True)
+def ngram_repeat_block(ids: np.ndarray, scores: np.ndarray, *, ngram_size: int) -> np.ndarray:
+    """Scores of -inf for tokens that would repeat an n-gram of their row."""
+    result, length = scores.copy(), ids.shape[1]
+    if length < ngram_size:
+        return result
+    grams = sliding_window_view(ids, ngram_size, axis=1)
+    tail = ids[:, np.newaxis, length + 1 - ngram_size :]
+    rows, places = np.nonzero((grams[..., :-1] == tail).all(-1))
+    tokens = grams[rows, places, -1]
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < scores.shape[1]:
+        raise ShapeError(f"tokens beyond {scores.shape[1]} scores")
+    result[rows, tokens] = -np.inf
+    return result
+
+
+def _infer_bifurcation(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    least, most = attrs.get("min_ngram_size", 1), attrs.get("max_ngram_size", 3)
+    if not 0 < least <= most:
+        raise ShapeError(f"n-grams of {least} to {most} tokens")
+    for i, name in enumerate(("src_tokens", "cur_tokens")):
+        rules.check_shape(name, rules.tensor(types, i).shape, (None,))
+    return TensorType(INT64, (None,)), TensorType(INT64, rules.tensor(types, 2).shape)
+
+
+@array_operator("BifurcationDetector", domain=MICROSOFT, infer=_infer_bifurcation)
+def bifurcation_detector(
+    source: np.ndarray,
+    current: np.ndarray,
+    start: np.ndarray,
+    predicted: np.ndarray | None = None,
+    *,
+    min_ngram_size: int = 1,
+    max_ngram_size: int = 3,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The current tokens with the predicted ones, as far as these follow the source from ``start``
+    on and one further; and where in the source the only match of the last n-gram ends."""
+    tokens = current.copy()
+    if predicted is not None:
+        rest = source[int(rules.one_element(start, "prev_suffix_match_idx")) :]
+        if not 0 <= int(start.reshape(())) <= len(source) or predicted.shape != (len(rest) + 1,):
+            raise ShapeError(f"{predicted.shape} predictions from {start} of {len(source)} tokens")
+        differs = np.flatnonzero(np.append(predicted[:-1] != rest, True))[0]
+        tokens = np.concatenate([current, predicted[: differs + 1]])
+    end = -1
+    for size in range(min_ngram_size, min(max_ngram_size, len(tokens), len(source)) + 1):
+        grams = sliding_window_view(source, size)
+        places = np.flatnonzero((grams == tokens[-size:]).all(1))
+        if not len(places):
+            break
+        end = int(places[0]) + size
+        if end >= len(source):
+            break
+        if len(places) > 1:
+            end = -1
+    return tokens, np.full(start.shape, end, np.int64)
+
+
+def _infer_words(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    words, weights, bias, table = (rules.tensor(types, i).shape for i in range(4))
+    rules.check_shape("Sequence", words, (None, None))
+    rules.check_shape("C", table, (None, attrs.get("char_embedding_size")))
+    filters, window = attrs.get("embedding_size"), attrs.get("conv_window_size")
+    rules.check_shape("W", weights, (filters, 1, window, table and table[1]))  # type: ignore[arg-type]
+    rules.check_shape("B", bias, (weights and weights[0],))  # type: ignore[arg-type]
+    return (TensorType(FLOAT32, (words and words[0], weights and weights[0])),)  # type: ignore[arg-type]
+
+
+@array_operator("WordConvEmbedding", domain=MICROSOFT, infer=_infer_words)
+def word_conv_embedding(
+    words: np.ndarray, weights: np.ndarray, bias: np.ndarray, table: np.ndarray
+) -> np.ndarray:
+    """The largest tanh of a convolution over the embedded characters of each word; 0 is no
+    character, and the convolution covers at least one window. Words of none are 0."""
+    filters, window = weights.shape[0], weights.shape[2]
+    if window > words.shape[1]:
+        raise ShapeError(f"windows of {window} in words of {words.shape[1]} characters")
+    if words.size and not 0 <= words.min() <= words.max() < len(table):
+        raise ShapeError(f"characters beyond {len(table)} embeddings")
+    lengths = np.where(words[:, 0] > 0, (words > 0).sum(1), 0)[:, np.newaxis]
+    chars = sliding_window_view(table[words], window, axis=1).swapaxes(-1, -2)
+    values = np.tanh(chars.reshape(*chars.shape[:2], -1) @ weights.reshape(filters, -1).T + bias)
+    covered = np.arange(chars.shape[1]) < np.maximum(lengths - window, 0) + 1
+    values[~covered] = -np.inf
+    return np.where(lengths > 0, values.max(1, initial=-np.inf), np.float32(0))

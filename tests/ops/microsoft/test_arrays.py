@@ -1,0 +1,187 @@
+"""Operations of com.microsoft on arrays, like ONNX Runtime's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import PenstockError
+from tests.ops.harness import run_ort
+from tests.support.contrib import check_contrib, contrib_model
+
+F32 = np.float32
+rng = np.random.default_rng(0)
+
+
+def draw(*shape: int, dtype: Any = F32) -> np.ndarray:
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def refused(op: str, inputs: Any, attrs: Mapping[str, Any] | None = None) -> None:
+    model = contrib_model(op, inputs, attrs)
+    feeds = {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
+    with pytest.raises(PenstockError):
+        ps.compile(model).run(feeds)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 4, 3, 3), (1, 1), (0, 0), (2, 0, 0), (0, 3, 3)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_inverse_matches_onnx_runtime(shape: Any, dtype: Any) -> None:
+    x = draw(*shape, dtype=dtype) + 3 * np.eye(shape[-1], dtype=dtype)
+    loose = {"rtol": 2e-2, "atol": 2e-2} if dtype == np.float16 else {}
+    check_contrib("Inverse", [x], **loose)  # type: ignore[arg-type]
+
+
+def test_inverse_of_a_singular_matrix_is_nan_and_that_of_others_is_not() -> None:
+    x = np.stack([np.ones((2, 2), F32), 2 * np.eye(2, dtype=F32)])
+    want = np.stack([np.full((2, 2), np.nan, F32), np.eye(2, dtype=F32) / 2])
+    check_contrib("Inverse", [x], expected=[want])
+    check_contrib("Inverse", [x[0]], expected=[want[0]])
+    refused("Inverse", [draw(2, 3)])
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [{"size": 2}, {"size": 2, "step": 2, "dim": 1}, {"size": 2, "dim": -2}, {"size": 4, "step": 7}],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_unfold_tensor_matches_onnx_runtime(attrs: Mapping[str, int], dtype: Any) -> None:
+    x = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    check_contrib("UnfoldTensor", [x], attrs)
+
+
+@pytest.mark.parametrize(
+    "attrs", [{"size": 5}, {"size": 0}, {"size": 2, "step": 0}, {"size": 1, "dim": 3}, {}]
+)
+def test_unfold_tensor_of_misfit_slices_is_refused(attrs: Mapping[str, int]) -> None:
+    refused("UnfoldTensor", [draw(2, 3, 4)], attrs)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 9), (1, 1, 7, 6), (1, 1, 4, 5, 4)])
+@pytest.mark.parametrize("attrs", [{}, {"strides": 2}, {"pads": 1}, {"auto_pad": "SAME_UPPER"}])
+def test_maxpool_with_mask_matches_onnx_runtime(shape: Any, attrs: Mapping[str, Any]) -> None:
+    spatial = len(shape) - 2
+    lists: dict[str, Any] = {
+        key: value if key == "auto_pad" else [value] * spatial * (1 + (key == "pads"))
+        for key, value in attrs.items()
+    }
+    mask = (rng.random(shape) < 0.7).astype(np.int32)
+    inputs = [draw(*shape), mask]
+    check_contrib("MaxpoolWithMask", inputs, {"kernel_shape": [3] * spatial, **lists})
+    refused("MaxpoolWithMask", [draw(*shape), mask[..., 1:]], {"kernel_shape": [3] * spatial})
+
+
+def test_maxpool_with_mask_gives_each_channel_its_own_mask() -> None:
+    """ONNX Runtime begins to read the mask of later channels at other places."""
+    x, mask = draw(2, 3, 6, 5), (rng.random((2, 3, 6, 5)) < 0.7).astype(np.int32)
+    attrs = {"kernel_shape": [2, 2]}
+    pool = ps.compile(contrib_model("MaxpoolWithMask", [x, mask], attrs))
+    parts = [[run_one(x[i, j], mask[i, j], attrs) for j in range(3)] for i in range(2)]
+    np.testing.assert_array_equal(pool(x, mask), parts)
+
+
+def run_one(x: np.ndarray, mask: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
+    inputs = [x[None, None], mask[None, None]]
+    (y,) = run_ort(contrib_model("MaxpoolWithMask", inputs, attrs), inputs)
+    return np.asarray(y)[0, 0]
+
+
+BOXES = np.array([[0, 0, 1, 1], [0.1, 0.2, 0.7, 0.6], [-0.5, 0, 1.5, 0.5], [1, 1, 0, 0]], F32)
+
+
+@pytest.mark.parametrize("size", [(3, 4), (1, 1), (7, 2)])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("height, width", [(5, 6), (1, 3), (11, 7)])
+def test_crop_and_resize_matches_onnx_runtime(
+    size: Any, mode: str, height: int, width: int
+) -> None:
+    inputs = [draw(2, 3, height, width), BOXES, np.array([0, 1, 1, 0], np.int32)]
+    attrs = {"mode": mode, "extrapolation_value": -1.5}
+    check_contrib("CropAndResize", [*inputs, np.array(size, np.int32)], attrs, constants=[3])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{2: np.array([0, 1, 2, 0], np.int32)}, {2: np.zeros(3, np.int32)}, {3: np.array([0, 2], np.int32)},
+     {0: draw(3, 4, 5)}, {1: BOXES[:, :3]}, {3: np.array([2], np.int32)}],
+)  # fmt: skip
+def test_crop_and_resize_of_misfit_boxes_is_refused(change: Any) -> None:
+    inputs = [draw(2, 3, 5, 6), BOXES, np.zeros(4, np.int32), np.array([2, 2], np.int32)]
+    for i, value in change.items():
+        inputs[i] = value
+    refused("CropAndResize", inputs)
+
+
+def test_crop_and_resize_of_boxes_that_are_nan_is_outside() -> None:
+    inputs = [draw(1, 1, 3, 3), np.full((1, 4), np.nan, F32), np.zeros(1, np.int32)]
+    want = np.zeros((1, 1, 2, 2), F32)
+    check_contrib("CropAndResize", [*inputs, np.array([2, 2], np.int32)], expected=[want])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (1, 9, 4), (6, 1), (30, 40)])
+@pytest.mark.parametrize("kind", ["real", "equal", "few"])
+def test_dynamic_time_warping_matches_onnx_runtime(shape: Any, kind: str) -> None:
+    costs = draw(*shape)
+    if kind != "real":
+        costs = np.zeros(shape, F32) if kind == "equal" else np.round(np.abs(costs))
+    check_contrib("DynamicTimeWarping", [costs])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 12, 13, 14])
+def test_ngram_repeat_block_matches_onnx_runtime(size: int) -> None:
+    ids, scores = rng.integers(0, 3, (4, 12)), draw(4, 5)
+    check_contrib("NGramRepeatBlock", [ids, scores], {"ngram_size": size})
+
+
+@pytest.mark.parametrize(
+    "ids", [np.full((4, 3), 5), np.full((4, 3), -1), np.zeros((3, 3), np.int64)]
+)
+def test_ngram_repeat_block_of_tokens_without_scores_is_refused(ids: np.ndarray) -> None:
+    refused("NGramRepeatBlock", [ids, draw(4, 5)], {"ngram_size": 2})
+    refused("NGramRepeatBlock", [ids % 5, draw(4, 5)], {"ngram_size": 0})
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("attrs", [{}, {"min_ngram_size": 2, "max_ngram_size": 4}])
+def test_bifurcation_detector_matches_onnx_runtime(seed: int, attrs: Mapping[str, int]) -> None:
+    draws = np.random.default_rng(seed)
+    source, current = draws.integers(0, 3, 8), draws.integers(0, 3, draws.integers(0, 4))
+    start = np.array([draws.integers(0, 9)])
+    predicted = np.append(source[start[0] :], 1)
+    predicted[draws.integers(0, len(predicted)) :] = 2
+    check_contrib("BifurcationDetector", [source, current, start, predicted], attrs, outputs=2)
+    check_contrib("BifurcationDetector", [source, current, start], attrs, outputs=2)
+    refused("BifurcationDetector", [source, current, start, predicted[:-1]], attrs)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_word_conv_embedding_matches_onnx_runtime(window: int) -> None:
+    words = rng.integers(1, 9, (6, 5)).astype(np.int32)
+    for row, length in enumerate((5, 4, 3, 2, 1)):
+        words[row, length:] = 0
+    inputs = [words, draw(4, 1, window, 3), draw(4), draw(9, 3)]
+    attrs = {"embedding_size": 4, "conv_window_size": window, "char_embedding_size": 3}
+    check_contrib("WordConvEmbedding", inputs, attrs)
+    check_contrib("WordConvEmbedding", inputs, constants=[1, 2, 3])
+
+
+def test_word_conv_embedding_of_a_word_without_characters_is_zero() -> None:
+    words = np.array([[0, 0, 0], [0, 1, 2]], np.int32)
+    inputs = [words, draw(4, 1, 2, 3), draw(4), draw(9, 3)]
+    check_contrib("WordConvEmbedding", inputs, expected=[np.zeros((2, 4), F32)])
+    refused("WordConvEmbedding", [words + 9, *inputs[1:]])
+    refused("WordConvEmbedding", [words[:, :1], *inputs[1:]])
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_cdist_matches_onnx_runtime(metric: str, dtype: Any) -> None:
+    inputs = [draw(5, 4, dtype=dtype), draw(3, 4, dtype=dtype)]
+    check_contrib("CDist", inputs, {"metric": metric}, constants=[1])
+    check_contrib("CDist", [inputs[0][:0], inputs[1]], {"metric": metric})
+    refused("CDist", inputs, {"metric": "cosine"})
+    refused("CDist", [inputs[0], inputs[1][:, :3]])
