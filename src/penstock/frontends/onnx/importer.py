@@ -29,6 +29,7 @@ from penstock.frontends.common.builder import UniqueNames, short_name
 from penstock.frontends.common.diagnostics import NO_KERNEL, ConversionError, Diagnostics
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.common.inferred_types import InferredTypes
+from penstock.frontends.onnx import nchwc
 from penstock.frontends.onnx.attributes import AttributeReader
 from penstock.frontends.onnx.file import Source, Weights, opened
 from penstock.frontends.onnx.functions import (
@@ -112,6 +113,10 @@ class _Importer:
         while self.pending:
             self.fill(*self.pending.pop())
         diagnostics.raise_collected()
+        if nchwc.DOMAIN in opsets:
+            for inner in list(graph.graphs()):
+                nchwc.to_plain_layout(inner, self.types, self.names.unique, diagnostics)
+            diagnostics.raise_collected()
         metadata = {
             decode_text(entry.key): decode_text(entry.value) for entry in proto.metadata_props
         }

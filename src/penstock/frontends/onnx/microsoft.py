@@ -36,28 +36,34 @@ _KINDS = {
 }
 
 
+def guarded(write: Callable[..., None]) -> Callable[..., None]:
+    """``write(b, ...)`` for operations of which the onnx package has no schemas: inputs and
+    attributes may be missing, or of a wrong type, which is a ``NodeError``."""
+
+    @wraps(write)
+    def checked(b: NodeUpgrade, *arguments: Any) -> None:
+        try:
+            write(b, *arguments)
+            for node in b.nodes:
+                for name, value in node.attrs.items():
+                    kind = current(node.op.name)[1].attributes[name].type
+                    if not isinstance(value, _KINDS[kind]):  # type: ignore[arg-type]
+                        raise TypeError(f"attribute {name!r} = {value!r:.40}")
+        except ConversionError:
+            raise
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            raise NodeError(
+                f"has inputs or attributes that are not those of {b.op}: {error!r}"
+            ) from error
+
+    return checked
+
+
 def rewrites(*names: str, domain: str = MICROSOFT) -> Callable[[Rule], Rule]:
-    """A decorator that registers a rule. The onnx package has no schemas of these operations: the
-    rule may find inputs and attributes missing, or of a wrong type."""
+    """A decorator that registers a rule."""
 
     def register(write: Rule) -> Rule:
-        @wraps(write)
-        def checked(b: NodeUpgrade) -> None:
-            try:
-                write(b)
-                for node in b.nodes:
-                    for name, value in node.attrs.items():
-                        kind = current(node.op.name)[1].attributes[name].type
-                        if not isinstance(value, _KINDS[kind]):  # type: ignore[arg-type]
-                            raise TypeError(f"attribute {name!r} = {value!r:.40}")
-            except ConversionError:
-                raise
-            except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
-                raise NodeError(
-                    f"has inputs or attributes that are not those of {b.op}: {error!r}"
-                ) from error
-
-        RULES.update(((domain, name), checked) for name in names)
+        RULES.update(((domain, name), guarded(write)) for name in names)
         return write
 
     return register

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
-from penstock.frontends.onnx import microsoft
+from penstock.frontends.onnx import microsoft, nchwc
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES
@@ -341,6 +341,8 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
     """The meaning of operation ``name`` in an opset of its domain."""
     schema = find_schema(name, domain, opset)
     if schema is None:
+        if domain == nchwc.DOMAIN:
+            return Meaning(None, op=nchwc.OPERATIONS.get(name))
         return Meaning(None, microsoft.RULES.get((domain, name)), op=find(name, domain, opset))
     version = schema.version
     newest = find_schema(name, domain, newest_opset(domain))

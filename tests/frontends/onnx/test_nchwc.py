@@ -1,0 +1,199 @@
+"""Models that ONNX Runtime saved in its layout of blocks, with weights for this machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import penstock as ps
+from penstock.errors import InvalidModel, Unsupported
+from penstock.frontends.onnx.nchwc import DOMAIN
+
+pytestmark = pytest.mark.filterwarnings("ignore:the model was saved in a layout of ONNX Runtime")
+
+
+class Net:
+    """A convolutional network of random weights, written down node by node."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+
+    def constant(self, array: Any) -> str:
+        name = f"c{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def add(self, op: str, *inputs: str, **attrs: Any) -> str:
+        output = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [output], name=f"{op}_{output}", **attrs))
+        return output
+
+    def conv(
+        self, x: str, channels: int, filters: int, kernel: int = 3, bias: bool = True, **attrs: Any
+    ) -> str:
+        shape = (filters, channels // attrs.get("group", 1), kernel, kernel)
+        operands = [self.constant(self.rng.standard_normal(shape).astype(np.float32) / 5)]
+        if bias:
+            operands.append(self.constant(self.rng.standard_normal(filters).astype(np.float32)))
+        return self.add(
+            "Conv", x, *operands, pads=[kernel // 2] * 4, kernel_shape=[kernel] * 2, **attrs
+        )
+
+    def model(self, channels: int, *outputs: str) -> onnx.ModelProto:
+        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", channels, 16, 16])
+        infos = [helper.make_tensor_value_info(y, TensorProto.FLOAT, None) for y in outputs]
+        graph = helper.make_graph(self.nodes, "net", [x], infos, self.weights)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def saved(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
+    """What ONNX Runtime makes of a model at level ALL."""
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(4)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(folder / "saved.onnx")
+    onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return onnx.load(folder / "saved.onnx")
+
+
+def residual(net: Net, c: int) -> list[str]:
+    """Relu, a depthwise and a pointwise convolution, and a sum."""
+    x = net.add("Relu", net.conv("x", 3, c, strides=[2, 2]))
+    y = net.add("Relu", net.conv(x, c, c, group=c))
+    return [net.add("Relu", net.add("Add", net.conv(y, c, c, kernel=1), x))]
+
+
+def pools(net: Net, c: int) -> list[str]:
+    window: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    x = net.add(
+        "Clip",
+        net.conv("x", 3, c, bias=False),
+        net.constant(np.float32(0)),
+        net.constant(np.float32(6)),
+    )
+    parts = (
+        net.add("MaxPool", x, **window),
+        net.add("AveragePool", x, count_include_pad=1, **window),
+    )
+    y = net.add("Sigmoid", net.conv(net.add("Concat", *parts, axis=1), 2 * c, c))
+    return [net.add("GlobalMaxPool", y), y]
+
+
+def excitation(net: Net, c: int) -> list[str]:
+    x = net.conv("x", 3, c)
+    gate = net.add("Sigmoid", net.conv(net.add("GlobalAveragePool", x), c, c, kernel=1))
+    return [net.add("Relu", net.conv(net.add("Mul", x, gate), c, c))]
+
+
+def upsampled(net: Net, c: int) -> list[str]:
+    scales = net.constant(np.array([1, 1, 2, 2], np.float32))
+    x = net.conv("x", 3, c, strides=[2, 2])
+    modes: dict[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric"}
+    y = net.add("Resize", x, "", scales, nearest_mode="floor", **modes)
+    return [net.add("Add", net.conv(y, c, c), net.conv("x", 3, c))]
+
+
+def interpolated(net: Net, c: int) -> list[str]:
+    scales = net.constant(np.array([1, 1, 2, 2], np.float32))
+    x = net.conv("x", 3, c, strides=[2, 2])
+    y = net.add("Resize", x, "", scales, mode="linear", coordinate_transformation_mode="half_pixel")
+    return [net.conv(y, c, c)]
+
+
+def grouped(net: Net, c: int) -> list[str]:
+    x = net.add("HardSigmoid", net.conv("x", 3, 2 * c))
+    return [net.add("LeakyRelu", net.conv(x, 2 * c, 2 * c, group=2), alpha=0.1)]
+
+
+NETS = [residual, pools, excitation, upsampled, interpolated, grouped]
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("channels", [16, 20, 24, 32, 40, 48])
+def test_saved_model_gives_what_the_plain_one_gives(
+    net: Callable[[Net, int], list[str]], channels: int, tmp_path: Path
+) -> None:
+    writer = Net()
+    plain = writer.model(3, *net(writer, channels))
+    blocked = saved(plain, tmp_path)
+    assert any(node.domain == DOMAIN for node in blocked.graph.node)
+    x = np.random.default_rng(1).standard_normal((2, 3, 16, 16)).astype(np.float32)
+    wanted = ps.compile(plain).run({"x": x})
+    for got, want in zip(ps.compile(blocked).run({"x": x}).values(), wanted.values(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("net", [residual, pools, excitation, upsampled, grouped])
+def test_saved_model_of_whole_blocks_has_the_steps_of_the_plain_one(
+    net: Callable[[Net, int], list[str]], tmp_path: Path
+) -> None:
+    writer = Net()
+    plain = writer.model(3, *net(writer, 32))
+    shapes = {"x": (2, 3, 16, 16)}
+    counts = [
+        len(ps.compile(model, shapes=shapes).source.splitlines())
+        for model in (plain, saved(plain, tmp_path))
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_saved_model_is_imported_without_pads_and_slices_around_convolutions(
+    tmp_path: Path,
+) -> None:
+    writer = Net()
+    x = writer.conv(writer.add("Relu", writer.add("Neg", "x")), 20, 24)
+    model = saved(writer.model(20, writer.add("Neg", x)), tmp_path)
+    session = ps.compile(model, shapes={"x": (1, 20, 16, 16)})
+    assert not {"pad", "slice"} & set(session.source.split())
+
+
+def blocked_conv(filters: int, **attrs: Any) -> onnx.ModelProto:
+    """Conv and ReorderOutput, as no runtime may have written them."""
+    writer = Net()
+    writer.constant(np.ones((filters, 3, 3, 3), np.float32))
+    y = writer.add("Conv", "x", "c0", domain=DOMAIN)
+    y = writer.add("ReorderOutput", y, domain=DOMAIN, **attrs)
+    model = writer.model(3, y)
+    model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return model
+
+
+def test_size_of_blocks_follows_from_sizes_of_weights() -> None:
+    ps.load(blocked_conv(24, channels=24))
+    ps.load(blocked_conv(32, channels=20))
+    with pytest.raises(Unsupported, match="neither of 8 nor of 16"):
+        ps.load(blocked_conv(20, channels=20))
+    with pytest.warns(RuntimeWarning, match="blocks of 8 or 16"):
+        ps.load(blocked_conv(32, channels=32))
+
+
+def test_nodes_in_blocks_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InvalidModel, match="ReorderOutput"):
+        ps.load(blocked_conv(24))
+    model = blocked_conv(24, channels=24)
+    model.graph.node[1].CopyFrom(helper.make_node("Flatten", ["v0"], ["v1"]))
+    with pytest.raises(Unsupported, match="reads values in blocks"):
+        ps.load(model)
+    model.graph.node[0].op_type = "Gather"
+    with pytest.raises(Unsupported, match="no kernel"):
+        ps.load(model)
+
+
+def test_operations_of_a_saved_model_are_all_of_onnx(tmp_path: Path) -> None:
+    writer = Net()
+    model = ps.load(saved(writer.model(3, *residual(writer, 20)), tmp_path))
+    domains = Counter(node.op.domain for node in model.graph.walk())
+    assert set(domains) == {""}
