@@ -22,10 +22,13 @@ from unittest import SkipTest, mock
 import onnx
 from onnx.backend.test.runner import Runner
 
+from penstock.frontends.onnx import nchwc
+from penstock.frontends.onnx.microsoft import RULES
 from penstock.frontends.onnx.schemas import newest_opset
 from penstock.frontends.onnx.upgrades import Meaning, meaning
 from penstock.onnx_backend import PenstockBackend
 from penstock.ops import registered
+from penstock.ops.registry import MICROSOFT
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 
@@ -121,7 +124,12 @@ def outcome(name: str, backend: type[PenstockBackend] = PenstockBackend) -> str 
 
 def page() -> str:
     """What ``docs/conformance.md`` says if every case ends as ``EXCEPTIONS`` says."""
-    return "\n".join([*_introduction(), *_results(), *_exceptions(), *_operations()]) + "\n"
+    return (
+        "\n".join(
+            [*_introduction(), *_results(), *_exceptions(), *_operations(), *_runtime_operations()]
+        )
+        + "\n"
+    )
 
 
 def _introduction() -> Iterator[str]:
@@ -213,11 +221,63 @@ def _operations() -> Iterator[str]:
         if entries:
             yield ""
             yield _text(f"**{_capital(what)}** (with the versions): {'; '.join(entries)}.")
-    for domain in ("ai.onnx.ml", "com.microsoft"):
-        names = sorted({op.name for op in registered() if op.domain == domain})
-        shown = ", ".join(f"`{name}`" for name in names)
-        yield ""
-        yield _text(f"**Kernels of `{domain}`**, {len(names)}: {shown}.")
+    names = sorted({op.name for op in registered() if op.domain == "ai.onnx.ml"})
+    yield ""
+    yield _text(f"**Kernels of `ai.onnx.ml`**, {len(names)}: {_listed(names)}.")
+
+
+def runtime_operations() -> Mapping[tuple[str, str], str]:
+    """How operations of ONNX Runtime's own domains run, by domain and name: a key of ``WAYS``. All
+    that its CPU provider has a kernel for, and all that Penstock knows."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
+
+    theirs = {
+        (kernel.domain, kernel.op_name)
+        for kernel in get_all_opkernel_def()
+        if kernel.provider == "CPUExecutionProvider" and kernel.domain.startswith(MICROSOFT)
+    }
+    ours = {(op.domain, op.name) for op in registered() if op.domain == MICROSOFT}
+    ours |= {key for key in RULES if key[0] == MICROSOFT}
+    return {
+        (domain, name): "rewritten" if domain == nchwc.DOMAIN else way(meaning(name, domain, 1))
+        for domain, name in sorted(theirs | ours)
+    }
+
+
+def _runtime_operations() -> Iterator[str]:
+    yield from _heading("Operations of ONNX Runtime")
+    import onnxruntime
+
+    yield _text(
+        "ONNX Runtime has domains of its own, which its optimiser, its quantiser and several "
+        f"exporters write. These are the operations that its CPU provider (onnxruntime "
+        f"{onnxruntime.__version__}) has kernels for, and what Penstock knows beside. Nodes that "
+        "fuse others are taken apart again when a model is imported, so that Penstock fuses what "
+        "is best for it."
+    )
+    found = runtime_operations()
+    for key, what in (*WAYS.items(), ("none", "not supported")):
+        for domain in (MICROSOFT, nchwc.DOMAIN):
+            names = [name for (d, name), how in found.items() if (d, how) == (domain, key)]
+            if names and key != "none":
+                yield ""
+                yield _text(f"**{_capital(what)}** of `{domain}`, {len(names)}: {_listed(names)}.")
+    missing = [name for (_, name), how in found.items() if how == "none"]
+    yield ""
+    yield _text(f"**Not supported**, {len(missing)}:")
+    yield ""
+    rows: dict[str, list[str]] = {}
+    for name in missing:
+        rows.setdefault(MISSING[name], []).append(name)
+    yield from _table(("operations", "why"), [(_listed(names), why) for why, names in rows.items()])
+
+
+MISSING = {}
+"""Operations of ONNX Runtime that Penstock has not, and why."""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _flat(versions: Mapping[str, Sequence[int]]) -> list[int]:

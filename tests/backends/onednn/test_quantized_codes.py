@@ -121,6 +121,20 @@ def agree_exactly(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> No
         np.testing.assert_array_equal(got[name], want, strict=True)
 
 
+@pytest.mark.parametrize("dtype", [U8, I8])
+@pytest.mark.parametrize("zero", [0, 3])
+def test_code_of_nan_is_the_lowest_on_all_backends(dtype: np.dtype, zero: int) -> None:
+    net = Net()
+    x = np.full((16, 16), np.nan, np.float32)
+    x[:, ::2] = np.linspace(-200, 200, 128, dtype=np.float32).reshape(16, 8)
+    parameters = net.constant(np.array(1.5, np.float32)), net.constant(np.array(zero, dtype))
+    proto = net.proto(net.add("QuantizeLinear", [net.feed(x), *parameters]))
+    agree_exactly(proto, net.feeds)
+    assert np.all(
+        next(iter(ps.compile(proto).run(net.feeds).values()))[:, 1::2] == np.iinfo(dtype).min
+    )
+
+
 # Operations of codes
 
 

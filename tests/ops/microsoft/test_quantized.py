@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.ops import find
 from penstock.types import ShapeError, TensorType
-from tests.ops.harness import check_node
+from tests.ops.harness import check_node, run_ort
+from tests.support.contrib import contrib_model
 
 F32, I8, U8 = np.dtype(np.float32), np.dtype(np.int8), np.dtype(np.uint8)
 BOTH = pytest.mark.parametrize("dtype", [I8, U8])
@@ -176,3 +178,18 @@ def test_average_pool_matches_the_reference(
 ) -> None:
     inputs = [codes(dtype, 2, 5, 6, 3), scale(0.02), codes(dtype), scale(0.02), codes(dtype)]
     check_node("QLinearAveragePool", inputs, {**attrs, "channels_last": channels_last}, **MS)
+
+
+@BOTH
+@pytest.mark.parametrize("pool", ["QLinearAveragePool", "QLinearGlobalAveragePool"])
+def test_means_halfway_between_codes_are_rounded_to_even(dtype: np.dtype, pool: str) -> None:
+    n = np.arange(-100, 100) % 120
+    x = np.stack([n, n + 1], axis=-1).astype(dtype)[None, :, None]
+    for factor in (0.02, 0.1, 1 / 3, 7e-5):
+        parameters = [np.array(factor, np.float32), np.zeros((), dtype)]
+        inputs = [x, *parameters, *parameters]
+        attrs = {"kernel_shape": [1, 2]} if pool == "QLinearAveragePool" else {}
+        model = contrib_model(pool, inputs, attrs)
+        got = ps.compile(model)(*inputs)
+        np.testing.assert_array_equal(got.reshape(-1), np.rint(n + 0.5).astype(dtype))
+        np.testing.assert_array_equal(got, run_ort(model, inputs)[0])

@@ -172,7 +172,7 @@ def test_stft_of_every_dtype_matches_the_definition(dtype: Any, tol: float) -> N
 @pytest.mark.parametrize(
     ("shape", "step", "window", "length"),
     [
-        ((2, 30), 2, 8, 8),
+        ((30,), 2, 8, 8),
         ((2, 30, 3), 2, 8, 8),
         ((2, 30, 1), 0, 8, 8),
         ((2, 30, 1), -1, 8, 8),
@@ -192,6 +192,16 @@ def test_stft_with_bad_inputs_is_refused(
     ]
     with pytest.raises(ShapeError):
         check_node("STFT", inputs, expected=[None])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("length", [None, 6])
+def test_stft_of_a_signal_of_rank_2_warns_and_matches_onnx_runtime(dtype: Any, length: Any) -> None:
+    signal = np.random.default_rng(0).standard_normal((2, 20)).astype(dtype)
+    inputs = [signal, np.array(4), None if length else np.hanning(8).astype(dtype)]
+    inputs += [np.array(length)] if length else []
+    with pytest.warns(RuntimeWarning, match="which ONNX does not have"):
+        check_node("STFT", inputs, expected="ort", opset=17, atol=1e-5)
 
 
 def test_stft_infers_its_types() -> None:

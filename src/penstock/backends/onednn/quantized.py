@@ -267,6 +267,9 @@ def _converted(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
         return copy_spec(replace(desc, scaling=Scaling({SRC: (0, x.scale)}, _zeros(x))))
     # A copy would multiply by the inverse of the scale.
     posts = [PostOp(binary="div", tensor=len(desc.constants))]
+    if desc.output.dtype == INT8:
+        # Of a NaN oneDNN makes 127, but of the bounds of a clip the lower one, as NumPy does.
+        posts.append(PostOp(Eltwise("clip", *(bound - int(y.zero[0]) for bound in (-128, 127)))))
     return _by_element(desc, form, x, posts, (*desc.constants, y.scale))
 
 

@@ -407,7 +407,8 @@ def attention(b: NodeUpgrade) -> None:
         return
     heads, total = b.attrs["num_heads"], shape[-1]
     sizes = b.attrs.get("qkv_hidden_sizes") or [total // 3] * 3
-    if heads < 1 or len(sizes) != 3 or sum(sizes) != total or any(n % heads for n in sizes):
+    whole = heads > 0 and not any(n % heads for n in sizes)
+    if not whole or len(sizes) != 3 or sum(sizes) != total or sizes[0] != sizes[1]:
         raise NodeError(f"projects to {total} features, which are not those of {heads} heads")
     q, k, v = (
         b.emit("Reshape", [y, b.constant([0, 0, heads, n // heads])])

@@ -47,6 +47,13 @@ def _quantize(values: np.ndarray, scale: np.ndarray, zero: Any, out: np.ndarray)
     store(values, _zero(zero, "y"), out, True)
 
 
+def _requantize(means: np.ndarray, x_scale: Any, y_scale: Any, zero: Any, out: np.ndarray) -> None:
+    """``means`` of codes less their zero points, which are lost, as codes in ``out``. Of equal
+    scales the factor is 1, so that exact ties stay ties."""
+    np.multiply(means, _scale(x_scale, "x") / _scale(y_scale, "y"), means)
+    store(means, _zero(zero, "y"), out, True)
+
+
 # Functions of one input, and codes of another scale and zero point: as tables
 
 
@@ -271,8 +278,7 @@ def _register_mean(name: str, axes_of: Callable[[Attrs, int], tuple[int, ...]]) 
             total = x.sum(axes, np.int64, keepdims=keepdims)  # of codes, exactly
             offset = 0 if x_zero is None else int(x_zero.reshape(()))
             values = np.asarray((total - offset * count) / np.float64(count), np.float32)
-            np.multiply(values, _scale(x_scale, "x"), values)
-            _quantize(values, y_scale, y_zero, out)
+            _requantize(values, x_scale, y_scale, y_zero, out)
 
         return Routine(into)
 
@@ -318,7 +324,7 @@ def qlinear_average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: 
     def into(*args: Any) -> None:
         x, x_scale, x_zero, y_scale, y_zero, out, workspace = args
         values, means = room(workspace), pooled(workspace)
-        _dequantize(x, x_scale, x_zero, values)
+        subtract_zero_point(x, _zero(x_zero, "x"), values)
         source, target = values, means
         if last:
             source, target = np.moveaxis(values, -1, 1), np.moveaxis(means, -1, 1)
@@ -328,6 +334,6 @@ def qlinear_average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: 
             pool.into(source, target)
         else:
             pool.into(source, target, scratch(workspace))
-        _quantize(means, y_scale, y_zero, out)
+        _requantize(means, x_scale, y_scale, y_zero, out)
 
     return Routine(into, layout.size)

@@ -7,6 +7,7 @@ input.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -141,7 +142,8 @@ def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, D
     shape = rules.tensor(types, 0).shape
     signal: Dim = None
     if shape is not None:
-        if len(shape) != 3 or shape[2] == 0 or (isinstance(shape[2], int) and shape[2] > 2):
+        last = shape[2:]
+        if len(shape) not in (2, 3) or (last and isinstance(last[0], int) and not 0 < last[0] < 3):
             raise ShapeError(f"signal must be [batch, length, 1 or 2], its shape is {shape}")
         signal = shape[1]
     step = _scalar(types, consts, 1, "frame_step", 1)
@@ -177,14 +179,21 @@ def _infer_stft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @by_shape(values=(1, 3))
 def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     function = _function(False, bool(node.attrs.get("onesided", 1)))
-    (batch, _, last), dtype = static_type(inputs, 0)
+    (batch, _, *last), dtype = static_type(inputs, 0)
+    if not last:
+        warnings.warn(
+            "STFT of a signal of shape [batch, length], which ONNX does not have: taken for "
+            "[batch, length, 1], as ONNX Runtime does",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     step, length, frames = _stft_sizes(inputs, node.attrs, consts)
     assert isinstance(step, int) and isinstance(length, int) and isinstance(frames, int)
     layout, windowed, n_inputs = Scratch(), rules.given(inputs, 2), len(inputs)
-    framed = layout.field((batch, frames, length), dtype if last == 1 else _complex_dtype(dtype))
+    framed = layout.field((batch, frames, length), _complex_dtype(dtype) if last == [2] else dtype)
 
     def into(*arguments: Any) -> None:
-        x = _values(arguments[0])
+        x = _values(arguments[0]) if last else arguments[0]
         strides = (x.strides[0], step * x.strides[1], x.strides[1])
         every = np.lib.stride_tricks.as_strided(x, framed.shape, strides, writeable=False)
         if windowed:
