@@ -96,7 +96,8 @@ def _flat(b: NodeUpgrade, value: Value) -> Value:
     return b.emit("Reshape", [value, b.constant([-1])])
 
 
-def _cast(b: NodeUpgrade, value: Value, dtype: str) -> Value:
+def cast(b: NodeUpgrade, value: Value, dtype: str) -> Value:
+    """``value`` as an element type of TensorProto."""
     return b.emit("Cast", [value], to=ELEMENT_TYPES[dtype])
 
 
@@ -110,12 +111,12 @@ def _sum(b: NodeUpgrade, *terms: Value | None) -> Value:
 
 @rewrites("GatherND")
 def gather_nd(b: NodeUpgrade) -> None:
-    b.become("GatherND", [b.input(0), _cast(b, b.input(1), "INT64")])
+    b.become("GatherND", [b.input(0), cast(b, b.input(1), "INT64")])
 
 
 @rewrites("ExpandDims")
 def expand_dims(b: NodeUpgrade) -> None:
-    axis = _flat(b, _cast(b, b.input(1), "INT64"))
+    axis = _flat(b, cast(b, b.input(1), "INT64"))
     b.become("Unsqueeze", [b.input(0), axis])
 
 
@@ -141,7 +142,7 @@ def pad(b: NodeUpgrade) -> None:
 
 @rewrites("MatMulInteger16")
 def matmul_integer_16(b: NodeUpgrade) -> None:
-    b.become("MatMul", [_cast(b, b.input(i), "INT32") for i in (0, 1)])
+    b.become("MatMul", [cast(b, b.input(i), "INT32") for i in (0, 1)])
 
 
 # Activations.
@@ -313,7 +314,7 @@ def _scaled_product(
     b: NodeUpgrade, operands: Sequence[Value | None], scales: Sequence[Value | None]
 ) -> Value:
     """A product of integers, as real numbers."""
-    product = _cast(b, b.emit("MatMulInteger", operands), "FLOAT")
+    product = cast(b, b.emit("MatMulInteger", operands), "FLOAT")
     return b.emit("Mul", [product, b.emit("Mul", scales)])
 
 
@@ -386,7 +387,7 @@ def embed_layer_normalization(b: NodeUpgrade) -> None:
                 "Expand", [b.constant(0, _INT32), b.emit("Shape", [ids], start=0, end=1)]
             )
         else:
-            ones = _cast(b, b.emit("Equal", [mask, b.like(1, mask)]), "INT32")
+            ones = cast(b, b.emit("Equal", [mask, b.like(1, mask)]), "INT32")
             count = b.emit("ReduceSum", [ones, b.constant([1])], keepdims=0)
         b.append("Identity", "", [count], [b.outputs[1]], None, f"{b.stem}/Count")
     parameters = [real(b.input(i), i) for i in (5, 6)]
@@ -470,7 +471,7 @@ def _mask(b: NodeUpgrade, index: int, scores: Value) -> Value | None:
         return None
     rank = b.rank(index)
     if rank == 1:
-        length = _cast(b, _scalar(b, b.emit("Shape", [scores], start=3)), "INT32")
+        length = cast(b, _scalar(b, b.emit("Shape", [scores], start=3)), "INT32")
         keys = b.emit("Range", [b.constant(0, _INT32), length, b.constant(1, _INT32)])
         seen = b.emit("Less", [keys, b.emit("Unsqueeze", [mask, b.constant([1])])])
     else:

@@ -1,0 +1,159 @@
+"""Gates and normalisations of ONNX Runtime's newer language models, written as ONNX's operations.
+
+They are computed in float32, whatever the tensors are, and rounded once. ``branches`` of features
+are an axis of their own, [..., branches, features], or come one behind the other in the last axis.
+"""
+
+from __future__ import annotations
+
+from penstock.frontends.common.diagnostics import InexpressibleError
+from penstock.frontends.onnx.microsoft import cast, rewrites
+from penstock.frontends.onnx.node_upgrade import NodeUpgrade
+from penstock.ir.graph import Value
+from penstock.types import FLOAT32
+
+
+def _dims(b: NodeUpgrade, x: Value, start: int, end: int | None = None) -> Value:
+    return b.emit("Shape", [x], {"start": start} | ({} if end is None else {"end": end}))
+
+
+def _joined(b: NodeUpgrade, *dims: Value) -> Value:
+    return b.emit("Concat", dims, axis=0)
+
+
+def _in_branches(b: NodeUpgrade, x: Value) -> Value:
+    """``x`` in float32 with an axis of branches."""
+    x, count = cast(b, x, "FLOAT"), b.attrs.get("num_branches", 0)
+    if not count:
+        return x
+    dims = _joined(b, _dims(b, x, 0, -1), b.constant([count, -1]))
+    return b.emit("Reshape", [x, dims])
+
+
+def _like_branches(b: NodeUpgrade, gates: Value, x: Value) -> Value:
+    """One gate for each branch of ``x``, or for each of their features."""
+    dims = _joined(b, _dims(b, x, 0, -1), b.constant([-1]))
+    return b.emit("Reshape", [cast(b, gates, "FLOAT"), dims])
+
+
+def _normal(b: NodeUpgrade, x: Value) -> Value:
+    """x / sqrt(mean of x^2 + epsilon)."""
+    epsilon = b.constant(b.attrs.get("epsilon", 1e-5), FLOAT32)
+    mean = b.emit("ReduceMean", [b.emit("Mul", [x, x]), b.constant([-1])])
+    return b.emit("Div", [x, b.emit("Sqrt", [b.emit("Add", [mean, epsilon])])])
+
+
+def _become_like(b: NodeUpgrade, y: Value, x: Value) -> None:
+    """Become ``y`` in the shape and the dtype of ``x``."""
+    b.become("CastLike", [b.emit("Reshape", [y, b.emit("Shape", [x])]), x], outputs=b.outputs[:1])
+
+
+@rewrites("GatedAdd")
+def gated_add(b: NodeUpgrade) -> None:
+    b.become("Add", [b.input(0), b.emit("Mul", [b.input(1), b.input(2)])])
+
+
+@rewrites("ScaledSiLU")
+def scaled_silu(b: NodeUpgrade) -> None:
+    x, scale = b.input(0), b.optional(1)
+    if scale is None:
+        factor = b.constant(b.attrs.get("alpha", 1.0), FLOAT32)
+    else:
+        factor = b.emit("Reshape", [cast(b, scale, "FLOAT"), b.constant([])])
+    z = b.emit("CastLike", [b.emit("Mul", [cast(b, x, "FLOAT"), factor]), x])
+    b.become("Mul", [z, b.emit("Sigmoid", [z])])
+
+
+@rewrites("BranchwiseRMSNorm")
+def branchwise_rms_norm(b: NodeUpgrade) -> None:
+    x, scale = b.input(0), b.optional(1)
+    branches = _in_branches(b, x)
+    y = _normal(b, branches)
+    if scale is not None:
+        dims = _joined(b, b.constant([-1]), _dims(b, branches, -1))
+        y = b.emit("Mul", [y, b.emit("Reshape", [cast(b, scale, "FLOAT"), dims])])
+    _become_like(b, y, x)
+
+
+@rewrites("GatedRMSNorm")
+def gated_rms_norm(b: NodeUpgrade) -> None:
+    """Each row is normalised in groups as long as the scale."""
+    x, scale, gate = b.input(0), b.input(1), cast(b, b.input(2), "FLOAT")
+    activation = b.attrs.get("activation", "silu")
+    if activation not in ("silu", "swish", "sigmoid"):
+        raise InexpressibleError(f"activation {activation!r} is not supported")
+    dims = _joined(b, _dims(b, x, 0, -1), b.constant([-1]), b.emit("Shape", [scale]))
+    y = _normal(b, b.emit("Reshape", [cast(b, x, "FLOAT"), dims]))
+    y = b.emit("Mul", [y, cast(b, scale, "FLOAT")])
+    y = b.emit("Reshape", [y, b.emit("Shape", [x])])
+    factor = b.emit("Sigmoid" if activation == "sigmoid" else "Swish", [gate])
+    b.become("CastLike", [b.emit("Mul", [y, factor]), x])
+
+
+@rewrites("HyperConnectionPreMix")
+def hyper_connection_pre_mix(b: NodeUpgrade) -> None:
+    """The gated sum of branches."""
+    x = _in_branches(b, b.input(0))
+    products = b.emit("Mul", [x, _like_branches(b, b.input(1), x)])
+    total = b.emit("ReduceSum", [products, b.constant([-2])], keepdims=0)
+    scale = b.constant(b.attrs.get("reduction_scale", 1.0), FLOAT32)
+    b.become("CastLike", [b.emit("Mul", [total, scale]), b.input(0)])
+
+
+@rewrites("HyperConnectionPostMix")
+def hyper_connection_post_mix(b: NodeUpgrade) -> None:
+    """Branches, mixed by matrices, plus features that each of them gates."""
+    x, matrices = _in_branches(b, b.input(0)), b.optional(3)
+    features = b.emit("Unsqueeze", [cast(b, b.input(1), "FLOAT"), b.constant([-2])])
+    added = b.emit("Mul", [_like_branches(b, b.input(2), x), features])
+    if matrices is not None:
+        operands = [cast(b, matrices, "FLOAT"), x]
+        x = b.emit("Einsum", operands, equation="...ck,...ch->...kh")
+    _become_like(b, b.emit("Add", [x, added]), b.input(0))
+
+
+@rewrites("EngramGate")
+def engram_gate(b: NodeUpgrade) -> None:
+    """sigmoid(sign(d) sqrt(max(|d|, 1e-6))) value, with d = normal(key) normal(query) / sqrt(h)."""
+    key, query = (
+        b.emit("Mul", [_normal(b, cast(b, b.input(i), "FLOAT")), cast(b, b.input(i + 3), "FLOAT")])
+        for i in (0, 1)
+    )
+    size = cast(b, _dims(b, key, -1), "FLOAT")
+    products = b.emit("ReduceSum", [b.emit("Mul", [key, query]), b.constant([-1])])
+    d = b.emit("Div", [products, b.emit("Sqrt", [size])])
+    least = b.constant(1e-6, FLOAT32)
+    root = b.emit("Sqrt", [b.emit("Max", [b.emit("Abs", [d]), least])])
+    gate = b.emit("Sigmoid", [b.emit("Mul", [b.emit("Sign", [d]), root])])
+    value = b.emit("Unsqueeze", [cast(b, b.input(2), "FLOAT"), b.constant([2])])
+    y = b.emit("Mul", [gate, value])
+    if len(b.outputs) > 1 and b.outputs[1] is not None:
+        normed = b.emit("Mul", [_normal(b, y), cast(b, b.input(5), "FLOAT")])
+        b.append("CastLike", "", [normed, b.input(0)], [b.outputs[1]], None, f"{b.stem}/CastLike")
+    b.become("CastLike", [y, b.input(0)], outputs=b.outputs[:1])
+
+
+@rewrites("CausalConvWithState")
+def causal_conv_with_state(b: NodeUpgrade) -> None:
+    """ONNX's own, of one spatial axis, perhaps with its channels last."""
+    attrs = {"ndim": 1, "dilation": 1, "state_window": 0, **b.attrs}
+    if (attrs["ndim"], attrs["dilation"], attrs["state_window"]) != (1, 1, 0):
+        raise InexpressibleError("several spatial axes, dilations or state_window")
+    inputs = [b.input(0), b.input(1), b.optional(2), b.optional(3)]
+    if not attrs.get("channels_last"):
+        b.become("CausalConvWithState", inputs, b.attrs)
+        return
+    if b.rank(0) != 3:
+        raise InexpressibleError("channels_last with other ranks than 3")
+    turned = {"perm": [0, 2, 1]}
+    x, w, bias, past = (
+        b.emit("Transpose", [x], turned) if i in (0, 3) and x is not None else x
+        for i, x in enumerate(inputs)
+    )
+    y, state = (Value(b.fresh(name)) for name in ("output", "state"))
+    kept = b.kept("CausalConvWithState", b.attrs)
+    name = f"{b.stem}/CausalConvWithState"
+    b.append("CausalConvWithState", "", [x, w, bias, past], [y, state], kept, name)
+    if len(b.outputs) > 1 and b.outputs[1] is not None:
+        b.append("Transpose", "", [state], [b.outputs[1]], turned, f"{b.stem}/Transpose")
+    b.become("Transpose", [y], turned, b.outputs[:1])
