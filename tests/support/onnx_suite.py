@@ -256,7 +256,7 @@ def _runtime_operations() -> Iterator[str]:
         "is best for it."
     )
     found = runtime_operations()
-    for key, what in (*WAYS.items(), ("none", "not supported")):
+    for key, what in WAYS.items():
         for domain in (MICROSOFT, nchwc.DOMAIN):
             names = [name for (d, name), how in found.items() if (d, how) == (domain, key)]
             if names and key != "none":
@@ -268,11 +268,19 @@ def _runtime_operations() -> Iterator[str]:
     yield ""
     rows: dict[str, list[str]] = {}
     for name in missing:
-        rows.setdefault(MISSING[name], []).append(name)
+        rows.setdefault(MISSING.get(name, "no kernel has been written"), []).append(name)
     yield from _table(("operations", "why"), [(_listed(names), why) for why, names in rows.items()])
 
 
-MISSING = {}
+MISSING: Mapping[str, str] = {
+    "AttnLSTM": "a recurrent layer with attention, which no exporter is known to write today",
+    "MatMulFpQ4": "its weights are a blob in an order of ONNX Runtime's own library, for one kind "
+    "of machine",
+    **dict.fromkeys(
+        ("NGramHashMapping", "VarlenNGramHashMapping"),
+        "hashes of tokens, of one family of language models; no exporter is known to write it yet",
+    ),
+}
 """Operations of ONNX Runtime that Penstock has not, and why."""
 
 

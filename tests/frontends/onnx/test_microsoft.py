@@ -188,6 +188,15 @@ def test_dynamic_quantize_matmul_matches_onnx_runtime(b_dtype: Any) -> None:
     check_contrib("DynamicQuantizeMatMul", [a * 0, b, scales()])
 
 
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("n, k, block", [(5, 32, 16), (3, 24, 64), (3, 3, 16)])
+def test_matmul_bnb4_matches_onnx_runtime(kind: int, n: int, k: int, block: int) -> None:
+    count = n * k
+    inputs = [draw(2, 4, k), codes(np.uint8, -(-count // 2)), scales(-(-count // block))]
+    attrs = {"N": n, "K": k, "block_size": block, "quant_type": kind}
+    check_contrib("MatMulBnb4", inputs, attrs, constants=[1, 2])
+
+
 # Normalisation and embedding.
 
 

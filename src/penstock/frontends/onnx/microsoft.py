@@ -19,6 +19,7 @@ from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES
 from penstock.ir.graph import Value
 from penstock.ops.registry import MICROSOFT
+from penstock.types import FLOAT32
 
 _INT32 = np.dtype(np.int32)
 
@@ -36,7 +37,7 @@ _KINDS = {
 }
 
 
-def guarded(write: Callable[..., None]) -> Callable[..., None]:
+def checked_rule(write: Callable[..., None]) -> Callable[..., None]:
     """``write(b, ...)`` for operations of which the onnx package has no schemas: inputs and
     attributes may be missing, or of a wrong type, which is a ``NodeError``."""
 
@@ -63,7 +64,7 @@ def rewrites(*names: str, domain: str = MICROSOFT) -> Callable[[Rule], Rule]:
     """A decorator that registers a rule."""
 
     def register(write: Rule) -> Rule:
-        RULES.update(((domain, name), guarded(write)) for name in names)
+        RULES.update(((domain, name), checked_rule(write)) for name in names)
         return write
 
     return register
@@ -96,7 +97,7 @@ def _flat(b: NodeUpgrade, value: Value) -> Value:
     return b.emit("Reshape", [value, b.constant([-1])])
 
 
-def cast(b: NodeUpgrade, value: Value, dtype: str) -> Value:
+def as_type(b: NodeUpgrade, value: Value, dtype: str) -> Value:
     """``value`` as an element type of TensorProto."""
     return b.emit("Cast", [value], to=ELEMENT_TYPES[dtype])
 
@@ -111,12 +112,12 @@ def _sum(b: NodeUpgrade, *terms: Value | None) -> Value:
 
 @rewrites("GatherND")
 def gather_nd(b: NodeUpgrade) -> None:
-    b.become("GatherND", [b.input(0), cast(b, b.input(1), "INT64")])
+    b.become("GatherND", [b.input(0), as_type(b, b.input(1), "INT64")])
 
 
 @rewrites("ExpandDims")
 def expand_dims(b: NodeUpgrade) -> None:
-    axis = _flat(b, cast(b, b.input(1), "INT64"))
+    axis = _flat(b, as_type(b, b.input(1), "INT64"))
     b.become("Unsqueeze", [b.input(0), axis])
 
 
@@ -142,7 +143,7 @@ def pad(b: NodeUpgrade) -> None:
 
 @rewrites("MatMulInteger16")
 def matmul_integer_16(b: NodeUpgrade) -> None:
-    b.become("MatMul", [cast(b, b.input(i), "INT32") for i in (0, 1)])
+    b.become("MatMul", [as_type(b, b.input(i), "INT32") for i in (0, 1)])
 
 
 # Activations.
@@ -314,8 +315,36 @@ def _scaled_product(
     b: NodeUpgrade, operands: Sequence[Value | None], scales: Sequence[Value | None]
 ) -> Value:
     """A product of integers, as real numbers."""
-    product = cast(b, b.emit("MatMulInteger", operands), "FLOAT")
+    product = as_type(b, b.emit("MatMulInteger", operands), "FLOAT")
     return b.emit("Mul", [product, b.emit("Mul", scales)])
+
+
+_HALF_FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
+_FOUR_BITS = (
+    (*_HALF_FP4, *(-x for x in _HALF_FP4)),
+    (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+)
+"""The numbers of FP4 and NF4 codes, of bitsandbytes."""
+
+
+@rewrites("MatMulBnb4")
+def matmul_bnb4(b: NodeUpgrade) -> None:
+    """Weights [N, K] of two codes a byte, the first in the upper half; blocks have a scale each."""
+    n, k, block = (b.attrs[key] for key in ("N", "K", "block_size"))
+    numbers = _FOUR_BITS[b.attrs["quant_type"]]
+    pairs = b.constant([[high, low] for high in numbers for low in numbers], FLOAT32)
+    codes = b.emit("Gather", [pairs, as_type(b, b.input(1), "INT32")])
+    codes = b.emit("Reshape", [codes, b.constant([-1])])
+    places = b.emit("Range", [b.constant(i) for i in (0, n * k, 1)])
+    scales = b.emit("Gather", [b.input(2), b.emit("Div", [places, b.constant(block)])])
+    codes = b.emit("Slice", [codes, b.constant([0]), b.constant([n * k]), b.constant([0])])
+    weights = b.emit("Reshape", [b.emit("Mul", [codes, scales]), b.constant([n, k])])
+    b.become("MatMul", [b.input(0), b.emit("Transpose", [weights], perm=[1, 0])])
 
 
 # Normalisation and embedding.
@@ -387,7 +416,7 @@ def embed_layer_normalization(b: NodeUpgrade) -> None:
                 "Expand", [b.constant(0, _INT32), b.emit("Shape", [ids], start=0, end=1)]
             )
         else:
-            ones = cast(b, b.emit("Equal", [mask, b.like(1, mask)]), "INT32")
+            ones = as_type(b, b.emit("Equal", [mask, b.like(1, mask)]), "INT32")
             count = b.emit("ReduceSum", [ones, b.constant([1])], keepdims=0)
         b.append("Identity", "", [count], [b.outputs[1]], None, f"{b.stem}/Count")
     parameters = [real(b.input(i), i) for i in (5, 6)]
@@ -471,7 +500,7 @@ def _mask(b: NodeUpgrade, index: int, scores: Value) -> Value | None:
         return None
     rank = b.rank(index)
     if rank == 1:
-        length = cast(b, _scalar(b, b.emit("Shape", [scores], start=3)), "INT32")
+        length = as_type(b, _scalar(b, b.emit("Shape", [scores], start=3)), "INT32")
         keys = b.emit("Range", [b.constant(0, _INT32), length, b.constant(1, _INT32)])
         seen = b.emit("Less", [keys, b.emit("Unsqueeze", [mask, b.constant([1])])])
     else:

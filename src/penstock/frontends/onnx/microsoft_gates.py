@@ -7,7 +7,7 @@ are an axis of their own, [..., branches, features], or come one behind the othe
 from __future__ import annotations
 
 from penstock.frontends.common.diagnostics import InexpressibleError
-from penstock.frontends.onnx.microsoft import cast, rewrites
+from penstock.frontends.onnx.microsoft import as_type, rewrites
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.ir.graph import Value
 from penstock.types import FLOAT32
@@ -23,7 +23,7 @@ def _joined(b: NodeUpgrade, *dims: Value) -> Value:
 
 def _in_branches(b: NodeUpgrade, x: Value) -> Value:
     """``x`` in float32 with an axis of branches."""
-    x, count = cast(b, x, "FLOAT"), b.attrs.get("num_branches", 0)
+    x, count = as_type(b, x, "FLOAT"), b.attrs.get("num_branches", 0)
     if not count:
         return x
     dims = _joined(b, _dims(b, x, 0, -1), b.constant([count, -1]))
@@ -33,7 +33,7 @@ def _in_branches(b: NodeUpgrade, x: Value) -> Value:
 def _like_branches(b: NodeUpgrade, gates: Value, x: Value) -> Value:
     """One gate for each branch of ``x``, or for each of their features."""
     dims = _joined(b, _dims(b, x, 0, -1), b.constant([-1]))
-    return b.emit("Reshape", [cast(b, gates, "FLOAT"), dims])
+    return b.emit("Reshape", [as_type(b, gates, "FLOAT"), dims])
 
 
 def _normal(b: NodeUpgrade, x: Value) -> Value:
@@ -59,8 +59,8 @@ def scaled_silu(b: NodeUpgrade) -> None:
     if scale is None:
         factor = b.constant(b.attrs.get("alpha", 1.0), FLOAT32)
     else:
-        factor = b.emit("Reshape", [cast(b, scale, "FLOAT"), b.constant([])])
-    z = b.emit("CastLike", [b.emit("Mul", [cast(b, x, "FLOAT"), factor]), x])
+        factor = b.emit("Reshape", [as_type(b, scale, "FLOAT"), b.constant([])])
+    z = b.emit("CastLike", [b.emit("Mul", [as_type(b, x, "FLOAT"), factor]), x])
     b.become("Mul", [z, b.emit("Sigmoid", [z])])
 
 
@@ -71,20 +71,20 @@ def branchwise_rms_norm(b: NodeUpgrade) -> None:
     y = _normal(b, branches)
     if scale is not None:
         dims = _joined(b, b.constant([-1]), _dims(b, branches, -1))
-        y = b.emit("Mul", [y, b.emit("Reshape", [cast(b, scale, "FLOAT"), dims])])
+        y = b.emit("Mul", [y, b.emit("Reshape", [as_type(b, scale, "FLOAT"), dims])])
     _become_like(b, y, x)
 
 
 @rewrites("GatedRMSNorm")
 def gated_rms_norm(b: NodeUpgrade) -> None:
     """Each row is normalised in groups as long as the scale."""
-    x, scale, gate = b.input(0), b.input(1), cast(b, b.input(2), "FLOAT")
+    x, scale, gate = b.input(0), b.input(1), as_type(b, b.input(2), "FLOAT")
     activation = b.attrs.get("activation", "silu")
     if activation not in ("silu", "swish", "sigmoid"):
         raise InexpressibleError(f"activation {activation!r} is not supported")
     dims = _joined(b, _dims(b, x, 0, -1), b.constant([-1]), b.emit("Shape", [scale]))
-    y = _normal(b, b.emit("Reshape", [cast(b, x, "FLOAT"), dims]))
-    y = b.emit("Mul", [y, cast(b, scale, "FLOAT")])
+    y = _normal(b, b.emit("Reshape", [as_type(b, x, "FLOAT"), dims]))
+    y = b.emit("Mul", [y, as_type(b, scale, "FLOAT")])
     y = b.emit("Reshape", [y, b.emit("Shape", [x])])
     factor = b.emit("Sigmoid" if activation == "sigmoid" else "Swish", [gate])
     b.become("CastLike", [b.emit("Mul", [y, factor]), x])
@@ -104,10 +104,10 @@ def hyper_connection_pre_mix(b: NodeUpgrade) -> None:
 def hyper_connection_post_mix(b: NodeUpgrade) -> None:
     """Branches, mixed by matrices, plus features that each of them gates."""
     x, matrices = _in_branches(b, b.input(0)), b.optional(3)
-    features = b.emit("Unsqueeze", [cast(b, b.input(1), "FLOAT"), b.constant([-2])])
+    features = b.emit("Unsqueeze", [as_type(b, b.input(1), "FLOAT"), b.constant([-2])])
     added = b.emit("Mul", [_like_branches(b, b.input(2), x), features])
     if matrices is not None:
-        operands = [cast(b, matrices, "FLOAT"), x]
+        operands = [as_type(b, matrices, "FLOAT"), x]
         x = b.emit("Einsum", operands, equation="...ck,...ch->...kh")
     _become_like(b, b.emit("Add", [x, added]), b.input(0))
 
@@ -115,20 +115,18 @@ def hyper_connection_post_mix(b: NodeUpgrade) -> None:
 @rewrites("EngramGate")
 def engram_gate(b: NodeUpgrade) -> None:
     """sigmoid(sign(d) sqrt(max(|d|, 1e-6))) value, with d = normal(key) normal(query) / sqrt(h)."""
-    key, query = (
-        b.emit("Mul", [_normal(b, cast(b, b.input(i), "FLOAT")), cast(b, b.input(i + 3), "FLOAT")])
-        for i in (0, 1)
-    )
-    size = cast(b, _dims(b, key, -1), "FLOAT")
+    real = [as_type(b, b.input(i), "FLOAT") for i in range(5)]
+    key, query = (b.emit("Mul", [_normal(b, real[i]), real[i + 3]]) for i in (0, 1))
+    size = as_type(b, _dims(b, key, -1), "FLOAT")
     products = b.emit("ReduceSum", [b.emit("Mul", [key, query]), b.constant([-1])])
     d = b.emit("Div", [products, b.emit("Sqrt", [size])])
     least = b.constant(1e-6, FLOAT32)
     root = b.emit("Sqrt", [b.emit("Max", [b.emit("Abs", [d]), least])])
     gate = b.emit("Sigmoid", [b.emit("Mul", [b.emit("Sign", [d]), root])])
-    value = b.emit("Unsqueeze", [cast(b, b.input(2), "FLOAT"), b.constant([2])])
+    value = b.emit("Unsqueeze", [real[2], b.constant([2])])
     y = b.emit("Mul", [gate, value])
     if len(b.outputs) > 1 and b.outputs[1] is not None:
-        normed = b.emit("Mul", [_normal(b, y), cast(b, b.input(5), "FLOAT")])
+        normed = b.emit("Mul", [_normal(b, y), as_type(b, b.input(5), "FLOAT")])
         b.append("CastLike", "", [normed, b.input(0)], [b.outputs[1]], None, f"{b.stem}/CastLike")
     b.become("CastLike", [y, b.input(0)], outputs=b.outputs[:1])
 

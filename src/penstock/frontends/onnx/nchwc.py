@@ -23,7 +23,7 @@ import numpy as np
 
 from penstock.frontends.common.diagnostics import ConversionError, Diagnostics, InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes
-from penstock.frontends.onnx.microsoft import fused_conv, guarded
+from penstock.frontends.onnx.microsoft import checked_rule, fused_conv
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ir.op import Op
@@ -150,7 +150,7 @@ def _may_be_cut(node: Node, readers: Readers) -> bool:
     return alone and node.attrs.get("group", 1) == 1 and node.input(3) is None
 
 
-@guarded
+@checked_rule
 def _write(b: NodeUpgrade, blocks: _Blocks) -> None:
     x = b.input(0)
     last = bool(b.attrs.get("channels_last", 0))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from penstock.host.current_run import check_stop
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.crops import resized_crops
@@ -141,7 +141,7 @@ def dynamic_time_warping(costs: np.ndarray) -> np.ndarray:
     steps = np.empty((rows + 1, columns + 1), np.int8)
     total[0, 0] = 0
     for diagonal in range(2, rows + columns + 1):
-        check_stop()
+        checkpoint()
         i = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
         j = diagonal - i
         both, above, left = total[i - 1, j - 1], total[i - 1, j], total[i, j - 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
@@ -64,10 +64,10 @@ def _infer_tokenizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 
 @operator("Tokenizer", domain=MICROSOFT, infer=_infer_tokenizer, strings=True)
 @by_attributes
-def tokenizer(node: Node, types: Types) -> Kernel:
+def tokenizer(attrs: Attrs) -> Callable[[np.ndarray], np.ndarray]:
     """The tokens of each string, with pads behind them: what separators leave, one separator after
     the other, or what a pattern matches, or single characters."""
-    attrs, least = node.attrs, node.attrs["mincharnum"]
+    least = attrs["mincharnum"]
     separators, token = attrs.get("separators") or (), attrs.get("tokenexp", "")
     single = token == "." or list(separators) == [""]
     if least < 1 or (single and least > 1) or not (separators or token):
@@ -96,7 +96,7 @@ def tokenizer(node: Node, types: Types) -> Kernel:
             rows = [["\x02", *row, "\x03"] for row in rows]
         return padded_rows(rows, attrs["pad_value"], x.shape)
 
-    return Kernel(run)
+    return run
 
 
 # MurmurHash3
