@@ -319,6 +319,27 @@ def test_qattention_matches_onnx_runtime(per_column: bool, dtype: Any, mask: str
                   untyped=False, atol=1e-3)  # fmt: skip
 
 
+@pytest.mark.parametrize("mask", ["none", "2d", "3d", "ends"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("added", [None, (2, 2, 5, 5), (1, 1, 5, 5)])
+def test_multi_head_attention_matches_onnx_runtime(mask: str, bias: bool, added: Any) -> None:
+    q, k, v = draw(2, 5, 8), draw(2, 5, 8), draw(2, 5, 12)
+    inputs = [q, k, v, draw(28) if bias else None, MASKS[mask], draw(*added) if added else None]
+    while inputs[-1] is None:
+        inputs.pop()
+    check_contrib("MultiHeadAttention", inputs, {"num_heads": 2}, untyped=False)
+
+
+def test_attention_of_sizes_that_are_known_leaves_no_operation_of_onnx_runtime() -> None:
+    x = draw(2, 5, 8)
+    for op, inputs in (
+        ("Attention", [x, draw(8, 24), draw(24), MASKS["ends"]]),
+        ("MultiHeadAttention", [x, x, x, draw(24), MASKS["2d"]]),
+    ):
+        nodes = load_onnx(contrib_model(op, inputs, {"num_heads": 2})).graph.nodes
+        assert all(node.op.domain == "" for node in nodes)
+
+
 # What cannot be.
 
 
@@ -346,7 +367,7 @@ def test_rule_of_a_misfit_node_refuses_it_or_gives_valid_types(
     "attrs", [{"num_heads": 5}, {"num_heads": 0}, {"num_heads": 2, "qkv_hidden_sizes": [8, 8, 9]}]
 )
 def test_attention_of_heads_that_do_not_fit_is_refused(attrs: Mapping[str, Any]) -> None:
-    with pytest.raises(InvalidModel, match="heads"):
+    with pytest.raises(InvalidModel, match="which are not those of"):
         ps.load(contrib_model("Attention", [draw(2, 5, 6), draw(6, 24), draw(24)], attrs))
 
 

@@ -428,27 +428,57 @@ def embed_layer_normalization(b: NodeUpgrade) -> None:
 
 @rewrites("Attention", "QAttention")
 def attention(b: NodeUpgrade) -> None:
-    """Softmax(q k^T scale + masks) v, of three projections of one input. With a past, or an order
-    among the queries, or where sizes are unknown, the node is left as it is."""
+    """Attention of three projections of one input."""
     masked, past, added = (5, 8, 9) if b.op == "QAttention" else (3, 4, 5)
     shape = b.shape(1)
-    kept = b.optional(past) or any(b.outputs[1:]) or any(b.attrs.get(key) for key in _ORDERED)
-    if kept or shape is None or not isinstance(shape[-1], int) or not _is_mask(b, masked):
+    if shape is None or not isinstance(shape[-1], int) or not _is_plain(b, masked, past):
         return
-    heads, total = b.attrs["num_heads"], shape[-1]
+    total = shape[-1]
     sizes = b.attrs.get("qkv_hidden_sizes") or [total // 3] * 3
-    whole = heads > 0 and not any(n % heads for n in sizes)
-    if not whole or len(sizes) != 3 or sum(sizes) != total or sizes[0] != sizes[1]:
-        raise NodeError(f"projects to {total} features, which are not those of {heads} heads")
+    if len(sizes) != 3 or sum(sizes) != total or sizes[0] != sizes[1]:
+        raise NodeError(f"projects to {total} features, which are not those of {sizes}")
+    _become_attention(b, list(_projections(b, sizes)), sizes, masked, b.optional(added))
+
+
+@rewrites("MultiHeadAttention")
+def multi_head_attention(b: NodeUpgrade) -> None:
+    """Attention of queries, keys and values, all [batch, places, features]."""
+    values = [b.optional(i) for i in range(3)]
+    shapes = [b.shape(i) if x is not None else None for i, x in enumerate(values)]
+    sizes = [s[2] for s in shapes if s is not None and len(s) == 3 and isinstance(s[2], int)]
+    if len(sizes) < 3 or not _is_plain(b, 4, 6) or any(b.inputs[6:]):
+        return
+    parts = [None] * 3 if b.optional(3) is None else _columns(b, 3, sizes)
+    sums = [_sum(b, x, part) for x, part in zip(values, parts, strict=True)]
+    _become_attention(b, sums, sizes, 4, b.optional(5))
+
+
+_ORDERED = ("unidirectional", "do_rotary", "past_present_share_buffer")
+
+
+def _is_plain(b: NodeUpgrade, masked: int, past: int) -> bool:
+    """Whether attention can be written out: with a past, or an order among the queries, or with
+    masks of other kinds than ``_mask`` makes, nodes are left as they are."""
+    kept = b.optional(past) or any(b.outputs[1:]) or any(b.attrs.get(key) for key in _ORDERED)
+    return not kept and _is_mask(b, masked)
+
+
+def _become_attention(
+    b: NodeUpgrade, values: Sequence[Value], sizes: Sequence[int], masked: int, added: Value | None
+) -> None:
+    """Become softmax(q k^T scale + masks) v in heads."""
+    heads = b.attrs["num_heads"]
+    if heads < 1 or any(n % heads for n in sizes):
+        raise NodeError(f"has {sizes} features, which are not those of {heads} heads")
     q, k, v = (
         b.emit("Reshape", [y, b.constant([0, 0, heads, n // heads])])
-        for y, n in zip(_projections(b, sizes), sizes, strict=True)
+        for y, n in zip(values, sizes, strict=True)
     )
     q, v = (b.emit("Transpose", [x], perm=[0, 2, 1, 3]) for x in (q, v))
     scores = b.emit("MatMul", [q, b.emit("Transpose", [k], perm=[0, 2, 3, 1])])
     scale = b.attrs.get("scale") or (sizes[0] // heads) ** -0.5
     scores = b.emit("Mul", [scores, b.like(scale, scores)])
-    scores = _sum(b, scores, _mask(b, masked, scores), b.optional(added))
+    scores = _sum(b, scores, _mask(b, masked, scores), added)
     y = b.emit("MatMul", [b.emit("Softmax", [scores], axis=-1), v])
     y = b.emit("Transpose", [y], perm=[0, 2, 1, 3])
     b.become("Reshape", [y, b.constant([0, 0, sizes[2]])])
@@ -465,9 +495,6 @@ def _projections(b: NodeUpgrade, sizes: Sequence[int]) -> Iterator[Value]:
     for w, bias, scale, zero in zip(*parts, strict=True):
         operands = [x, w, b.optional(6), zero]
         yield _sum(b, _scaled_product(b, operands, [b.input(3), scale]), bias)
-
-
-_ORDERED = ("unidirectional", "do_rotary", "past_present_share_buffer")
 
 
 def _columns(b: NodeUpgrade, index: int, sizes: Sequence[int]) -> Sequence[Value | None]:
