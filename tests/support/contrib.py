@@ -24,8 +24,10 @@ def contrib_model(
     constants: Sequence[int] = (),
     typed: bool = True,
     domain: str = "com.microsoft",
+    opset: int = OPSET,
 ) -> onnx.ModelProto:
-    """A model of one node. ``typed``: whether the shapes of its inputs are declared."""
+    """A model of one node. ``typed``: whether the shapes of its inputs are declared. ``opset`` is
+    that of a node of ONNX's own domain."""
     flags = [True] * outputs if isinstance(outputs, int) else list(outputs)
     names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
     results = [f"y{i}" if flag else "" for i, flag in enumerate(flags)]
@@ -41,7 +43,8 @@ def contrib_model(
     initializers = [numpy_helper.from_array(inputs[i], names[i]) for i in constants]
     outs = [onnx.ValueInfoProto(name=name) for name in results if name]
     graph = helper.make_graph([node], "g", infos, outs, initializers)
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
+    imports = [helper.make_opsetid("", OPSET if domain else opset)]
+    imports += [helper.make_opsetid(domain, 1)] if domain else []
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
@@ -54,6 +57,8 @@ def check_contrib(
     outputs: int | Sequence[bool] = 1,
     constants: Sequence[int] = (),
     untyped: bool = True,
+    domain: str = "com.microsoft",
+    opset: int = OPSET,
     rtol: float = 1e-4,
     atol: float = 1e-5,
 ) -> None:
@@ -64,7 +69,15 @@ def check_contrib(
     wanted = expected
     copies = {f"x{i}": None if x is None else x.copy() for i, x in enumerate(inputs)}
     for form in forms:
-        model = contrib_model(op, inputs, attrs, outputs=outputs, **form)  # type: ignore[arg-type]
+        model = contrib_model(
+            op,
+            inputs,
+            attrs,
+            outputs=outputs,
+            domain=domain,
+            opset=opset,
+            **form,  # type: ignore[arg-type]
+        )
         fed = {
             f"x{i}": x
             for i, x in enumerate(inputs)

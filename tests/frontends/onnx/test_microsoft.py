@@ -75,6 +75,28 @@ def test_operation_of_one_onnx_node_matches_onnx_runtime(
     check_contrib(op, inputs, attrs, **more)
 
 
+@pytest.mark.parametrize(
+    ("op", "attrs"),
+    [
+        ("Affine", {"alpha": 0.5, "beta": 2.0}),
+        ("Scale", {"scale": 0.3}),
+        ("ScaledTanh", {"alpha": 0.5, "beta": 2.0}),
+        ("ParametricSoftplus", {"alpha": 0.5, "beta": 2.0}),
+        ("ImageScaler", {"scale": 0.5, "bias": [1.0, 2.0, 3.0]}),
+        ("Crop", {"border": [1, 2, 1, 0]}),
+        ("Crop", {"border": [1, 2, 1, 0], "scale": [2, 3]}),
+    ],
+)
+def test_experiments_of_onnx_match_onnx_runtime(op: str, attrs: Mapping[str, Any]) -> None:
+    check_contrib(op, [draw(2, 3, 5, 6)], attrs, domain="", opset=9, untyped="Crop" not in op)
+
+
+@pytest.mark.parametrize("axes", [[0, 2], None])
+def test_dynamic_slice_matches_onnx_runtime(axes: Any) -> None:
+    bounds = [np.array([0, 1]), np.array([1, 3]), *([np.array(axes)] if axes else [])]
+    check_contrib("DynamicSlice", [draw(2, 3, 4), *bounds], domain="", opset=9)
+
+
 @pytest.mark.parametrize("alpha", [1.0, 0.25])
 @pytest.mark.parametrize("op", ["FusedMatMul", "TransposeMatMul"])
 @pytest.mark.parametrize(

@@ -10,63 +10,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import penstock as ps
 from penstock.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx.nchwc import DOMAIN
+from tests.support.saved_models import Net, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model was saved in a layout of ONNX Runtime")
-
-
-class Net:
-    """A convolutional network of random weights, written down node by node."""
-
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(0)
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[onnx.TensorProto] = []
-
-    def constant(self, array: Any) -> str:
-        name = f"c{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.asarray(array), name))
-        return name
-
-    def add(self, op: str, *inputs: str, **attrs: Any) -> str:
-        output = f"v{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, inputs, [output], name=f"{op}_{output}", **attrs))
-        return output
-
-    def conv(
-        self, x: str, channels: int, filters: int, kernel: int = 3, bias: bool = True, **attrs: Any
-    ) -> str:
-        shape = (filters, channels // attrs.get("group", 1), kernel, kernel)
-        operands = [self.constant(self.rng.standard_normal(shape).astype(np.float32) / 5)]
-        if bias:
-            operands.append(self.constant(self.rng.standard_normal(filters).astype(np.float32)))
-        return self.add(
-            "Conv", x, *operands, pads=[kernel // 2] * 4, kernel_shape=[kernel] * 2, **attrs
-        )
-
-    def model(self, channels: int, *outputs: str) -> onnx.ModelProto:
-        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", channels, 16, 16])
-        infos = [helper.make_tensor_value_info(y, TensorProto.FLOAT, None) for y in outputs]
-        graph = helper.make_graph(self.nodes, "net", [x], infos, self.weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-def saved(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
-    """What ONNX Runtime makes of a model at level ALL."""
-    import onnxruntime
-
-    onnxruntime.set_default_logger_severity(4)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.optimized_model_filepath = str(folder / "saved.onnx")
-    onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return onnx.load(folder / "saved.onnx")
 
 
 def residual(net: Net, c: int) -> list[str]:
@@ -128,7 +79,7 @@ def test_saved_model_gives_what_the_plain_one_gives(
 ) -> None:
     writer = Net()
     plain = writer.model(3, *net(writer, channels))
-    blocked = saved(plain, tmp_path)
+    blocked = saved(plain, tmp_path, "ORT_ENABLE_ALL")
     assert any(node.domain == DOMAIN for node in blocked.graph.node)
     x = np.random.default_rng(1).standard_normal((2, 3, 16, 16)).astype(np.float32)
     wanted = ps.compile(plain).run({"x": x})
@@ -145,7 +96,7 @@ def test_saved_model_of_whole_blocks_has_the_steps_of_the_plain_one(
     shapes = {"x": (2, 3, 16, 16)}
     counts = [
         len(ps.compile(model, shapes=shapes).source.splitlines())
-        for model in (plain, saved(plain, tmp_path))
+        for model in (plain, saved(plain, tmp_path, "ORT_ENABLE_ALL"))
     ]
     assert counts[0] == counts[1]
 
@@ -155,7 +106,7 @@ def test_saved_model_is_imported_without_pads_and_slices_around_convolutions(
 ) -> None:
     writer = Net()
     x = writer.conv(writer.add("Relu", writer.add("Neg", "x")), 20, 24)
-    model = saved(writer.model(20, writer.add("Neg", x)), tmp_path)
+    model = saved(writer.model(20, writer.add("Neg", x)), tmp_path, "ORT_ENABLE_ALL")
     session = ps.compile(model, shapes={"x": (1, 20, 16, 16)})
     assert not {"pad", "slice"} & set(session.source.split())
 
@@ -194,6 +145,6 @@ def test_nodes_in_blocks_that_cannot_be_are_refused() -> None:
 
 def test_operations_of_a_saved_model_are_all_of_onnx(tmp_path: Path) -> None:
     writer = Net()
-    model = ps.load(saved(writer.model(3, *residual(writer, 20)), tmp_path))
+    model = ps.load(saved(writer.model(3, *residual(writer, 20)), tmp_path, "ORT_ENABLE_ALL"))
     domains = Counter(node.op.domain for node in model.graph.walk())
     assert set(domains) == {""}

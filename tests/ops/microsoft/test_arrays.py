@@ -185,3 +185,29 @@ def test_cdist_matches_onnx_runtime(metric: str, dtype: Any) -> None:
     check_contrib("CDist", [inputs[0][:0], inputs[1]], {"metric": metric})
     refused("CDist", inputs, {"metric": "cosine"})
     refused("CDist", [inputs[0], inputs[1][:, :3]])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("eos", [None, 0, 2])
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("attrs", [{}, {"reset_on_eos": 1}, {"max_ngram_size": 2}])
+def test_ngram_hash_mapping_matches_onnx_runtime(
+    dtype: Any, past: bool, eos: Any, segments: bool, attrs: Mapping[str, int]
+) -> None:
+    attrs = {"pad_id": 3, "max_ngram_size": 4, "n_head_per_ngram": 2, **attrs}
+    most = attrs["max_ngram_size"]
+    heads = 2 * (most - 1)
+    inputs = [
+        rng.integers(-1, 4, (2, 9)).astype(dtype),
+        rng.integers(-(2**31), 2**31, most).astype(dtype),
+        rng.integers(5, 99, heads).astype(dtype),
+        rng.integers(0, 4, (2, most - 1)).astype(dtype) if past else None,
+        rng.integers(0, 99, heads).astype(dtype) if past else None,
+        None if eos is None else np.array(eos, dtype),
+        np.sort(rng.integers(0, 3, (2, 9)).astype(np.int32)) if segments else None,
+    ]
+    while inputs[-1] is None:
+        inputs.pop()
+    check_contrib("NGramHashMapping", inputs, attrs, outputs=2)
+    check_contrib("NGramHashMapping", inputs, attrs, outputs=1)

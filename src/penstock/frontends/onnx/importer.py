@@ -319,7 +319,7 @@ class _Importer:
                 "knows; export the model with an older opset"
             )
         result = meaning(op_type, domain, opset)
-        if result.schema is None and result.op is None and newest:
+        if result.schema is None and result.op is None and result.rule is None and newest:
             return Refusal(f"opset {opset} of {domain or 'ai.onnx'} has no such operation")
         has_function = result.schema is not None and result.schema.has_function
         return result if result.op or result.rule or has_function else Refusal(NO_KERNEL)

@@ -146,6 +146,46 @@ def matmul_integer_16(b: NodeUpgrade) -> None:
     b.become("MatMul", [as_type(b, b.input(i), "INT32") for i in (0, 1)])
 
 
+# Experiments in ONNX's own domain, which converters of its first years wrote.
+
+
+@rewrites("Affine", "Scale", "ScaledTanh", "ParametricSoftplus", domain="")
+def affine(b: NodeUpgrade) -> None:
+    """alpha x + beta, or alpha f(beta x)."""
+    x = b.input(0)
+    alpha = b.like(b.attrs.get("scale" if b.op == "Scale" else "alpha", 1.0), x)
+    if b.op == "Scale":
+        b.become("Mul", [x, alpha])
+    elif b.op == "Affine":
+        b.become("Add", [b.emit("Mul", [x, alpha]), b.like(b.attrs.get("beta", 0.0), x)])
+    else:
+        inner = b.emit("Mul", [x, b.like(b.attrs["beta"], x)])
+        function = "Tanh" if b.op == "ScaledTanh" else "Softplus"
+        b.become("Mul", [b.emit(function, [inner]), alpha])
+
+
+@rewrites("ImageScaler", domain="")
+def image_scaler(b: NodeUpgrade) -> None:
+    x = b.emit("Mul", [b.input(0), b.like(b.attrs.get("scale", 1.0), b.input(0))])
+    bias = np.asarray(b.attrs["bias"]).reshape(-1, 1, 1)
+    b.become("Add", [x, b.emit("CastLike", [b.constant(bias, FLOAT32), x])])
+
+
+@rewrites("Crop", "DynamicSlice", domain="")
+def crop(b: NodeUpgrade) -> None:
+    if b.op == "DynamicSlice":
+        b.become("Slice", [b.input(0), b.input(1), b.input(2), b.optional(3)])
+        return
+    left, top, right, bottom = b.attrs["border"]
+    starts = b.constant([top, left])
+    if b.attrs.get("scale"):
+        ends = b.emit("Add", [starts, b.constant(b.attrs["scale"])])
+    else:
+        size = b.emit("Shape", [b.input(0)], start=2)
+        ends = b.emit("Sub", [size, b.constant([bottom, right])])
+    b.become("Slice", [b.input(0), starts, ends, b.constant([2, 3])])
+
+
 # Activations.
 
 

@@ -55,6 +55,8 @@ def to_plain_layout(
     graph: Graph, types: InferredTypes, unique: Callable[[str], str], diagnostics: Diagnostics
 ) -> None:
     """Rewrite the nodes of ``graph`` that are in blocks; add what is wrong to ``diagnostics``."""
+    if not any(node.op.domain == DOMAIN for node in graph.nodes):
+        return
     try:
         values, kept = _blocked_values(graph), _kept_channels(graph)
         size = _block_size(graph, values, kept)

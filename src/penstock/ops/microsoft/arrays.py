@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.algorithms.checkpoints import checkpoint
-from penstock.ir.op import Attrs, Consts, Types
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.crops import resized_crops
 from penstock.ops.common.dtypes import HALF, INT32
 from penstock.ops.common.windows import behind, windows
-from penstock.ops.registry import MICROSOFT, array_operator, standard
+from penstock.ops.registry import MICROSOFT, array_operator, operator, standard
 from penstock.types import FLOAT32, INT64, ShapeError, TensorType, Type
 
 # Matrices and windows.
@@ -191,37 +193,96 @@ def _infer_bifurcation(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     return TensorType(INT64, (None,)), TensorType(INT64, rules.tensor(types, 2).shape)
 
 
-@array_operator("BifurcationDetector", domain=MICROSOFT, infer=_infer_bifurcation)
-def bifurcation_detector(
-    source: np.ndarray,
-    current: np.ndarray,
-    start: np.ndarray,
-    predicted: np.ndarray | None = None,
-    *,
-    min_ngram_size: int = 1,
-    max_ngram_size: int = 3,
-) -> tuple[np.ndarray, np.ndarray]:
+def _pair(node: Node, function: Callable[..., tuple[np.ndarray, np.ndarray]]) -> Kernel:
+    """A kernel of two outputs, of which a node may leave out the second."""
+    if len(node.outputs) > 1:
+        return Kernel(function)
+    return Kernel(lambda *inputs: function(*inputs)[0])
+
+
+@operator("BifurcationDetector", domain=MICROSOFT, infer=_infer_bifurcation)
+def bifurcation_detector(node: Node, types: Types) -> Kernel:
     """The current tokens with the predicted ones, as far as these follow the source from ``start``
     on and one further; and where in the source the only match of the last n-gram ends."""
-    tokens = current.copy()
-    if predicted is not None:
-        rest = source[int(rules.one_element(start, "prev_suffix_match_idx")) :]
-        if not 0 <= int(start.reshape(())) <= len(source) or predicted.shape != (len(rest) + 1,):
-            raise ShapeError(f"{predicted.shape} predictions from {start} of {len(source)} tokens")
-        differs = np.flatnonzero(np.append(predicted[:-1] != rest, True))[0]
-        tokens = np.concatenate([current, predicted[: differs + 1]])
-    end = -1
-    for size in range(min_ngram_size, min(max_ngram_size, len(tokens), len(source)) + 1):
-        grams = sliding_window_view(source, size)
-        places = np.flatnonzero((grams == tokens[-size:]).all(1))
-        if not len(places):
-            break
-        end = int(places[0]) + size
-        if end >= len(source):
-            break
-        if len(places) > 1:
-            end = -1
-    return tokens, np.full(start.shape, end, np.int64)
+    least, most = (node.attrs.get(f"{key}_ngram_size", n) for key, n in (("min", 1), ("max", 3)))
+
+    def run(
+        source: np.ndarray, current: np.ndarray, start: np.ndarray, predicted: Any = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        tokens = current.copy()
+        if predicted is not None:
+            first = int(rules.one_element(start, "prev_suffix_match_idx"))
+            rest = source[first:]
+            if not 0 <= first <= len(source) or predicted.shape != (len(rest) + 1,):
+                raise ShapeError(f"{predicted.shape} predictions from {first} of {source.shape}")
+            differs = np.flatnonzero(np.append(predicted[:-1] != rest, True))[0]
+            tokens = np.concatenate([current, predicted[: differs + 1]])
+        end = -1
+        for size in range(least, min(most, len(tokens), len(source)) + 1):
+            grams = sliding_window_view(source, size)
+            places = np.flatnonzero((grams == tokens[-size:]).all(1))
+            if not len(places):
+                break
+            end = int(places[0]) + size
+            if end >= len(source):
+                break
+            if len(places) > 1:
+                end = -1
+        return tokens, np.full(start.shape, end, np.int64)
+
+    return _pair(node, run)
+
+
+def _infer_hashes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    ids, most = rules.tensor(types, 0), attrs["max_ngram_size"]
+    if most < 2 or attrs["n_head_per_ngram"] < 1:
+        raise ShapeError(f"n-grams of at most {most} tokens, {attrs['n_head_per_ngram']} heads")
+    heads = (most - 1) * attrs["n_head_per_ngram"]
+    rules.check_shape("input_ids", ids.shape, (None, None))
+    batch, length = ids.shape or (None, None)
+    rules.check_shape("past_ids", rules.tensor(types, 3).shape, (batch, most - 1))
+    for i, name in ((2, "vocab_sizes"), (4, "head_offsets")):
+        rules.check_shape(name, rules.tensor(types, i).shape, (heads,))
+    rules.check_shape("segment_ids", rules.tensor(types, 6).shape, (batch, length))
+    present = TensorType(ids.dtype, (batch, most - 1))
+    return TensorType(ids.dtype, (batch, length, heads)), present
+
+
+@operator("NGramHashMapping", domain=MICROSOFT, infer=_infer_hashes)
+def ngram_hash_mapping(node: Node, types: Types) -> Kernel:
+    """For each place and each n, the products of the last n tokens and the multipliers, joined by
+    xor, modulo sizes; and the last tokens. Tokens before a place where the text starts anew are
+    those before the whole text."""
+    attrs = node.attrs
+    most, heads = attrs["max_ngram_size"], attrs["n_head_per_ngram"]
+
+    def run(ids: Any, factors: Any, sizes: Any, *rest: Any) -> tuple[np.ndarray, np.ndarray]:
+        past, offsets, eos, segments = rules.pad_with_none(rest, 4)
+        batch, length = ids.shape
+        if len(factors) < most or (sizes <= 0).any():
+            raise ShapeError(f"{len(factors)} multipliers, sizes {sizes.tolist()}")
+        filler = attrs["pad_id"] if eos is None else int(rules.one_element(eos, "eos_token_id"))
+        if past is None:
+            past = np.full((batch, most - 1), filler, ids.dtype)
+        tokens = np.concatenate([past, ids], axis=1)
+        starts = np.zeros(tokens.shape, bool)
+        if attrs.get("reset_on_eos", 0) and eos is not None:
+            starts[:, 1:] |= tokens[:, :-1] == filler
+        if segments is not None:
+            starts[:, most:] |= segments[:, 1:] != segments[:, :-1]
+        places = np.arange(tokens.shape[1])
+        first = np.maximum.accumulate(np.where(starts, places, 0), axis=1)[:, most - 1 :]
+        mixed, results = np.zeros(ids.shape, ids.dtype), []
+        for n in range(most):
+            before = places[most - 1 :] - n
+            shifted = np.where(before >= first, tokens[:, before], ids.dtype.type(filler))
+            mixed ^= shifted * factors[n]
+            if n:
+                results.append(mixed[..., np.newaxis] % sizes[(n - 1) * heads : n * heads])
+        hashes = np.concatenate(results, axis=-1)
+        return hashes if offsets is None else hashes + offsets, tokens[:, length:].copy()
+
+    return _pair(node, run)
 
 
 def _infer_words(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

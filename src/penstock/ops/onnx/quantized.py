@@ -1,4 +1,4 @@
-"""Matrix products of 8-bit integers: MatMulInteger, QLinearMatMul, and those of com.microsoft.
+"""Matrix products of 8-bit integers: MatMulInteger, QLinearMatMul, QGemm.
 
 BLAS has no integers, and NumPy's own integer product is a hundred times slower than BLAS. So they
 are computed in float32, exactly: it holds every integer up to 2**24, hence a sum of products that
