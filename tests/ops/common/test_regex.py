@@ -10,7 +10,7 @@ import penstock as ps
 from penstock.executors.control import CancelToken, begin_run
 from penstock.host.current_run import working_for
 from penstock.ops.common import regex
-from penstock.ops.common.regex import Regex
+from penstock.ops.common.regex import Regex, simple_pattern
 
 EXPLODING = "(a|b)*a" + "(a|b){300}" * 3
 
@@ -30,3 +30,28 @@ def test_regex_stops_with_its_run():
     token.cancel()
     with pytest.raises(ps.Cancelled):
         working_for(control, Regex("a*").fullmatch, "a" * 100_000)
+
+
+SIMPLE = [" ", ",;", r"\.", "é", "[a-c]", "[^ab]+", r"[\w-]+", r"\w+", r"\d", ".+", "..", "ab", r"\b\w\w+\b",
+          r"\b[a-zA-Z0-9_]+", "[a-zA-Z0-9_]+", "[. ]", "a-b", r"[\[\]]+"]  # fmt: skip
+OTHERS = ["", "a*", "a|b", "(a)", "a?", "^a", r"\s", r"\b", r"a\b", r"[^a]+\b", "[[:alpha:]]", "a+b", "[a&&b]",
+          "a{2}", "(?i)a", r"\pL", "[a-c]d", r"\b[ab]+\b", "[^\\s]"]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", SIMPLE)
+def test_simple_pattern_finds_what_the_engine_finds(pattern: str) -> None:
+    simple = simple_pattern(pattern)
+    assert simple is not None
+    draw = random.Random(0)
+    for _ in range(300):
+        text = "".join(draw.choices("ab,; .-é_1[]\n\v", k=draw.randrange(12)))
+        found, start = [], 0
+        while (match := Regex(pattern).search(text, start)) is not None:
+            found.append(match)
+            start = match[1]
+        assert [match.span() for match in simple.finditer(text)] == found, text
+
+
+@pytest.mark.parametrize("pattern", OTHERS)
+def test_pattern_that_re_may_match_otherwise_is_not_simple(pattern: str) -> None:
+    assert simple_pattern(pattern) is None

@@ -17,7 +17,6 @@ import numpy as np
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import is_fused, parts
-from penstock.ops.registry import MICROSOFT
 from penstock.types import TensorType
 
 # As in c/elementwise.c.
@@ -156,8 +155,8 @@ def _sigmoid(x: _Value) -> _Value:
     return _typed("sigmoid", x)
 
 
-def _swish(attrs: Mapping[str, Any], x: _Value, default: float = 1.0) -> _Value:
-    return x * _sigmoid(x * attrs.get("alpha", default))
+def _swish(attrs: Mapping[str, Any], x: _Value) -> _Value:
+    return x * _sigmoid(x * attrs.get("alpha", 1.0))
 
 
 def _gelu(attrs: Mapping[str, Any], x: _Value) -> _Value:
@@ -295,10 +294,6 @@ FORMULAS: dict[str, Formula] = {
     "Swish": _swish,
     "Mish": _mish,
     "Gelu": _gelu,
-    f"{MICROSOFT}.Gelu": _gelu,
-    f"{MICROSOFT}.QuickGelu": lambda attrs, x: _swish(attrs, x, 1.702),
-    f"{MICROSOFT}.FastGelu": lambda attrs, x, *bias: _tanh_gelu(_folded("add")(attrs, x, *bias)),
-    f"{MICROSOFT}.BiasGelu": lambda attrs, x, bias: _gelu({}, x + bias),
     "penstock.ZeroNaN": _zero_nan,
 }
 """by operation, what it computes, given its attributes and its inputs"""
@@ -331,7 +326,7 @@ def estimated_ns(node: Node) -> float | None:
     return total
 
 
-_PART_NS = {"Swish": 0.35, "QuickGelu": 0.35, "Mish": 0.5, "Softplus": 0.8, "Elu": 0.4, "Selu": 0.4}
+_PART_NS = {"Swish": 0.35, "Mish": 0.5, "Softplus": 0.8, "Elu": 0.4, "Selu": 0.4}
 
 
 class _Program:

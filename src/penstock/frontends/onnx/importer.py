@@ -274,16 +274,9 @@ class _Importer:
             self.diagnostics.problem(*[f"{origin} {fault}" for fault in faults])
             return None
         if meaning.rule is not None:
-            old = NodeUpgrade(
-                name,
-                inputs,
-                outputs,
-                attrs,
-                types=self.types,
-                unique=self.names.unique,
-                origin=origin,
-            )
-            old.op = proto.op_type
+            unique = self.names.unique
+            old = NodeUpgrade(name, inputs, outputs, attrs, types=self.types, unique=unique)
+            old.op, old.origin = proto.op_type, origin
             old.version = 1 if meaning.schema is None else meaning.schema.version
             try:
                 meaning.rule(old)

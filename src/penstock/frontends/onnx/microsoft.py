@@ -329,14 +329,7 @@ def cdist(b: NodeUpgrade) -> None:
 @rewrites("DynamicQuantizeMatMul")
 def dynamic_quantize_matmul(b: NodeUpgrade) -> None:
     codes, scale, zero = (Value(b.fresh(name)) for name in ("codes", "scale", "zero"))
-    b.append(
-        "DynamicQuantizeLinear",
-        "",
-        [b.input(0)],
-        [codes, scale, zero],
-        None,
-        f"{b.stem}/DynamicQuantizeLinear",
-    )
+    b.give([codes, scale, zero], "DynamicQuantizeLinear", [b.input(0)])
     operands = [codes, b.input(1), zero, b.optional(3)]
     _become_sum(b, _scaled_product(b, operands, [scale, b.input(2)]), b.optional(4))
 
@@ -422,7 +415,7 @@ def _become_normalized(
     total = _sum(b, *terms)
     outputs = b.outputs[:1] if op == "RMSNormalization" or place < 3 else b.outputs[:3]
     if len(b.outputs) > place and b.outputs[place] is not None:
-        b.append("Identity", "", [total], [b.outputs[place]], None, f"{b.stem}/Sum")
+        b.give([b.outputs[place]], "Identity", [total])
     attrs = {"epsilon": b.attrs.get("epsilon", 1e-12)}
     b.become(op, [total, *parameters], attrs, outputs)
 
@@ -458,7 +451,7 @@ def embed_layer_normalization(b: NodeUpgrade) -> None:
         else:
             ones = as_type(b, b.emit("Equal", [mask, b.like(1, mask)]), "INT32")
             count = b.emit("ReduceSum", [ones, b.constant([1])], keepdims=0)
-        b.append("Identity", "", [count], [b.outputs[1]], None, f"{b.stem}/Count")
+        b.give([b.outputs[1]], "Identity", [count])
     parameters = [real(b.input(i), i) for i in (5, 6)]
     _become_normalized(b, "LayerNormalization", terms, parameters, 2)
 
@@ -546,7 +539,7 @@ def _columns(b: NodeUpgrade, index: int, sizes: Sequence[int]) -> Sequence[Value
         arrays = np.split(value.const, np.cumsum(sizes)[:-1], -1)
         return [b.constant(np.ascontiguousarray(part), part.dtype) for part in arrays]
     parts: list[Value | None] = [Value(b.fresh("part")) for _ in sizes]
-    b.append("Split", "", [value, b.constant(sizes)], parts, {"axis": -1}, f"{b.stem}/Split")
+    b.give(parts, "Split", [value, b.constant(sizes)], {"axis": -1})
     return parts
 
 

@@ -127,7 +127,7 @@ def engram_gate(b: NodeUpgrade) -> None:
     y = b.emit("Mul", [gate, value])
     if len(b.outputs) > 1 and b.outputs[1] is not None:
         normed = b.emit("Mul", [_normal(b, y), as_type(b, b.input(5), "FLOAT")])
-        b.append("CastLike", "", [normed, b.input(0)], [b.outputs[1]], None, f"{b.stem}/CastLike")
+        b.give([b.outputs[1]], "CastLike", [normed, b.input(0)])
     b.become("CastLike", [y, b.input(0)], outputs=b.outputs[:1])
 
 
@@ -150,8 +150,7 @@ def causal_conv_with_state(b: NodeUpgrade) -> None:
     )
     y, state = (Value(b.fresh(name)) for name in ("output", "state"))
     kept = b.kept("CausalConvWithState", b.attrs)
-    name = f"{b.stem}/CausalConvWithState"
-    b.append("CausalConvWithState", "", [x, w, bias, past], [y, state], kept, name)
+    b.give([y, state], "CausalConvWithState", [x, w, bias, past], kept)
     if len(b.outputs) > 1 and b.outputs[1] is not None:
-        b.append("Transpose", "", [state], [b.outputs[1]], turned, f"{b.stem}/Transpose")
+        b.give([b.outputs[1]], "Transpose", [state], turned)
     b.become("Transpose", [y], turned, b.outputs[:1])

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from penstock.errors import InternalError
-from penstock.frontends.common.builder import NodeBuilder
+from penstock.frontends.common.builder import NodeBuilder, short_name
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
 from penstock.ir.graph import Node, Value
 from penstock.ops import Op, find
@@ -53,6 +53,16 @@ class NodeUpgrade(NodeBuilder):
         """Emit the final node, with those of ``attrs`` that the current version has."""
         outputs = self.outputs if outputs is None else outputs
         self.append(op, "", inputs, outputs, self.kept(op, attrs or {}), self.name)
+
+    def give(
+        self,
+        outputs: Sequence[Value | None],
+        op: str,
+        inputs: Sequence[Value | None],
+        attrs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Emit a node, before the final one, that has these outputs."""
+        self.append(op, "", inputs, outputs, attrs, f"{short_name(self.name)}/{op}")
 
     def kept(self, op: str, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Those of ``attrs`` that the current version of ``op`` has."""

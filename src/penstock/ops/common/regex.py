@@ -337,6 +337,23 @@ def _folded(char: str) -> frozenset[str]:
     return frozenset(c for c in variants if len(c) == 1)
 
 
+# Patterns that ``re`` matches in linear time, and alike: literals, and runs of one class.
+
+_ITEM = r"\w-\w|[^\\\[\]^&|~-]|\\[wd.\-\[\]\\]"
+_CLASS = rf"(?:\[\^?(?:{_ITEM})+-?\]|\\w|\\d|\.)"
+_WORDS = r"(?:\\w|\[a-zA-Z0-9_\])"
+_SIMPLE = re.compile(
+    r"(?:[^\\^$.|?*+()\[\]{}]|\\[^\w\s])+"  # literals
+    rf"|(?P<one>{_CLASS})(?P=one)*\+?|\\b(?P<word>{_WORDS})(?P=word)*\+(?:\\b)?"
+)
+
+
+def simple_pattern(pattern: str) -> re.Pattern[str] | None:
+    """The pattern for ``re``, if it is of a kind for which that finds the leftmost longest matches,
+    none of them empty, and never tries again what has failed."""
+    return re.compile(pattern, re.ASCII) if _SIMPLE.fullmatch(pattern) else None
+
+
 # Matching
 
 # Characters between two looks at the run.

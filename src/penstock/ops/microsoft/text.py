@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -13,7 +12,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import INT32
-from penstock.ops.common.regex import Regex, RegexError
+from penstock.ops.common.regex import Regex, RegexError, simple_pattern
 from penstock.ops.common.shape_rules import tensor
 from penstock.ops.onnx.text import padded_rows
 from penstock.ops.registry import MICROSOFT, operator
@@ -22,28 +21,42 @@ from penstock.types import STRING, Shape, ShapeError, TensorType, Type
 UINT32 = np.dtype(np.uint32)
 
 
-def _pieces(least: int, separator: Regex, text: str) -> Iterator[str]:
+def _pieces(least: int, separator: str) -> Callable[[str], Iterable[str]]:
     """What is between separators, if it has ``least`` characters. An empty separator takes away
     the character behind it."""
-    start = 0
-    while (match := separator.search(text, start)) is not None:
-        begin, end = match
-        if begin - start >= least:
-            yield text[start:begin]
-        start = end if end > begin else begin + 1
-    if len(text) - start >= least:
-        yield text[start:]
+    pattern, simple = Regex(separator), simple_pattern(separator)
+    if simple is not None:
+        return lambda text: [piece for piece in simple.split(text) if len(piece) >= least]
+
+    def split(text: str) -> Iterator[str]:
+        start = 0
+        while (match := pattern.search(text, start)) is not None:
+            begin, end = match
+            if begin - start >= least:
+                yield text[start:begin]
+            start = end if end > begin else begin + 1
+        if len(text) - start >= least:
+            yield text[start:]
+
+    return split
 
 
-def _matches(least: int, token: Regex, text: str) -> Iterator[str]:
+def _matches(least: int, token: str) -> Callable[[str], Iterable[str]]:
     """The matches of a pattern that have ``least`` characters, from left to right."""
-    start = 0
-    while (match := token.search(text, start)) is not None:
-        begin, end = match
-        start = begin + 1
-        if end - begin >= least:
-            yield text[begin:end]
-            start = end
+    pattern, simple = Regex(token), simple_pattern(token)
+    if simple is not None:
+        return lambda text: [match for match in simple.findall(text) if len(match) >= least]
+
+    def find(text: str) -> Iterator[str]:
+        start = 0
+        while (match := pattern.search(text, start)) is not None:
+            begin, end = match
+            start = begin + 1
+            if end - begin >= least:
+                yield text[begin:end]
+                start = end
+
+    return find
 
 
 def _check_rank(shape: Shape) -> None:
@@ -73,18 +86,16 @@ def tokenizer(attrs: Attrs) -> Callable[[np.ndarray], np.ndarray]:
     if least < 1 or (single and least > 1) or not (separators or token):
         raise ShapeError(f"mincharnum = {least}, with separators {separators}, tokenexp {token!r}")
     try:
-        patterns = [Regex(pattern) for pattern in separators or (token,)]
+        steps = [_pieces(least, pattern) for pattern in separators] or [_matches(least, token)]
     except RegexError as error:
         raise ShapeError(f"not a pattern that RE2 takes: {error}") from error
 
     def tokens(text: str) -> list[str]:
         if single:
             return list(text)
-        if not separators:
-            return list(_matches(least, patterns[0], text))
         pieces = [text]
-        for separator in patterns:
-            pieces = list(chain.from_iterable(map(partial(_pieces, least, separator), pieces)))
+        for step in steps:
+            pieces = list(chain.from_iterable(map(step, pieces)))
         return pieces
 
     def run(x: np.ndarray) -> np.ndarray:

@@ -170,9 +170,9 @@ def sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-def swish(dtype: np.dtype, attrs: Attrs, default: float = 1.0) -> Body:
-    """x sigmoid(alpha x); ``default`` is that of ``alpha``."""
-    factor, one = _constants(dtype, -attrs.get("alpha", default), 1)
+def swish(dtype: np.dtype, attrs: Attrs) -> Body:
+    """x sigmoid(alpha x)."""
+    factor, one = _constants(dtype, -attrs.get("alpha", 1.0), 1)
 
     def body(x: Any, out: Any, t: Any) -> None:
         np.multiply(x, factor, t)
