@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import penstock as ps
@@ -404,3 +405,15 @@ def test_embed_layer_normalization_of_an_index_out_of_range_fails(change: Any) -
     feeds = {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
     with pytest.raises(ps.PenstockError, match=r"range|bounds"):
         ps.compile(model).run(feeds)
+
+
+def test_sparse_to_dense_matmul_of_a_sparse_initializer() -> None:
+    dense = np.array([[0, 2, 0], [0, 0, 3]], F32)
+    values = onnx.numpy_helper.from_array(np.array([2, 3], F32), "x0")
+    places = onnx.numpy_helper.from_array(np.array([1, 5]), "places")
+    x = draw(2, 4)
+    attrs = {"transA": 1, "alpha": 0.5}
+    model = contrib_model("SparseToDenseMatMul", [dense, x], attrs)
+    del model.graph.input[0]
+    model.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, places, [2, 3]))
+    np.testing.assert_allclose(ps.compile(model)(x), dense.T @ x / 2, rtol=1e-6)

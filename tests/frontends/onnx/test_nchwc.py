@@ -87,6 +87,23 @@ def test_saved_model_gives_what_the_plain_one_gives(
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("channels", [20, 32])
+def test_saved_model_of_images_of_any_size_gives_what_the_plain_one_gives(
+    channels: int, tmp_path: Path
+) -> None:
+    """Channels behind nodes in blocks follow from the nodes that they become."""
+    writer = Net()
+    x = writer.add(
+        "Clip", writer.conv("x", 3, channels), *(writer.constant(np.float32(c)) for c in (0, 6))
+    )
+    y = writer.add("Exp", writer.add("Mul", x, writer.add("GlobalAveragePool", x)))
+    plain = writer.model_of(["batch", 3, "height", "width"], writer.conv(y, channels, channels))
+    x_value = np.random.default_rng(1).standard_normal((2, 3, 9, 7)).astype(np.float32)
+    sessions = [ps.compile(m) for m in (plain, saved(plain, tmp_path, "ORT_ENABLE_ALL"))]
+    want, got = (session(x_value) for session in sessions)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("net", [residual, pools, excitation, upsampled, grouped])
 def test_saved_model_of_whole_blocks_has_the_steps_of_the_plain_one(
     net: Callable[[Net, int], list[str]], tmp_path: Path

@@ -115,7 +115,7 @@ class _Importer:
         diagnostics.raise_collected()
         if nchwc.DOMAIN in opsets:
             for inner in list(graph.graphs()):
-                nchwc.to_plain_layout(inner, self.types, self.names.unique, diagnostics)
+                nchwc.to_plain_layout(inner, self.names.unique, diagnostics)
             diagnostics.raise_collected()
         metadata = {
             decode_text(entry.key): decode_text(entry.value) for entry in proto.metadata_props

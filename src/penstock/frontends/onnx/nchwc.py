@@ -51,9 +51,7 @@ class _Blocks:
     sources: dict[Value, tuple[Value, int]] = field(default_factory=dict)
 
 
-def to_plain_layout(
-    graph: Graph, types: InferredTypes, unique: Callable[[str], str], diagnostics: Diagnostics
-) -> None:
+def to_plain_layout(graph: Graph, unique: Callable[[str], str], diagnostics: Diagnostics) -> None:
     """Rewrite the nodes of ``graph`` that are in blocks; add what is wrong to ``diagnostics``."""
     if not any(node.op.domain == DOMAIN for node in graph.nodes):
         return
@@ -67,6 +65,7 @@ def to_plain_layout(
     convs = [node for node in graph.nodes if _is(node, "Conv") and _may_be_cut(node, readers)]
     outputs = [node.outputs[0] for node in convs]
     blocks = _Blocks(values, size, {value: kept[value] for value in outputs if value in kept})
+    types = InferredTypes()  # of the nodes as they are rewritten
     nodes: list[Node] = []
     for node in graph.nodes:
         view = node.op.name == "Reshape" and node.input(0) in values
