@@ -107,6 +107,12 @@ def _forms(
     function(*arguments)
     function, arguments = kernel.bind(list(map(strided, inputs)), outputs("bound, strided"), work)
     function(*arguments)
+    if not kernel.contiguous:
+        given, made = [list(map(_channels_last, x)) for x in (inputs, outputs("channels last"))]
+        results["channels last"] = made
+        function, arguments = kernel.bind(given, made, work)
+        function(*arguments)
+        kernel.into(*given, *made, *scratch)
     late = [f"late {i}" for i in range(len(inputs) + len(wanted))]
     function, arguments = kernel.bind(late[: len(inputs)], late[len(inputs) :], work)
     arrays = [*inputs, *outputs("late")]
@@ -119,6 +125,13 @@ def _forms(
         function, arguments = kernel.bind(given, [memory, *rest], work)
         function(*arguments)
     return results
+
+
+def _channels_last(x: Any) -> Any:
+    """``x`` with its channels innermost in memory."""
+    if not isinstance(x, np.ndarray) or x.ndim < 3:
+        return x
+    return np.moveaxis(np.moveaxis(x, 1, -1).copy(), -1, 1)
 
 
 def _garbage(like: np.ndarray) -> np.ndarray:

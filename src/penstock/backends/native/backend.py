@@ -19,6 +19,8 @@ from penstock.backends.native.features import (
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, site_of
 from penstock.backends.native.library import NativeLibrary, library
 from penstock.backends.native.models import vector_model
+from penstock.backends.native.normalization import group_normalization
+from penstock.backends.native.resize import resize
 from penstock.backends.native.trees import tree_ensemble
 from penstock.backends.numpy import NumpyBackend
 from penstock.errors import PenstockError
@@ -45,8 +47,13 @@ _OTHERS: dict[str, Family] = {
     **dict.fromkeys(("CumProd", "CumSum"), cumulative),
     **{f"ai.onnx.ml.{name}": family for family, names in _CLASSICAL.items() for name in names},
 }
+_IMAGES: dict[str, Family] = {
+    **dict.fromkeys(("GroupNormalization", "InstanceNormalization"), group_normalization),
+    "Resize": resize,
+}
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys((*FORMULAS, "Cast", FUSED.full_name), elementwise_call),
+    **_IMAGES,
     **_OTHERS,
 }
 """by operation, the function that chooses a compiled kernel and its arguments"""
@@ -55,6 +62,7 @@ FAMILIES: dict[str, Family] = {
 # Approximate costs on one core: of a call that does nothing, and bytes a second in the cache.
 _CALL_S = 0.3e-6
 _BYTES_PER_S = 60e9
+_IMAGE_NS = 0.05  # an element of a result
 
 
 class NativeBackend(HostBackend):
@@ -76,7 +84,7 @@ class NativeBackend(HostBackend):
         self._numpy = NumpyBackend()
 
     def seconds(self, node: Node) -> float:
-        element_ns = estimated_ns(node)
+        element_ns = _IMAGE_NS if node.op.full_name in _IMAGES else estimated_ns(node)
         if element_ns is None:
             # Compiled kernels are there because they are faster.
             return self._numpy.seconds(node) / 2 if node.op.full_name in _OTHERS else math.inf

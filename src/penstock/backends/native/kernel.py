@@ -212,14 +212,17 @@ class _CallBinder:
     def _bind_copy(
         self, inputs: Sequence[Any], outputs: Sequence[Any]
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """As ``bind``, for an output with gaps: its elements are computed without, and copied."""
-        (output,) = outputs
-        dense = np.empty(output.shape, output.dtype)
-        call, late = self.bind(inputs, [dense], None)
+        """As ``bind``, for strides that the kernel does not know: inputs are copied at each call,
+        and outputs computed without gaps and then copied."""
+        dense = [np.empty_like(y, order="C") if _arrays([y]) else y for y in outputs]
+        plain = _CallBinder(self.site, replace(self.native, restrided=None))
+        call, late = plain.bind(inputs, dense, None)
 
         def run(*arrays: Any) -> None:
             call(*arrays)
-            np.copyto(output, dense)
+            for y, result in zip(outputs, dense, strict=True):
+                if result is not y:
+                    np.copyto(y, result)
 
         return run, late
 

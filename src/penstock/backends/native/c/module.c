@@ -22,6 +22,8 @@ static const kernel_entry *const families[] = {
     cumulative_kernels,
     features_kernels,
     models_kernels,
+    normalization_kernels,
+    resize_kernels,
     trees_kernels,
     elementwise_kernels,
 };

@@ -29,8 +29,13 @@ typedef struct {
 #pragma GCC visibility push(hidden)
 
 /* The kernels of each source file. */
-extern const kernel_entry cumulative_kernels[], elementwise_kernels[], features_kernels[],
-    models_kernels[], trees_kernels[];
+extern const kernel_entry cumulative_kernels[];
+extern const kernel_entry elementwise_kernels[];
+extern const kernel_entry features_kernels[];
+extern const kernel_entry models_kernels[];
+extern const kernel_entry normalization_kernels[];
+extern const kernel_entry resize_kernels[];
+extern const kernel_entry trees_kernels[];
 
 /* Names of the operations of elementwise programs; the last is NULL. */
 extern const char *const elementwise_operations[];

@@ -1,0 +1,188 @@
+/* Resize by tables: what each axis reads for each element of the result. An item is a row of the
+   result, along the last axis that is resized. An element of a row is `inner` numbers that lie
+   together, such as the channels of a pixel. */
+#include <string.h>
+#include "native.h"
+
+enum { MOST_ROWS = 256, SPAN = 4096, BLOCK = 256 };
+
+typedef struct {
+    int64_t count, x_stride, y_stride, taps;
+    int64_t first; /* of its indices and weights [taps, count] */
+} axis;
+
+struct resize {
+    const void *x;
+    void *y;
+    const axis *axes; /* the last one is that of the rows */
+    const int32_t *indices;
+    const void *weights;
+    const int32_t *spans; /* [chunks, 2]: the elements of a row that each chunk of a result reads */
+    int64_t n_axes, inner, chunk;
+};
+
+/* Where the row of an item lies: returns its place in the result, and in `offsets` and `shares` the
+   rows of the input that it is a sum of. */
+#define PLACES(name, type)                                                                        \
+    static inline int64_t name(const struct resize *a, int64_t item, int64_t *n_rows,             \
+                               int64_t *offsets, type *shares)                                    \
+    {                                                                                             \
+        const type *weights = a->weights;                                                         \
+        int64_t place = 0, rows = 1;                                                              \
+        offsets[0] = 0;                                                                           \
+        shares[0] = 1;                                                                            \
+        for (int64_t i = a->n_axes - 2; i >= 0; i--) {                                            \
+            const axis *along = &a->axes[i];                                                      \
+            uint32_t count = (uint32_t)along->count, at = (uint32_t)item % count;                 \
+            int64_t old = rows;                                                                   \
+            item = (uint32_t)item / count;                                                                \
+            place += at * along->y_stride;                                                        \
+            for (int64_t k = along->taps - 1; k >= 0; k--) {                                      \
+                int64_t entry = along->first + k * along->count + at;                             \
+                int64_t offset = a->indices[entry] * along->x_stride;                             \
+                type share = weights ? weights[entry] : 1;                                        \
+                for (int64_t r = 0; r < old; r++) {                                               \
+                    offsets[k * old + r] = offsets[r] + offset;                                   \
+                    shares[k * old + r] = shares[r] * share;                                      \
+                }                                                                                 \
+            }                                                                                     \
+            rows = old * along->taps;                                                             \
+        }                                                                                         \
+        *n_rows = rows;                                                                           \
+        return place;                                                                             \
+    }
+
+PLACES(places_float, float)
+PLACES(places_double, double)
+
+/* Sums of weighted rows: of single numbers, first all rows of the input to one, then along it; of
+   longer elements, in one step. */
+#define RESIZE(name, type)                                                                        \
+    static void name##_row(const struct resize *a, const type *x, type *restrict y,               \
+                           int64_t n_rows, const int64_t *offsets, const type *shares)            \
+    {                                                                                             \
+        const axis *along = &a->axes[a->n_axes - 1];                                              \
+        const int32_t *indices = a->indices + along->first;                                       \
+        const type *weights = (const type *)a->weights + along->first;                            \
+        type sum[SPAN];                                                                           \
+        int64_t count = along->count;                                                             \
+        for (int64_t from = 0; from < count; from += a->chunk) {                                  \
+            int64_t to = from + a->chunk < count ? from + a->chunk : count;                       \
+            int64_t low = a->spans[from / a->chunk * 2];                                          \
+            int64_t span = a->spans[from / a->chunk * 2 + 1] - low;                               \
+            const type *first = x + offsets[0] + low;                                             \
+            if (n_rows == 1)                                                                      \
+                for (int64_t i = 0; i < span; i++)                                                \
+                    sum[i] = first[i] * shares[0];                                                \
+            for (int64_t r = 1; r < n_rows; r++) {                                                \
+                const type *row = x + offsets[r] + low;                                           \
+                if (r == 1)                                                                       \
+                    for (int64_t i = 0; i < span; i++)                                            \
+                        sum[i] = first[i] * shares[0] + row[i] * shares[1];                       \
+                else                                                                              \
+                    for (int64_t i = 0; i < span; i++)                                            \
+                        sum[i] += row[i] * shares[r];                                             \
+            }                                                                                     \
+            const type *base = sum - low;                                                         \
+            if (along->taps == 2)                                                                 \
+                for (int64_t j = from; j < to; j++)                                               \
+                    y[j] = base[indices[j]] * weights[j] +                                        \
+                           base[indices[count + j]] * weights[count + j];                         \
+            else                                                                                  \
+                for (int64_t k = 0; k < along->taps; k++)                                         \
+                    for (int64_t j = from; j < to; j++) {                                         \
+                        type part = base[indices[k * count + j]] * weights[k * count + j];        \
+                        y[j] = k ? y[j] + part : part;                                            \
+                    }                                                                             \
+        }                                                                                         \
+    }                                                                                             \
+                                                                                                  \
+    static void name##_elements(const struct resize *a, const type *x, type *restrict y,          \
+                                int64_t n_rows, const int64_t *offsets, const type *shares)       \
+    {                                                                                             \
+        const axis *along = &a->axes[a->n_axes - 1];                                              \
+        const type *weights = (const type *)a->weights + along->first;                            \
+        int64_t count = along->count, inner = a->inner;                                           \
+        for (int64_t j = 0; j < count; j++)                                                       \
+            for (int64_t from = 0; from < inner; from += BLOCK) {                                 \
+                int64_t width = inner - from < BLOCK ? inner - from : BLOCK;                      \
+                type sum[BLOCK];                                                                  \
+                for (int64_t k = 0; k < along->taps; k++)                                         \
+                    for (int64_t r = 0; r < n_rows; r++) {                                        \
+                        int64_t entry = k * count + j;                                            \
+                        const type *part =                                                        \
+                            x + offsets[r] + a->indices[along->first + entry] * inner + from;     \
+                        type weight = weights[entry] * shares[r];                                 \
+                        if (k + r)                                                                \
+                            for (int64_t i = 0; i < width; i++)                                   \
+                                sum[i] += part[i] * weight;                                       \
+                        else                                                                      \
+                            for (int64_t i = 0; i < width; i++)                                   \
+                                sum[i] = part[i] * weight;                                        \
+                    }                                                                             \
+                memcpy(y + j * inner + from, sum, width * sizeof(type));                          \
+            }                                                                                     \
+    }                                                                                             \
+                                                                                                  \
+    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    {                                                                                             \
+        const struct resize *a = arguments;                                                       \
+        int64_t offsets[MOST_ROWS], n_rows;                                                       \
+        type shares[MOST_ROWS];                                                                   \
+        for (int64_t item = begin; item < end; item++) {                                          \
+            type *y = (type *)a->y + places_##type(a, item, &n_rows, offsets, shares);            \
+            if (a->inner == 1)                                                                    \
+                name##_row(a, a->x, y, n_rows, offsets, shares);                                  \
+            else                                                                                  \
+                name##_elements(a, a->x, y, n_rows, offsets, shares);                             \
+        }                                                                                         \
+        return 0;                                                                                 \
+    }
+
+
+RESIZE(resize_float32, float)
+RESIZE(resize_float64, double)
+
+/* Copies of elements. A row that reads what the last one did is a copy of it. */
+#define NEAREST(name, type)                                                                       \
+    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    {                                                                                             \
+        const struct resize *a = arguments;                                                       \
+        const axis *along = &a->axes[a->n_axes - 1];                                              \
+        const int32_t *indices = a->indices + along->first;                                       \
+        int64_t count = along->count, inner = a->inner, n_rows, offset, last = -1;                \
+        int64_t twice = a->chunk; /* each element of the input is repeated once */                \
+        float share;                                                                              \
+        type *done = NULL;                                                                        \
+        for (int64_t item = begin; item < end; item++) {                                          \
+            type *restrict y =                                                                    \
+                (type *)a->y + places_float(a, item, &n_rows, &offset, &share);                 \
+            const type *x = (const type *)a->x + offset;                                          \
+            if (offset == last)                                                                   \
+                memcpy(y, done, count * inner * sizeof(type));                                    \
+            else if (inner > 1)                                                                   \
+                for (int64_t j = 0; j < count; j++)                                               \
+                    memcpy(y + j * inner, x + indices[j] * inner, inner * sizeof(type));          \
+            else if (twice)                                                                       \
+                for (int64_t j = 0; j < count / 2; j++)                                           \
+                    y[2 * j] = y[2 * j + 1] = x[j];                                               \
+            else                                                                                  \
+                for (int64_t j = 0; j < count; j++)                                               \
+                    y[j] = x[indices[j]];                                                         \
+            last = offset;                                                                        \
+            done = y;                                                                             \
+        }                                                                                         \
+        return 0;                                                                                 \
+    }
+
+NEAREST(resize_nearest_1, uint8_t)
+NEAREST(resize_nearest_2, uint16_t)
+NEAREST(resize_nearest_4, uint32_t)
+NEAREST(resize_nearest_8, uint64_t)
+
+const kernel_entry resize_kernels[] = {
+    KERNEL(resize_float32, resize),   KERNEL(resize_float64, resize),
+    KERNEL(resize_nearest_1, resize), KERNEL(resize_nearest_2, resize),
+    KERNEL(resize_nearest_4, resize), KERNEL(resize_nearest_8, resize),
+    END_OF_KERNELS,
+};

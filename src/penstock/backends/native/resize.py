@@ -1,0 +1,127 @@
+"""Resize by tables of what each axis reads: copies, or weighted sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.ir.layout import packed_strides
+from penstock.ops.onnx.resize import Table, resize_tables
+
+_MOST_ROWS, _SPAN = 256, 4096  # as in c/resize.c
+_CHUNK = 512  # elements of a row whose sums are computed at once, at most
+_MOST_INDEX = 2**31
+
+_Strides = Sequence[tuple[int, ...] | None]
+
+
+def resize(site: Site) -> NativeCall | None:
+    """Resize with constant scales or sizes, but for positions outside of the input."""
+    x, inputs = site.input(0), range(1, len(site.constants))
+    if x is None or any(site.input(i) and site.constant(i) is None for i in inputs):
+        return None
+    nearest = site.attr("mode", "nearest") == "nearest"
+    size = 0 if x.dtype is None else x.dtype.itemsize
+    if size not in (1, 2, 4, 8) if nearest else str(x.dtype) not in ("float32", "float64"):
+        return None
+    tables = resize_tables(site.tensors[: len(site.constants)], site.node.attrs, site.constants)
+    if not tables or 0 in (*x.dims, *site.output().dims) or max(x.dims) >= _MOST_INDEX:
+        return None
+    if any(table.outside is not None for table in tables):
+        return None
+    name = f"resize_nearest_{size}" if nearest else f"resize_{x.dtype}"
+    kernel = partial(_call, site, name, {table.axis: table for table in tables})
+    try:
+        return kernel((None,) * len(site.tensors))
+    except UnsupportedError:
+        return None
+
+
+def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) -> NativeCall:
+    """The call for tensors of these strides. Raises ``UnsupportedError``."""
+    x, y = site.input(0), site.output()
+    assert x is not None
+    x_strides = strides[0] or packed_strides(x.dims, 1)
+    y_strides = strides[len(site.constants)] or packed_strides(y.dims, 1)
+    axes = [axis for axis in range(len(y.dims)) if axis in tables or y.dims[axis] > 1]
+    axes.sort(key=lambda axis: -y_strides[axis])
+    inner = 1
+    while axes[-1] not in tables:
+        axis = axes.pop()
+        if not x_strides[axis] == y_strides[axis] == inner:
+            raise UnsupportedError
+        inner *= y.dims[axis]
+    row = axes[-1]
+    for type_, given in ((x, x_strides), (y, y_strides)):
+        if type_.dims[row] > 1 and given[row] != inner:
+            raise UnsupportedError
+    entries: list[list[int]] = []
+    reads: list[tuple[np.ndarray, np.ndarray]] = []
+    same = False  # the axis before is not resized
+    for axis in axes:
+        count, steps = y.dims[axis], [x_strides[axis], y_strides[axis]]
+        if same and axis not in tables and entries[-1][1:3] == [count * step for step in steps]:
+            count *= entries.pop()[0]
+            reads.pop()
+        same = axis not in tables
+        indices, weights = _read(tables.get(axis), count)
+        entries.append([count, *steps, len(indices), sum(own.size for own, _ in reads)])
+        reads.append((indices, weights))
+    taps = [entry[3] for entry in entries]
+    if math.prod(taps[:-1]) > _MOST_ROWS:
+        raise UnsupportedError
+    nearest, indices = "nearest" in name, reads[-1][0]
+    if nearest:
+        chunk, spans = int(inner == 1 and _doubles(tables[row])), None
+    else:
+        chunk, spans = _chunks(indices) if inner == 1 else (1, None)
+    length = y.dims[row] * inner
+    item_ns = 10 + (0.2 * length if nearest else 0.3 * length * taps[-1])
+    if not nearest:
+        item_ns += math.prod(taps[:-1]) * (x.dims[row] * 0.1 if inner == 1 else 0.3 * length)
+    return NativeCall(
+        name,
+        (
+            Tensor(0),
+            site.result(),
+            np.array(entries, np.int64),
+            np.concatenate([part.reshape(-1) for part, _ in reads]).astype(np.int32),
+            None
+            if nearest
+            else np.concatenate([part.reshape(-1) for _, part in reads]).astype(x.dtype),
+            spans,
+            *(len(entries), inner, chunk),
+        ),
+        items=math.prod(y.dims[axis] for axis in axes[:-1]),
+        item_ns=item_ns,
+        restrided=partial(_call, site, name, tables),
+    )
+
+
+def _read(table: Table | None, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and weights [taps, count] along an axis, which may be one that is not resized."""
+    if table is None:
+        return np.arange(count)[None], np.ones((1, count))
+    return table.indices, table.weights
+
+
+def _doubles(table: Table) -> bool:
+    """Whether each element comes twice."""
+    return np.array_equal(table.indices[0], np.repeat(np.arange(table.size), 2))
+
+
+def _chunks(indices: np.ndarray) -> tuple[int, np.ndarray]:
+    """The elements of a row that are computed at once, and the first and the last + 1 that each
+    chunk reads [chunks, 2]."""
+    chunk, low, high = _CHUNK, indices.min(0), indices.max(0) + 1
+    while chunk:
+        starts = np.arange(0, len(low), chunk)
+        spans = np.stack([np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)], 1)
+        if (spans[:, 1] - spans[:, 0]).max() <= _SPAN:
+            return chunk, spans.astype(np.int32)
+        chunk //= 2
+    raise UnsupportedError

@@ -1,0 +1,76 @@
+"""Compiled Resize against NumPy's: copies exactly, sums within the rounding of a few additions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
+
+COORDINATES = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+)
+DIMS = [(2, 3, 5, 7), (1, 5, 9), (1, 2, 3, 4, 5), (2, 70, 6, 5)]
+SIZES = [(10, 14, 9), (3, 4, 2), (5, 20, 7), (1, 600, 3), (7, 5, 4)]
+
+
+def resize(x, sizes, **attrs):
+    """A Resize of the axes behind the channels."""
+    dims = np.array([*x.shape[:2], *sizes[: x.ndim - 2]])
+    inputs = [x, None, None, dims]
+    return node_of("Resize", inputs, [3], **attrs), inputs
+
+
+def image(dims, dtype):
+    return (np.random.default_rng(5).normal(size=dims) * 50).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "int64"])
+@pytest.mark.parametrize("rounding", ["round_prefer_floor", "ceil"])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("dims", DIMS)
+def test_resize_nearest_equals_numpy(dims, sizes, coordinates, rounding, dtype):
+    attrs = {"coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
+    check(*resize(image(dims, dtype), sizes, mode="nearest", **attrs))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("antialias", [0, 1])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("dims", DIMS)
+def test_resize_by_interpolation_is_close_to_numpy(
+    dims, sizes, coordinates, mode, antialias, dtype
+):
+    x = image(dims, dtype)
+    attrs = {"coordinate_transformation_mode": coordinates, "antialias": antialias}
+    tolerance = {"rtol": 0, "atol": 200 * 8 * float(np.finfo(dtype).eps)}
+    check(*resize(x, sizes, mode=mode, **attrs), tolerance)
+
+
+def test_resize_of_rows_that_are_far_wider_than_their_results_is_close_to_numpy():
+    x = image((1, 2, 3, 20_000), "float32")
+    tolerance = {"rtol": 0, "atol": 1e-4}
+    check(*resize(x, (2, 50), mode="linear", antialias=1), tolerance)
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (3,), (1, 2), (0, 3)])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_resize_of_any_axes_is_close_to_numpy(mode, axes):
+    inputs = [image((3, 4, 5, 6), "float32"), None, np.full(len(axes), 1.5, np.float32)]
+    node = node_of("Resize", inputs, [2], mode=mode, axes=axes)
+    check(node, inputs, {"rtol": 0, "atol": 1e-4})
+
+
+def test_resize_with_positions_outside_of_the_input_has_no_compiled_kernel():
+    roi = np.array([0, 0, -1, 0, 1, 1, 1, 2], np.float32)
+    inputs = [image((1, 1, 4, 4), "float32"), roi, None, np.array([1, 1, 5, 5])]
+    crop = "tf_crop_and_resize"
+    node = node_of("Resize", inputs, [1, 3], mode="linear", coordinate_transformation_mode=crop)
+    assert kernel_of(node, LIBRARIES[0]) is None
