@@ -11,6 +11,7 @@ import numpy as np
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.ir.layout import packed_strides
 from penstock.ops.onnx.resize import Table, resize_tables
+from penstock.types import TensorType
 
 _MOST_ROWS, _SPAN = 256, 4096  # as in c/resize.c
 _CHUNK = 512  # elements of a row whose sums are computed at once, at most
@@ -47,18 +48,8 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
     assert x is not None
     x_strides = strides[0] or packed_strides(x.dims, 1)
     y_strides = strides[len(site.constants)] or packed_strides(y.dims, 1)
-    axes = [axis for axis in range(len(y.dims)) if axis in tables or y.dims[axis] > 1]
-    axes.sort(key=lambda axis: -y_strides[axis])
-    inner = 1
-    while axes[-1] not in tables:
-        axis = axes.pop()
-        if not x_strides[axis] == y_strides[axis] == inner:
-            raise UnsupportedError
-        inner *= y.dims[axis]
+    axes, inner = _rows(tables, (x, y), (x_strides, y_strides))
     row = axes[-1]
-    for type_, given in ((x, x_strides), (y, y_strides)):
-        if type_.dims[row] > 1 and given[row] != inner:
-            raise UnsupportedError
     entries: list[list[int]] = []
     reads: list[tuple[np.ndarray, np.ndarray]] = []
     same = False  # the axis before is not resized
@@ -100,6 +91,26 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
         item_ns=item_ns,
         restrided=partial(_call, site, name, tables),
     )
+
+
+def _rows(
+    tables: dict[int, Table], types: Sequence[TensorType], strides: Sequence[tuple[int, ...]]
+) -> tuple[list[int], int]:
+    """The axes of input and result that matter, the outermost first in memory, up to that of the
+    rows, and the length of a row's elements. Raises ``UnsupportedError``."""
+    (_, y), (x_strides, y_strides) = types, strides
+    axes = [axis for axis in range(len(y.dims)) if axis in tables or y.dims[axis] > 1]
+    axes.sort(key=lambda axis: -y_strides[axis])
+    inner = 1
+    while axes[-1] not in tables:
+        axis = axes.pop()
+        if not x_strides[axis] == y_strides[axis] == inner:
+            raise UnsupportedError
+        inner *= y.dims[axis]
+    row = axes[-1]
+    if any(t.dims[row] > 1 and own[row] != inner for t, own in zip(types, strides, strict=True)):
+        raise UnsupportedError
+    return axes, inner
 
 
 def _read(table: Table | None, count: int) -> tuple[np.ndarray, np.ndarray]:
