@@ -10,6 +10,7 @@ import pytest
 from penstock.algorithms.checkpoints import (
     CHECK_EVERY,
     THREAD,
+    await_release,
     checkpoint,
     hold_lock,
     paced,
@@ -89,3 +90,18 @@ def test_thread_that_waits_for_a_lock_can_be_stopped() -> None:
     with hold_lock(lock):
         assert lock.locked()
     assert not lock.locked()
+
+
+def test_await_release_looks_for_signals_while_it_waits():
+    """Python would not handle one that came just before the thread blocked for good."""
+
+    timeouts = []
+
+    class Lock:
+        def acquire(self, timeout: float = -1) -> bool:
+            timeouts.append(timeout)
+            return len(timeouts) == 3
+
+    await_release(Lock())
+    assert len(timeouts) == 3
+    assert all(0 < timeout <= 1 for timeout in timeouts)

@@ -271,7 +271,7 @@ def test_interrupt_while_waiting_for_an_outcome_cancels_the_kernel():
         return ended.set
 
     outcome = Outcome(begin, ())
-    outcome._future.exception = lambda: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[assignment]
+    outcome._future.exception = lambda timeout: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         outcome.wait()
     assert ended.is_set()

@@ -180,7 +180,7 @@ def test_interrupt_of_a_waiting_caller_ends_the_task_run(workers, other, gate, m
     run = begin(drawn(2, [(0, 1)], queues={1: 1}), {1: slow}, [Queue(1, None), Queue(1, other)])
 
     class Interrupted:
-        def acquire(self) -> None:
+        def acquire(self, timeout: float) -> None:
             assert inside.wait(SOON)
             raise KeyboardInterrupt
 

@@ -26,6 +26,10 @@ CHECK_EVERY = 128
 # Seconds between two checkpoints while a thread waits for a lock.
 _WAIT_S = 0.02
 
+WAKE_S = 0.5
+"""Seconds after which a thread that waits for another looks for signals. Python handles one that
+comes just before the thread blocks only when it next runs code of Python."""
+
 
 class Work(Protocol):
     """What a thread works for: a run, or compiling. ``budget`` counts what it allocates, if that is
@@ -76,6 +80,13 @@ def paced(items: Iterable[T]) -> Iterator[T]:
     while batch := list(islice(rest, CHECK_EVERY)):
         checkpoint()
         yield from batch
+
+
+def await_release(lock: threading.Lock) -> None:
+    """Acquire a lock that another thread releases when there is something to do, and that a signal
+    handler may interrupt."""
+    while not lock.acquire(timeout=WAKE_S):
+        pass
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from penstock.algorithms.checkpoints import THREAD
+from penstock.algorithms.checkpoints import THREAD, await_release
 from penstock.backends.base import Event
 from penstock.codegen.helpers import freed
 from penstock.errors import Cancelled, InternalError
@@ -136,7 +136,7 @@ class TaskRun:
         try:
             self._begin(True)
             while not self.ended:
-                self.signal.acquire()
+                await_release(self.signal)
                 if not self.ended:
                     quiet(self._work, 0, True)
         except BaseException as error:

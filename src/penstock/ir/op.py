@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import WAKE_S
 from penstock.types import Type
 
 Types = Sequence[Type | None]
@@ -172,7 +173,9 @@ class Outcome:
     def wait(self) -> Any:
         """Wait for the outputs; raise the error if the work failed."""
         try:
-            self._future.exception()  # waits
+            while not self._future.done():
+                with suppress(TimeoutError):
+                    self._future.exception(WAKE_S)
         except BaseException:  # an interrupt
             if self._cancel is not None:
                 self._cancel()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.algorithms.checkpoints import await_release
 from penstock.codegen.helpers import unshared
 from penstock.errors import Cancelled
 from penstock.executors.base import Done, budget_of, outputs_of, quiet
@@ -99,7 +100,7 @@ class FramesExecutor:
         barrier = Barrier(control, ended.release)
         try:
             quiet(self._begin, barrier, inputs)
-            ended.acquire()
+            await_release(ended)
         except BaseException:  # an interrupt; the run ends by itself
             control.set(Cancelled("the run was interrupted"))
             raise
