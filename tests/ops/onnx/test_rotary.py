@@ -62,6 +62,58 @@ def test_rotary_microsoft_matches_the_reference(
     check_node("RotaryEmbedding", values, attrs, domain="com.microsoft", opset=1, expected="ort")
 
 
+@pytest.mark.parametrize("attrs", [{"scale": 2.0}, {"is_packed_batching": 1}])
+def test_rotary_microsoft_ignores_attributes_as_onnx_runtime_does(attrs: dict[str, Any]) -> None:
+    x, cos, sin, positions = inputs(4, True)
+    values = [x, positions, cos, sin]
+    check_node("RotaryEmbedding", values, attrs, domain="com.microsoft", opset=1, expected="ort")
+
+
+@pytest.mark.parametrize("section", [[2, 1, 1], [1, 1, 2], [4, 0, 0], [0, 2, 2], [2, 2, 0]])
+@pytest.mark.parametrize("layout", [0, 1])
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("rank", [3, 4])
+def test_rotary_of_three_positions_matches_onnx_runtime(
+    section: list[int], layout: int, interleaved: int, rank: int
+) -> None:
+    x, cos, sin, _ = inputs(rank, True)
+    values = [x, rng.integers(0, M, (3, B, S)), cos, sin]
+    attrs = {"mrope_section": section, "mrope_layout": layout, "interleaved": interleaved}
+    attrs["num_heads"] = H
+    check_node("MRotaryEmbedding", values, attrs, domain="com.microsoft", opset=1, expected="ort")
+
+
+@pytest.mark.parametrize(
+    ("attrs", "positions"),
+    [
+        ({}, (3, B, S)),
+        ({"mrope_section": [2, 1, 2]}, (3, B, S)),
+        ({"mrope_section": [4, 0, 0]}, (B, S)),
+    ],
+)
+def test_rotary_of_three_positions_with_misfit_inputs_is_refused(
+    attrs: dict[str, Any], positions: tuple[int, ...]
+) -> None:
+    x, cos, sin, _ = inputs(4, True)
+    values = [x, np.zeros(positions, np.int64), cos, sin]
+    with pytest.raises(ShapeError):
+        check_node("MRotaryEmbedding", values, attrs, domain="com.microsoft", expected=[None])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_rotary_of_gemma_matches_its_definition(dtype: Any) -> None:
+    emb = normal(B, S, D)
+    q, turned_q, k, turned_k = (normal(B, h, S, D, dtype=dtype) for h in (H, H, 1, 1))
+    cos, sin = np.cos(emb)[:, None], np.sin(emb)[:, None]
+    want = [(x * cos + y * sin).astype(dtype) for x, y in ((q, turned_q), (k, turned_k))]
+    values = [emb, q, turned_q, k, turned_k]
+    options: dict[str, Any] = {"domain": "com.microsoft", "opset": 1, "outputs": 2}
+    check_node("GemmaRotaryEmbedding", values, expected=want, rtol=1e-3, atol=1e-3, **options)
+    with pytest.raises(ShapeError):
+        values[2] = turned_k
+        check_node("GemmaRotaryEmbedding", values, expected=want, **options)
+
+
 @pytest.mark.parametrize(("dtype", "tol"), [(np.float16, 1e-2), (ml_dtypes.bfloat16, 5e-2)])
 def test_rotary_of_every_dtype_matches_the_definition(dtype: Any, tol: float) -> None:
     values = inputs(4, True, dtype=dtype)

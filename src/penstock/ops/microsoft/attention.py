@@ -1,4 +1,4 @@
-"""Attention as ONNX Runtime has it: com.microsoft Attention and MultiHeadAttention.
+"""Attention as ONNX Runtime has it: com.microsoft Attention, MultiHeadAttention and its decoder.
 
 Keys that a mask hides get ``mask_filter_value`` added to their scores; keys behind a causal query
 are out of sight.
@@ -14,10 +14,10 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
-from penstock.ops.common.shape_rules import check_shape, dim_product, dim_sum, given, tensor
+from penstock.ops.common.shape_rules import check_shape, dim_product, dim_sum, given, ints, tensor
 from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.work import attention_work
-from penstock.ops.onnx.attention import Cache, Core, Heads, out_of_sight, share, split_heads
+from penstock.ops.onnx.attention import BIASED, Cache, Core, Heads, out_of_sight, share, split_heads
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
@@ -67,13 +67,14 @@ class _Attend:
         attrs: Attrs,
         past: int,
         own: Sequence[bool],
+        shown: int | None = None,
     ) -> None:
         scale = attrs.get("scale") or 1 / math.sqrt(max(heads.size, 1))
         self.heads = heads
-        self.core = Core(layout, heads, dtype, scale=scale)
+        self.core = Core(layout, heads, dtype, scale=scale, shown=shown)
         self.filter = dtype.type(attrs.get("mask_filter_value", -10000.0))
-        causal = bool(attrs.get("unidirectional", 0))
-        self.unseen = out_of_sight(heads.queries, heads.keys, past, causal=causal)
+        self.causal = bool(attrs.get("unidirectional", 0))
+        self.unseen = out_of_sight(heads.queries, heads.keys, past, causal=self.causal)
         dims = heads.batch, heads.heads, heads.keys
         sizes = zip((heads.size, heads.value_size), own, strict=True)
         self.caches = [
@@ -91,17 +92,44 @@ class _Attend:
         mask: np.ndarray | None,
         bias: np.ndarray | None,
         workspace: np.ndarray,
+        start: int | None = None,
+        beams: np.ndarray | None = None,
+        show: np.ndarray | None = None,
     ) -> None:
-        """Attend to new and old keys and values, of which ``presents`` have both afterwards."""
+        """Attend to new and old keys and values, of which ``presents`` have both afterwards.
+
+        ``start``: how many positions of a shared buffer are old; ``beams`` [batch, beam, position]:
+        the beam that each of them came from; ``show``: room for the biased scores.
+        """
+        heads, flags = self.heads, [self.unseen]
+        if start is not None:
+            end = start + heads.queries
+            if start < 0 or end > heads.keys:
+                raise ShapeError(f"positions {start} to {end} are not in {heads.keys}")
+            unseen = out_of_sight(heads.queries, heads.keys, start, causal=self.causal)
+            flags = [np.arange(heads.keys) >= end, unseen]
         pairs = zip(self.caches, news, olds, presents, strict=True)
-        k, v = (cache.join(new, old, out, workspace) for cache, new, old, out in pairs)
+        k, v = (cache.join(new, old, out, workspace, start) for cache, new, old, out in pairs)
+        if start is not None and beams is not None and heads.queries == 1:
+            k, v = (_follow(beams, x, start) for x in (k, v))
         biases = [] if bias is None else [bias]
         if mask is not None:
-            hidden = _hidden_keys(mask, self.heads)
+            hidden = _hidden_keys(mask, heads)
             biases.append(np.where(hidden, self.filter, self.filter.dtype.type(0)))
-        blocked = () if self.unseen is None else (self.unseen,)
-        out = split_heads(y, self.heads.heads)
-        self.core.run(q, k, v, out, workspace, blocked=blocked, biases=biases)
+        blocked = [hidden for hidden in flags if hidden is not None]
+        out = split_heads(y, heads.heads)
+        self.core.run(q, k, v, out, workspace, blocked=blocked, biases=biases, show=show)
+        if show is not None:
+            np.maximum(show, np.finfo(show.dtype).min, out=show)
+
+
+def _follow(beams: np.ndarray, cache: np.ndarray, past: int) -> np.ndarray:
+    """The past of each sample gathered from the beams that it came from."""
+    batch, width, _ = beams.shape
+    first = np.arange(batch)[:, None, None] * width
+    sources = np.tile(np.arange(len(cache))[:, None], cache.shape[2])
+    sources[:, :past] = (beams[..., :past] + first).reshape(batch * width, -1)
+    return cache[sources, :, np.arange(cache.shape[2])].swapaxes(1, 2)
 
 
 # Attention: projects its input first
@@ -222,23 +250,29 @@ def _mha_shapes(types: Types, attrs: Attrs) -> tuple[Shape, Shape, Shape, Dim]:
         past = None if before is None or len(before) < 3 else before[2]
         check_shape("past_key", before, (k[0], k[1], None, k[3]))
         check_shape("past_value", tensor(types, 7).shape, (v[0], v[1], past, v[3]))
-    k, v = ((*shape[:2], dim_sum((shape[2], past)), shape[3]) for shape in (k, v))
+    elif given(types, 8):
+        raise ShapeError("a past_sequence_length needs past_key and past_value")
+    keys = past if given(types, 8) else dim_sum((k[2], past))
+    k, v = ((*shape[:2], keys, shape[3]) for shape in (k, v))
     return q, k, v, past
 
 
 def _infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    if any(given(types, i) for i in (8, 9)):
-        raise ShapeError("MultiHeadAttention with a buffer shared by past and present")
     dtype, heads = tensor(types, 0).dtype, _heads_of(attrs)
     q, k, v, _ = _mha_shapes(types, attrs)
+    keys = k[2]
+    if given(types, 8):  # the past is a buffer of which that many positions are in use
+        keys = dim_sum((*(ints(types, consts, 8) or (None,)), q[2]))
+        check_shape("past_sequence_length", tensor(types, 8).shape, (), (1,))
+        check_shape("cache_indirection", tensor(types, 9).shape, (None, None, k[2]))
     if given(types, 3):
         hidden = dim_sum([dim_product((shape[3], heads)) for shape in (q, k, v)])
         check_shape("bias", tensor(types, 3).shape, (hidden,))
     if given(types, 4):
-        _check_mask(tensor(types, 4).shape, q[0], q[2], k[2])
+        _check_mask(tensor(types, 4).shape, q[0], q[2], keys)
     if given(types, 5):
-        _check_bias(tensor(types, 5).shape, q[0], heads, q[2], k[2])
-    y, scores = (q[0], q[2], dim_product((v[3], heads))), (q[0], heads, q[2], k[2])
+        _check_bias(tensor(types, 5).shape, q[0], heads, q[2], keys)
+    y, scores = (q[0], q[2], dim_product((v[3], heads))), (q[0], heads, q[2], keys)
     return [TensorType(dtype, shape) for shape in (y, k, v, scores)]
 
 
@@ -251,21 +285,23 @@ def _unpack(count: int, q: np.ndarray, k: Any, v: Any) -> list[np.ndarray]:
     return [split_heads(x, count) for x in (q, k, v)]
 
 
-@operator("MultiHeadAttention", domain=MICROSOFT, infer=_infer_mha)
-@by_shape(arity=(10, 3))
-def multi_head_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    if len(outputs) > 3:
-        raise ShapeError("MultiHeadAttention that shows its scores is not supported")
+def _shown(node: Node) -> bool:
+    """Whether a node returns its scores, whose shape depends on the length of the past."""
+    return len(node.outputs) > 3 and node.outputs[3] is not None
+
+
+def _mha(attrs: Attrs, inputs: Tensors, outputs: Tensors) -> Routine:
     _, dtype = static_type(inputs, 0)
-    (batch, _, queries, size), k_shape, v_shape, past = _mha_shapes(inputs, node.attrs)
-    count, layout = _heads_of(node.attrs), Scratch()
+    (batch, _, queries, size), k_shape, v_shape, past = _mha_shapes(inputs, attrs)
+    count, layout = _heads_of(attrs), Scratch()
     heads = Heads(batch, count, count, queries, k_shape[2], size, v_shape[3])  # type: ignore[arg-type]
     assert isinstance(past, int)
     own = [inputs[6] is not None and outputs[i] is None for i in (1, 2)]
-    attend = _Attend(layout, heads, dtype, node.attrs, past, own)
+    shown = None if outputs[3] is None else BIASED
+    attend = _Attend(layout, heads, dtype, attrs, past, own, shown)
     sums: list[Field | None] = [None] * 3
     if inputs[3] is not None:
-        new_keys = heads.keys - past
+        new_keys = heads.queries if inputs[8] is not None else heads.keys - past
         rows = (heads.queries, heads.size), (new_keys, heads.size), (new_keys, heads.value_size)
         for i, x in enumerate(inputs[:3]):
             # Keys and values of a cache had their bias added when they entered it.
@@ -273,7 +309,8 @@ def multi_head_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: 
                 sums[i] = layout.field((heads.batch, count, *rows[i]), dtype)
 
     def into(*arguments: Any) -> None:
-        q, k, v, bias, mask, added, old_k, old_v, _, _, y, *presents, workspace = arguments
+        q, k, v, bias, mask, added, old_k, old_v, length, beams = arguments[:10]
+        y, *presents, show, workspace = arguments[10:]
         parts, start = _unpack(count, q, k, v), 0
         for i, field in enumerate(sums):
             width = count * parts[i].shape[3]
@@ -282,6 +319,37 @@ def multi_head_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: 
                 parts[i] = np.add(parts[i], own, field(workspace))
             start += width
         q, *news = parts
-        attend.run(q, news, (old_k, old_v), presents, y, mask, added, workspace)
+        used = None if length is None else int(length.reshape(-1)[0])
+        attend.run(q, news, (old_k, old_v), presents, y, mask, added, workspace, used, beams, show)
 
     return Routine(into, layout.size)
+
+
+@operator("MultiHeadAttention", domain=MICROSOFT, infer=_infer_mha)
+@by_shape(arity=(10, 4), contiguous=True, values=lambda node: (8,) if _shown(node) else ())
+def multi_head_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    return _mha(node.attrs, inputs, outputs)
+
+
+# DecoderMaskedMultiHeadAttention: the same for one query of each sample, with inputs in their order
+
+
+def _reordered(inputs: Sequence[Any]) -> list[Any]:
+    order = (0, 1, 2, 10, 3, 4, 5, 6, 7, 9)
+    return [inputs[i] if i < len(inputs) else None for i in order]
+
+
+def _infer_decoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    check_shape("query", tensor(types, 0).shape, (None, 1, None))
+    return _infer_mha(_reordered(types), attrs, _reordered(consts))
+
+
+@operator("DecoderMaskedMultiHeadAttention", domain=MICROSOFT, infer=_infer_decoder)
+@by_shape(arity=(11, 4), contiguous=True, values=lambda node: (7,) if _shown(node) else ())
+def decoder_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    routine = _mha(node.attrs, _reordered(inputs), outputs)
+
+    def into(*arguments: Any) -> None:
+        routine.into(*_reordered(arguments[:11]), *arguments[11:])
+
+    return routine._replace(into=into)

@@ -118,9 +118,11 @@ class Core:
         blocked: Sequence[np.ndarray] = (),
         biases: Sequence[np.ndarray] = (),
         show: np.ndarray | None = None,
+        sink: np.ndarray | None = None,
     ) -> None:
         """Attend. ``blocked`` are flags of keys out of sight, and ``biases`` are added to scores;
-        both broadcast to [batch, heads, queries, keys]. A query that sees no key gets zeros."""
+        both broadcast to [batch, heads, queries, keys]. A query that sees no key gets zeros.
+        ``sink`` [heads] has the score of one more key, whose value is zero."""
         heads = self.heads
         whole = (heads.batch, heads.heads, heads.queries)
         blocked = [np.broadcast_to(flags, (*whole, heads.keys)) for flags in blocked]
@@ -150,7 +152,8 @@ class Core:
             if block.wide is not None:
                 soft = block.wide(workspace)
                 np.copyto(soft, scores)
-            _exponentials(soft, total, masked)
+            part_sink = None if sink is None else sink[part[1], None, None]
+            _exponentials(soft, total, masked, part_sink)
             if self.shown == SOFTMAX:
                 np.divide(soft, total, soft)
                 total[...] = 1
@@ -172,21 +175,29 @@ class Core:
 
     def _show(self, stage: int, scores: np.ndarray, show: Any, part: Any) -> None:
         if self.shown == stage:
-            np.copyto(show[part], scores, casting="unsafe")
+            np.copyto(show[part], scores[..., : show.shape[3]], casting="unsafe")
 
 
-def _exponentials(scores: np.ndarray, total: np.ndarray, masked: bool) -> None:
-    """Exponentials of the scores less their greatest, in place, and their sums."""
+def _exponentials(
+    scores: np.ndarray, total: np.ndarray, masked: bool, sink: np.ndarray | None = None
+) -> None:
+    """Exponentials of the scores less their greatest, in place, and their sums, of which ``sink``
+    is a part."""
     if not scores.shape[-1]:
         total[...] = 1
         return
     matrix, column = scores.reshape(-1, scores.shape[-1]), total.reshape(-1, 1)
     row_reduce.maxima(matrix, column)
+    if sink is not None:
+        np.maximum(total, sink, out=total)
     if masked:  # a row without any key
         np.copyto(total, 0, where=np.isneginf(total))
     np.subtract(scores, total, scores)
     np.exp(scores, scores)
+    drained = None if sink is None else np.exp(sink - total)
     row_reduce.sums(matrix, column)
+    if drained is not None:
+        np.add(total, drained, total)
     if masked:
         np.copyto(total, 1, where=total == 0)
 
@@ -290,15 +301,24 @@ class Cache(NamedTuple):
     past: int
     field: Field | None
 
-    def join(self, new: np.ndarray, old: Any, out: Any, workspace: np.ndarray) -> np.ndarray:
-        """Old and new positions, in ``out`` if it is given; just the new ones if they are all."""
+    def join(
+        self,
+        new: np.ndarray,
+        old: Any,
+        out: Any,
+        workspace: np.ndarray,
+        start: int | None = None,
+    ) -> np.ndarray:
+        """Old and new positions, in ``out`` if it is given; just the new ones if they are all.
+        ``start``: where the new ones go in an old buffer that has room for them."""
         if self.field is not None:
             out = self.field(workspace)
         if out is None:
             return new
         if old is not None:
-            np.copyto(out[:, :, : self.past], old)
-        np.copyto(out[:, :, self.past :], new)
+            np.copyto(out[:, :, : old.shape[2]], old)
+        start = self.past if start is None else start
+        np.copyto(out[:, :, start : start + new.shape[2]], new)
         return out
 
 

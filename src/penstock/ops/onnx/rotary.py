@@ -20,15 +20,61 @@ from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, ShapeError, Type
 
 
-def _angles(cache: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Rows of a cache of cosines or sines, as [batch, 1, sequence, half]."""
+def angles(cache: np.ndarray, positions: np.ndarray, streams: Any = None) -> np.ndarray:
+    """Rows of a cache of cosines or sines, as [batch, 1, sequence, half].
+
+    ``streams`` [half]: which of several positions of a token, [stream, batch, sequence], an angle
+    belongs to.
+    """
     if positions.size and (positions.min() < 0 or positions.max() >= len(cache)):
         raise ShapeError(f"positions up to {positions.max()} do not fit a cache of {len(cache)}")
-    return np.take(cache, positions, 0)[:, None]
+    if streams is None:
+        return np.take(cache, positions, 0)[:, None]
+    return cache[np.moveaxis(positions[streams], 0, -1), np.arange(len(streams))][:, None]
+
+
+class Rotation:
+    """Turns the first ``2 * half`` features of [batch, heads, sequence, size] in pairs."""
+
+    def __init__(
+        self,
+        layout: Scratch,
+        dims: Sequence[int],
+        half: int,
+        dtype: np.dtype | None,
+        interleaved: bool,
+    ) -> None:
+        self.turning = 2 * half
+        # Half of the turning features, and their partners; those beyond stay as they are.
+        self.first, self.second = slice(0, half), slice(half, 2 * half)
+        if interleaved:
+            self.first, self.second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+        self.spare = layout.field((*dims[:3], half), dtype)
+
+    def run(
+        self,
+        x: np.ndarray,
+        cos: np.ndarray,
+        sin: np.ndarray,
+        out: np.ndarray,
+        workspace: np.ndarray,
+    ) -> None:
+        """Turn ``x`` by angles whose cosines and sines broadcast to [batch, 1, sequence, half]."""
+        a, b = x[..., self.first], x[..., self.second]
+        out_a, out_b = out[..., self.first], out[..., self.second]
+        spare = self.spare(workspace)
+        np.multiply(a, cos, out_a)
+        np.multiply(b, sin, spare)
+        np.subtract(out_a, spare, out_a)
+        np.multiply(a, sin, out_b)
+        np.multiply(b, cos, spare)
+        np.add(out_b, spare, out_b)
+        np.copyto(out[..., self.turning :], x[..., self.turning :])
 
 
 # Where cosines, sines and positions stand among the inputs. One position id alone, which
-# com.microsoft has, is where all samples start.
+# com.microsoft has, is where all samples start. Its attributes scale and is_packed_batching mean
+# nothing, as in ONNX Runtime.
 _ONNX = (1, 2, 3)
 _MICROSOFT = (2, 3, 1)
 
@@ -53,8 +99,6 @@ def _heads(shape: tuple[Dim, ...], attrs: Attrs, half: Dim) -> tuple[Dim, ...]:
 def _infer_rotary(
     order: tuple[int, int, int], types: Types, attrs: Attrs, consts: Consts
 ) -> Sequence[Type]:
-    if attrs.get("is_packed_batching") or attrs.get("scale", 1.0) != 1.0:
-        raise ShapeError("RotaryEmbedding with is_packed_batching or scale is not supported")
     x, cos, sin, ids = (tensor(types, i) for i in (0, *order))
     if x.shape is None or cos.shape is None:
         return (x.without_data(),)
@@ -70,27 +114,42 @@ def _infer_rotary(
     positions = ids.shape if given(types, order[2]) else ()
     if positions == ():
         check_shape("a cache without position_ids", cos.shape, (batch, length, None))
+        return (x.without_data(),)
+    check_shape("a cache", cos.shape, (None, None))
+    if "mrope_section" in attrs:
+        _streams(attrs, turning // 2 if isinstance(turning, int) else None)
+        check_shape("position_ids", positions, (3, batch, length))
     else:
-        check_shape("a cache", cos.shape, (None, None))
         start = ((1,),) if order is _MICROSOFT else ()
         check_shape("position_ids", positions, (batch, length), *start)
     return (x.without_data(),)
 
 
+def _streams(attrs: Attrs, half: Dim) -> np.ndarray:
+    """Which position of a token, in time, height or width, each angle belongs to."""
+    section = attrs["mrope_section"]
+    if len(section) != 3 or min(section) < 0 or (half is not None and sum(section) != half):
+        raise ShapeError(f"mrope_section must be three sizes with the sum {half}, not {section}")
+    if not attrs.get("mrope_layout", 0):
+        return np.repeat(np.arange(3), section)
+    streams = np.zeros(sum(section), np.int64)
+    for i in (1, 2):
+        streams[i : 3 * section[i] : 3] = i
+    return streams
+
+
 @operator("RotaryEmbedding", since=23, infer=partial(_infer_rotary, _ONNX))
 @operator("RotaryEmbedding", domain=MICROSOFT, infer=partial(_infer_rotary, _MICROSOFT))
+@operator("MRotaryEmbedding", domain=MICROSOFT, infer=partial(_infer_rotary, _MICROSOFT))
 @by_shape(arity=(4, 1))
 def rotary_embedding(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    order = _MICROSOFT if node.op.domain == MICROSOFT else _ONNX
+    order, attrs = _MICROSOFT if node.op.domain == MICROSOFT else _ONNX, node.attrs
     x, half = tensor(inputs, 0), tensor(inputs, order[0]).dims[-1]
-    batch, heads, length, size = all_known(_heads(x.dims, node.attrs, half)) or (0,) * 4
-    four = len(x.dims) == 4
-    layout = Scratch()
-    # Half of the turning features, and their partners; those beyond stay as they are.
-    first, second = slice(0, half), slice(half, 2 * half)
-    if node.attrs.get("interleaved", 0):
-        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
-    spare_field = layout.field((batch, heads, length, half), x.dtype)
+    batch, heads, length, size = all_known(_heads(x.dims, attrs, half)) or (0,) * 4
+    four, layout = len(x.dims) == 4, Scratch()
+    interleaved = bool(attrs.get("interleaved", 0))
+    rotation = Rotation(layout, (batch, heads, length), half, x.dtype, interleaved)
+    streams = _streams(attrs, half) if "mrope_section" in attrs else None
 
     def into(x: np.ndarray, *arguments: Any) -> None:
         cos, sin, positions = (arguments[i - 1] for i in order)
@@ -103,16 +162,32 @@ def rotary_embedding(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
         else:
             if positions.ndim == 1:
                 positions = positions + np.arange(length)[None]
-            cos, sin = _angles(cos, positions), _angles(sin, positions)
-        a, b, out_a, out_b = x[..., first], x[..., second], out[..., first], out[..., second]
-        spare = spare_field(workspace)
-        np.multiply(a, cos, out_a)
-        np.multiply(b, sin, spare)
-        np.subtract(out_a, spare, out_a)
-        np.multiply(a, sin, out_b)
-        np.multiply(b, cos, spare)
-        np.add(out_b, spare, out_b)
-        if 2 * half < size:
-            np.copyto(out[..., 2 * half :], x[..., 2 * half :])
+            cos, sin = angles(cos, positions, streams), angles(sin, positions, streams)
+        rotation.run(x, cos, sin, out, workspace)
 
     return Routine(into, layout.size)
+
+
+def _infer_gemma(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    angle, q, k = (tensor(types, i) for i in (0, 1, 3))
+    check_shape("emb", angle.shape, (None, None, None))
+    batch, length, size = angle.shape or (None, None, None)
+    for x, turned in ((q, tensor(types, 2)), (k, tensor(types, 4))):
+        check_shape("a query or key", x.shape, (batch, None, length, size))
+        check_shape("one with its halves exchanged", turned.shape, x.shape)
+    return (q.without_data(), k.without_data())
+
+
+@operator("GemmaRotaryEmbedding", domain=MICROSOFT, infer=_infer_gemma)
+@by_shape(arity=(5, 2))
+def gemma_rotary_embedding(
+    node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
+) -> Routine:
+    def into(angle: np.ndarray, *arguments: np.ndarray) -> None:
+        cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+        q, turned_q, k, turned_k, out_q, out_k = arguments
+        for x, turned, out in ((q, turned_q, out_q), (k, turned_k, out_k)):
+            np.multiply(x, cos, out)
+            np.add(out, turned * sin, out)
+
+    return Routine(into)

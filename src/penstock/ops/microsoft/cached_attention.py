@@ -1,0 +1,500 @@
+"""Attention over a cache of keys and values: GroupQueryAttention and SparseAttention.
+
+Each sample has its own number of earlier keys, its past. New keys follow them, in a buffer with
+room for the longest sample, which may be as large as the cache or grow with each run::
+
+    past     a0 a1 a2 .. .. ..      b0 .. .. .. .. ..
+    new      a3                     b1
+    present  a0 a1 a2 a3 .. ..      b0 b1 .. .. .. ..
+
+In a prompt all keys are new, and what stands beyond the end of a sample is padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Dims, Types
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.dtypes import INT8, UINT8
+from penstock.ops.common.shape_rules import check_shape, given, tensor
+from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
+from penstock.ops.onnx.attention import (
+    BIASED,
+    SOFTMAX,
+    Core,
+    Heads,
+    out_of_sight,
+    share,
+    split_heads,
+)
+from penstock.ops.onnx.rotary import Rotation, angles
+from penstock.ops.registry import MICROSOFT, operator
+from penstock.types import Dim, ShapeError, TensorType, Type
+
+
+class _Sizes(NamedTuple):
+    batch: Dim
+    queries: Dim
+    new: Dim  # keys
+    size: Dim  # of a head
+    room: Dim  # positions of the past
+    total: Dim  # positions of the longest sample
+
+
+def _heads_of(attrs: Attrs) -> tuple[int, int]:
+    """Numbers of heads of queries, and of keys."""
+    heads, kv_heads = attrs["num_heads"], attrs["kv_num_heads"]
+    if min(heads, kv_heads) < 1 or heads % kv_heads:
+        raise ShapeError(f"{heads} query heads cannot share {kv_heads} heads of keys")
+    return heads, kv_heads
+
+
+def _sizes(types: Types, attrs: Attrs, consts: Consts, total_at: int) -> _Sizes:
+    """Check queries, keys, values, packed or not, and their past; ``total_at``: the input with the
+    length of the longest sample."""
+    heads, kv_heads = _heads_of(attrs)
+    q, k, v, past_k, past_v = (tensor(types, i).shape for i in range(5))
+    check_shape("query", q, (None, None, None))
+    batch, queries, width = q or (None, None, None)
+    new = queries
+    if given(types, 1) != given(types, 2) or given(types, 3) != given(types, 4):
+        raise ShapeError("keys and values, and those of the past, must be given together")
+    if given(types, 1):
+        size = share(width, heads, "query")
+        hidden = rules.dim_product((size, kv_heads))
+        new = k[1] if k is not None and len(k) == 3 else None
+        check_shape("key", k, (batch, queries, hidden), (batch, 0, hidden))
+        check_shape("value", v, (batch, new, hidden))
+    else:
+        size = share(width, heads + 2 * kv_heads, "query, key and value")
+    bits = _cache_bits(types, attrs)
+    stored = size if bits != 4 else share(size, 2, "a byte")
+    check_shape("past_key", past_k, (batch, kv_heads, None, stored))
+    room: Dim = 0
+    if given(types, 3):
+        room = past_k[2] if past_k is not None else None
+        check_shape("past_value", past_v, (batch, kv_heads, room, stored))
+    contents = rules.ints(types, consts, total_at)
+    if contents is not None and len(contents) != 1:
+        raise ShapeError("total_sequence_length must be one number")
+    return _Sizes(batch, queries, new, size, room, contents[0] if contents else None)
+
+
+def _cache_bits(types: Types, attrs: Attrs) -> int:
+    """Bits of an element of a quantised cache, 8 or 4; 0 for one of floats."""
+    modes = {attrs.get(f"{name}_quant_type", "NONE") for name in "kv"}
+    if len(modes) > 1 or modes - {"NONE", "PER_TENSOR", "PER_CHANNEL"}:
+        raise ShapeError(f"keys and values cannot be quantised {' and '.join(sorted(modes))}")
+    bits = 0 if modes == {"NONE"} else attrs.get("kv_cache_bit_width") or 0
+    dtype, own = tensor(types, 3).dtype, {0: tensor(types, 0).dtype, 8: INT8, 4: UINT8}
+    if bits not in own or (modes != {"NONE"}) != (bits != 0) or (bits and not given(types, 3)):
+        raise ShapeError("a quantised cache needs a past, and kv_cache_bit_width must be 8 or 4")
+    if None not in (dtype, own[bits]) and dtype != own[bits]:
+        raise ShapeError(f"a cache of {dtype} does not fit {bits or 'queries of other'} bits")
+    return bits
+
+
+def _window(attrs: Attrs) -> int:
+    """How many keys a query sees at most; 0 for all of them."""
+    window = max(attrs.get("local_window_size", -1), 0)
+    if window and not attrs.get("causal", 1):
+        raise ShapeError("a local_window_size needs causal attention")
+    if not window and attrs.get("sliding_window_cache", 0):
+        raise ShapeError("a sliding window needs a local_window_size")
+    return int(window)
+
+
+def resident(length: np.ndarray, capacity: int, window: int) -> np.ndarray:
+    """How many of ``length`` positions stay in a cache that is cut to its window when it is full.
+
+    >>> resident(np.arange(9), 6, 4)
+    array([0, 1, 2, 3, 4, 5, 6, 4, 5])
+    """
+    step = capacity - window + 1
+    return length - step * -(-np.maximum(length - capacity, 0) // step)
+
+
+class _Store:
+    """Keys or values: those of the past and new ones, side by side."""
+
+    def __init__(
+        self,
+        layout: Scratch,
+        dims: tuple[int, int, int, int],
+        dtype: np.dtype,
+        bits: int,
+        own: bool,
+    ) -> None:
+        """``dims``: [batch, heads, positions, size]; ``own``: whether the present is no room for
+        all of them."""
+        self.positions, self.bits = dims[2], bits
+        stored = (*dims[:3], dims[3] // 2 if bits == 4 else dims[3])
+        code = {0: dtype, 8: INT8, 4: UINT8}[bits]
+        self.side = layout.field(stored, code) if own else None
+        self.real = layout.field(dims, dtype) if bits else None
+
+    def join(
+        self,
+        new: np.ndarray,
+        old: np.ndarray | None,
+        present: np.ndarray | None,
+        scale: np.ndarray | None,
+        rows: Sequence[tuple[int, int, int]],
+        workspace: np.ndarray,
+    ) -> np.ndarray:
+        """All positions as floats. ``rows`` has for each sample how many are old, how many there
+        are then, and from which one on the present has them."""
+        if scale is not None:
+            new = self._encode(new, self._scales(scale, new))
+        side = self.side(workspace) if self.side is not None else present
+        assert side is not None
+        for b, (cached, end, start) in enumerate(rows):
+            if old is not None:
+                np.copyto(side[b, :, :cached], old[b, :, :cached])
+            np.copyto(side[b, :, cached:end], new[b])
+            side[b, :, end:] = 0
+            if present is not None and present is not side:
+                np.copyto(present[b, :, : end - start], side[b, :, start:end])
+                present[b, :, end - start :] = 0
+        keys = side[:, :, : self.positions]
+        if self.real is None or scale is None:
+            return keys
+        real = self.real(workspace)
+        if self.bits == 8:
+            np.copyto(real, keys)
+        else:
+            np.subtract(keys & 15, 8, real[..., ::2], dtype=real.dtype, casting="unsafe")
+            np.subtract(keys >> 4, 8, real[..., 1::2], dtype=real.dtype, casting="unsafe")
+        return np.multiply(real, self._scales(scale, real), real)
+
+    def _scales(self, scale: np.ndarray, like: np.ndarray) -> np.ndarray:
+        return scale.reshape((1, like.shape[1], 1, like.shape[3]) if scale.size > 1 else ())
+
+    def _encode(self, new: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """Codes of new positions."""
+        half = 1 << (self.bits - 1)
+        codes = np.clip(np.rint(new / scale), -half, half - 1)
+        if self.bits == 8:
+            return codes.astype(INT8)
+        codes = (codes + half).astype(UINT8)
+        return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+class _CachedAttention:
+    """What both operations do, for given sizes."""
+
+    def __init__(
+        self,
+        layout: Scratch,
+        sizes: _Sizes,
+        dtype: np.dtype,
+        node: Node,
+        own: Sequence[bool],
+        *,
+        half: int,
+        bits: int = 0,
+        shown: int | None = None,
+    ) -> None:
+        batch, queries, new, size, room, total = rules.all_known(sizes) or (0,) * 6
+        attrs = node.attrs
+        heads, kv_heads = _heads_of(attrs)
+        self.sliding = bool(attrs.get("sliding_window_cache", 0))
+        self.room, self.total, self.new, self.window = room, total, new, _window(attrs)
+        self.causal = bool(attrs.get("causal", 1))
+        keys = min(total, room + new) if self.sliding else total
+        self.heads = Heads(batch, heads, kv_heads, queries, keys, size, size)
+        scale = attrs.get("scale") or 1 / math.sqrt(max(size, 1))
+        softcap = attrs.get("softcap", 0.0)
+        self.core = Core(layout, self.heads, dtype, scale=scale, softcap=softcap, shown=shown)
+        dims = batch, kv_heads, keys, size
+        self.stores = [_Store(layout, dims, dtype, bits, room or self.sliding) for room in own]
+        self.turns = []
+        if attrs.get("do_rotary", 0):
+            interleaved = bool(attrs.get("rotary_interleaved", 0))
+            for dims in ((batch, heads, queries, size), (batch, kv_heads, new, size)):
+                rotation = Rotation(layout, dims, half, dtype, interleaved)
+                self.turns.append((rotation, layout.field(dims, dtype)))
+
+    def split(self, q: np.ndarray, k: Any, v: Any) -> list[np.ndarray]:
+        """Queries, keys and values as [batch, heads, sequence, size]."""
+        _, heads, kv_heads, *_ = self.heads
+        if k is not None:
+            return [split_heads(q, heads), split_heads(k, kv_heads), split_heads(v, kv_heads)]
+        packed = split_heads(q, heads + 2 * kv_heads)
+        return np.split(packed, (heads, heads + kv_heads), axis=1)
+
+    def offsets(self, ends: np.ndarray) -> np.ndarray:
+        """The position of the first query of each sample, of which there are ``ends`` positions."""
+        if ends.size and (ends.min() < 1 or ends.max() > self.total):
+            raise ShapeError(f"lengths from {ends.min()} to {ends.max()} are not in {self.total}")
+        if self.heads.queries == self.total and not (self.sliding and (ends < self.total).any()):
+            return np.zeros_like(ends)
+        if (ends < self.heads.queries).any():
+            raise ShapeError(f"{self.heads.queries} queries are more than {ends.min()} positions")
+        return ends - self.heads.queries
+
+    def run(
+        self,
+        parts: Sequence[np.ndarray],
+        caches: Sequence[Sequence[Any]],
+        ends: np.ndarray,
+        turning: Sequence[Any],
+        hidden: Sequence[np.ndarray],
+        biases: Sequence[np.ndarray],
+        y: np.ndarray,
+        workspace: np.ndarray,
+        **options: Any,
+    ) -> list[np.ndarray]:
+        """Attend; return the flags of hidden keys. ``parts``: queries, keys and values; ``caches``:
+        past, present and scales of keys and of values; ``turning``: cosines, sines, positions."""
+        parts, heads = list(parts), self.heads
+        offset = self.offsets(ends)
+        if self.turns:
+            cos, sin, positions = turning
+            cos, sin = (angles(cache, self._positions(offset, positions)) for cache in (cos, sin))
+            for i, (rotation, field) in enumerate(self.turns):
+                turned = field(workspace)
+                if turned.size:
+                    rotation.run(parts[i], cos, sin, turned, workspace)
+                parts[i] = turned
+        before = offset + (heads.queries - self.new)
+        cached, kept = before, before + self.new
+        if self.sliding:
+            cached = resident(before, self.room, self.window)
+            kept = resident(before + self.new, self.room, self.window)
+        rows = [
+            (old, old + self.new, old + self.new - n) for old, n in zip(cached, kept, strict=True)
+        ]
+        k, v = (
+            store.join(new, old, present, scale, rows, workspace)
+            for store, new, (old, present, scale) in zip(
+                self.stores, parts[1:], caches, strict=True
+            )
+        )
+        first = (before - cached).reshape(-1, 1, 1, 1)
+        flags = [np.arange(heads.keys) >= ends.reshape(-1, 1, 1, 1) - first, *hidden]
+        unseen = out_of_sight(
+            heads.queries,
+            heads.keys,
+            offset.reshape(-1, 1, 1, 1) - first,
+            causal=self.causal,
+            left=self.window - 1,
+        )
+        if unseen is not None:
+            flags.append(unseen)
+        if self.sliding:
+            where = np.minimum(first + np.arange(heads.keys), self.total - 1)
+            biases = [np.take_along_axis(bias, where, 3) for bias in biases]
+        out = split_heads(y, heads.heads)
+        self.core.run(parts[0], k, v, out, workspace, blocked=flags, biases=biases, **options)
+        return flags
+
+    def _positions(self, offset: np.ndarray, given: np.ndarray | None) -> np.ndarray:
+        """Positions of the queries. Of those given for a prompt just the first counts."""
+        places = np.arange(self.heads.queries)
+        if given is None:
+            return offset[:, None] + places
+        if self.heads.queries == self.total:
+            return given[:1, :1] + places + 0 * offset[:, None]
+        return given
+
+
+def _check_rotary(types: Types, attrs: Attrs, size: Dim, cos_at: int) -> None:
+    cos, sin = tensor(types, cos_at).shape, tensor(types, cos_at + 1).shape
+    if attrs.get("do_rotary", 0) and not (given(types, cos_at) and given(types, cos_at + 1)):
+        raise ShapeError("do_rotary needs cos_cache and sin_cache")
+    check_shape("cos_cache", cos, (None, None))
+    check_shape("sin_cache", sin, (None, cos[1] if cos is not None else None))
+    half = cos[1] if cos is not None else None
+    if isinstance(half, int) and isinstance(size, int) and 2 * half > size:
+        raise ShapeError(f"{half} angles do not fit heads of {size} features")
+
+
+def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
+    """As for all positions of the past, or of a prompt."""
+    past = inputs[3]
+    return 4 * math.prod(output) * max(output[1], past[2] if past else 0)
+
+
+# GroupQueryAttention
+
+
+def _infer_gqa(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    if given(types, 14) or given(types, 15):
+        raise ShapeError("GroupQueryAttention that normalises queries and keys is not supported")
+    sizes = _sizes(types, attrs, consts, 6)
+    batch, queries, new, size, room, total = sizes
+    heads, kv_heads = _heads_of(attrs)
+    check_shape("seqlens_k", tensor(types, 5).shape, (batch,), (batch, 1))
+    _check_rotary(types, attrs, size, 7)
+    check_shape("position_ids", tensor(types, 9).shape, (batch, queries))
+    allowed = [(b, h, queries, total) for b in (batch, 1) for h in (heads, 1)]
+    check_shape("attention_bias", tensor(types, 10).shape, *allowed)
+    check_shape("head_sink", tensor(types, 11).shape, (heads,))
+    bits, window, sliding = _cache_bits(types, attrs), _window(attrs), _slides(types, attrs)
+    for i in (12, 13) if bits else ():
+        scales = tensor(types, i).shape
+        count = None if scales is None else rules.dim_product(scales)
+        of_channels = rules.dim_product((kv_heads, size))
+        wanted = 1 if attrs["k_quant_type"] == "PER_TENSOR" else of_channels
+        check_shape("a scale of the cache, flat", (count,), (wanted,))
+        if not given(types, i):
+            raise ShapeError("a quantised cache needs k_scale and v_scale")
+    present: Dim = room
+    if sliding:
+        if isinstance(room, int) and room < window:
+            raise ShapeError(f"a cache of {room} positions has no room for a window of {window}")
+    elif room == 0:
+        present = total
+    elif isinstance(room, int) and isinstance(total, int):
+        present = max(room, total)
+    else:
+        present = None
+    fixed = rules.all_known((total, new, room))
+    if fixed and not sliding and (fixed[0] > fixed[2]) and total != fixed[1] + fixed[2]:
+        raise ShapeError(f"{room} past and {new} new positions are not {total}")
+    dtype = tensor(types, 3).dtype if given(types, 3) else tensor(types, 0).dtype
+    stored = size if bits != 4 else share(size, 2, "a byte")
+    cache = TensorType(dtype, (batch, kv_heads, present, stored))
+    y = (batch, queries, rules.dim_product((heads, size)))
+    scores = (batch, heads, queries, total)
+    first = tensor(types, 0).dtype
+    return (TensorType(first, y), cache, cache, TensorType(first, scores))
+
+
+def _slides(types: Types, attrs: Attrs) -> bool:
+    sliding = bool(attrs.get("sliding_window_cache", 0))
+    if sliding and not given(types, 3):
+        raise ShapeError("a cache of the size of its window must be given")
+    return sliding
+
+
+@operator("GroupQueryAttention", domain=MICROSOFT, infer=_infer_gqa, work=_work)
+@by_shape(arity=(16, 4), values=(6,), contiguous=True)
+def group_query_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    attrs, layout = node.attrs, Scratch()
+    _, dtype = static_type(inputs, 0)
+    bits, shown = _cache_bits(inputs, attrs), None
+    if outputs[3] is not None:
+        shown = {1: BIASED, 2: SOFTMAX}.get(attrs.get("qk_output", 0))
+        if shown is None or attrs.get("sliding_window_cache", 0):
+            raise ShapeError("output_qk needs a qk_output of 1 or 2, and no sliding window")
+    attend = _CachedAttention(
+        layout,
+        _sizes(inputs, attrs, consts, 6),
+        dtype,
+        node,
+        [outputs[i] is None for i in (1, 2)],
+        half=0 if inputs[7] is None else inputs[7].dims[1],
+        bits=bits,
+        shown=shown,
+    )
+    smooth = np.zeros(_heads_of(attrs)[0], dtype) if attrs.get("smooth_softmax", -1) == 1 else None
+
+    def into(*arguments: Any) -> None:
+        q, k, v, old_k, old_v, lengths, _, cos, sin, places, bias, sink, k_scale, v_scale = (
+            arguments[:14]
+        )
+        y, new_k, new_v, show, workspace = arguments[16:]
+        flags = attend.run(
+            attend.split(q, k, v),
+            ((old_k, new_k, k_scale if bits else None), (old_v, new_v, v_scale if bits else None)),
+            lengths.reshape(-1) + 1,
+            (cos, sin, places),
+            (),
+            () if bias is None else (bias,),
+            y,
+            workspace,
+            show=show,
+            sink=smooth if sink is None else sink,
+        )
+        for hidden in flags if shown == BIASED else ():
+            np.copyto(show, 0, where=hidden)
+
+    return Routine(into, layout.size)
+
+
+# SparseAttention: a mask of blocks says which keys a query sees
+
+
+def _infer_sparse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    batch, queries, _, size, room, total = _sizes(types, attrs, consts, 7)
+    heads, kv_heads = _heads_of(attrs)
+    rows, columns = tensor(types, 5).shape, tensor(types, 6).shape
+    check_shape("block_row_indices", rows, (None, None))
+    layouts, blocks = rows or (None, None)
+    check_shape("block_col_indices", columns, (layouts, None))
+    if isinstance(layouts, int) and (layouts < 1 or heads % layouts):
+        raise ShapeError(f"{layouts} layouts cannot be shared by {heads} heads")
+    check_shape("key_total_sequence_lengths", tensor(types, 8).shape, (batch,))
+    _check_rotary(types, attrs, size, 9)
+    block = attrs["sparse_block_size"]
+    covered = (blocks - 1) * block if isinstance(blocks, int) else None
+    for limit in (room, covered):
+        if isinstance(limit, int) and isinstance(total, int) and not 1 <= total <= limit:
+            raise ShapeError(f"a cache or a mask of {limit} positions does not fit {total}")
+    dtype = tensor(types, 0).dtype
+    cache = TensorType(dtype, (batch, kv_heads, room, size))
+    y = (batch, queries, rules.dim_product((heads, size)))
+    return (TensorType(dtype, y), cache, cache)
+
+
+def _hidden_blocks(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Flags of hidden blocks [layout, block of queries, block of keys], from the visible ones as
+    compressed sparse rows."""
+    layouts, blocks = len(rows), rows.shape[1] - 1
+    hidden = np.ones((layouts, blocks, blocks), np.bool_)
+    for starts, ends, layout in zip(rows, columns, hidden, strict=True):
+        counts = np.diff(starts)
+        keys = ends[: starts[-1]]
+        if (
+            starts[0]
+            or (counts < 0).any()
+            or starts[-1] > len(ends)
+            or keys.min(initial=0) < 0
+            or keys.max(initial=0) >= blocks
+        ):
+            raise ShapeError("block_row_indices and block_col_indices do not fit each other")
+        layout[np.repeat(np.arange(blocks), counts), keys] = False
+    return hidden
+
+
+@operator("SparseAttention", domain=MICROSOFT, infer=_infer_sparse, work=_work)
+@by_shape(arity=(11, 3), values=(7,), contiguous=True)
+def sparse_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    layout, block = Scratch(), node.attrs["sparse_block_size"]
+    _, dtype = static_type(inputs, 0)
+    attend = _CachedAttention(
+        layout,
+        _sizes(inputs, node.attrs, consts, 7),
+        dtype,
+        node,
+        [outputs[i] is None for i in (1, 2)],
+        half=0 if inputs[9] is None else inputs[9].dims[1],
+    )
+    heads = attend.heads
+
+    def into(*arguments: Any) -> None:
+        q, k, v, old_k, old_v, starts, columns, _, ends, cos, sin = arguments[:11]
+        y, new_k, new_v, workspace = arguments[11:]
+        blocks = _hidden_blocks(starts, columns)
+        places = (attend.offsets(ends)[:, None] + np.arange(heads.queries)) // block
+        hidden = np.moveaxis(blocks[:, places], 0, 1)[..., np.arange(heads.keys) // block]
+        attend.run(
+            attend.split(q, k, v),
+            ((old_k, new_k, None), (old_v, new_v, None)),
+            ends,
+            (cos, sin, None),
+            (np.tile(hidden, (1, heads.heads // len(blocks), 1, 1)),),
+            (),
+            y,
+            workspace,
+        )
+
+    return Routine(into, layout.size)
