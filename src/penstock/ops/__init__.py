@@ -26,7 +26,7 @@ FAMILIES = {
     ),
     "onnx_ml": ("features", "models", "trees"),
     "microsoft": (
-        *("arrays", "attention", "cached_attention", "linear_attention"),
+        *("arrays", "attention", "cached_attention", "experts", "linear_attention"),
         *("quantized", "quantized_lstm", "quantized_weights", "text"),
     ),
     "tensorflow": (

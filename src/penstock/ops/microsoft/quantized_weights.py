@@ -41,7 +41,7 @@ def _unpacked(bits: int) -> np.ndarray:
     return elements.view(item).reshape(256)
 
 
-def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
+def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
     """The elements along the last axis of ``packed``, uint8, as float32."""
     # Nothing is computed with what looks like complex numbers: they are items of the right size.
     items = np.take(_unpacked(bits), packed)
@@ -58,7 +58,7 @@ def _bits(attrs: Attrs) -> int:
 # MatMulNBits
 
 
-class _Packed:
+class PackedWeights:
     """The weights [N, K] of a MatMulNBits node."""
 
     def __init__(self, attrs: Attrs) -> None:
@@ -81,7 +81,7 @@ class _Packed:
         g_idx: np.ndarray | None,
     ) -> np.ndarray:
         """Rows ``low`` to ``high`` as float32."""
-        weights = _unpack(b.reshape(self.n, -1)[low:high], self.bits)
+        weights = unpack(b.reshape(self.n, -1)[low:high], self.bits)
         scale = scales.reshape(self.n, -1)[low:high].astype(np.float32, copy=False)
         if g_idx is None:
             weights = weights.reshape(high - low, self.blocks, self.block)
@@ -93,7 +93,7 @@ class _Packed:
         if zeros is not None:
             zero = zeros.reshape(self.n, -1)[low:high]
             if zeros.dtype == UINT8:
-                zero = _unpack(zero, self.bits)
+                zero = unpack(zero, self.bits)
             zero = zero[:, : self.blocks].astype(np.float32, copy=False)[index]
         np.subtract(weights, zero, weights)
         np.multiply(weights, scale[index], weights)
@@ -116,7 +116,7 @@ class _Packed:
 
 
 def _infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    packed = _Packed(attrs)
+    packed = PackedWeights(attrs)
     packed.check(types)
     a = rules.tensor(types, 0)
     if a.shape is None:
@@ -129,7 +129,7 @@ def _infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 
 @operator("MatMulNBits", domain=MICROSOFT, infer=_infer_matmul_nbits, work=product_work)
 def matmul_nbits(node: Node, types: Types) -> Kernel:
-    packed = _Packed(node.attrs)
+    packed = PackedWeights(node.attrs)
     weights: list[Any] = rules.constants(node, 5)[1:5]
     fixed: Shared[np.ndarray] | None = None
     if rules.all_constant(node, range(1, 5)) and packed.n * packed.k * 4 <= FIXED_BYTES:
@@ -159,7 +159,7 @@ def matmul_nbits(node: Node, types: Types) -> Kernel:
     return specialized(node, types, lambda *_: routine, arity=(6, 1), contiguous=True)
 
 
-def _check_groups(packed: _Packed, g_idx: np.ndarray | None) -> None:
+def _check_groups(packed: PackedWeights, g_idx: np.ndarray | None) -> None:
     if g_idx is None:
         return
     if g_idx.size < packed.k:
@@ -250,9 +250,9 @@ def gather_blocks(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts)
             real = np.empty(picked_data.shape, np.float32)
             subtract_zero_point(picked_data, None, real)
         else:
-            real = _unpack(picked_data, bits)
+            real = unpack(picked_data, bits)
         if zeros is not None:
-            codes = _unpack(zeros, bits)[..., : scale_type.dims[-1]] if per_byte > 1 else zeros
+            codes = unpack(zeros, bits)[..., : scale_type.dims[-1]] if per_byte > 1 else zeros
             real -= blocks.per_element(codes, where).astype(np.float32, copy=False)
         elif data.dtype == UINT8:
             real -= np.float32(1 << (bits - 1))

@@ -1,0 +1,246 @@
+"""Mixture of experts: MoE and QMoE, small networks of which each token passes a few.
+
+A router scores the experts for each token; the best ``k`` run, and their results are added,
+weighted by the softmax of the scores. An expert is ``fc2(activation(fc1(x)))``; with a third layer
+it is ``fc2(activation(fc1(x)) * fc3(x))``, for which fc1 may also hold both layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import checkpoint
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Dims, Types
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.dtypes import is_float
+from penstock.ops.common.shape_rules import check_shape, given, tensor
+from penstock.ops.common.specialize import Routine, Tensors, by_shape
+from penstock.ops.microsoft.quantized_weights import FIXED_BYTES, PackedWeights, unpack
+from penstock.ops.onnx.attention import share
+from penstock.ops.registry import MICROSOFT, operator
+from penstock.types import FLOAT32, Dim, ShapeError, Type, dtype_name
+
+
+class _Layer(NamedTuple):
+    """Where the inputs of a layer of all experts stand."""
+
+    name: str
+    weights: int
+    bias: int
+    scales: int = -1
+    zeros: int = -1
+
+
+_MOE = (_Layer("fc1", 2, 3), _Layer("fc2", 4, 5), _Layer("fc3", 6, 7))
+_QMOE = (_Layer("fc1", 2, 4, 3, 11), _Layer("fc2", 5, 7, 6, 12), _Layer("fc3", 8, 10, 9, 13))
+_ROUTER_WEIGHTS = 14  # of QMoE
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+_ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * _sigmoid(1.5957691216 * (x + 0.044715 * x**3)),  # with tanh
+    "silu": lambda x: x * _sigmoid(x),
+    "identity": lambda x: x,
+}
+
+
+def _swiglu(attrs: Attrs, gate: np.ndarray, x: np.ndarray) -> np.ndarray:
+    limit = attrs.get("swiglu_limit", np.inf)
+    gate, x = np.minimum(gate, limit), np.clip(x, -limit, limit)
+    alpha, beta = attrs.get("activation_alpha", 1.0), attrs.get("activation_beta", 0.0)
+    return gate * _sigmoid(alpha * gate) * (x + beta)
+
+
+def _fusion(attrs: Attrs) -> int:
+    """How fc1 holds both layers of a gated activation: 1 row by row, 2 one after the other."""
+    name = rules.choice(attrs, "activation_type", "relu", (*_ACTIVATIONS, "swiglu"))
+    return int(attrs.get("swiglu_fusion", 0)) if name == "swiglu" else 0
+
+
+class _Weights:
+    """The weights of a layer of all experts [experts, rows, columns], float or packed."""
+
+    def __init__(
+        self, layer: _Layer, types: Tensors, attrs: Attrs, consts: Consts, size: int
+    ) -> None:
+        experts, self.rows, _ = tensor(types, layer.weights).dims
+        self.layer = layer
+        self.packed: PackedWeights | None = None
+        self.fixed: Shared[np.ndarray] | None = None
+        self.prepared: list[int] = []
+        if layer.scales >= 0:
+            sizes = experts * self.rows, size, _bits(attrs, layer), _block(attrs, size)
+            names = "N", "K", "bits", "block_size"
+            self.packed = PackedWeights(dict(zip(names, sizes, strict=True)))
+            ours = [i for i in (layer.weights, layer.scales, layer.zeros) if types[i] is not None]
+            arrays = [array for i in ours if (array := consts[i]) is not None]
+            if len(arrays) == len(ours) and experts * self.rows * size * 4 <= FIXED_BYTES:
+                every = list(consts)
+                self.prepared = ours
+                self.fixed = shared(
+                    ("QMoE", *sizes),
+                    lambda: np.stack([self.of(i, every) for i in range(experts)]),
+                    *arrays,
+                )
+
+    def of(self, expert: int, inputs: Sequence[Any]) -> np.ndarray:
+        if self.fixed is not None:
+            weights: np.ndarray = self.fixed.value[expert]
+            return weights
+        weights = inputs[self.layer.weights]
+        if self.packed is None:
+            return weights[expert].astype(FLOAT32, copy=False)
+        scales, zeros = inputs[self.layer.scales], inputs[self.layer.zeros]
+        if zeros is not None and zeros.ndim == 2:  # packed along the rows of an expert
+            zeros = unpack(zeros, self.packed.bits)[:, : self.rows]
+        start = expert * self.rows
+        return self.packed.rows(start, start + self.rows, weights, scales, zeros, None)
+
+
+def _bits(attrs: Attrs, layer: _Layer) -> int:
+    return int(attrs.get(f"{layer.name}_expert_weight_bits", attrs.get("expert_weight_bits", 4)))
+
+
+def _block(attrs: Attrs, size: Any) -> Any:
+    """Columns that share a scale, of ``size``."""
+    block = attrs.get("block_size", 0) or size
+    if isinstance(size, int) and (block < 1 or size % block):
+        raise ShapeError(f"blocks of {block} do not fill {size} columns")
+    return block
+
+
+def _check_layer(
+    layer: _Layer, types: Types, attrs: Attrs, experts: Dim, rows: Dim, columns: Dim
+) -> None:
+    """Check a layer [experts, rows, columns]."""
+    check_shape(f"{layer.name}_experts_bias", tensor(types, layer.bias).shape, (experts, rows))
+    weights = tensor(types, layer.weights).shape
+    if layer.scales < 0:
+        check_shape(f"{layer.name}_experts_weights", weights, (experts, rows, columns))
+        return
+    if not given(types, layer.scales):
+        raise ShapeError(f"{layer.name}_experts_weights need scales")
+    bits, block = _bits(attrs, layer), _block(attrs, columns)
+
+    def packed(count: Dim) -> Dim:
+        return -(-count * bits // 8) if isinstance(count, int) else None
+
+    check_shape(f"{layer.name}_experts_weights", weights, (experts, rows, packed(columns)))
+    scales, zeros = tensor(types, layer.scales).shape, tensor(types, layer.zeros).shape
+    if not attrs.get("block_size", 0):
+        check_shape(f"{layer.name}_scales", scales, (experts, rows))
+        check_shape(f"{layer.name}_zero_points", zeros, (experts, packed(rows)))
+        return
+    blocks = columns // block if isinstance(columns, int) else None
+    check_shape(f"{layer.name}_scales", scales, (experts, rows, blocks))
+    check_shape(f"{layer.name}_zero_points", zeros, (experts, rows, packed(blocks)))
+
+
+def _infer(
+    layers: tuple[_Layer, ...], types: Types, attrs: Attrs, consts: Consts
+) -> Sequence[Type]:
+    x, router = tensor(types, 0), tensor(types, 1).shape
+    if x.dtype is not None and not is_float(x.dtype):
+        raise ShapeError(f"experts take floats, not {dtype_name(x.dtype)}")
+    check_shape("input", x.shape, (None, None), (None, None, None))
+    *rows, hidden = x.shape or (None, None)
+    tokens = rules.dim_product(rows)
+    check_shape("router_probs", router, (tokens, None))
+    experts = router[1] if router else None
+    k = attrs.get("k", 1)
+    if k < 1 or (isinstance(experts, int) and k > experts):
+        raise ShapeError(f"{k} of {experts} experts cannot be chosen")
+    if attrs.get("quant_type", "int") != "int" or attrs.get("weights_prepacked", -1) > 0:
+        raise ShapeError("weights of other codes than integers are not supported")
+    if any(given(types, i) for i in range(_ROUTER_WEIGHTS + 1, 21)):
+        raise ShapeError("scales of activations are not supported")
+    check_shape("router_weights", tensor(types, _ROUTER_WEIGHTS).shape, (tokens, experts))
+    first, second, third = layers
+    fused, gated = _fusion(attrs), given(types, third.weights)
+    swiglu = attrs.get("activation_type") == "swiglu"
+    if (fused and gated) or (swiglu and not fused and not gated):
+        raise ShapeError("a gated activation needs either fc3 or both layers in fc1")
+    both = tensor(types, first.weights).shape
+    inner = both[1] if both and len(both) == 3 else None
+    _check_layer(first, types, attrs, experts, inner, hidden)
+    if fused:
+        inner = share(inner, 2, "fc1")
+    _check_layer(second, types, attrs, experts, hidden, inner)
+    if gated:
+        _check_layer(third, types, attrs, experts, inner, hidden)
+    return (x.without_data(),)
+
+
+def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
+    """As of two layers with as many inner rows as the first."""
+    first = inputs[2]
+    return 4 * math.prod(output) * attrs.get("k", 1) * (first[1] if first else 0)
+
+
+@operator("MoE", domain=MICROSOFT, infer=partial(_infer, _MOE), work=_work)
+@operator("QMoE", domain=MICROSOFT, infer=partial(_infer, _QMOE), work=_work)
+@by_shape(arity=(15, 1), widen=False)
+def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    attrs, quantised = node.attrs, node.op.name == "QMoE"
+    layers = _QMOE if quantised else _MOE
+    hidden, count, fused = tensor(inputs, 0).dims[-1], attrs.get("k", 1), _fusion(attrs)
+    inner = tensor(inputs, layers[0].weights).dims[1] // (2 if fused else 1)
+    stacks = [
+        _Weights(layer, inputs, attrs, consts, inner if layer.name == "fc2" else hidden)
+        for layer in layers
+        if inputs[layer.weights] is not None
+    ]
+    name = attrs.get("activation_type", "relu")
+    normalised = bool(attrs.get("normalize_routing_weights", 0))
+
+    def layer(at: int, expert: int, x: np.ndarray, arguments: Sequence[Any]) -> np.ndarray:
+        y = x @ stacks[at].of(expert, arguments).T
+        bias = arguments[layers[at].bias]
+        return y if bias is None else y + bias[expert].astype(FLOAT32, copy=False)
+
+    def run(expert: int, x: np.ndarray, arguments: Sequence[Any]) -> np.ndarray:
+        y = layer(0, expert, x, arguments)
+        if fused:
+            gate, y = (y[:, ::2], y[:, 1::2]) if fused == 1 else np.split(y, 2, axis=1)
+            y = _swiglu(attrs, gate, y)
+        elif name == "swiglu":
+            y = _swiglu(attrs, y, layer(2, expert, x, arguments))
+        else:
+            y = _ACTIVATIONS[name](y)
+            if len(stacks) > 2:
+                y = y * layer(2, expert, x, arguments)
+        return layer(1, expert, y, arguments)
+
+    def into(*arguments: Any) -> None:
+        x = arguments[0].reshape(-1, hidden).astype(FLOAT32, copy=False)
+        scores = arguments[1].astype(FLOAT32, copy=False)
+        # Of equal scores the last comes first, as in ONNX Runtime.
+        chosen = np.argsort(scores, axis=1, kind="stable")[:, ::-1][:, :count]
+        shares = arguments[_ROUTER_WEIGHTS]
+        given_shares = shares is not None
+        if shares is None:
+            shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+            shares /= shares.sum(axis=1, keepdims=True)
+        shares = np.take_along_axis(shares, chosen, 1).astype(FLOAT32, copy=False)
+        # ONNX Runtime's QMoE normalises a softmax whatever its attribute says.
+        if normalised or (quantised and not given_shares):
+            shares /= shares.sum(axis=1, keepdims=True)
+        total = np.zeros_like(x)
+        for expert in np.unique(chosen).tolist():
+            checkpoint()
+            tokens, place = np.nonzero(chosen == expert)
+            total[tokens] += run(expert, x[tokens], arguments) * shares[tokens, place, None]
+        np.copyto(arguments[-1], total.reshape(arguments[-1].shape), casting="unsafe")
+
+    return Routine(into, prepared=tuple(i for stack in stacks for i in stack.prepared))
