@@ -272,6 +272,29 @@ def _runtime_operations() -> Iterator[str]:
     for name in missing:
         rows.setdefault(MISSING.get(name, "no kernel has been written"), []).append(name)
     yield from _table(("operations", "why"), [(_listed(names), why) for why, names in rows.items()])
+    yield ""
+    yield _text(
+        "Of attention, experts and searches, all forms that the CPU provider runs are run, and give "
+        "what it gives, but for these:"
+    )
+    yield ""
+    yield from _table(("operation", "form"), [(f"`{op}`", form) for op, form in FORMS])
+
+
+FORMS = (
+    ("Attention", "rotary embedding and shared buffers are refused, as the CPU provider does"),
+    ("BeamSearch", "decoders with shared buffers and processors of logits are refused"),
+    ("BeamSearch", "whether a better sequence may come depends on scores of the sample alone"),
+    ("DecoderMaskedSelfAttention", "unsupported, as with the CPU provider"),
+    ("GroupQueryAttention", "normalised queries and keys are refused, as the CPU provider does"),
+    ("MoE", "a third layer, and both layers in one behind the other, run here only"),
+    ("QMoE", "the same, and layers of different bits; codes other than integers are refused"),
+    ("Sampling", "the penalty of a token that is present is taken off that token"),
+    ("Sampling", "the output `filtered_logits` is refused"),
+    ("SparseAttention", "need not share a buffer; samples may have different lengths"),
+    ("WhisperBeamSearch", "as BeamSearch; scores of cross attention are refused"),
+)
+"""What is refused, or differs from ONNX Runtime, by operation of com.microsoft."""
 
 
 MISSING: Mapping[str, str] = {

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
+
+from onnx import GraphProto
 
 from penstock.errors import InternalError
 from penstock.frontends.common.builder import NodeBuilder, short_name
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
-from penstock.ir.graph import Node, Value
+from penstock.ir.graph import Graph, Node, Value
 from penstock.ops import Op, find
 from penstock.ops.common.reference import reference_op
 
@@ -32,6 +34,8 @@ class NodeUpgrade(NodeBuilder):
 
     op: str
     version: int
+    contents: Callable[[Graph], GraphProto]
+    """What the file has for a graph among the attributes, which is filled later."""
 
     def input(self, index: int) -> Value:
         """An input that the old version requires."""

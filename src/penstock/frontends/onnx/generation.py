@@ -1,0 +1,304 @@
+"""GreedySearch, Sampling and BeamSearch of com.microsoft, as a Loop around their decoder.
+
+::
+
+    trips, samples, *state = SearchStart(ids, max_length, num_beams, mask)
+    *state, *pasts = Loop(trips, state, empty pasts) {
+        logits, *presents = decoder(ids, positions, mask, *pasts)
+        go_on, beams, *state = SearchStep(logits, *state, ...)
+        pasts = Gather(presents, beams)
+    }
+    sequences, scores = SearchEnd(*state, ...)
+
+``init_decoder`` runs in place of ``decoder`` in the first iteration. An ``encoder`` runs before the
+loop: the decoder reads its caches of the input, repeated for each beam, and begins with a start
+token. One that runs the decoder once itself gives the logits of the first iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, ValueInfoProto
+
+from penstock.errors import InvalidModel
+from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
+from penstock.frontends.onnx.microsoft import RULES
+from penstock.frontends.onnx.node_upgrade import NodeUpgrade
+from penstock.frontends.onnx.tensors import ELEMENT_TYPES, value_type
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Op
+from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, STATE
+from penstock.ops.registry import MICROSOFT
+from penstock.types import BOOL, FLOAT32, TensorType
+
+_GREEDY = (
+    *("ids", "max_length", "min_length", "repetition_penalty", "vocab_mask"),
+    *("prefix_vocab_mask", "mask"),
+)
+_BEAMS = (
+    *("ids", "max_length", "min_length", "num_beams", "num_return_sequences"),
+    *("length_penalty", "repetition_penalty", "vocab_mask", "prefix_vocab_mask", "mask"),
+    *("forced_ids", "logits_processor"),
+)
+_INPUTS: Mapping[str, Sequence[str]] = {
+    "GreedySearch": _GREEDY,
+    "Sampling": (*_GREEDY, "presence_mask", "seed"),
+    "BeamSearch": _BEAMS,
+    "WhisperBeamSearch": (*_BEAMS, "cross_qk_layer_head", "extra_decoding_ids", "temperature"),
+}
+_WHISPER_TOKENS = (
+    *("beginning_timestamp_token_id", "no_timestamps_token_id", "start_of_lm_token_id"),
+    *("translate_token_id", "transcribe_token_id"),
+)
+_GPT, _T5, _WHISPER = range(3)  # the types of models
+_OF_STEPS = (
+    *("min_length", "length_penalty", "repetition_penalty", "vocab_mask", "prefix_vocab_mask"),
+    *("temperature", "presence_mask", "seed", "logits_processor"),
+)
+_SAMPLING = {"temperature": 1.0, "top_p": 0.0, "filter_value": -1e20, "presence_penalty": 0.0} | {
+    "min_tokens_to_keep": 0,
+    "custom": 0,
+}
+Inputs = Mapping[str, Value | None]
+Decode = Callable[[NodeUpgrade, Value, Sequence[Value], Sequence[Value]], list[Value]]
+"""Calls the decoder: from the iteration, the state and the pasts to logits and presents."""
+
+
+def search(old: NodeUpgrade) -> None:
+    """Write a search as a Loop; raise for forms of it that are not supported."""
+    names = _INPUTS[old.op]
+    if len(old.inputs) > len(names):
+        raise NodeError(f"has {len(old.inputs)} inputs, but must have {len(names)} at most")
+    inputs = {name: old.optional(i) for i, name in enumerate(names)}
+    if inputs["ids"] is None or inputs["max_length"] is None:
+        raise NodeError("has no input_ids or no max_length; give it both")
+    attrs = _attributes(old)
+    model = attrs.pop("model_type")
+    refused = ["cross_qk_layer_head", "extra_decoding_ids"]
+    refused += ["forced_ids"] if model != _WHISPER else []
+    refused += ["logits_processor"] if old.op != "WhisperBeamSearch" else []
+    for name in refused:
+        if inputs.get(name) is not None:
+            raise InexpressibleError(f"its input {name!r} is not supported")
+    if any(output is not None for output in old.outputs[3 if attrs["beam_search"] else 1 :]):
+        raise InexpressibleError("its outputs other than sequences and scores are not supported")
+    if model == _GPT:
+        _search_alone(old, inputs, attrs)
+    else:
+        _search_encoded(old, inputs, attrs, masked=model == _T5)
+
+
+def _attributes(old: NodeUpgrade) -> dict[str, Any]:
+    """The attributes of the steps, checked."""
+    numbers: dict[str, Any] = dict.fromkeys(("no_repeat_ngram_size", "early_stopping"), 0)
+    whisper = old.op == "WhisperBeamSearch"
+    numbers |= {"model_type": _WHISPER if whisper else _GPT, "decoder_start_token_id": -1}
+    numbers |= dict.fromkeys(_WHISPER_TOKENS if whisper else (), -1)
+    numbers |= {key: old.attrs.get(key) for key in ("eos_token_id", "pad_token_id")}
+    numbers |= {key: old.attrs[key] for key in numbers if key in old.attrs}
+    for key, number in numbers.items():
+        if not isinstance(number, int):
+            raise NodeError(f"has {key} {number!r}, which must be an integer")
+    models = {"BeamSearch": (_GPT, _T5, _WHISPER), "WhisperBeamSearch": (_WHISPER,)}
+    if numbers["model_type"] not in models.get(old.op, (_GPT,)):
+        raise InexpressibleError(f"models of type {numbers['model_type']} are not supported")
+    for key, default in _SAMPLING.items() if old.op == "Sampling" else ():
+        numbers[key] = old.attrs.get(key, default)
+        if not isinstance(numbers[key], type(default)):
+            raise NodeError(f"has {key} {numbers[key]!r}, which must be like {default}")
+    return numbers | {"kind": old.op, "beam_search": old.op.endswith("BeamSearch")}
+
+
+def _graph(old: NodeUpgrade, key: str) -> tuple[Graph, GraphProto]:
+    """A graph among the attributes, which is empty until it is imported, and its contents."""
+    graph = old.attrs.get(key)
+    if not isinstance(graph, Graph):
+        raise NodeError(f"has no graph {key!r}; give it one")
+    return graph, old.contents(graph)
+
+
+def _type_of(info: ValueInfoProto) -> TensorType:
+    """The declared type of an input or output of a graph."""
+    try:
+        type_ = value_type(info.type, entry=True)
+    except InvalidModel as error:
+        raise NodeError(f"has a graph with {info.name!r}: {error}") from error
+    return type_ if isinstance(type_, TensorType) else TensorType()
+
+
+def _search_alone(old: NodeUpgrade, inputs: Inputs, attrs: dict[str, Any]) -> None:
+    """A search without an encoder: the decoder goes on with the input."""
+    decoder, contents = _graph(old, "decoder")
+    first = _graph(old, "init_decoder") if "init_decoder" in old.attrs else None
+    pasts = [_type_of(info) for info in contents.input[3:]]
+    if not pasts or len(contents.output) != 1 + len(pasts):
+        raise InexpressibleError(
+            "its decoder must take input_ids, position_ids, attention_mask and past states, and "
+            "return logits and a present state for each of the past"
+        )
+    if first is not None and [_type_of(info) for info in first[1].input[3:]] != pasts:
+        raise InexpressibleError("its decoder and init_decoder have different inputs")
+
+    def decode(
+        inner: NodeUpgrade, iteration: Value, state: Sequence[Value], before: Sequence[Value]
+    ) -> list[Value]:
+        arguments = [*state[:3], *before]
+        if first is None:
+            return _called(inner, decoder, contents, arguments)
+        first[0].inputs = arguments
+        return _called(inner, decoder, contents, arguments, iteration, first[0])
+
+    def begin(samples: Value) -> list[Value]:
+        return [_empty(old, past, samples, 1) for past in pasts]
+
+    _emit(old, inputs, attrs, inputs["ids"], inputs["mask"], begin, decode, 1)
+
+
+def _search_encoded(old: NodeUpgrade, inputs: Inputs, attrs: dict[str, Any], masked: bool) -> None:
+    """A search that begins with a start token, of which the encoder reads the input; ``masked``:
+    with a mask of it."""
+    encoder, encoding = _graph(old, "encoder")
+    decoder, contents = _graph(old, "decoder")
+    ids, mask, start = inputs["ids"], inputs["mask"], attrs["decoder_start_token_id"]
+    assert ids is not None
+    to_int32 = {"to": ELEMENT_TYPES["INT32"]}
+    if masked and mask is None:  # tokens count from the first one on that is no padding
+        padding = old.emit("Equal", [ids, old.like(attrs["pad_token_id"], ids)])
+        words = old.emit("Cast", [old.emit("Not", [padding])], to_int32)
+        count = old.emit("CumSum", [words, old.constant(1)])
+        mask = old.emit("Cast", [old.emit("Cast", [count], to=ELEMENT_TYPES["BOOL"])], to_int32)
+    begin = inputs["forced_ids"]
+    if begin is None:
+        dims = [old.emit("Shape", [ids], start=0, end=1), old.constant([1])]
+        ones = old.emit("Concat", dims, axis=0)
+        begin = old.emit("ConstantOfShape", [ones], value=np.array([start], np.int32))
+    masks = [mask] if masked and mask is not None else []
+    of_decoder = len(encoding.input) == 2 + len(masks)  # it runs the decoder on the first tokens
+    encoded = _called(old, encoder, encoding, [ids, *masks, begin][: len(encoding.input)])
+    layers = len(contents.output) - 1
+    other = len(contents.input) - 2 * layers  # ids, mask, hidden states
+    hidden = other - 1 - len(masks)
+    if (
+        layers < 1
+        or hidden not in (0, 1)
+        or len(encoded) != (2 + 2 * layers if of_decoder else layers)
+    ):
+        raise InexpressibleError(
+            "its decoder must take input_ids, encoder_attention_mask (of T5), past states of its "
+            "own and of the input, and return logits and its own present states"
+        )
+    tokens = _type_of(contents.input[0]).shape
+    whole = tokens is None or len(tokens) != 2 or tokens[1] != 1  # it wants all tokens so far
+    read: list[Value] = []
+
+    def repeated(samples: Value) -> list[Value]:
+        """Repeat what the encoder has for each beam; return the first pasts of the decoder."""
+        own = encoded[2 : 2 + layers] if of_decoder else []
+        rest = [*masks, *(encoded[1:2] if hidden else ()), *encoded[-layers:]]
+        both = [old.emit("Gather", [x, samples], axis=0) for x in (*own, *rest)]
+        read.extend(both[len(own) :])
+        own = both[: len(own)]
+        pasts = contents.input[other : other + layers]
+        return own or [_empty(old, _type_of(info), samples, 0) for info in pasts]
+
+    def decode(
+        inner: NodeUpgrade, iteration: Value, state: Sequence[Value], before: Sequence[Value]
+    ) -> list[Value]:
+        arguments = [state[3 if whole else 0], *read[:-layers], *before, *read[-layers:]]
+        if not of_decoder:
+            return _called(inner, decoder, contents, arguments)
+        first = Graph([], [encoded[0], *before], [], "of the encoder")
+        return _called(inner, decoder, contents, arguments, iteration, first)
+
+    _emit(old, inputs, attrs, begin, None, repeated, decode, 0)
+
+
+def _empty(old: NodeUpgrade, past: TensorType, samples: Value, axis: int) -> Value:
+    """A cache [..., samples at ``axis``, heads, positions, size] of no positions."""
+    dims = past.shape
+    if dims is None or len(dims) != axis + 4:
+        raise InexpressibleError(f"its decoder's past state has not {axis + 4} dims, but {dims}")
+    fixed = [*dims[:axis], dims[axis + 1], dims[axis + 3]]
+    if not all(isinstance(dim, int) for dim in fixed):
+        raise InexpressibleError("its decoder's past states have no heads of known size")
+    rows, rest = old.emit("Shape", [samples]), old.constant([fixed[-2], 0, fixed[-1]])
+    parts = [*([old.constant(fixed[:axis])] if axis else ()), rows, rest]
+    shape = old.emit("Concat", parts, axis=0)
+    return old.emit("ConstantOfShape", [shape], value=np.zeros(1, past.dtype))
+
+
+def _called(
+    b: NodeUpgrade,
+    graph: Graph,
+    contents: GraphProto,
+    arguments: Sequence[Value],
+    iteration: Value | None = None,
+    first: Graph | None = None,
+) -> list[Value]:
+    """The outputs of a graph among the attributes for ``arguments``, or those of ``first`` in the
+    first iteration. As branches of an If, they can read outer values."""
+    graph.inputs = list(arguments)  # stand for its own when its contents are imported
+    condition = b.constant(True, BOOL)
+    if first is None:  # never taken
+        types = [_type_of(info) for info in contents.output]
+        unused = [np.zeros((1,) * len(t.shape or ()), t.dtype or FLOAT32) for t in types]
+        first = Graph([], [b.constant(x, x.dtype) for x in unused], [], "unused")
+    else:
+        condition = b.emit("Greater", [iteration, b.constant(0)])
+    outputs = [Value(b.fresh("decoded")) for _ in contents.output]
+    b.become("If", [condition], {"then_branch": graph, "else_branch": first}, outputs)
+    return outputs
+
+
+def _node(
+    b: NodeUpgrade, op: Op, inputs: Iterable[Value | None], count: int, attrs: Mapping[str, Any]
+) -> list[Value]:
+    """The outputs of a new node, of which there are ``count``."""
+    outputs = [Value(b.fresh(op.name.lower())) for _ in range(count)]
+    name = outputs[0].name
+    b.nodes.append(Node(op, list(inputs), outputs, attrs, name=name, origin=b.origin))
+    return outputs
+
+
+def _emit(
+    old: NodeUpgrade,
+    inputs: Inputs,
+    attrs: Mapping[str, Any],
+    ids: Value | None,
+    mask: Value | None,
+    begin: Callable[[Value], list[Value]],
+    decode: Decode,
+    axis: int,
+) -> None:
+    """Emit the loop and what is around it. ``ids`` are the first tokens; ``begin`` makes the first
+    pasts, whose beams lie along ``axis``, from the samples that rows belong to."""
+    start = [ids, inputs["max_length"], inputs.get("num_beams"), mask]
+    trips, samples, *state = _node(old, SEARCH_START, start, 2 + STATE, attrs)
+    carried = [*state, *begin(samples)]
+    inner = NodeUpgrade(
+        old.name, [], old.outputs, {}, types=old.types, unique=old.unique, origin=old.origin
+    )
+    iteration, condition = Value(inner.fresh("iteration")), Value(inner.fresh("condition"))
+    rows = [Value(inner.fresh("state")) for _ in carried]
+    logits, *presents = decode(inner, iteration, rows[:STATE], rows[STATE:])
+    arguments = [logits, *rows[:STATE], ids, *(inputs.get(name) for name in _OF_STEPS)]
+    go_on, beams, scores, *state = _node(inner, SEARCH_STEP, arguments, 3 + STATE, attrs)
+    if attrs["beam_search"]:
+        presents = [inner.emit("Gather", [present, beams], axis=axis) for present in presents]
+    shown = [scores] if attrs["beam_search"] and len(old.outputs) > 2 else []
+    outputs = [go_on, *state, *presents, *shown]
+    body = Graph([iteration, condition, *rows], outputs, inner.nodes, f"{old.name}, a step")
+
+    results = [Value(old.fresh("state")) for _ in outputs[1:]]
+    old.become("Loop", [trips, None, *carried], {"body": body}, results)
+    steps = results[-1] if shown else old.constant(np.zeros((0, 1, 1, 1)), FLOAT32)
+    final = [inputs.get("length_penalty"), inputs.get("num_return_sequences"), steps, ids]
+    node = Node(SEARCH_END, [*results[3:STATE], *final], old.outputs, attrs, name=old.name)
+    node.origin = old.origin
+    old.nodes.append(node)
+
+
+RULES.update(((MICROSOFT, name), search) for name in _INPUTS)

@@ -1,0 +1,340 @@
+"""Steps of a search for sequences of tokens: what GreedySearch, Sampling and BeamSearch loop over.
+
+A decoder gives logits for the next token of every sequence. ``SEARCH_START`` makes the state before
+the first token, ``SEARCH_STEP`` scores the tokens and takes the next ones, ``SEARCH_END`` picks the
+best sequences. The state, with a row for each beam of each sample:
+
+    ids, positions     the tokens that the decoder has not seen yet, and their positions
+    mask               whether each token so far counts, or is padding
+    sequences          the tokens so far
+    scores             the sum of the logarithms of the probabilities of these tokens
+    ended, ended_scores, done
+                       for each sample its best sequences that have ended, [sample, beam, length],
+                       their scores, and whether no better one can come
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.host.current_run import reserve
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
+from penstock.ops.common.dtypes import INT32
+from penstock.types import BOOL, FLOAT32, INT64, ShapeError, TensorType, Type
+
+_ROWS = TensorType(INT32, (None, None))
+_STATE: Sequence[Type] = (
+    *(_ROWS, _ROWS, _ROWS, _ROWS, TensorType(FLOAT32, (None,))),
+    *(TensorType(INT32, (None, None, None)), TensorType(FLOAT32, (None, None))),
+    TensorType(BOOL, (None,)),
+)
+STATE = len(_STATE)
+_LOWEST = np.finfo(np.float32).min
+
+
+def _scalar(value: Any, default: float) -> Any:
+    if value is not None and value.size != 1:
+        raise ShapeError(
+            f"a parameter of a search has shape {value.shape}, it must have one element"
+        )
+    return default if value is None else value.reshape(-1)[0].item()
+
+
+# SearchStart(input_ids, max_length, num_beams?, attention_mask?)
+#     -> number of tokens, the sample of each row, *state
+
+
+def _infer_start(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(INT64, ()), TensorType(INT64, (None,)), *_STATE)
+
+
+def _compile_start(node: Node, types: Types) -> Kernel:
+    pad = node.attrs["pad_token_id"]
+
+    def function(ids: Any, max_length: Any, num_beams: Any, mask: Any) -> tuple[Any, ...]:
+        beams, length = _scalar(num_beams, 1), _scalar(max_length, 0)
+        if ids.ndim != 2 or not ids.shape[1] or beams < 1 or length < ids.shape[1]:
+            raise ShapeError(f"{beams} beams of length {length} cannot begin with ids {ids.shape}")
+        batch = len(ids)
+        reserve(2 * 4 * batch * beams * length)
+        counts = ids != pad
+        positions = np.where(counts, np.cumsum(counts, axis=1) - 1, 0)
+        if mask is not None and mask.shape != ids.shape:
+            raise ShapeError(f"attention_mask has shape {mask.shape}, not {ids.shape}")
+        rows = (ids, positions, counts if mask is None else mask, ids)
+        scores = np.zeros((batch, beams), np.float32)
+        scores[:, 1:] = -1e9  # so that the beams of a sample do not begin with the same token
+        return (
+            np.array(length - ids.shape[1], np.int64),
+            np.repeat(np.arange(batch), beams),
+            *[np.repeat(x.astype(np.int32), beams, axis=0) for x in rows],
+            scores.reshape(-1),
+            np.full((batch, beams, length), pad, np.int32),
+            np.full((batch, beams), -np.inf, np.float32),
+            np.zeros(batch, np.bool_),
+        )
+
+    return Kernel(function)
+
+
+# SearchStep(logits, *state, input_ids, min_length?, length_penalty?, repetition_penalty?,
+#            vocab_mask?, prefix_vocab_mask?, temperature?, presence_mask?, seed?,
+#            logits_processor?)
+#     -> whether to go on, beams, step scores, *state
+
+
+def _infer_step(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    beams, scores = TensorType(INT64, (None,)), TensorType(FLOAT32, (None, None, None))
+    return (TensorType(BOOL, ()), beams, scores, *_STATE)
+
+
+def _penalise(
+    scores: np.ndarray,
+    sequences: np.ndarray,
+    attrs: Attrs,
+    first: bool,
+    min_length: int,
+    repetition_penalty: float,
+    vocab_mask: Any,
+    prefix_vocab_mask: Any,
+    temperature: Any,
+) -> None:
+    """Change the scores of tokens [row, token] that should not, or must not follow."""
+    if repetition_penalty != 1:
+        seen = np.zeros(scores.shape, np.bool_)
+        np.put_along_axis(seen, sequences, True, axis=1)
+        penalised = np.where(scores < 0, scores * repetition_penalty, scores / repetition_penalty)
+        np.copyto(scores, penalised, where=seen)
+    size = attrs["no_repeat_ngram_size"]
+    if 0 < size <= sequences.shape[1]:
+        windows = np.lib.stride_tricks.sliding_window_view(sequences, size, axis=1)
+        last = sequences[:, None, sequences.shape[1] - size + 1 :]
+        rows, places = np.nonzero((windows[..., :-1] == last).all(axis=-1))
+        scores[rows, windows[rows, places, -1]] = _LOWEST
+    if vocab_mask is not None:
+        scores[:, vocab_mask == 0] = _LOWEST
+    if prefix_vocab_mask is not None and first:
+        hidden = prefix_vocab_mask == 0
+        scores[np.repeat(hidden, len(scores) // len(hidden), axis=0)] = _LOWEST
+    if sequences.shape[1] < min_length:
+        scores[:, attrs["eos_token_id"]] = _LOWEST
+    degrees = attrs.get("temperature", _scalar(temperature, 1.0))
+    if degrees > 0:
+        scores /= np.float32(degrees)
+
+
+def _sample(
+    scores: np.ndarray, attrs: Attrs, step: int, presence_mask: Any, seed: int
+) -> np.ndarray:
+    """Draw a token for each row [row, token], from the smallest set with probability ``top_p``."""
+    if presence_mask is not None:
+        scores -= presence_mask * np.float32(attrs["presence_penalty"])
+    custom, least = attrs["custom"], attrs["min_tokens_to_keep"]
+    order = np.argsort(-scores if custom else scores, axis=1, kind="stable")
+    ranked = np.take_along_axis(scores, order, 1)
+    probabilities = np.exp(ranked - ranked.max(axis=1, keepdims=True))
+    total = np.cumsum(probabilities / probabilities.sum(axis=1, keepdims=True), axis=1)
+    if custom:  # from the most probable one
+        hidden = np.pad(total[:, :-1] > attrs["top_p"], ((0, 0), (1, 0)))
+    else:  # from the least probable one
+        hidden = total <= 1 - np.float32(attrs["top_p"])
+        hidden[:, max(scores.shape[1] - least, 1) :] = False
+    rows, ranks = np.nonzero(hidden)
+    scores[rows, order[rows, ranks]] = attrs["filter_value"]
+    weights = np.cumsum(np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True)), 1)
+    places = [
+        np.searchsorted(row, _uniform(seed, step * len(scores) + i) * row[-1], side="right")
+        for i, row in enumerate(weights)
+    ]
+    return np.array(places, np.int32)
+
+
+def _uniform(seed: int, count: int) -> float:
+    """Number ``count`` between 0 and 1 of C++'s default generator, a linear congruential one of 31
+    bits, as ONNX Runtime uses it: of two of its numbers each."""
+    if seed < 0:
+        raise ShapeError(f"the seed is {seed}, it must not be negative")
+    modulus = 2**31 - 1
+    start = seed % modulus or 1
+    low, high = (start * pow(16807, 2 * count + i, modulus) % modulus - 1 for i in (1, 2))
+    return (low + high * (modulus - 1)) / (modulus - 1) ** 2
+
+
+def _keep_timestamps(scores: np.ndarray, sequences: np.ndarray, attrs: Attrs) -> None:
+    """Allow no tokens [row, token] but those with which Whisper's timestamps come in pairs, do not
+    decrease, and begin within a second; and only timestamps where they are likelier than text."""
+    first = attrs["beginning_timestamp_token_id"]
+    never = [attrs["no_timestamps_token_id"], attrs["start_of_lm_token_id"]]
+    later = [attrs[f"{name}_token_id"] for name in ("decoder_start", "translate", "transcribe")]
+    for row, tokens in zip(scores, sequences, strict=True):
+        times = tokens >= first
+        begin = int(times.argmax()) + 1 if times.any() else len(tokens)
+        row[[token for token in never if 0 <= token < len(row)]] = _LOWEST
+        if len(tokens) > begin:
+            row[[token for token in later if 0 <= token < len(row)]] = _LOWEST
+        last, before = bool(times[-1]), len(tokens) <= begin or bool(times[-2])
+        if last and before:
+            row[first:] = _LOWEST
+        elif last:
+            row[: attrs["eos_token_id"]] = _LOWEST
+        if times.any():
+            row[first : int(tokens[times][-1]) + (0 if last and not before else 1)] = _LOWEST
+        if len(tokens) == begin:
+            row[first + 51 :] = _LOWEST
+        allowed = row[first:][row[first:] > _LOWEST]
+        if allowed.size and np.logaddexp.reduce(allowed) > row[:first].max():
+            row[:first] = _LOWEST
+
+
+class _Beams:
+    """The state of a beam search, and one step of it."""
+
+    def __init__(self, attrs: Attrs, scores: Any, ended: Any, ended_scores: Any, done: Any) -> None:
+        self.attrs = attrs
+        self.batch, self.beams, _ = ended.shape
+        self.scores = scores.reshape(self.batch, self.beams)
+        self.ended, self.ended_scores, self.done = ended.copy(), ended_scores.copy(), done.copy()
+
+    def add(self, sample: int, tokens: np.ndarray, score: float) -> None:
+        """Keep a sequence that has ended if it is among the best of its sample."""
+        worst = int(self.ended_scores[sample].argmin())
+        if score > self.ended_scores[sample, worst]:
+            self.ended[sample, worst] = self.attrs["pad_token_id"]
+            self.ended[sample, worst, : len(tokens)] = tokens
+            self.ended_scores[sample, worst] = score
+
+    def step(
+        self, totals: np.ndarray, sequences: np.ndarray, length_penalty: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The next tokens, and the beams that they follow, by the scores [row, token] of sequences
+        with each token added."""
+        words, length = totals.shape[1], sequences.shape[1]
+        flat = totals.reshape(self.batch, -1)
+        best = np.argsort(-flat, axis=1, kind="stable")[:, : 2 * self.beams]
+        tokens = np.full((self.batch, self.beams), self.attrs["pad_token_id"], np.int32)
+        sources = np.arange(self.batch * self.beams).reshape(self.batch, self.beams)
+        scores, sources = np.zeros_like(self.scores), sources.copy()
+        for sample in np.flatnonzero(~self.done).tolist():
+            taken = 0
+            for rank, place in enumerate(best[sample].tolist()):
+                beam, token = divmod(place, words)
+                source, score = sample * self.beams + beam, flat[sample, place]
+                if token == self.attrs["eos_token_id"]:
+                    if rank < self.beams:
+                        self.add(sample, sequences[source], score / length**length_penalty)
+                    continue
+                tokens[sample, taken], sources[sample, taken] = token, source
+                scores[sample, taken] = score
+                taken += 1
+                if taken == self.beams:
+                    break
+            worst, first = self.ended_scores[sample].min(), flat[sample, best[sample, 0]]
+            early = self.attrs["early_stopping"] or worst >= first / length**length_penalty
+            self.done[sample] = worst > -np.inf and early
+        self.scores = scores
+        return tokens.reshape(-1), sources.reshape(-1)
+
+
+def _compile_step(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    pad, eos, beam_search = attrs["pad_token_id"], attrs["eos_token_id"], attrs["beam_search"]
+
+    def function(logits: Any, *arguments: Any) -> tuple[Any, ...]:
+        _, positions, mask, sequences, *rest = arguments[:STATE]
+        prompt, min_length, length_penalty, repetition_penalty, *masks = arguments[STATE:-3]
+        presence_mask, seed, processor = arguments[-3:]
+        state = _Beams(attrs, *rest)
+        last = logits[:, -1].astype(np.float32)
+        if len(last) != len(sequences):  # the first run may be of samples, not of beams
+            last = np.repeat(last, state.beams, axis=0)
+        if beam_search:
+            last -= last.max(axis=1, keepdims=True)
+            last -= np.log(np.exp(last).sum(axis=1, keepdims=True))
+        first = sequences.shape[1] == prompt.shape[1]
+        parameters = _scalar(min_length, 0), _scalar(repetition_penalty, 1.0)
+        _penalise(last, sequences, attrs, first, *parameters, *masks)
+        if _scalar(processor, 0) == 1:
+            _keep_timestamps(last, sequences, attrs)
+        if beam_search:
+            last += state.scores.reshape(-1, 1)
+            tokens, sources = state.step(last, sequences, _scalar(length_penalty, 1.0))
+        else:
+            if attrs["kind"] == "Sampling":
+                step = sequences.shape[1] - prompt.shape[1]
+                tokens = _sample(last, attrs, step, presence_mask, _scalar(seed, 0))
+            else:
+                tokens = last.argmax(axis=1).astype(np.int32)
+            state.done |= tokens == eos
+            tokens[state.done] = pad
+            sources = np.arange(len(tokens))
+        counts = (sequences != pad).sum(axis=1) if first else positions[:, -1] + 1
+        return (
+            np.array(not state.done.all()),
+            sources,
+            last.reshape(state.batch, state.beams, -1),
+            tokens[:, None],
+            counts.astype(np.int32)[:, None],
+            np.concatenate((mask, np.ones_like(mask[:, :1])), axis=1),
+            np.concatenate((sequences[sources], tokens[:, None]), axis=1),
+            state.scores.reshape(-1),
+            state.ended,
+            state.ended_scores,
+            state.done,
+        )
+
+    return Kernel(function)
+
+
+# SearchEnd(sequences, scores, ended, ended_scores, done, length_penalty?, num_return_sequences?,
+#           step scores, input_ids) -> sequences, their scores, step scores of the full length
+
+
+def _infer_end(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    rank = 3 if attrs["beam_search"] else 2
+    sequences = TensorType(INT32, (None,) * rank)
+    return (sequences, TensorType(FLOAT32, (None, None)), TensorType(FLOAT32, (None,) * 4))
+
+
+def _compile_end(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+
+    def function(
+        sequences: Any,
+        scores: Any,
+        ended: Any,
+        ended_scores: Any,
+        done: Any,
+        length_penalty: Any,
+        returned: Any,
+        steps: Any,
+        prompt: Any,
+    ) -> Any:
+        state, length = _Beams(attrs, scores, ended, ended_scores, done), sequences.shape[1]
+        if not attrs["beam_search"]:
+            result = state.ended[:, 0]
+            result[:, :length] = sequences
+            return (result, state.ended_scores, steps) if len(node.outputs) > 1 else result
+        count = _scalar(returned, 1)
+        if not 1 <= count <= state.beams:
+            raise ShapeError(f"{count} sequences of {state.beams} beams cannot be returned")
+        for row, total in enumerate(scores.tolist()):
+            sample = row // state.beams
+            if not state.done[sample]:
+                state.add(sample, sequences[row], total / length ** _scalar(length_penalty, 1.0))
+        order = np.argsort(-state.ended_scores, axis=1, kind="stable")[:, :count]
+        best = np.take_along_axis(state.ended_scores, order, 1)
+        tokens = np.take_along_axis(state.ended, order[..., None], 1)
+        full = np.zeros((ended.shape[2] - prompt.shape[1], *steps.shape[1:]), np.float32)
+        full[: len(steps)] = steps
+        return (tokens, best, full)[: len(node.outputs)] if len(node.outputs) > 1 else tokens
+
+    return Kernel(function)
+
+
+SEARCH_START = Op("SearchStart", "penstock", 1, 1, _infer_start, _compile_start)
+SEARCH_STEP = Op("SearchStep", "penstock", 1, 1, _infer_step, _compile_step)
+SEARCH_END = Op("SearchEnd", "penstock", 1, 1, _infer_end, _compile_end)
