@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from itertools import groupby
@@ -14,7 +15,7 @@ from bench.zoo.store import Entry, entries
 
 FILE = Path(__file__).parents[1] / "zoo.md"
 WORST = 20
-# Findings of the newest Penstock alone would cost a run of all; the date says when they were read.
+SLOW = 1.2  # a ratio over which a case stands in the table of causes
 TITLES = {
     "row 1": "row",
     "batch 1": "batch",
@@ -50,6 +51,7 @@ def report(made: Sequence[Entry], findings: Sequence[Finding]) -> list[str]:
         models = [entry for entry in made if entry.group == group]
         lines.append(_group_line(group, models, of_group))
     lines.append(_group_line("all", made, findings))
+    lines += causes_table(findings)
     lines += _faults("Refused by Penstock, and run by the other.", findings, refused_alone)
     lines += _faults("Wrong.", findings, lambda finding: _wrongness(finding))
     for group, several in groupby(findings, lambda finding: finding.group):
@@ -91,6 +93,29 @@ def _faults(
         text = fault(finding)
         if text:
             lines.append(line(finding.key, text.replace("|", "\\|")))
+    return lines
+
+
+def causes_table(findings: Iterable[Finding]) -> list[str]:
+    """The steps that take longest in cases that are slow, by the time that they lose in all."""
+    cases: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
+    for finding in findings:
+        for case, steps in finding.steps.items():
+            title = f"{case} 1"
+            if steps and finding.ratios.get(title, 0.0) > SLOW:
+                ours, theirs = finding.times[title]
+                step = steps.split(", ")[0].rpartition(" ")[0]
+                ratio = finding.ratios[title]
+                cases[step].append((ratio, ours - theirs, f"{finding.key} {case} {ratio:.1f}"))
+    lines = heading(
+        f"Cases over {SLOW:g} by the step that takes longest.",
+        ["step", "cases", "mean of ratios", "lost, us", "the worst"],
+    )
+    for step, slow in sorted(cases.items(), key=lambda item: -sum(lost for _, lost, _ in item[1])):
+        mean = geometric_mean(ratio for ratio, _, _ in slow)
+        lost = sum(lost for _, lost, _ in slow)
+        worst = ", ".join(name for *_, name in sorted(slow, reverse=True)[:3])
+        lines.append(line(step, len(slow), f"{mean:.2f}", f"{lost * 1e6:.0f}", worst))
     return lines
 
 

@@ -168,7 +168,7 @@ def _activations() -> dict[str, Part]:
 
 def _elementwise() -> dict[str, Part]:
     one = ("abs", "neg", "exp", "sin", "cos", "tan", "atan", "sinh", "erf", "ceil", "floor", "sign",
-           "round", "sigmoid", "square", "isnan", "isinf", "expm1", "logit")  # fmt: skip
+           "round", "square", "isnan", "isinf", "expm1", "logit")  # fmt: skip
     of_positive = ("sqrt", "rsqrt", "log", "log2", "log1p", "reciprocal", "asin", "acos", "atanh", "frac", "trunc")  # fmt: skip
     two = ("add", "sub", "mul", "maximum", "minimum", "gt", "le", "eq", "atan2", "fmod", "remainder")  # fmt: skip
     x, y = normal(8, 64), normal(8, 64)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +13,15 @@ import pytest
 from bench.cases import chain
 from bench.tables import LOADING_PEER, OURS
 from bench.zoo import check, store
+from bench.zoo.__main__ import GENERATORS
 from bench.zoo.check import Finding, difference
 from bench.zoo.report import report
 from bench.zoo.store import Case, Entry, Product, Recipe, entries, flat, generate, read_feeds
 from bench.zoo.worker import Job, Worker
 
 INF = math.inf
+# Recipes of scikit-learn are of those estimators that are installed.
+GROUPS = [group for group in GENERATORS if group not in ("scikit-learn", "derived")]
 
 
 @pytest.fixture
@@ -42,6 +47,16 @@ def refused() -> Product:
 
 def failing() -> Product:
     raise ValueError("no converter")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_recipes_have_names_of_their_own_that_are_names_of_files(group):
+    names = [
+        recipe.name for recipe in import_module(f"bench.zoo.{GENERATORS[group]}").recipes(group)
+    ]
+    assert len(names) > 10
+    assert len({name.lower() for name in names}) == len(names)
+    assert all(re.fullmatch(r"[\w.-]+", name) for name in names)
 
 
 @pytest.mark.parametrize(
@@ -171,5 +186,6 @@ def test_report_counts_by_group_and_names_the_worst():
         "| g/c | Unsupported: x\\|y |",
         f"| g/b | 1.0e+00 apart; from the library -, {LOADING_PEER} - |",
         "| g/a | row | 4.00 | 40 | 10 | Conv 90% |",
+        "| Conv | 1 | 4.00 | 30 | g/a row 4.0 |",
     ):
         assert line in lines

@@ -16,23 +16,7 @@ from bench.zoo.store import flat
 
 import penstock as ps
 
-# What is known to fail, and why; each ends with the fault.
-FAULTS = {
-    "scikit-learn/AdaBoostClassifier": "a compiled chain of elementwise nodes has 17 arrays",
-}
-
-
-def cases() -> list:
-    return [
-        pytest.param(
-            *case,
-            id=case[0].name,
-            marks=[pytest.mark.xfail(reason=FAULTS[case[0].name], strict=True)]
-            if case[0].name in FAULTS
-            else [],
-        )
-        for case in samples()
-    ]
+ZOO = list(samples())
 
 
 def answers(model: bytes, feeds: dict[str, np.ndarray]) -> list[Any]:
@@ -44,15 +28,13 @@ def answers(model: bytes, feeds: dict[str, np.ndarray]) -> list[Any]:
 
 
 def test_sample_has_models_of_many_groups_and_is_small():
-    names = [sample.name for sample, _, _ in samples()]
-    groups = {name.split("/")[0] for name in names}
+    groups = {sample.name.split("/")[0] for sample, _, _ in ZOO}
     assert groups == {"scikit-learn", "lightgbm", "xgboost", "torch-modules", "derived"}
-    assert len(names) >= 120
-    assert FAULTS.keys() <= set(names)
+    assert len(ZOO) >= 120
     assert FILE.stat().st_size < 3e6
 
 
-@pytest.mark.parametrize(("sample", "model", "feeds"), cases())
+@pytest.mark.parametrize(("sample", "model", "feeds"), ZOO, ids=[s.name for s, _, _ in ZOO])
 def test_zoo_model_answers_as_onnx_runtime(sample: Sample, model: bytes, feeds: dict):
     session = ps.compile(model)
     wanted = flat(answers(model, feeds))
