@@ -386,6 +386,19 @@ def test_rule_of_a_misfit_node_refuses_it_or_gives_valid_types(
         assert not isinstance(error, ps.InternalError)
 
 
+def test_rule_of_a_node_with_too_many_outputs_or_inputs_left_out_refuses_it() -> None:
+    for op, inputs, attrs, _ in CASES:
+        with pytest.raises(InvalidModel, match=r"are not those of|outputs"):
+            ps.load(contrib_model(op, inputs, attrs, outputs=6))
+    a, b = codes(np.int8, 4, 6), codes(np.int8, 6, 24)
+    with pytest.raises(InvalidModel, match="lacks input 2, which MatMulIntegerToFloat requires"):
+        ps.load(contrib_model("MatMulIntegerToFloat", [a, b, None, scales()]))
+    weights = codes(np.uint8, 6, 24)
+    with pytest.raises(InvalidModel, match="not those of QAttention"):
+        inputs = [codes(np.uint8, 2, 5, 6), weights, draw(24), scales(), None]
+        ps.load(contrib_model("QAttention", inputs, {"num_heads": 2}))
+
+
 @pytest.mark.parametrize(
     "attrs", [{"num_heads": 5}, {"num_heads": 0}, {"num_heads": 2, "qkv_hidden_sizes": [8, 8, 9]}]
 )

@@ -211,3 +211,16 @@ def test_ngram_hash_mapping_matches_onnx_runtime(
         inputs.pop()
     check_contrib("NGramHashMapping", inputs, attrs, outputs=2)
     check_contrib("NGramHashMapping", inputs, attrs, outputs=1)
+
+
+def test_node_with_too_many_outputs_is_refused() -> None:
+    ids = np.zeros((2, 3), np.int64)
+    for op, inputs, attrs, count in (
+        ("Inverse", [np.eye(2, dtype=F32)], {}, 2),
+        ("NGramRepeatBlock", [ids, draw(2, 5)], {"ngram_size": 2}, 2),
+        ("BifurcationDetector", [ids[0], ids[0], ids[0, :1]], {}, 3),
+    ):
+        model = contrib_model(op, inputs, attrs, outputs=count)
+        with pytest.raises(PenstockError) as caught:
+            ps.compile(model).run({f"x{i}": x for i, x in enumerate(inputs)})
+        assert not isinstance(caught.value, ps.InternalError)

@@ -17,7 +17,7 @@ from onnx import AttributeProto
 from penstock.frontends.common.diagnostics import ConversionError, InexpressibleError, NodeError
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES
-from penstock.ir.graph import Value
+from penstock.ir.graph import Node, Value
 from penstock.ops.registry import MICROSOFT
 from penstock.types import FLOAT32
 
@@ -28,36 +28,51 @@ Rule = Callable[[NodeUpgrade], None]
 RULES: dict[tuple[str, str], Rule] = {}
 """By domain and name."""
 
-_KINDS = {
+_KINDS: Mapping[int, type | tuple[type, ...]] = {
     AttributeProto.INT: int,
     AttributeProto.FLOAT: (int, float),
     AttributeProto.STRING: str,
-    AttributeProto.INTS: list,
-    AttributeProto.FLOATS: list,
+    AttributeProto.INTS: int,
+    AttributeProto.FLOATS: (int, float),
 }
+"""The types of attributes and of their elements."""
 
 
 def checked_rule(write: Callable[..., None]) -> Callable[..., None]:
     """``write(b, ...)`` for operations of which the onnx package has no schemas: inputs and
-    attributes may be missing, or of a wrong type, which is a ``NodeError``."""
+    attributes may be missing or of a wrong type, and outputs too many, which is a ``NodeError``."""
 
     @wraps(write)
     def checked(b: NodeUpgrade, *arguments: Any) -> None:
         try:
             write(b, *arguments)
             for node in b.nodes:
-                for name, value in node.attrs.items():
-                    kind = current(node.op.name)[1].attributes[name].type
-                    if not isinstance(value, _KINDS[kind]):  # type: ignore[arg-type]
-                        raise TypeError(f"attribute {name!r} = {value!r:.40}")
+                _check_node(node)
+            if b.nodes and not set(b.outputs) <= {None, *(v for n in b.nodes for v in n.outputs)}:
+                raise ValueError(f"{len(b.outputs)} outputs")
         except ConversionError:
             raise
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
             raise NodeError(
-                f"has inputs or attributes that are not those of {b.op}: {error!r}"
+                f"has inputs, outputs or attributes that are not those of {b.op}: {error!r}"
             ) from error
 
     return checked
+
+
+def _check_node(node: Node) -> None:
+    """Check a node that was written, for its inputs, outputs and attributes are those of a file."""
+    schema = current(node.op.name)[1]
+    kinds = {name: schema.attributes[name].type for name in node.attrs}
+    for fault in schema.faults(kinds, node.inputs, len(node.outputs)):
+        raise ValueError(fault)
+    for name, value in node.attrs.items():
+        kind = kinds[name]
+        many = kind in (AttributeProto.INTS, AttributeProto.FLOATS)
+        if isinstance(value, list) != many:
+            raise TypeError(f"attribute {name!r} = {value!r:.40}")
+        if not all(isinstance(x, _KINDS[kind]) for x in (value if many else [value])):
+            raise TypeError(f"attribute {name!r} = {value!r:.40}")
 
 
 def rewrites(*names: str, domain: str = MICROSOFT) -> Callable[[Rule], Rule]:

@@ -10,6 +10,7 @@ from onnx import GraphProto
 
 from penstock.errors import InternalError
 from penstock.frontends.common.builder import NodeBuilder, short_name
+from penstock.frontends.common.diagnostics import NodeError
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops import Op, find
@@ -39,8 +40,9 @@ class NodeUpgrade(NodeBuilder):
 
     def input(self, index: int) -> Value:
         """An input that the old version requires."""
-        value = self.inputs[index]
-        assert value is not None, "checked against the schema"
+        value = self.optional(index)
+        if value is None:
+            raise NodeError(f"lacks input {index}, which {self.op} requires; give it one")
         return value
 
     def optional(self, index: int) -> Value | None:

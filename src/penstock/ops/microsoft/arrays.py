@@ -30,7 +30,7 @@ def _infer_inverse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (x.without_data(),)
 
 
-@array_operator("Inverse", domain=MICROSOFT, infer=_infer_inverse)
+@array_operator("Inverse", domain=MICROSOFT, arity=(1, 1), infer=_infer_inverse)
 def inverse(x: np.ndarray) -> np.ndarray:
     """A matrix that has no inverse gives NaN."""
     wide = x.astype(np.float32) if x.dtype in HALF else x
@@ -57,7 +57,9 @@ def _infer_unfold(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(x.dtype, (*dims, size)),)
 
 
-@array_operator("UnfoldTensor", domain=MICROSOFT, infer=_infer_unfold, copied=True, strings=True)
+@array_operator(
+    "UnfoldTensor", domain=MICROSOFT, arity=(1, 1), infer=_infer_unfold, copied=True, strings=True
+)
 def unfold_tensor(x: np.ndarray, *, size: int, step: int = 1, dim: int = -1) -> np.ndarray:
     _infer_unfold((TensorType(x.dtype, x.shape),), {"size": size, "step": step, "dim": dim}, ())
     slices = sliding_window_view(x, size, axis=dim)
@@ -71,7 +73,7 @@ def _infer_masked_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     return standard("MaxPool").infer(types[:1], attrs, consts[:1])[:1]
 
 
-@array_operator("MaxpoolWithMask", domain=MICROSOFT, infer=_infer_masked_pool)
+@array_operator("MaxpoolWithMask", domain=MICROSOFT, arity=(2, 1), infer=_infer_masked_pool)
 def maxpool_with_mask(
     x: np.ndarray,
     mask: np.ndarray,
@@ -109,7 +111,7 @@ def _infer_crop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(FLOAT32, (boxes and boxes[0], image and image[1], *size)),)  # type: ignore[arg-type]
 
 
-@array_operator("CropAndResize", domain=MICROSOFT, infer=_infer_crop)
+@array_operator("CropAndResize", domain=MICROSOFT, arity=(4, 1), infer=_infer_crop)
 def crop_and_resize_channels_first(
     image: np.ndarray,
     boxes: np.ndarray,
@@ -132,7 +134,7 @@ def _infer_path(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT32, (2, None)),)
 
 
-@array_operator("DynamicTimeWarping", domain=MICROSOFT, infer=_infer_path)
+@array_operator("DynamicTimeWarping", domain=MICROSOFT, arity=(1, 1), infer=_infer_path)
 def dynamic_time_warping(costs: np.ndarray) -> np.ndarray:
     """The places of the cheapest path from the first corner of a matrix to the last. Costs add up
     along one anti-diagonal after the other; ``steps`` says where the best way to a place is from:
@@ -168,7 +170,9 @@ def _infer_ngram_block(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     return (scores.without_data(),)
 
 
-@array_operator("NGramRepeatBlock", domain=MICROSOFT, infer=_infer_ngram_block, copied=True)
+@array_operator(
+    "NGramRepeatBlock", domain=MICROSOFT, arity=(2, 1), infer=_infer_ngram_block, copied=True
+)
 def ngram_repeat_block(ids: np.ndarray, scores: np.ndarray, *, ngram_size: int) -> np.ndarray:
     """Scores of -inf for tokens that would repeat an n-gram of their row."""
     result, length = scores.copy(), ids.shape[1]
@@ -190,12 +194,15 @@ def _infer_bifurcation(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
         raise ShapeError(f"n-grams of {least} to {most} tokens")
     for i, name in enumerate(("src_tokens", "cur_tokens")):
         rules.check_shape(name, rules.tensor(types, i).shape, (None,))
-    return TensorType(INT64, (None,)), TensorType(INT64, rules.tensor(types, 2).shape)
+    dtype = rules.same_dtype(types, range(len(types)))
+    return TensorType(dtype, (None,)), TensorType(INT64, rules.tensor(types, 2).shape)
 
 
 def _pair(node: Node, function: Callable[..., tuple[np.ndarray, np.ndarray]]) -> Kernel:
     """A kernel of two outputs, of which a node may leave out the second."""
-    if len(node.outputs) > 1:
+    if len(node.outputs) > 2:
+        raise ShapeError(f"{node.op.name} has two outputs, not {len(node.outputs)}")
+    if len(node.outputs) == 2:
         return Kernel(function)
     return Kernel(lambda *inputs: function(*inputs)[0])
 
@@ -244,8 +251,8 @@ def _infer_hashes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     for i, name in ((2, "vocab_sizes"), (4, "head_offsets")):
         rules.check_shape(name, rules.tensor(types, i).shape, (heads,))
     rules.check_shape("segment_ids", rules.tensor(types, 6).shape, (batch, length))
-    present = TensorType(ids.dtype, (batch, most - 1))
-    return TensorType(ids.dtype, (batch, length, heads)), present
+    dtype = rules.same_dtype(types, range(min(len(types), 6)))
+    return TensorType(dtype, (batch, length, heads)), TensorType(dtype, (batch, most - 1))
 
 
 @operator("NGramHashMapping", domain=MICROSOFT, infer=_infer_hashes)
@@ -292,10 +299,11 @@ def _infer_words(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     filters, window = attrs.get("embedding_size"), attrs.get("conv_window_size")
     rules.check_shape("W", weights, (filters, 1, window, table and table[1]))  # type: ignore[arg-type]
     rules.check_shape("B", bias, (weights and weights[0],))  # type: ignore[arg-type]
+    rules.same_dtype(types, range(1, 4))
     return (TensorType(FLOAT32, (words and words[0], weights and weights[0])),)  # type: ignore[arg-type]
 
 
-@array_operator("WordConvEmbedding", domain=MICROSOFT, infer=_infer_words)
+@array_operator("WordConvEmbedding", domain=MICROSOFT, arity=(4, 1), infer=_infer_words)
 def word_conv_embedding(
     words: np.ndarray, weights: np.ndarray, bias: np.ndarray, table: np.ndarray
 ) -> np.ndarray:

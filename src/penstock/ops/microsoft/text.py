@@ -75,7 +75,7 @@ def _infer_tokenizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     return (TensorType(STRING, (*shape, None) if known else None),)
 
 
-@operator("Tokenizer", domain=MICROSOFT, infer=_infer_tokenizer, strings=True)
+@operator("Tokenizer", domain=MICROSOFT, arity=(1, 1), infer=_infer_tokenizer, strings=True)
 @by_attributes
 def tokenizer(attrs: Attrs) -> Callable[[np.ndarray], np.ndarray]:
     """The tokens of each string, with pads behind them: what separators leave, one separator after
@@ -139,7 +139,7 @@ def _hashes(texts: np.ndarray, seed: int) -> np.ndarray:
     return result
 
 
-@operator("MurmurHash3", domain=MICROSOFT, infer=_infer_hash, strings=True)
+@operator("MurmurHash3", domain=MICROSOFT, arity=(1, 1), infer=_infer_hash, strings=True)
 def murmur_hash3(node: Node, types: Types) -> Kernel:
     seed = node.attrs.get("seed", 0) % 2**32
     dtype = UINT32 if node.attrs.get("positive", 1) else INT32
