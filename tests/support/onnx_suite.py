@@ -287,6 +287,7 @@ FORMS = (
     ("BeamSearch", "whether a better sequence may come depends on scores of the sample alone"),
     ("DecoderMaskedSelfAttention", "unsupported, as with the CPU provider"),
     ("GroupQueryAttention", "normalised queries and keys are refused, as the CPU provider does"),
+    ("LinearAttention", "a window of states is refused"),
     ("MoE", "a third layer, and both layers in one behind the other, run here only"),
     ("QMoE", "the same, and layers of different bits; codes other than integers are refused"),
     ("Sampling", "the penalty of a token that is present is taken off that token"),

@@ -105,15 +105,43 @@ def test_causal_conv_with_state_matches_onnx_runtime(
     check_contrib("CausalConvWithState", inputs, attrs, outputs=2, untyped=not last)
 
 
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (2, 4)])
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("per_key", [False, True])
+def test_linear_attention_matches_onnx_runtime(
+    rule: str, heads: int, kv_heads: int, past: bool, per_key: bool
+) -> None:
+    q, k, v = draw(2, 3, heads * 8), draw(2, 3, kv_heads * 8), draw(2, 3, kv_heads * 4)
+    decay = -np.abs(draw(2, 3, kv_heads * (8 if per_key else 1)))
+    inputs = [q, k, v, draw(2, kv_heads, 8, 4) if past else None]
+    inputs += [decay if "gated" in rule else None]
+    inputs += [draw(2, 3, kv_heads) if "delta" in rule else None]
+    while inputs[-1] is None:
+        inputs.pop()
+    attrs = {"q_num_heads": heads, "kv_num_heads": kv_heads, "update_rule": rule}
+    check_contrib("LinearAttention", inputs, attrs, outputs=2, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_linear_attention_gate_matches_onnx_runtime(dtype: Any, outputs: int) -> None:
+    inputs = [draw(2, 3, 4, dtype=dtype), draw(4), draw(4)]
+    inputs += [draw(2, 3, 4, dtype=dtype)] if outputs > 1 else []
+    check_contrib("LinearAttentionGate", inputs, outputs=outputs, **loose(dtype))
+
+
 def test_forms_that_are_not_supported_are_refused() -> None:
     x = draw(2, 6, 7)
+    window = {"q_num_heads": 1, "kv_num_heads": 1, "update_rule": "linear", "state_window": 2}
     for op, inputs, attrs in (
+        ("LinearAttention", [x, x, x], window),
         ("CausalConvWithState", [x, draw(6, 1, 4)], {"dilation": 2}),
         ("CausalConvWithState", [draw(2, 7, 2, 3), draw(6, 1, 4)], {"channels_last": 1}),
         ("GatedRMSNorm", [x, draw(7), x], {"activation": "tanh"}),
     ):
         with pytest.raises(Unsupported):
-            ps.load(contrib_model(op, inputs, attrs, outputs=2 if "Conv" in op else 1))
+            ps.load(contrib_model(op, inputs, attrs, outputs=1 if "Norm" in op else 2))
 
 
 def test_bfloat16_is_computed_in_float32_and_rounded_once() -> None:

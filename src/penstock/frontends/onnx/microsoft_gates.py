@@ -154,3 +154,29 @@ def causal_conv_with_state(b: NodeUpgrade) -> None:
     if len(b.outputs) > 1 and b.outputs[1] is not None:
         b.give([b.outputs[1]], "Transpose", [state], turned)
     b.become("Transpose", [y], turned, b.outputs[:1])
+
+
+@rewrites("LinearAttention")
+def linear_attention(b: NodeUpgrade) -> None:
+    """As ONNX's, where keys may also have more heads than queries."""
+    if b.attrs.get("state_window", 0):
+        raise InexpressibleError("a window of states")
+    heads, kv_heads = b.attrs["q_num_heads"], b.attrs["kv_num_heads"]
+    q, k, v = (b.input(i) for i in range(3))
+    if 0 < heads < kv_heads and kv_heads % heads == 0:
+        apart = b.emit("Reshape", [q, b.constant([0, 0, heads, 1, -1])])
+        copies = b.emit("Expand", [apart, b.constant([1, 1, 1, kv_heads // heads, 1])])
+        q, heads = b.emit("Reshape", [copies, b.constant([0, 0, -1])]), kv_heads
+    rest = [b.optional(i) for i in range(3, 6)]
+    b.become("LinearAttention", [q, k, v, *rest], {**b.attrs, "q_num_heads": heads})
+
+
+@rewrites("LinearAttentionGate")
+def linear_attention_gate(b: NodeUpgrade) -> None:
+    """``scale * softplus(a + bias)``, and the sigmoid of the fourth input."""
+    a = b.input(0)
+    soft = b.emit("Softplus", [b.emit("Add", [as_type(b, a, "FLOAT"), b.input(1)])])
+    decay = b.emit("Mul", [soft, b.input(2)])
+    if len(b.outputs) > 1 and b.outputs[1] is not None:
+        b.give([b.outputs[1]], "Sigmoid", [b.input(3)])
+    b.become("CastLike", [decay, a], outputs=b.outputs[:1])
