@@ -60,8 +60,9 @@ def resident() -> int:
 
 
 def descriptors() -> int:
-    """Open files of the process."""
-    return len(list(Path("/proc/self/fd").iterdir()))
+    """Open files of the process, but for those that clients are just reading: the least of some
+    looks."""
+    return min(len(list(Path("/proc/self/fd").iterdir())) for _ in range(20))
 
 
 def softmax_row(x: np.ndarray, row: int) -> np.ndarray:
