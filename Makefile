@@ -23,7 +23,7 @@ help:
 	@echo "make bench   measure against other runtimes, write bench/results.md; a few whole models"
 	@echo "make bench-full  measure all models against all peers (an hour or two), write bench/models.md"
 	@echo "make bench-tf  measure control flow against TensorFlow, write bench/frames.md"
-	@echo "make bench-zoo  make 1,500 models with their exporters and measure them, write bench/zoo.md"
+	@echo "make bench-zoo  make models with many exporters and measure them (hours), write bench/zoo.md"
 	@echo "make proto   generate the messages of TensorFlow's files from their declaration"
 	@echo "make kernels compile the kernels in C that have changed"
 	@echo "make setup   make .venv with Penstock in it, which all of these do first"

@@ -57,7 +57,8 @@ class Finding:
 
     @property
     def wrong(self) -> bool:
-        """Penstock's answers are another model's: they are off where ONNX Runtime's are not."""
+        """Penstock is off from ONNX Runtime, and no nearer than it to the library, if that is known.
+        Labels of classes that tie may differ, too: a rounding error decides among them."""
         ours = self.from_library
         if self.refused or (self.peer_refused and ours is None):
             return False
