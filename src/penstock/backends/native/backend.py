@@ -21,6 +21,7 @@ from penstock.backends.native.library import NativeLibrary, library
 from penstock.backends.native.models import vector_model
 from penstock.backends.native.normalization import group_normalization
 from penstock.backends.native.resize import resize
+from penstock.backends.native.sampling import affine_grid, grid_sample
 from penstock.backends.native.trees import tree_ensemble
 from penstock.backends.numpy import NumpyBackend
 from penstock.errors import PenstockError
@@ -49,6 +50,8 @@ _OTHERS: dict[str, Family] = {
 }
 _IMAGES: dict[str, Family] = {
     **dict.fromkeys(("GroupNormalization", "InstanceNormalization"), group_normalization),
+    "AffineGrid": affine_grid,
+    "GridSample": grid_sample,
     "Resize": resize,
 }
 FAMILIES: dict[str, Family] = {

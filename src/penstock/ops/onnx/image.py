@@ -26,7 +26,7 @@ _MODES = {mode: mode for mode in ("nearest", "linear", "cubic")}
 _CUBIC_A = -0.75
 
 
-def _modes(attrs: Attrs) -> tuple[str, str]:
+def sampling_modes(attrs: Attrs) -> tuple[str, str]:
     """How to interpolate, and what lies outside."""
     mode = _MODES[rules.choice(attrs, "mode", "linear", _MODES)]
     return mode, rules.choice(attrs, "padding_mode", "zeros", ("zeros", "border", "reflection"))
@@ -34,7 +34,7 @@ def _modes(attrs: Attrs) -> tuple[str, str]:
 
 def _infer_grid_sample(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, grid = rules.tensor(types, 0), rules.tensor(types, 1)
-    _modes(attrs)
+    sampling_modes(attrs)
     if x.shape is None or grid.shape is None:
         return (TensorType(x.dtype),)
     rank = len(x.shape) - 2
@@ -114,9 +114,9 @@ def _far(x: np.ndarray) -> np.ndarray:
 
 
 @operator("GridSample", since=16, infer=_infer_grid_sample, strings=True)
-@by_shape(widen=lambda node: _modes(node.attrs)[0] != "nearest")
+@by_shape(widen=lambda node: sampling_modes(node.attrs)[0] != "nearest")
 def grid_sample(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    mode, padding = _modes(node.attrs)
+    mode, padding = sampling_modes(node.attrs)
     align_corners = bool(node.attrs.get("align_corners", 0))
     dims, dtype = static_type(inputs, 0)
     _, channels, *sizes = dims
@@ -192,19 +192,20 @@ def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     return (TensorType(theta.dtype, (batch, *size[2:], rank)),)
 
 
+def pixel_centres(size: int, align_corners: bool) -> np.ndarray:
+    """Where pixels lie between -1 and 1, which are centres of pixels or edges of them."""
+    if align_corners:
+        return np.linspace(-1, 1, size) if size > 1 else np.zeros(size)
+    return (2 * np.arange(size) + 1) / max(size, 1) - 1
+
+
 @operator("AffineGrid", since=20, infer=_infer_affine_grid)
 @by_shape(contiguous=True, values=(1,))
 def affine_grid(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     align_corners = bool(node.attrs.get("align_corners", 0))
 
-    def centres(size: int) -> np.ndarray:
-        """Where pixels lie between -1 and 1, which are centres of pixels or edges of them."""
-        if align_corners:
-            return np.linspace(-1, 1, size) if size > 1 else np.zeros(size)
-        return (2 * np.arange(size) + 1) / max(size, 1) - 1
-
     (batch, *sizes, rank), dtype = static_type(outputs, 0)
-    mesh = np.meshgrid(*map(centres, sizes), indexing="ij")
+    mesh = np.meshgrid(*[pixel_centres(size, align_corners) for size in sizes], indexing="ij")
     points = np.stack([*mesh[::-1], np.ones(sizes)], -1).reshape(-1, rank + 1).astype(dtype)
 
     def into(theta: np.ndarray, size: np.ndarray, y: np.ndarray) -> None:

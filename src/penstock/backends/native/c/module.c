@@ -24,6 +24,7 @@ static const kernel_entry *const families[] = {
     models_kernels,
     normalization_kernels,
     resize_kernels,
+    sampling_kernels,
     trees_kernels,
     elementwise_kernels,
 };
