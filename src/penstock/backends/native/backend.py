@@ -20,6 +20,7 @@ from penstock.backends.native.kernel import NativeCall, Site, native_kernel, sit
 from penstock.backends.native.library import NativeLibrary, library
 from penstock.backends.native.models import vector_model
 from penstock.backends.native.normalization import group_normalization
+from penstock.backends.native.regions import roi_align, suppress
 from penstock.backends.native.resize import resize
 from penstock.backends.native.sampling import affine_grid, grid_sample
 from penstock.backends.native.trees import tree_ensemble
@@ -45,6 +46,7 @@ _CLASSICAL: dict[Family, tuple[str, ...]] = {
 }
 
 _OTHERS: dict[str, Family] = {
+    "NonMaxSuppression": suppress,
     **dict.fromkeys(("CumProd", "CumSum"), cumulative),
     **{f"ai.onnx.ml.{name}": family for family, names in _CLASSICAL.items() for name in names},
 }
@@ -52,6 +54,7 @@ _IMAGES: dict[str, Family] = {
     **dict.fromkeys(("GroupNormalization", "InstanceNormalization"), group_normalization),
     "AffineGrid": affine_grid,
     "GridSample": grid_sample,
+    "RoiAlign": roi_align,
     "Resize": resize,
 }
 FAMILIES: dict[str, Family] = {
@@ -60,6 +63,9 @@ FAMILIES: dict[str, Family] = {
     **_OTHERS,
 }
 """by operation, the function that chooses a compiled kernel and its arguments"""
+
+_FINISHED = frozenset({suppress})
+"""families of outputs whose shapes depend on data"""
 
 
 # Approximate costs on one core: of a call that does nothing, and bytes a second in the cache.
@@ -101,7 +107,8 @@ class NativeBackend(HostBackend):
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = FAMILIES.get(node.op.full_name)
-        site = None if family is None else site_of(self.library, node, types)
+        finished = family in _FINISHED
+        site = None if family is None else site_of(self.library, node, types, finished=finished)
         call = None if family is None or site is None else family(site)
         return None if call is None or site is None else native_kernel(site, call)
 

@@ -79,6 +79,8 @@ class NativeCall:
     dims is then read and written where it is.
 
     ``texts``: strings of output 0, whose indices (int64) the kernel computes in its place.
+    ``writes``: the types of what the kernel writes in place of the outputs, which ``finish`` makes
+    of that: outputs whose shapes depend on data are parts of arrays that are large enough.
     ``keep`` is held with the call, such as what its arrays are shared by.
     """
 
@@ -90,6 +92,8 @@ class NativeCall:
     inplace: tuple[int, ...] = ()
     can_fail: bool = False
     texts: np.ndarray | None = None
+    writes: tuple[TensorType, ...] = ()
+    finish: Callable[..., Any] | None = None
     keep: Any = None
     restrided: Callable[[Sequence[tuple[int, ...] | None]], NativeCall] | None = None
 
@@ -98,10 +102,13 @@ class UnsupportedError(Exception):
     """There is no compiled kernel for this."""
 
 
-def site_of(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Site | None:
+def site_of(
+    library: NativeLibrary, node: Node, types: Sequence[Type | None], *, finished: bool = False
+) -> Site | None:
     """The site of a node with these types of inputs; None if a shape is unknown, or a value is no
-    tensor of numbers in the processor's byte order."""
-    outputs = [None if value is None else value.type for value in node.outputs]
+    tensor of numbers in the processor's byte order. Outputs that are to be ``finished`` are left
+    out, since their shapes may depend on data."""
+    outputs = [None if value is None or finished else value.type for value in node.outputs]
     tensors: list[TensorType | None] = []
     for type_ in (*types, *outputs):
         if type_ is None:
@@ -118,6 +125,8 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     """The kernel that makes ``call``."""
     if call.texts is not None:
         return _text_kernel(site, call, call.texts)
+    if call.finish is not None:
+        return _finished_kernel(site, call, call.finish)
     binder = _CallBinder(site, call)
     count, tensors = len(site.constants), site.tensors
     late: tuple[Any, ...] = (_LATE,) * len(tensors)
@@ -159,18 +168,24 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
 
 def _text_kernel(site: Site, call: NativeCall, texts: np.ndarray) -> Kernel:
     """The kernel of a call that computes indices of ``texts`` in place of output 0."""
-    count = len(site.constants)
     indices = TensorType(INT64, site.output().dims)
-    tensors = (*site.tensors[:count], indices, *site.tensors[count + 1 :])
-    function = native_kernel(replace(site, tensors=tensors), replace(call, texts=None)).function
+    others = [type_ for type_ in site.tensors[len(site.constants) + 1 :] if type_ is not None]
 
-    def run(*inputs: Any) -> Any:
-        results = function(*inputs)
+    def finish(results: Any) -> Any:
         if isinstance(results, tuple):
             return texts.take(results[0]), *results[1:]
         return texts.take(results)
 
-    return Kernel(run)
+    written = replace(call, texts=None, writes=(indices, *others))
+    return _finished_kernel(site, written, finish)
+
+
+def _finished_kernel(site: Site, call: NativeCall, finish: Callable[..., Any]) -> Kernel:
+    """The kernel of a call whose results ``finish`` makes the outputs of."""
+    tensors = (*site.tensors[: len(site.constants)], *call.writes)
+    written = replace(call, writes=(), finish=None)
+    function = native_kernel(replace(site, tensors=tensors), written).function
+    return Kernel(lambda *inputs: finish(function(*inputs)))
 
 
 class _Late:
@@ -304,7 +319,7 @@ class _Failed:
     places: tuple[int, ...]
 
     def __call__(self, status: int, late: tuple[np.ndarray, ...]) -> None:
-        arrays = list(self.arrays)
+        arrays = [*self.arrays, None]  # the workspace is the last
         for i, array in zip(self.places, late, strict=True):
             arrays[i] = array
         node, count = self.site.node, len(self.site.constants)

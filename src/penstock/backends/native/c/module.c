@@ -23,6 +23,7 @@ static const kernel_entry *const families[] = {
     features_kernels,
     models_kernels,
     normalization_kernels,
+    regions_kernels,
     resize_kernels,
     sampling_kernels,
     trees_kernels,

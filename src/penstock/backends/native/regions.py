@@ -1,0 +1,83 @@
+"""RoiAlign, and NonMaxSuppression, whose number of boxes follows from data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.types import FLOAT32, INT64, TensorType
+
+_WORDS, _BESIDE = 5, 32  # as in c/regions.c
+_MOST_SIZE = 2**24  # of an image, whose positions are float32
+
+
+def roi_align(site: Site) -> NativeCall | None:
+    """RoiAlign in float32."""
+    x, rois, images, y = site.input(0), site.input(1), site.input(2), site.output()
+    if x is None or rois is None or images is None or 0 in (*x.dims, *y.dims):
+        return None
+    if not (x.dtype == rois.dtype == FLOAT32 and images.dtype == INT64):
+        return None
+    if max(x.dims[2:]) >= _MOST_SIZE:
+        return None
+    shifted = site.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
+    ratio: int = site.attr("sampling_ratio", 0)
+    return NativeCall(
+        "roi_align",
+        (
+            *(Tensor(0), Tensor(1), Tensor(2), site.result()),
+            *(*x.dims, *y.dims[2:]),
+            ratio,
+            int(site.attr("mode", "avg") == "max"),
+            int(shifted),
+            float(site.attr("spatial_scale", 1.0)),
+        ),
+        items=y.dims[0] * y.dims[2],
+        item_ns=100 + x.dims[1] * y.dims[3] * max(ratio, 1) ** 2 * 5,
+        can_fail=True,
+    )
+
+
+def suppress(site: Site) -> NativeCall | None:
+    """NonMaxSuppression. What each class of each image keeps is written to a row of its own."""
+    boxes, scores = site.input(0), site.input(1)
+    limits = [site.input(i) for i in (2, 3, 4)]
+    dtypes = (INT64, FLOAT32, FLOAT32)
+    if boxes is None or scores is None or not boxes.dtype == scores.dtype == FLOAT32:
+        return None
+    for limit, dtype in zip(limits, dtypes, strict=True):
+        if limit is not None and (limit.dtype != dtype or limit.elements != 1):
+            return None
+    images, classes, count = scores.dims
+    most = site.constant(2)
+    capacity = count if most is None else min(max(int(most.item()), 0), count)
+    rows = images * classes
+    if not rows or not capacity or limits[0] is None:
+        return None
+    places = np.arange(capacity)
+
+    def finish(results: tuple[np.ndarray, np.ndarray]) -> Any:
+        kept, counts = results
+        row, place = np.nonzero(places < counts[:, None])
+        selected = np.empty((len(row), 3), np.int64)
+        np.divmod(row, classes, selected[:, 0], selected[:, 1])
+        selected[:, 2] = kept[row, place]
+        return selected
+
+    return NativeCall(
+        "suppress",
+        (
+            *(Tensor(0), Tensor(1)),
+            *(None if limit is None else Tensor(i) for i, limit in enumerate(limits, 2)),
+            *(site.result(0), site.result(1), WORKSPACE, classes, count, capacity),
+            int(bool(site.attr("center_point_box", 0))),
+        ),
+        items=rows,
+        item_ns=count * (20 + capacity * 0.2),
+        workspace=rows * _WORDS * 8 * (count + _BESIDE),
+        can_fail=True,
+        writes=(TensorType(INT64, (rows, capacity)), TensorType(INT64, (rows,))),
+        finish=finish,
+    )

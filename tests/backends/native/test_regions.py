@@ -1,0 +1,80 @@
+"""Compiled RoiAlign and NonMaxSuppression against NumPy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.types import ShapeError
+from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
+
+
+def regions(count):
+    rng = np.random.default_rng(6)
+    corners = rng.uniform(-3, 12, (count, 2))
+    return np.concatenate([corners, corners + rng.uniform(-1, 9, (count, 2))], 1, dtype=np.float32)
+
+
+@pytest.mark.parametrize("coordinates", ["half_pixel", "output_half_pixel"])
+@pytest.mark.parametrize("ratio", [0, 2, 50])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_roi_align_is_close_to_numpy(mode, ratio, coordinates):
+    x = np.random.default_rng(7).normal(size=(2, 3, 9, 12)).astype(np.float32)
+    inputs = [x, regions(11), np.arange(11) % 2]
+    attrs = {
+        "mode": mode,
+        "sampling_ratio": ratio,
+        "coordinate_transformation_mode": coordinates,
+        "output_height": 3,
+        "output_width": 5,
+        "spatial_scale": 0.9,
+    }
+    check(node_of("RoiAlign", inputs, **attrs), inputs, {"rtol": 1e-5, "atol": 1e-5})
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_roi_align_of_numbers_that_are_not_finite_equals_numpy(value):
+    x = np.ones((1, 2, 9, 12), np.float32)
+    x[0, 1, 4, 4] = value
+    inputs = [x, np.array([[0, 0, 9, 9]], np.float32), np.array([0])]
+    attrs = {"output_height": 3, "output_width": 3, "sampling_ratio": 2, "mode": "max"}
+    check(node_of("RoiAlign", inputs, **attrs), inputs, {"rtol": 1e-6})
+
+
+@pytest.mark.parametrize(("region", "image"), [((0, 0, 1, 1), 2), ((0, 0, np.nan, 1), 0)])
+def test_roi_align_refuses_regions_that_numpy_refuses(region, image):
+    x = np.zeros((2, 1, 4, 4), np.float32)
+    inputs = [x, np.array([region], np.float32), np.array([image])]
+    node = node_of("RoiAlign", inputs)
+    for library in LIBRARIES:
+        kernel = kernel_of(node, library)
+        assert kernel is not None
+        with pytest.raises(ShapeError):
+            kernel(*inputs)
+
+
+@pytest.mark.parametrize("centred", [0, 1])
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("least", [None, 0.2])
+@pytest.mark.parametrize("most", [0, 3, 1000])
+@pytest.mark.parametrize("count", [1, 300])
+def test_suppression_equals_numpy(count, most, least, threshold, centred):
+    rng = np.random.default_rng(9)
+    boxes = rng.uniform(0, 3, (2, count, 4)).astype(np.float32)
+    scores = np.round(rng.normal(size=(2, 3, count)), 1).astype(np.float32)
+    scores.flat[0] = np.nan
+    limit = None if least is None else np.array([least], np.float32)
+    inputs = [boxes, scores, np.array([most]), np.array([threshold], np.float32), limit]
+    node = node_of("NonMaxSuppression", inputs, center_point_box=centred)
+    check(node, inputs)
+
+
+def test_suppression_refuses_a_threshold_that_numpy_refuses():
+    inputs = [np.zeros((1, 2, 4), np.float32), np.zeros((1, 1, 2), np.float32), np.array([1])]
+    inputs.append(np.array([1.5], np.float32))
+    node = node_of("NonMaxSuppression", inputs)
+    for library in LIBRARIES:
+        kernel = kernel_of(node, library)
+        assert kernel is not None
+        with pytest.raises(ShapeError):
+            kernel(*inputs)
