@@ -62,7 +62,12 @@ def resident() -> int:
 def descriptors() -> int:
     """Open files of the process, but for those that clients are just reading: the least of some
     looks."""
-    return min(len(list(Path("/proc/self/fd").iterdir())) for _ in range(20))
+
+    def look() -> int:
+        time.sleep(0.01)  # clients go on
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    return min(look() for _ in range(20))
 
 
 def softmax_row(x: np.ndarray, row: int) -> np.ndarray:
