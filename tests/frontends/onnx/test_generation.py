@@ -485,7 +485,13 @@ def test_search_of_other_forms_is_unsupported(attrs: dict[str, Any], message: st
 
 @pytest.mark.parametrize(
     "attrs",
-    [{"decoder": 3}, {"eos_token_id": "a"}, {"early_stopping": 0.5}, {"model_type": 1}],
+    [
+        {"decoder": 3},
+        {"eos_token_id": "a"},
+        {"pad_token_id": 2**31},
+        {"early_stopping": 0.5},
+        {"model_type": 1},
+    ],
 )
 def test_search_with_attributes_of_wrong_types_is_invalid(attrs: dict[str, Any]) -> None:
     with pytest.raises(ps.InvalidModel, match="search"):

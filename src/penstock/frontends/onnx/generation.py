@@ -100,8 +100,8 @@ def _attributes(old: NodeUpgrade) -> dict[str, Any]:
     numbers |= {key: old.attrs.get(key) for key in ("eos_token_id", "pad_token_id")}
     numbers |= {key: old.attrs[key] for key in numbers if key in old.attrs}
     for key, number in numbers.items():
-        if not isinstance(number, int):
-            raise NodeError(f"has {key} {number!r}, which must be an integer")
+        if not isinstance(number, int) or abs(number) >= 2**31:
+            raise NodeError(f"has {key} {number!r}, which must be an integer of 32 bits")
     models = {"BeamSearch": (_GPT, _T5, _WHISPER), "WhisperBeamSearch": (_WHISPER,)}
     if numbers["model_type"] not in models.get(old.op, (_GPT,)):
         raise InexpressibleError(f"models of type {numbers['model_type']} are not supported")
