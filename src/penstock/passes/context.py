@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, NamedTuple, Protocol
 
-from penstock.ir.graph import Graph, Node
+from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
 from penstock.limits import DEFAULT_LIMITS, Limits
 
@@ -76,6 +76,10 @@ class PassContext:
     fold_quantized_weights: bool = True
     """Whether constant folding dequantises weights that could be operands of integer kernels. The
     compiler says no as long as ``quantize`` is still to come and may want them as they are."""
+    strict: bool = False
+    """Whether to round each value to its type: float16 and bfloat16 are not widened then."""
+    widened: dict[Value, Value] = field(default_factory=dict)
+    """Constants in float32, by those in float16 and bfloat16."""
     choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None
     placement: dict[Node, Place] = field(default_factory=dict)
     """The place of each node but those of control flow, once it is decided. Passes that replace or

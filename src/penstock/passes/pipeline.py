@@ -33,6 +33,7 @@ from penstock.passes.optimize.fold_padding import FoldPadding
 from penstock.passes.optimize.recompose import Recompose
 from penstock.passes.optimize.simplify import Simplify
 from penstock.passes.optimize.sink_transposes import SinkTransposes
+from penstock.passes.optimize.widen_halves import WidenHalves
 from penstock.passes.quantized_weights import has_quantized_weights
 from penstock.passes.structure.raise_control_flow import RaiseControlFlow
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
@@ -60,6 +61,7 @@ STRUCTURE: tuple[Pass, ...] = (RaiseControlFlow(), RelaxControlEdges())
 OPTIMIZE: tuple[Pass, ...] = (
     DeadCode(),
     FoldConstants(),
+    WidenHalves(),
     Simplify(),
     SinkTransposes(),
     Recompose(),

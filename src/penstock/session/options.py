@@ -23,7 +23,7 @@ from penstock.plan.grouping import ClusteredGrouping
 from penstock.tuning.measure import CostModel
 
 EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames", "interpret")
-PRECISIONS = ("float32", "bf16")
+PRECISIONS = ("float32", "bf16", "strict")
 
 
 def option(default: Any, help: str) -> Any:
@@ -77,8 +77,10 @@ class CompileOptions:
     )
     precision: str = option(
         "float32",
-        '"bf16" lets oneDNN round the operands of large products and convolutions to bfloat16 '
-        "where the processor supports it: faster, with two to three digits.",
+        '"float32" computes float16 and bfloat16 in float32, and rounds what leaves the model; '
+        '"strict" rounds after each operation to the type that the model says; "bf16" is like '
+        '"float32", but lets oneDNN round the operands of large products and convolutions to '
+        "bfloat16 where the processor supports it: faster, with two to three digits.",
     )
     max_streams: int | None = option(
         None, "Use at most N streams, even if they do not pay off; by default as many as pay off."

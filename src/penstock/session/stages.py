@@ -46,7 +46,7 @@ from penstock.host.threads import Workers, core_budget, pool
 from penstock.ir.contract import checked_kernel, contract_of, guarded
 from penstock.ir.describe import compile_error
 from penstock.ir.device_name import local
-from penstock.ir.graph import Graph, Node, clone
+from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ir.op import Kernel
 from penstock.limits import Limits
 from penstock.ops.internal.transfer import HOST
@@ -78,6 +78,7 @@ class CompileContext:
     backends: tuple[Backend, ...]
     limits: Limits
     functions: Mapping[str, Graph] = field(default_factory=dict)
+    widened: dict[Value, Value] = field(default_factory=dict)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -145,6 +146,8 @@ class CompileContext:
             limits=self.limits,
             fusion=fusion if fuses else None,
             fold_quantized_weights=not fuses,
+            strict=self.options.precision == "strict",
+            widened=self.widened,
             choose_places=choose_places,
             after_pass=self.options.after_pass,
             placement=placement,

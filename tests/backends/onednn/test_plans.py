@@ -500,7 +500,7 @@ def steps_of(step) -> list[str]:
 
 
 def test_unknown_precision_is_refused():
-    with pytest.raises(ValueError, match="precision 'fp8' is not one of float32, bf16"):
+    with pytest.raises(ValueError, match="precision 'fp8' is not one of float32, bf16, strict"):
         compiled(DENSE, precision="fp8")
 
 

@@ -1,0 +1,201 @@
+"""Compute float16 and bfloat16 in float32, with conversions where values enter and leave.
+
+::
+
+    x: float16                          x: float16
+    a = MatMul(x, w)                    x' = Cast(x, to=float32)
+    y = Softmax(a)          becomes     a' = MatMul(x', w')        w' is w in float32
+                                        y' = Softmax(a')
+                                        y  = Cast(y', to=float16)
+
+Inputs and outputs of a graph keep their types, and with them what loops carry and branches return.
+Between widened nodes no value is rounded, except for operations whose results jump.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import paced
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.common.dtypes import HALF
+from penstock.ops.common.shape_rules import element_number
+from penstock.ops.registry import standard
+from penstock.passes.context import Pass, PassContext
+from penstock.types import FLOAT32, ShapeError, TensorType, Type
+
+_JUMPING = frozenset({"Ceil", "Floor", "Hardmax", "Mod", "Round", "Sign", "TopK"})
+"""operations with floating-point results that a rounding of the inputs may change by more than a
+rounding. Results of other types are taken to jump, too: those of comparisons, integers"""
+_OF_TYPES = frozenset({"Shape", "Size"})
+"""operations that read no element of their input"""
+_CAST = standard("Cast")
+_TO_FLOAT32 = {"to": element_number("float32")}
+
+
+class WidenHalves(Pass):
+    """Compute float16 and bfloat16 in float32. Nodes that only move elements are widened if what
+    they move is computed in float32 and no output of the graph."""
+
+    name = "widen_halves"
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        if context.strict:
+            return False
+        values = (value for node in graph.walk() for value in (*node.inputs, *node.outputs))
+        if not any(map(_is_half, values)):
+            return False
+        walk = _Widening(context.widened)
+        return walk.run(graph, walk.outermost)
+
+
+class _Widening:
+    """A walk over a graph and those nested in it. By value in 16 bits: ``inside`` has what was
+    rounded to it, ``loaded`` its conversion to float32, ``constants`` those of constants, for
+    several graphs; ``home`` has the nodes so far of the graph that the value belongs to.
+    ``declared`` are values that the model itself rounds, by a Cast from float32."""
+
+    def __init__(self, constants: dict[Value, Value]) -> None:
+        self.constants = constants
+        self.inside: dict[Value, Value] = {}
+        self.loaded: dict[Value, Value] = {}
+        # An input that is not fed belongs to the outermost graph.
+        self.outermost: list[Node] = []
+        self.home: dict[Value | None, list[Node]] = {}
+        self.declared: set[Value] = set()
+
+    def run(self, graph: Graph, nodes: list[Node]) -> bool:
+        """Widen nodes of ``graph``, which become ``nodes``; return whether any changed."""
+        self.home.update(dict.fromkeys(graph.inputs, nodes))
+        outputs, changed = set(graph.outputs), False
+        for node in paced(graph.nodes):
+            for _, inner in node.graphs:
+                changed |= self.run(inner, [])
+            self.home.update(dict.fromkeys(node.outputs, nodes))
+            if node.op.full_name == "Cast":
+                changed |= self.cast(node, nodes)
+            elif self.is_wider(node, outputs):
+                changed = True
+                rounded = node.op.name in _JUMPING or not any(map(_is_half, node.outputs))
+                node.inputs = [self.load(value, rounded) for value in node.inputs]
+                nodes += (node, *self.store(node))
+                continue
+            nodes.append(node)
+        graph.nodes = nodes
+        return changed
+
+    def cast(self, node: Node, nodes: list[Node]) -> bool:
+        """Let a conversion to float32 read what was rounded, unless the model itself rounds it."""
+        before, after = node.inputs[0], node.outputs[0]
+        if before is None or after is None or node.control_inputs:
+            return False
+        if _is_half(after) and before.dtype == FLOAT32:
+            self.inside[after] = before
+            self.declared.add(after)
+        if not _is_half(before) or after.dtype is None or after.dtype != FLOAT32:
+            return False
+        if before.const is not None:
+            node.inputs[0] = self.constant(before)
+        elif before in self.inside and before not in self.declared:
+            node.inputs[0] = self.inside[before]
+        else:
+            if self.home.get(before, self.outermost) is nodes:
+                self.loaded.setdefault(before, after)
+            return False
+        return True
+
+    def is_wider(self, node: Node, outputs: AbstractSet[Value | None]) -> bool:
+        """Whether ``node`` is to be computed in float32, and can be: whether its outputs in 16 bits
+        are in float32 then, and the others of the same type."""
+        if not any(map(_is_half, (*node.inputs, *node.outputs))):
+            return False
+        if node.graphs or node.op.role is not None or not node.op.pure:
+            return False
+        if node.op.moves or node.op.name in _OF_TYPES:
+            stored = not outputs.isdisjoint(node.outputs)
+            if stored or self.inside.keys().isdisjoint(node.inputs):
+                return False
+        types = [None if value is None else _in_float32(value) for value in node.inputs]
+        consts = [None if v is None or _is_half(v) else v.const for v in node.inputs]
+        try:
+            results = node.op.infer(types, node.attrs, consts)
+        except ShapeError:
+            return False
+        wanted = [None if value is None else _in_float32(value) for value in node.outputs]
+        return len(results) >= len(wanted) and all(map(_are_alike, wanted, results))
+
+    def load(self, value: Value | None, rounded: bool) -> Value | None:
+        """``value`` in float32: as it was before it was rounded, unless ``rounded`` is needed."""
+        if value is None or not _is_half(value):
+            return value
+        if value in self.constants or value.const is not None:
+            return self.constant(value)
+        if value in self.inside and not rounded:
+            return self.inside[value]
+        if value not in self.loaded:
+            name = f"{value.name}/{'rounded' if value in self.inside else 'float32'}"
+            wide = self.loaded[value] = Value(name, _in_float32(value))
+            node = Node(_CAST, [value], [wide], _TO_FLOAT32, name=wide.name)
+            self.home.get(value, self.outermost).append(node)
+        return self.loaded[value]
+
+    def store(self, node: Node) -> list[Node]:
+        """Let ``node`` produce float32; return the conversions of its outputs to 16 bits."""
+        casts = []
+        for i, value in enumerate(node.outputs):
+            if value is not None and _is_half(value):
+                wide = Value(f"{value.name}/float32", _in_float32(value), node)
+                node.outputs[i] = self.inside[value] = wide
+                to = {"to": element_number(str(value.dtype))}
+                casts.append(node.derived([wide], [value], to, op=_CAST, name=value.name))
+        return casts
+
+    def constant(self, value: Value) -> Value:
+        """A constant in float32. It is held once: what else reads it in 16 bits gets it back."""
+        wide = self.constants.get(value)
+        if wide is None:
+            assert value.const is not None
+            const = _converted(value.const, FLOAT32)
+            wide = self.constants[value] = Value(f"{value.name}/float32", const=const)
+        value.let_go(partial(_give_back, wide, value.dtype))
+        return wide
+
+
+def _converted(array: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
+    """``array`` in another dtype. An element that a stride of 0 repeats is converted once."""
+    index: Any = (..., *[slice(None if stride else 1) for stride in array.strides])
+    converted = array[index].astype(dtype)
+    same = converted.shape == array.shape
+    return converted if same else np.broadcast_to(converted, array.shape)
+
+
+def _give_back(wide: Value, dtype: np.dtype | None) -> np.ndarray:
+    assert wide.const is not None
+    return _converted(wide.const, dtype)
+
+
+def _is_half(value: Value | None) -> bool:
+    return value is not None and value.dtype is not None and value.dtype in HALF
+
+
+def _in_float32(value: Value) -> Type:
+    """The type of ``value``, with float32 for 16 bits."""
+    type_ = value.type
+    if not _is_half(value) or not isinstance(type_, TensorType):
+        return type_
+    return replace(type_, dtype=FLOAT32)
+
+
+def _are_alike(wanted: Type | None, result: Type) -> bool:
+    """Whether two types have the same known dtype, if one is wanted."""
+    if wanted is None:
+        return True
+    if not isinstance(wanted, TensorType) or not isinstance(result, TensorType):
+        return False
+    dtypes = (wanted.dtype, result.dtype)
+    return None not in dtypes and dtypes[0] == dtypes[1]
