@@ -20,6 +20,7 @@ from penstock.backends.native.kernel import NativeCall, Site, native_kernel, sit
 from penstock.backends.native.library import NativeLibrary, library
 from penstock.backends.native.models import vector_model
 from penstock.backends.native.normalization import group_normalization
+from penstock.backends.native.recurrent import recurrent_call, recurrent_seconds
 from penstock.backends.native.regions import roi_align, suppress
 from penstock.backends.native.resize import resize
 from penstock.backends.native.sampling import affine_grid, grid_sample
@@ -47,6 +48,7 @@ _CLASSICAL: dict[Family, tuple[str, ...]] = {
 
 _OTHERS: dict[str, Family] = {
     "NonMaxSuppression": suppress,
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent_call),
     **dict.fromkeys(("CumProd", "CumSum"), cumulative),
     **{f"ai.onnx.ml.{name}": family for family, names in _CLASSICAL.items() for name in names},
 }
@@ -66,6 +68,11 @@ FAMILIES: dict[str, Family] = {
 
 _FINISHED = frozenset({suppress})
 """families of outputs whose shapes depend on data"""
+
+_SECONDS: dict[str, Callable[[Node], float]] = {
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent_seconds),
+}
+"""estimates of the time of operations that other backends compute as well"""
 
 
 # Approximate costs on one core: of a call that does nothing, and bytes a second in the cache.

@@ -79,6 +79,7 @@ MOVING = frozenset({"MaxPool", REORDER.full_name})
 _CALL_S = 1.2e-6
 _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 100e9
+_STEP_S = 0.5e-6  # of a recurrent layer, whose products take twice as long
 
 # Bytes from which on copies are worth a second thread; on one, NumPy copies as fast or faster.
 _WORTH_THREADS = 100_000
@@ -118,7 +119,11 @@ class OneDnnBackend(HostBackend):
         moved = sum(t.nbytes for t in types_ if isinstance(t, TensorType) and t.static)
         if node.op.name == "Concat" and (self.threads == 1 or moved < _WORTH_THREADS):
             return 2 * self._numpy.seconds(node)
-        return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
+        estimate = _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
+        if FAMILIES.get(node.op.full_name) is recurrent:
+            steps = sum(max(t.dims[:2]) for t in types_[:1] if isinstance(t, TensorType))
+            estimate += steps * _STEP_S + flops(node) / _FLOPS_PER_S
+        return estimate
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         nodes = parts(node)

@@ -28,6 +28,7 @@ static const kernel_entry *const families[] = {
     sampling_kernels,
     trees_kernels,
     elementwise_kernels,
+    recurrent_kernels,
 };
 
 enum { MOST_WORDS = 64, MOST_LATE = MOST_WORDS, MOST_RESULTS = 4, MOST_RANK = 16 };

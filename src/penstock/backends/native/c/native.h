@@ -34,6 +34,7 @@ extern const kernel_entry elementwise_kernels[];
 extern const kernel_entry features_kernels[];
 extern const kernel_entry models_kernels[];
 extern const kernel_entry normalization_kernels[];
+extern const kernel_entry recurrent_kernels[];
 extern const kernel_entry regions_kernels[];
 extern const kernel_entry resize_kernels[];
 extern const kernel_entry sampling_kernels[];

@@ -1,0 +1,245 @@
+/* RNN, GRU and LSTM in all forms. An item is a direction for a few rows of the batch, from the first
+   step to the last.
+
+   Weights are in panels (products.h) with the gates in ONNX's order; the recurrent ones of a GRU in
+   two parts, those of the update and reset gates and those of the new state. */
+#include "math32.h"
+#include "native.h"
+#include "products.h"
+
+enum { RNN, GRU, LSTM };
+enum { TANH, SIGMOID, RELU, AFFINE, LEAKY, THRESHOLDED, SCALED_TANH, HARD_SIGMOID, ELU, SOFTSIGN,
+       SOFTPLUS };
+
+typedef struct {
+    int64_t kind;
+    double alpha, beta;
+} activation;
+
+struct recurrent {
+    const float *x, *h0, *c0;
+    const int32_t *lengths;
+    const float *w, *r, *r_new; /* by direction */
+    const float *bias, *new_bias, *peepholes;
+    const activation *activations; /* three for each direction */
+    float *y, *y_h, *y_c;
+    char *workspace; /* item_bytes for each item */
+    int64_t cell, directions, first_reverse, batch_first, linear, input_forget;
+    int64_t steps, batch, input, hidden, gates; /* gates: columns of all gates, in whole panels */
+    int64_t rows, chunk, item_bytes; /* of the batch, and steps of X at a time */
+    double clip;                     /* 0: none */
+};
+
+#define EACH(expression)                                                                          \
+    for (int64_t i = 0; i < n; i++)                                                               \
+    x[i] = expression
+
+static void activate(const activation *f, float *restrict x, int64_t n)
+{
+    float alpha = (float)f->alpha, beta = (float)f->beta;
+    switch (f->kind) {
+    case TANH: EACH(tanh32(x[i])); break;
+    case SIGMOID: EACH(sigmoid32(x[i])); break;
+    case RELU: EACH(x[i] < 0 ? 0 : x[i]); break;
+    case AFFINE: EACH(x[i] * alpha + beta); break;
+    case LEAKY: EACH(x[i] < 0 ? alpha * x[i] : x[i]); break;
+    case THRESHOLDED: EACH(x[i] < alpha ? 0 : x[i]); break;
+    case SCALED_TANH: EACH(alpha * tanh32(beta * x[i])); break;
+    case HARD_SIGMOID: EACH(fminf(fmaxf(alpha * x[i] + beta, 0), 1)); break;
+    case ELU: EACH(x[i] < 0 ? alpha * expm132(x[i]) : x[i]); break;
+    case SOFTSIGN: EACH(x[i] / (1 + fabsf(x[i]))); break;
+    case SOFTPLUS: EACH((x[i] > 0 ? x[i] : 0) + log1p32(exp32(-fabsf(x[i])))); break;
+    }
+}
+
+static void clip(float *restrict x, int64_t n, double bound)
+{
+    float high = (float)bound;
+    if (bound != 0)
+        EACH(x[i] < -high ? -high : x[i] > high ? high : x[i]);
+}
+
+/* The gate x of an LSTM: activated with its peephole p of the cell state c. */
+static void gate(const struct recurrent *a, const activation *f, float *restrict x,
+                 const float *restrict p, const float *restrict c)
+{
+    int64_t n = a->hidden;
+    if (p)
+        EACH(x[i] + p[i] * c[i]);
+    clip(x, n, a->clip);
+    activate(f, x, n);
+}
+
+static void lstm_row(const struct recurrent *a, int64_t d, float *restrict g, float *restrict c,
+                     float *restrict h)
+{
+    int64_t n = a->hidden;
+    const activation *f = a->activations + 3 * d;
+    const float *p = a->peepholes ? a->peepholes + d * 3 * n : NULL;
+    float *in = g, *out = g + n, *forget = g + 2 * n, *new = g + 3 * n;
+    gate(a, f, in, p, c);
+    if (a->input_forget)
+        for (int64_t i = 0; i < n; i++)
+            forget[i] = 1 - in[i];
+    else
+        gate(a, f, forget, p ? p + 2 * n : NULL, c);
+    gate(a, f + 1, new, NULL, c);
+    for (int64_t i = 0; i < n; i++)
+        c[i] = forget[i] * c[i] + in[i] * new[i];
+    gate(a, f, out, p ? p + n : NULL, c);
+    for (int64_t i = 0; i < n; i++)
+        h[i] = c[i];
+    activate(f + 2, h, n);
+    for (int64_t i = 0; i < n; i++)
+        h[i] *= out[i];
+}
+
+/* The gates of a row to its next state. Of a GRU, `product` is that of the state with the weights of
+   the new state. */
+static void gru_row(const struct recurrent *a, int64_t d, float *restrict g,
+                    float *restrict product, float *restrict h)
+{
+    int64_t n = a->hidden;
+    const activation *f = a->activations + 3 * d;
+    const float *bias = a->new_bias ? a->new_bias + d * n : NULL;
+    float *update = g, *reset = g + n, *new = g + 2 * n;
+    for (int64_t i = 0; i < n; i++)
+        new[i] += a->linear ? reset[i] * (product[i] + (bias ? bias[i] : 0)) : product[i];
+    clip(new, n, a->clip);
+    activate(f + 1, new, n);
+    for (int64_t i = 0; i < n; i++)
+        h[i] = new[i] + update[i] * (h[i] - new[i]);
+}
+
+typedef struct {
+    float *h, *c, *gates, *product, *inputs, *next_h, *next_c;
+} memory;
+
+/* One step of `rows` rows: from their gates with X alone to their next states. */
+static void step(const struct recurrent *a, int64_t d, int64_t rows, float *gates, memory *m)
+{
+    int64_t n = a->hidden, panels = a->gates / PANEL, width = a->gates;
+    if (a->cell != GRU) {
+        add_product(gates, width, m->h, n, a->r + d * n * width, n, rows, panels);
+        for (int64_t b = 0; b < rows; b++)
+            if (a->cell == LSTM)
+                lstm_row(a, d, gates + b * width, m->next_c + b * n, m->next_h + b * n);
+            else {
+                clip(gates + b * width, n, a->clip);
+                activate(a->activations + 3 * d, gates + b * width, n);
+                memcpy(m->next_h + b * n, gates + b * width, n * sizeof(float));
+            }
+        return;
+    }
+    int64_t both = (2 * n + PANEL - 1) / PANEL, one = (n + PANEL - 1) / PANEL;
+    memset(m->product, 0, rows * (both + one) * PANEL * sizeof(float));
+    float *product = m->product, *last = product + rows * both * PANEL;
+    add_product(product, both * PANEL, m->h, n, a->r + d * n * both * PANEL, n, rows, both);
+    for (int64_t b = 0; b < rows; b++) {
+        float *restrict g = gates + b * width, *restrict p = product + b * both * PANEL;
+        for (int64_t i = 0; i < 2 * n; i++)
+            g[i] += p[i];
+        clip(g, 2 * n, a->clip);
+        activate(a->activations + 3 * d, g, 2 * n);
+        if (!a->linear)
+            for (int64_t i = 0; i < n; i++)
+                p[i] = g[n + i] * m->h[b * n + i];
+    }
+    const float *state = a->linear ? m->h : product;
+    add_product(last, one * PANEL, state, a->linear ? n : both * PANEL,
+                a->r_new + d * n * one * PANEL, n, rows, one);
+    for (int64_t b = 0; b < rows; b++)
+        gru_row(a, d, gates + b * width, last + b * one * PANEL, m->next_h + b * n);
+}
+
+/* Where the entry of step t (or of a state, with steps = 1), row b and direction d begins. */
+static int64_t place(const struct recurrent *a, int64_t steps, int64_t t, int64_t d, int64_t b)
+{
+    int64_t row = a->batch_first ? (b * steps + t) * a->directions + d
+                                 : (t * a->directions + d) * a->batch + b;
+    return row * a->hidden;
+}
+
+static float *taken(char **from, int64_t count)
+{
+    float *start = (float *)*from;
+    *from += (count * sizeof(float) + 63) / 64 * 64;
+    return start;
+}
+
+static void run_direction(const struct recurrent *a, int64_t d, int64_t first, int64_t rows, char *at)
+{
+    int64_t n = a->hidden, width = a->gates, reverse = d ? 1 : a->first_reverse;
+    memory m;
+    m.h = taken(&at, rows * n);
+    m.c = taken(&at, rows * n);
+    m.next_h = taken(&at, rows * n);
+    m.next_c = taken(&at, rows * n);
+    m.inputs = taken(&at, a->chunk * rows * width);
+    m.product = taken(&at, rows * (3 * n + 2 * PANEL));
+    for (int64_t b = 0; b < rows; b++)
+        for (int64_t i = 0; i < n; i++) {
+            int64_t from = place(a, 1, 0, d, first + b) + i;
+            m.h[b * n + i] = a->h0 ? a->h0[from] : 0;
+            m.c[b * n + i] = a->c0 ? a->c0[from] : 0;
+        }
+    for (int64_t s = 0; s < a->steps; s++) {
+        int64_t within = s % a->chunk, left = a->steps - s;
+        if (!within) /* X of the next steps at once */
+            for (int64_t k = 0; k < a->chunk && k < left; k++) {
+                int64_t t = reverse ? a->steps - 1 - s - k : s + k;
+                float *to = m.inputs + k * rows * width;
+                for (int64_t b = 0; b < rows; b++)
+                    memcpy(to + b * width, a->bias + d * width, width * sizeof(float));
+                int64_t row = a->batch_first ? first * a->steps + t : t * a->batch + first;
+                int64_t apart = a->batch_first ? a->steps : 1;
+                add_product(to, width, a->x + row * a->input, apart * a->input,
+                            a->w + d * a->input * width, a->input, rows, width / PANEL);
+            }
+        int64_t t = reverse ? a->steps - 1 - s : s;
+        memcpy(m.next_h, m.h, rows * n * sizeof(float));
+        memcpy(m.next_c, m.c, rows * n * sizeof(float));
+        step(a, d, rows, m.inputs + within * rows * width, &m);
+        for (int64_t b = 0; b < rows; b++) {
+            int live = !a->lengths || t < a->lengths[first + b];
+            if (live) {
+                memcpy(m.h + b * n, m.next_h + b * n, n * sizeof(float));
+                memcpy(m.c + b * n, m.next_c + b * n, n * sizeof(float));
+            }
+            if (!a->y)
+                continue;
+            float *y = a->y + place(a, a->steps, t, d, first + b);
+            if (live)
+                memcpy(y, m.next_h + b * n, n * sizeof(float));
+            else
+                memset(y, 0, n * sizeof(float));
+        }
+    }
+    for (int64_t b = 0; b < rows; b++) {
+        int64_t to = place(a, 1, 0, d, first + b);
+        if (a->y_h)
+            memcpy(a->y_h + to, m.h + b * n, n * sizeof(float));
+        if (a->y_c)
+            memcpy(a->y_c + to, m.c + b * n, n * sizeof(float));
+    }
+}
+
+static int recurrent(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct recurrent *a = arguments;
+    for (int64_t b = 0; a->lengths && b < a->batch; b++)
+        if (a->lengths[b] < 0 || a->lengths[b] > a->steps)
+            return 1;
+    int64_t blocks = (a->batch + a->rows - 1) / a->rows;
+    for (int64_t item = begin; item < end; item++) {
+        int64_t first = item % blocks * a->rows, rest = a->batch - first;
+        run_direction(a, item / blocks, first, rest < a->rows ? rest : a->rows,
+                      a->workspace + item * a->item_bytes);
+    }
+    return 0;
+}
+
+const kernel_entry recurrent_kernels[] = {
+    KERNEL(recurrent, recurrent),
+    END_OF_KERNELS,
+};

@@ -1,0 +1,152 @@
+"""RNN, GRU and LSTM in all forms, with constant weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import shared
+from penstock.ops.onnx.activation import ACTIVATIONS
+from penstock.ops.onnx.recurrent import Layer, parse_layer
+from penstock.ops.work_estimate import flops
+from penstock.types import FLOAT32
+
+# As in c/recurrent.c.
+_PANEL = 32
+_CELLS = ("RNN", "GRU", "LSTM")
+_ACTIVATIONS = (
+    *("tanh", "sigmoid", "relu", "affine", "leakyrelu", "thresholdedrelu", "scaledtanh"),
+    *("hardsigmoid", "elu", "softsign", "softplus"),
+)
+_DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
+_ACTIVATION = np.dtype([("kind", "i8"), ("alpha", "f8"), ("beta", "f8")])
+
+# Rows of the batch of an item, and about the floats of X W^T that it computes at once.
+_ROWS, _CHUNK = 8, 1 << 14
+# Operations of an item that take half a second: it does not look whether the run must stop.
+_MOST_WORK = 5_000_000_000
+_OPERATIONS_PER_NS = 20.0
+
+
+# Operations a second, with weights that stay in a cache near the core and others, and their size.
+_NEAR_PER_S, _FAR_PER_S, _NEAR_BYTES = 50e9, 10e9, 1 << 19
+
+
+class _Weights(NamedTuple):
+    w: np.ndarray
+    r: np.ndarray
+    r_new: np.ndarray | None
+    bias: np.ndarray
+    new_bias: np.ndarray | None
+
+
+def recurrent_call(site: Site) -> NativeCall | None:
+    """A recurrent layer over float32, if its weights are constants."""
+    x, node = site.input(0), site.node
+    w, r, bias, peepholes = (site.constant(i) for i in (1, 2, 3, 7))
+    absent = [i for i in (3, 7) if site.input(i) is not None and site.constant(i) is None]
+    if x is None or w is None or r is None or absent or x.dtype != FLOAT32 or w.dtype != FLOAT32:
+        return None
+    layer = parse_layer(node.op.name, node.attrs, peepholes=peepholes is not None)
+    first, second, width = x.dims
+    batch, steps = (first, second) if layer.batch_first else (second, first)
+    directions, hidden = len(layer.reverse), r.shape[2]
+    activations = _activations(node.op.name, node.attrs, directions)
+    if activations is None or not (batch and steps and hidden):
+        return None
+    arrays = [a for a in (w, r, bias) if a is not None]
+    name = "native recurrent", layer.cell, layer.linear_before_reset
+    held = shared(name, lambda: _packed(layer, w, r, bias), *arrays)
+    packed: _Weights = held.value
+    gates = packed.bias.shape[1]
+    rows = min(batch, _ROWS)
+    chunk = max(1, min(steps, _CHUNK // (rows * gates)))
+    floats = [rows * hidden] * 4 + [chunk * rows * gates, rows * (3 * hidden + 2 * _PANEL)]
+    item_bytes = sum(math.ceil(count * 4 / 64) * 64 for count in floats)
+    items = directions * math.ceil(batch / rows)
+    work = 2 * steps * rows * layer.gates * hidden * (width + hidden)
+    if work > _MOST_WORK:
+        return None
+
+    def state(i: int) -> Tensor | None:
+        return None if site.input(i) is None else Tensor(i)
+
+    def result(i: int) -> Tensor | None:
+        place = len(site.constants) + i
+        given = place < len(site.tensors) and site.tensors[place] is not None
+        return site.result(i) if given else None
+
+    return NativeCall(
+        "recurrent",
+        (
+            *(Tensor(0), state(5), state(6), state(4)),
+            *(packed.w, packed.r, packed.r_new, packed.bias, packed.new_bias, peepholes),
+            activations.view(np.uint8),
+            *(result(0), result(1), result(2), WORKSPACE),
+            *(_CELLS.index(layer.cell), directions, layer.reverse[0], layer.batch_first),
+            *(layer.linear_before_reset, layer.input_forget),
+            *(steps, batch, width, hidden, gates),
+            *(rows, chunk, item_bytes, float(layer.clip or 0.0)),
+        ),
+        items=items,
+        item_ns=work / _OPERATIONS_PER_NS,
+        workspace=items * item_bytes,
+        can_fail=site.input(4) is not None,
+        keep=held,
+    )
+
+
+def recurrent_seconds(node: Node) -> float:
+    """An estimate of the time of a recurrent layer."""
+    weights = [value.const for value in node.inputs[1:3] if value is not None]
+    nbytes = sum(array.nbytes for array in weights if array is not None)
+    return 1e-6 + flops(node) / (_NEAR_PER_S if nbytes <= _NEAR_BYTES else _FAR_PER_S)
+
+
+def _activations(cell: str, attrs: Any, directions: int) -> np.ndarray | None:
+    """The table of activations, three for each direction; None for one that is not there."""
+    usual = _DEFAULTS[cell] * directions
+    names = tuple(attrs.get("activations") or usual)[: len(usual)]
+    values = {key: iter(attrs.get(f"activation_{key}") or ()) for key in ("alpha", "beta")}
+    table = np.zeros((directions, 3), _ACTIVATION)
+    for i, name in enumerate(names):
+        if name.lower() not in _ACTIVATIONS:
+            return None
+        defaults = ACTIVATIONS[name.lower()][2]
+        given = {key: next(values[key], value) for key, value in defaults.items()}
+        entry = table[divmod(i, len(_DEFAULTS[cell]))]
+        entry["kind"] = _ACTIVATIONS.index(name.lower())
+        entry["alpha"], entry["beta"] = given.get("alpha", 0.0), given.get("beta", 0.0)
+    return table
+
+
+def _packed(layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None) -> _Weights:
+    hidden, columns = r.shape[2], r.shape[1]
+    width = math.ceil(columns / _PANEL) * _PANEL
+    total = np.zeros((len(w), width), FLOAT32)
+    is_gru, new_bias = layer.cell == "GRU", None
+    if bias is not None:
+        total[:, :columns] = bias[:, :columns]
+        recurrent = bias[:, columns:].copy()
+        if is_gru and layer.linear_before_reset:
+            new_bias = recurrent[:, 2 * hidden :].copy()
+            recurrent[:, 2 * hidden :] = 0
+        total[:, :columns] += recurrent
+    if not is_gru:
+        return _Weights(_panels(w), _panels(r), None, total, new_bias)
+    parts = _panels(r[:, : 2 * hidden]), _panels(r[:, 2 * hidden :])
+    return _Weights(_panels(w), *parts, total, new_bias)
+
+
+def _panels(matrix: np.ndarray) -> np.ndarray:
+    """[directions, columns, k] as [directions, panel, k, 32], padded with zeros."""
+    directions, columns, k = matrix.shape
+    count = math.ceil(columns / _PANEL)
+    padded = np.zeros((directions, count * _PANEL, k), FLOAT32)
+    padded[:, :columns] = matrix
+    panels = padded.reshape(directions, count, _PANEL, k).transpose(0, 1, 3, 2)
+    return np.ascontiguousarray(panels)
