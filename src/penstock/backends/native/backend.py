@@ -25,6 +25,7 @@ from penstock.backends.native.regions import roi_align, suppress
 from penstock.backends.native.resize import resize
 from penstock.backends.native.sampling import affine_grid, grid_sample
 from penstock.backends.native.trees import tree_ensemble
+from penstock.backends.native.windows import col2im, max_pool
 from penstock.backends.numpy import NumpyBackend
 from penstock.errors import PenstockError
 from penstock.host.threads import core_budget
@@ -47,6 +48,8 @@ _CLASSICAL: dict[Family, tuple[str, ...]] = {
 }
 
 _OTHERS: dict[str, Family] = {
+    "Col2Im": col2im,
+    "MaxPool": max_pool,
     "NonMaxSuppression": suppress,
     **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent_call),
     **dict.fromkeys(("CumProd", "CumSum"), cumulative),

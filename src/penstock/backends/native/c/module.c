@@ -27,6 +27,7 @@ static const kernel_entry *const families[] = {
     resize_kernels,
     sampling_kernels,
     trees_kernels,
+    windows_kernels,
     elementwise_kernels,
     recurrent_kernels,
 };

@@ -39,6 +39,7 @@ extern const kernel_entry regions_kernels[];
 extern const kernel_entry resize_kernels[];
 extern const kernel_entry sampling_kernels[];
 extern const kernel_entry trees_kernels[];
+extern const kernel_entry windows_kernels[];
 
 /* Names of the operations of elementwise programs; the last is NULL. */
 extern const char *const elementwise_operations[];

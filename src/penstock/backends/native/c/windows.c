@@ -1,0 +1,105 @@
+/* Col2Im, and MaxPool with indices. An item is a plane: the elements of one channel of one image. */
+#include <math.h>
+#include <string.h>
+#include "native.h"
+
+enum { AXES = 3 };
+
+typedef struct {
+    int64_t size, count, kernel, stride, dilation, begin, pitch;
+} window;
+
+struct windows {
+    const void *x;
+    void *y;
+    int64_t *indices;
+    const window *axes; /* AXES of them, the first ones of size 1 if there are fewer */
+};
+
+/* The windows, from low to high, whose k-th element is no padding; that of window 0. */
+static inline int64_t inside(const window *w, int64_t k, int64_t *low, int64_t *high)
+{
+    int64_t first = k * w->dilation - w->begin, last = w->size - 1 - first;
+    *low = first < 0 ? (-first + w->stride - 1) / w->stride : 0;
+    *high = last < 0 ? 0 : last / w->stride + 1;
+    *high = *high < w->count ? *high : w->count;
+    return first;
+}
+
+#define WINDOWS(type, lowest)                                                                     \
+    static int col2im_##type(const void *arguments, int64_t begin, int64_t end)                   \
+    {                                                                                             \
+        const struct windows *a = arguments;                                                      \
+        const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
+        int64_t plane = u->size * v->size * w->size, count = u->count * v->count * w->count;      \
+        int64_t taps = u->kernel * v->kernel * w->kernel, low[AXES], high[AXES], at[AXES];        \
+        for (int64_t item = begin; item < end; item++) {                                          \
+            type *y = (type *)a->y + item * plane;                                                \
+            const type *x = (const type *)a->x + item * taps * count;                             \
+            memset(y, 0, plane * sizeof(type));                                                   \
+            for (int64_t k = 0; k < taps; k++, x += count) {                                      \
+                int64_t rest = k;                                                                 \
+                for (int i = AXES - 1; i >= 0; rest /= u[i--].kernel)                             \
+                    at[i] = inside(&u[i], rest % u[i].kernel, &low[i], &high[i]);                 \
+                for (int64_t i = low[0]; i < high[0]; i++)                                        \
+                    for (int64_t j = low[1]; j < high[1]; j++) {                                  \
+                        int64_t row = (at[0] + i * u->stride) * v->size + at[1] + j * v->stride;  \
+                        type *restrict to = y + row * w->size + at[2];                            \
+                        const type *restrict from = x + (i * v->count + j) * w->count;            \
+                        if (w->stride == 1)                                                       \
+                            for (int64_t l = low[2]; l < high[2]; l++)                            \
+                                to[l] += from[l];                                                 \
+                        else                                                                      \
+                            for (int64_t l = low[2]; l < high[2]; l++)                            \
+                                to[l * w->stride] += from[l];                                     \
+                    }                                                                             \
+            }                                                                                     \
+        }                                                                                         \
+        return 0;                                                                                 \
+    }                                                                                             \
+                                                                                                  \
+    static int max_pool_##type(const void *arguments, int64_t begin, int64_t end)                 \
+    {                                                                                             \
+        const struct windows *a = arguments;                                                      \
+        const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
+        int64_t plane = u->size * v->size * w->size, count = u->count * v->count * w->count;      \
+        for (int64_t item = begin; item < end; item++) {                                          \
+            const type *x = (const type *)a->x + item * plane;                                    \
+            for (int64_t o = 0; o < count; o++) {                                                 \
+                int64_t first[AXES], from[AXES], to[AXES], rest = o, index = -1;                  \
+                for (int i = AXES - 1; i >= 0; rest /= u[i--].count) {                            \
+                    first[i] = rest % u[i].count * u[i].stride - u[i].begin;                      \
+                    int64_t step = u[i].dilation, left = u[i].size - first[i];                    \
+                    from[i] = first[i] < 0 ? (-first[i] + step - 1) / step : 0;                   \
+                    to[i] = left > 0 ? (left + step - 1) / step : 0;                              \
+                    to[i] = to[i] < u[i].kernel ? to[i] : u[i].kernel;                            \
+                }                                                                                 \
+                type best = lowest;                                                               \
+                for (int64_t i = from[0]; i < to[0]; i++)                                         \
+                    for (int64_t j = from[1]; j < to[1]; j++)                                     \
+                        for (int64_t k = from[2]; k < to[2]; k++) {                               \
+                            int64_t p = first[0] + i * u->dilation, q = first[1] + j * v->dilation; \
+                            int64_t r = first[2] + k * w->dilation;                               \
+                            type value = x[(p * v->size + q) * w->size + r];                      \
+                            if ((!(value <= best) || index < 0) && best == best) {                \
+                                best = value;                                                     \
+                                index = p * u->pitch + q * v->pitch + r * w->pitch;               \
+                            }                                                                     \
+                        }                                                                         \
+                ((type *)a->y)[item * count + o] = best;                                          \
+                a->indices[item * count + o] = index < 0 ? -1 : index + item * plane;             \
+            }                                                                                     \
+        }                                                                                         \
+        return 0;                                                                                 \
+    }
+
+WINDOWS(float, -INFINITY)
+WINDOWS(double, -INFINITY)
+
+const kernel_entry windows_kernels[] = {
+    KERNEL(col2im_float, windows),
+    KERNEL(col2im_double, windows),
+    KERNEL(max_pool_float, windows),
+    KERNEL(max_pool_double, windows),
+    END_OF_KERNELS,
+};
