@@ -160,6 +160,31 @@ def test_widen_halves_moves_of_stored_values_stay_in_16_bits() -> None:
     assert Counter(casts(graph)) == {("float16", "float32"): 2, ("float32", "float16"): 2}
 
 
+def test_widen_halves_shape_of_a_computed_value_needs_no_cast() -> None:
+    graph = widened(
+        """g (float16[N, M] x) => (float16[K, L] y)
+        { a = Exp(x) s = Shape(a) b = Tanh(x) r = Reshape(b, s) y = Add(r, a) }"""
+    )
+    assert casts(graph) == [("float16", "float32"), ("float32", "float16")]
+
+
+def test_widen_halves_values_that_branches_capture_are_converted_once_before_them() -> None:
+    text = """g (float16[2, 2] x, bool c) => (float16[2, 2] y) { y = If (c)
+        <then_branch = t () => (float16[2, 2] u) { u = MatMul(x, x) },
+         else_branch = e () => (float16[2, 2] v) { w = Exp(x) v = MatMul(w, x) }> }"""
+    graph = widened(text)
+    assert [node.op.name for node in graph.nodes] == ["Cast", "If"]
+    assert Counter(casts(graph)) == {("float16", "float32"): 1, ("float32", "float16"): 2}
+    x = np.array([[0.5, 1], [2, -1]], np.float16)
+    for condition in (True, False):
+        feeds = {"x": x, "c": np.array(condition)}
+        got, strict = (
+            ps.compile(model_from_text(text), precision=precision).run(feeds)["y"]
+            for precision in ("float32", "strict")
+        )
+        assert relative(got, strict) < 2e-3
+
+
 @pytest.mark.parametrize("dtype", HALF)
 def test_widen_halves_weights_are_held_once_and_given_back(dtype: str) -> None:
     network = half_models.mlp(2, 64)

@@ -81,7 +81,8 @@ class _Widening:
                 changed |= self.cast(node, nodes)
             elif self.is_wider(node, outputs):
                 changed = True
-                rounded = node.op.name in _JUMPING or not any(map(_is_half, node.outputs))
+                jumps = node.op.name in _JUMPING or not any(map(_is_half, node.outputs))
+                rounded = jumps and node.op.name not in _OF_TYPES
                 node.inputs = [self.load(value, rounded) for value in node.inputs]
                 nodes += (node, *self.store(node))
                 continue
