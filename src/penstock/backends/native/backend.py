@@ -23,6 +23,7 @@ from penstock.backends.native.normalization import group_normalization
 from penstock.backends.native.recurrent import recurrent_call, recurrent_seconds
 from penstock.backends.native.regions import roi_align, suppress
 from penstock.backends.native.resize import resize
+from penstock.backends.native.rows import row_reduction
 from penstock.backends.native.sampling import affine_grid, grid_sample
 from penstock.backends.native.trees import tree_ensemble
 from penstock.backends.native.windows import col2im, max_pool
@@ -47,11 +48,16 @@ _CLASSICAL: dict[Family, tuple[str, ...]] = {
     vector_model: ("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor"),
 }
 
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+
 _OTHERS: dict[str, Family] = {
     "Col2Im": col2im,
     "MaxPool": max_pool,
     "NonMaxSuppression": suppress,
     **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent_call),
+    **dict.fromkeys(
+        ("ArgMax", "ArgMin", *(f"Reduce{name}" for name in _REDUCTIONS)), row_reduction
+    ),
     **dict.fromkeys(("CumProd", "CumSum"), cumulative),
     **{f"ai.onnx.ml.{name}": family for family, names in _CLASSICAL.items() for name in names},
 }

@@ -77,6 +77,8 @@ MOVING = frozenset({"MaxPool", REORDER.full_name})
 # Approximate costs on one core: of a call that does nothing, bytes a second through the cache, and
 # operations a second in products.
 _CALL_S = 1.2e-6
+_SHORT_ROW, _SHORT_ROW_S = 64, 0.13e-6
+"""of a reduction: elements that are reduced to one, and the seconds that as few take at least"""
 _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 100e9
 _STEP_S = 0.5e-6  # of a recurrent layer, whose products take twice as long
@@ -86,6 +88,13 @@ _WORTH_THREADS = 100_000
 
 # Operations of a product from which on rounding its operands to bfloat16 takes less than it saves.
 _WORTH_ROUNDING = 5_000_000
+
+
+def _short_rows(types_: Sequence[Type]) -> int:
+    """The number of elements to which a reduction from the first of ``types_`` to the last reduces
+    few each."""
+    sizes = [t.elements for t in types_ if isinstance(t, TensorType) and t.static]
+    return sizes[-1] if len(sizes) > 1 and sizes[0] <= _SHORT_ROW * sizes[-1] else 0
 
 
 class OneDnnBackend(HostBackend):
@@ -123,6 +132,8 @@ class OneDnnBackend(HostBackend):
         if FAMILIES.get(node.op.full_name) is recurrent:
             steps = sum(max(t.dims[:2]) for t in types_[:1] if isinstance(t, TensorType))
             estimate += steps * _STEP_S + flops(node) / _FLOPS_PER_S
+        if node.op.name in REDUCTIONS:
+            estimate += _short_rows(types_) * _SHORT_ROW_S
         return estimate
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:

@@ -25,6 +25,7 @@ static const kernel_entry *const families[] = {
     normalization_kernels,
     regions_kernels,
     resize_kernels,
+    rows_kernels,
     sampling_kernels,
     trees_kernels,
     windows_kernels,

@@ -37,6 +37,7 @@ extern const kernel_entry normalization_kernels[];
 extern const kernel_entry recurrent_kernels[];
 extern const kernel_entry regions_kernels[];
 extern const kernel_entry resize_kernels[];
+extern const kernel_entry rows_kernels[];
 extern const kernel_entry sampling_kernels[];
 extern const kernel_entry trees_kernels[];
 extern const kernel_entry windows_kernels[];
