@@ -16,6 +16,7 @@ from penstock.backends.native.features import (
     one_hot_encoder,
     scaler,
 )
+from penstock.backends.native.index import by_elements, by_tuples, top_k_call
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, site_of
 from penstock.backends.native.library import NativeLibrary, library
 from penstock.backends.native.models import vector_model
@@ -63,10 +64,13 @@ _OTHERS: dict[str, Family] = {
 }
 _IMAGES: dict[str, Family] = {
     **dict.fromkeys(("GroupNormalization", "InstanceNormalization"), group_normalization),
+    **dict.fromkeys(("GatherElements", "ScatterElements"), by_elements),
+    **dict.fromkeys(("GatherND", "ScatterND"), by_tuples),
     "AffineGrid": affine_grid,
     "GridSample": grid_sample,
     "RoiAlign": roi_align,
     "Resize": resize,
+    "TopK": top_k_call,
 }
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys((*FORMULAS, "Cast", FUSED.full_name), elementwise_call),

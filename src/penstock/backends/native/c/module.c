@@ -21,6 +21,7 @@
 static const kernel_entry *const families[] = {
     cumulative_kernels,
     features_kernels,
+    index_kernels,
     models_kernels,
     normalization_kernels,
     regions_kernels,

@@ -32,6 +32,7 @@ typedef struct {
 extern const kernel_entry cumulative_kernels[];
 extern const kernel_entry elementwise_kernels[];
 extern const kernel_entry features_kernels[];
+extern const kernel_entry index_kernels[];
 extern const kernel_entry models_kernels[];
 extern const kernel_entry normalization_kernels[];
 extern const kernel_entry recurrent_kernels[];

@@ -1,0 +1,331 @@
+/* Elements picked and written by index, and the k most extreme along an axis. Indices come from models
+   and feeds: each is checked before it is used. */
+#include <math.h>
+#include <string.h>
+#include "native.h"
+
+/* An index of an axis of `dim` elements, counted from the end if it is negative; -1 if out of range. */
+static inline int64_t checked(int64_t index, int64_t dim)
+{
+    index = index < 0 ? index + dim : index;
+    return index >= 0 && index < dim ? index : -1;
+}
+
+static inline int64_t index_at(const void *indices, int64_t wide, int64_t i)
+{
+    return wide ? ((const int64_t *)indices)[i] : ((const int32_t *)indices)[i];
+}
+
+/* Elements at `indices`, which replace one axis and have dims of their own at the others: an item is a
+   row of them along the last axis. */
+struct elements {
+    const void *x;
+    const void *indices;
+    const void *updates;
+    void *y;
+    const int64_t *dims;    /* of the indices, from the first axis to the last but one */
+    const int64_t *strides; /* of the data at these axes; 0 for the axis that is indexed */
+    int64_t rank;           /* of the indices */
+    int64_t length;         /* of a row */
+    int64_t last;           /* stride of the data along a row; 0 if it is the axis that is indexed */
+    int64_t dim, stride;    /* of the axis that is indexed */
+    int64_t wide;           /* indices have 64 bits */
+    int64_t rows, bytes;    /* of all indices; of the data, to copy */
+};
+
+static inline int64_t row_offset(const struct elements *a, int64_t row)
+{
+    int64_t offset = 0;
+    for (int64_t d = a->rank - 2; d >= 0; d--) {
+        offset += row % a->dims[d] * a->strides[d];
+        row /= a->dims[d];
+    }
+    return offset;
+}
+
+#define GATHER_ROW(index_type)                                                                     \
+    for (int64_t j = 0; j < a->length; j++) {                                                      \
+        int64_t at = checked(((const index_type *)a->indices)[row * a->length + j], a->dim);       \
+        bad |= at;                                                                                 \
+        y[j] = x[at < 0 ? 0 : at * a->stride + j * a->last];                                       \
+    }
+
+#define GATHER_ELEMENTS(name, type)                                                                \
+    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+    {                                                                                              \
+        const struct elements *a = arguments;                                                      \
+        int64_t bad = 0;                                                                           \
+        for (int64_t row = begin; row < end; row++) {                                              \
+            const type *x = (const type *)a->x + row_offset(a, row);                               \
+            type *restrict y = (type *)a->y + row * a->length;                                     \
+            if (a->wide)                                                                           \
+                GATHER_ROW(int64_t)                                                                \
+            else                                                                                   \
+                GATHER_ROW(int32_t)                                                                \
+        }                                                                                          \
+        return bad < 0;                                                                            \
+    }
+
+GATHER_ELEMENTS(gatherelements_1, uint8_t)
+GATHER_ELEMENTS(gatherelements_2, uint16_t)
+GATHER_ELEMENTS(gatherelements_4, uint32_t)
+GATHER_ELEMENTS(gatherelements_8, uint64_t)
+
+#define REPLACED(a, b) (b)
+#define ADDED(a, b) ((a) + (b))
+#define MULTIPLIED(a, b) ((a) * (b))
+#define HIGHER(a, b) ((b) > (a) || (b) != (b) ? (b) : (a))
+#define LOWER(a, b) ((b) < (a) || (b) != (b) ? (b) : (a))
+
+static int all_in_range(const void *indices, int64_t wide, int64_t count, int64_t dim)
+{
+    int64_t bad = 0;
+    for (int64_t i = 0; i < count; i++)
+        bad |= checked(index_at(indices, wide, i), dim);
+    return bad >= 0;
+}
+
+/* One item: an element may occur several times. Nothing is written if an index is at fault, as the
+   result may lie in the memory of the data. */
+#define SCATTER_ELEMENTS(name, type, COMBINE)                                                      \
+    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+    {                                                                                              \
+        const struct elements *a = arguments;                                                      \
+        (void)begin, (void)end;                                                                    \
+        if (!all_in_range(a->indices, a->wide, a->rows * a->length, a->dim))                       \
+            return 1;                                                                              \
+        if (a->x != a->y)                                                                          \
+            memcpy(a->y, a->x, a->bytes);                                                          \
+        for (int64_t row = 0; row < a->rows; row++) {                                              \
+            type *y = (type *)a->y + row_offset(a, row);                                           \
+            const type *updates = (const type *)a->updates + row * a->length;                      \
+            for (int64_t j = 0; j < a->length; j++) {                                              \
+                int64_t at = checked(index_at(a->indices, a->wide, row * a->length + j), a->dim);  \
+                if (at < 0) /* changed since, by another thread */                                 \
+                    return 1;                                                                      \
+                type *to = y + at * a->stride + j * a->last;                                       \
+                *to = COMBINE(*to, updates[j]);                                                    \
+            }                                                                                      \
+        }                                                                                          \
+        return 0;                                                                                  \
+    }
+
+/* Slices at tuples of indices, which lead into the first axes of the data, or of each of its batches. */
+struct slices {
+    const void *x;
+    const int64_t *indices;
+    const void *updates;
+    void *y;
+    const int64_t *dims;    /* of the axes that are indexed */
+    const int64_t *strides; /* in elements */
+    int64_t depth, size;    /* of a tuple, elements of a slice */
+    int64_t tuples;         /* in a batch */
+    int64_t batch;          /* elements of a batch of the data */
+    int64_t count, bytes;   /* tuples in all; of the data, to copy */
+};
+
+/* The offset of the slice of a tuple; -1 if it is out of range. */
+static inline int64_t slice_offset(const struct slices *a, int64_t tuple)
+{
+    int64_t offset = 0, bad = 0;
+    for (int64_t d = 0; d < a->depth; d++) {
+        int64_t at = checked(a->indices[tuple * a->depth + d], a->dims[d]);
+        bad |= at;
+        offset += at * a->strides[d];
+    }
+    return bad < 0 ? -1 : offset;
+}
+
+#define GATHER_ND(name, type)                                                                      \
+    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+    {                                                                                              \
+        const struct slices *a = arguments;                                                        \
+        for (int64_t tuple = begin; tuple < end; tuple++) {                                        \
+            int64_t offset = slice_offset(a, tuple);                                               \
+            if (offset < 0)                                                                        \
+                return 1;                                                                          \
+            const type *x = (const type *)a->x + tuple / a->tuples * a->batch + offset;            \
+            type *y = (type *)a->y + tuple * a->size;                                              \
+            if (a->size == 1)                                                                      \
+                *y = *x;                                                                           \
+            else                                                                                   \
+                memcpy(y, x, a->size * sizeof(type));                                              \
+        }                                                                                          \
+        return 0;                                                                                  \
+    }
+
+GATHER_ND(gathernd_1, uint8_t)
+GATHER_ND(gathernd_2, uint16_t)
+GATHER_ND(gathernd_4, uint32_t)
+GATHER_ND(gathernd_8, uint64_t)
+
+#define SCATTER_ND(name, type, COMBINE)                                                            \
+    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+    {                                                                                              \
+        const struct slices *a = arguments;                                                        \
+        (void)begin, (void)end;                                                                    \
+        for (int64_t tuple = 0; tuple < a->count; tuple++)                                         \
+            if (slice_offset(a, tuple) < 0)                                                        \
+                return 1;                                                                          \
+        if (a->x != a->y)                                                                          \
+            memcpy(a->y, a->x, a->bytes);                                                          \
+        for (int64_t tuple = 0; tuple < a->count; tuple++) {                                       \
+            int64_t offset = slice_offset(a, tuple);                                               \
+            if (offset < 0)                                                                        \
+                return 1;                                                                          \
+            type *restrict y = (type *)a->y + offset;                                              \
+            const type *restrict updates = (const type *)a->updates + tuple * a->size;             \
+            for (int64_t j = 0; j < a->size; j++)                                                  \
+                y[j] = COMBINE(y[j], updates[j]);                                                  \
+        }                                                                                          \
+        return 0;                                                                                  \
+    }
+
+#define SCATTERS(reduction, suffix, type, COMBINE)                                                 \
+    SCATTER_ELEMENTS(scatterelements_##reduction##_##suffix, type, COMBINE)                        \
+    SCATTER_ND(scatternd_##reduction##_##suffix, type, COMBINE)
+
+SCATTERS(none, 1, uint8_t, REPLACED)
+SCATTERS(none, 2, uint16_t, REPLACED)
+SCATTERS(none, 4, uint32_t, REPLACED)
+SCATTERS(none, 8, uint64_t, REPLACED)
+
+/* Integers wrap. */
+#define REDUCTIONS(suffix, type, sum)                                                              \
+    SCATTERS(add, suffix, sum, ADDED)                                                              \
+    SCATTERS(mul, suffix, sum, MULTIPLIED)                                                         \
+    SCATTERS(max, suffix, type, HIGHER)                                                            \
+    SCATTERS(min, suffix, type, LOWER)
+
+REDUCTIONS(float32, float, float)
+REDUCTIONS(float64, double, double)
+REDUCTIONS(int32, int32_t, uint32_t)
+REDUCTIONS(int64, int64_t, uint64_t)
+
+/* The k greatest or least along an axis: an item is one chain of elements. Their places, in the result,
+   are a heap whose root is the last of them, then sorted. */
+struct top {
+    const void *x;
+    void *values;
+    int64_t *places;
+    int64_t length, inner, k;
+    int64_t sign; /* 1 for the greatest, else -1 */
+};
+
+/* Keys are integers in the order of the elements: -0 is 0, and NaN is above all else. */
+static inline int32_t key_float32(float x)
+{
+    int32_t bits;
+    x = x + 0.0f;
+    memcpy(&bits, &x, 4);
+    return x != x ? INT32_MAX : bits ^ (bits >> 31 & INT32_MAX);
+}
+
+static inline int64_t key_float64(double x)
+{
+    int64_t bits;
+    x = x + 0.0;
+    memcpy(&bits, &x, 8);
+    return x != x ? INT64_MAX : bits ^ (bits >> 63 & INT64_MAX);
+}
+
+#define key_int32(x) (x)
+#define key_int64(x) (x)
+
+enum { TOP_BLOCK = 64 };
+
+#define TOP(suffix, type, key)                                                                     \
+    /* The key of place i, ascending: the first of the result has the least. */                    \
+    static inline key suffix##_at(const type *x, int64_t i, int64_t inner, key flip)               \
+    {                                                                                              \
+        return key_##suffix(x[i * inner]) ^ flip;                                                  \
+    }                                                                                              \
+                                                                                                   \
+    /* Let the element `place` sink from `hole` into the heap of `count`. */                       \
+    static inline void suffix##_sink(const type *x, int64_t *heap, int64_t count, int64_t inner,   \
+                                     key flip, int64_t hole, int64_t place)                        \
+    {                                                                                              \
+        key sinking = suffix##_at(x, place, inner, flip);                                          \
+        for (int64_t child; (child = 2 * hole + 1) < count; hole = child) {                        \
+            key below = suffix##_at(x, heap[child * inner], inner, flip);                          \
+            if (child + 1 < count) {                                                               \
+                key other = suffix##_at(x, heap[(child + 1) * inner], inner, flip);                \
+                int64_t a = heap[child * inner], b = heap[(child + 1) * inner];                    \
+                if (other > below || (other == below && b > a)) {                                  \
+                    child++;                                                                       \
+                    below = other;                                                                 \
+                }                                                                                  \
+            }                                                                                      \
+            if (below < sinking || (below == sinking && heap[child * inner] < place))              \
+                break;                                                                             \
+            heap[hole * inner] = heap[child * inner];                                              \
+        }                                                                                          \
+        heap[hole * inner] = place;                                                                \
+    }                                                                                              \
+                                                                                                   \
+    static void suffix##_chain(const type *x, type *values, int64_t *heap, int64_t length,         \
+                               int64_t inner, int64_t k, key flip)                                 \
+    {                                                                                              \
+        for (int64_t i = 0; i < k; i++)                                                            \
+            heap[i * inner] = i;                                                                   \
+        for (int64_t i = k / 2; i-- > 0;)                                                          \
+            suffix##_sink(x, heap, k, inner, flip, i, heap[i * inner]);                            \
+        key limit = suffix##_at(x, heap[0], inner, flip);                                          \
+        for (int64_t i = k; i < length;) {                                                         \
+            int64_t end = i + TOP_BLOCK;                                                           \
+            if (inner == 1 && end <= length) {                                                     \
+                int any = 0;                                                                       \
+                for (int64_t j = 0; j < TOP_BLOCK; j++)                                            \
+                    any |= suffix##_at(x, i + j, 1, flip) < limit;                                 \
+                if (!any) {                                                                        \
+                    i = end;                                                                       \
+                    continue;                                                                      \
+                }                                                                                  \
+            }                                                                                      \
+            for (end = end < length ? end : length; i < end; i++)                                  \
+                if (suffix##_at(x, i, inner, flip) < limit) {                                      \
+                    suffix##_sink(x, heap, k, inner, flip, 0, i);                                  \
+                    limit = suffix##_at(x, heap[0], inner, flip);                                  \
+                }                                                                                  \
+        }                                                                                          \
+        for (int64_t left = k; left-- > 1;) {                                                      \
+            int64_t last = heap[left * inner];                                                     \
+            heap[left * inner] = heap[0];                                                          \
+            suffix##_sink(x, heap, left, inner, flip, 0, last);                                    \
+        }                                                                                          \
+        for (int64_t i = 0; values && i < k; i++)                                                  \
+            values[i * inner] = x[heap[i * inner] * inner];                                        \
+    }                                                                                              \
+                                                                                                   \
+    static int topk_##suffix(const void *arguments, int64_t begin, int64_t end)                    \
+    {                                                                                              \
+        const struct top *a = arguments;                                                           \
+        int64_t length = a->length, inner = a->inner, k = a->k;                                    \
+        for (int64_t item = begin; item < end; item++) {                                           \
+            int64_t block = item / inner, column = item % inner;                                   \
+            int64_t to = block * k * inner + column;                                               \
+            suffix##_chain((const type *)a->x + block * length * inner + column,                   \
+                           a->values ? (type *)a->values + to : NULL, a->places + to, length,      \
+                           inner, k, a->sign > 0 ? (key)-1 : 0);                                   \
+        }                                                                                          \
+        return 0;                                                                                  \
+    }
+
+TOP(float32, float, int32_t)
+TOP(float64, double, int64_t)
+TOP(int32, int32_t, int32_t)
+TOP(int64, int64_t, int64_t)
+
+#define SCATTER_ENTRIES(name)                                                                      \
+    KERNEL(scatterelements_##name, elements), KERNEL(scatternd_##name, slices)
+#define MOVES(size)                                                                                \
+    KERNEL(gatherelements_##size, elements), KERNEL(gathernd_##size, slices),                      \
+        SCATTER_ENTRIES(none_##size)
+#define ENTRIES(suffix)                                                                            \
+    SCATTER_ENTRIES(add_##suffix), SCATTER_ENTRIES(mul_##suffix), SCATTER_ENTRIES(max_##suffix),   \
+        SCATTER_ENTRIES(min_##suffix), KERNEL(topk_##suffix, top)
+
+const kernel_entry index_kernels[] = {
+    MOVES(1),         MOVES(2),         MOVES(4),       MOVES(8),       ENTRIES(float32),
+    ENTRIES(float64), ENTRIES(int32), ENTRIES(int64), END_OF_KERNELS,
+};

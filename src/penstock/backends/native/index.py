@@ -1,0 +1,118 @@
+"""Elements picked and written by index, and the most extreme along an axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.ops.common.shape_rules import normalize_axis
+from penstock.types import INT64, TensorType
+
+_MOST_TOP = 64  # beyond, NumPy's vectorised sort of all elements is faster
+
+
+def _strides(dims: Sequence[int]) -> list[int]:
+    return [math.prod(dims[i + 1 :]) for i in range(len(dims))]
+
+
+def _suffix(site: Site, x: TensorType) -> str | None:
+    """What kernels of the elements of ``x`` are called: by size, or by dtype for a reduction."""
+    reduction = site.attr("reduction", "none")
+    name = site.node.op.name.lower()
+    if x.dtype is None or x.dtype.kind not in "biuf":
+        return None
+    if name.startswith("scatter"):
+        name = f"{name}_{reduction}"
+    suffix = f"{name}_{x.dtype if reduction != 'none' else x.dtype.itemsize}"
+    return suffix if suffix in site.library.kernels else None
+
+
+def by_elements(site: Site) -> NativeCall | None:
+    """GatherElements, ScatterElements."""
+    x, indices = site.input(0), site.input(1)
+    name = None if x is None else _suffix(site, x)
+    if x is None or indices is None or name is None or len(x.dims) != len(indices.dims):
+        return None
+    axis = normalize_axis(site.attr("axis", 0), len(x.dims))
+    pairs = list(zip(x.dims, indices.dims, strict=True))
+    if str(indices.dtype) not in ("int32", "int64") or not indices.elements or not x.dims[axis]:
+        return None
+    if any(of_index > of_data for i, (of_data, of_index) in enumerate(pairs) if i != axis):
+        return None
+    strides = _strides(x.dims)
+    steps = [0 if i == axis else stride for i, stride in enumerate(strides)]
+    *dims, length = indices.dims
+    rows = math.prod(dims)
+    scatters = name.startswith("scatter")
+    if scatters and site.input(2) != TensorType(x.dtype, indices.dims):
+        return None
+    return NativeCall(
+        name,
+        (
+            *(Tensor(0), Tensor(1), Tensor(2) if scatters else None, site.result()),
+            *(np.array(dims, np.int64), np.array(steps[:-1], np.int64)),
+            *(len(x.dims), length, steps[-1], x.dims[axis], strides[axis]),
+            *(int(indices.dtype == INT64), rows, x.nbytes),
+        ),
+        items=1 if scatters else rows,
+        item_ns=indices.elements * 2 + x.nbytes / 20 if scatters else 2 + length,
+        inplace=(0,) if scatters else (),
+        can_fail=True,
+    )
+
+
+def by_tuples(site: Site) -> NativeCall | None:
+    """GatherND, ScatterND."""
+    x, indices = site.input(0), site.input(1)
+    name = None if x is None else _suffix(site, x)
+    if x is None or indices is None or name is None or indices.dtype != INT64:
+        return None
+    batch, depth = site.attr("batch_dims", 0), indices.dims[-1]
+    if x.dims[:batch] != indices.dims[:batch] or not indices.elements or not x.elements:
+        return None
+    scatters = name.startswith("scatter")
+    shape = (*indices.dims[:-1], *x.dims[depth:])
+    if scatters and site.input(2) != TensorType(x.dtype, shape):
+        return None
+    end = batch + depth
+    dims, strides = x.dims[batch:end], _strides(x.dims)[batch:end]
+    count, size = math.prod(indices.dims[:-1]), math.prod(x.dims[end:])
+    return NativeCall(
+        name,
+        (
+            *(Tensor(0), Tensor(1), Tensor(2) if scatters else None, site.result()),
+            *(np.array(dims, np.int64), np.array(strides, np.int64)),
+            *(depth, size, math.prod(indices.dims[batch:-1]), math.prod(x.dims[batch:])),
+            *(count, x.nbytes),
+        ),
+        items=1 if scatters else count,
+        item_ns=count * (4 + size) + x.nbytes / 20 if scatters else 4 + size / 8,
+        inplace=(0,) if scatters else (),
+        can_fail=True,
+    )
+
+
+def top_k_call(site: Site) -> NativeCall | None:
+    """TopK with a constant K that is small, or of few elements."""
+    x, count = site.input(0), site.constant(1)
+    if x is None or count is None or f"topk_{x.dtype}" not in site.library.kernels:
+        return None
+    k, axis = int(count.item()), normalize_axis(site.attr("axis", -1), len(x.dims))
+    length, inner = x.dims[axis], math.prod(x.dims[axis + 1 :])
+    if not k or (k > _MOST_TOP and length > 2 * _MOST_TOP):
+        return None
+    outputs = site.tensors[len(site.constants) :]
+    if len(outputs) < 2 or None in outputs:
+        return None
+    return NativeCall(
+        f"topk_{x.dtype}",
+        (
+            *(Tensor(0), site.result(0), site.result(1), length, inner, k),
+            1 if site.attr("largest", 1) else -1,
+        ),
+        items=math.prod(x.dims[:axis]) * inner,
+        item_ns=10 + length + 8 * k * math.log2(k + 1),
+    )

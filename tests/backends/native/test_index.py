@@ -1,0 +1,84 @@
+"""Compiled kernels of indices against NumPy's: gathering, scattering and TopK."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.errors import PenstockError
+from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
+
+DTYPES = ["bool", "uint8", "float16", "float32", "int32", "float64", "int64"]
+CASES = [((5,), (7,), 0), ((4, 6), (9, 6), 0), ((4, 6), (3, 5), 1), ((2, 3, 4), (2, 5, 3), -2)]
+
+
+def draw(dims, dtype):
+    return np.random.default_rng(4).integers(-9, 9, dims).astype(dtype)
+
+
+def places(dims, size, dtype=np.int64):
+    return np.random.default_rng(5).integers(-size, size, dims).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wide", [np.int32, np.int64])
+@pytest.mark.parametrize(("dims", "shape", "axis"), CASES)
+def test_gather_and_scatter_elements_kernels_equal_numpy(dims, shape, axis, wide, dtype):
+    x, indices = draw(dims, dtype), places(shape, dims[axis], wide)
+    check(node_of("GatherElements", [x, indices], axis=axis), [x, indices])
+    inputs = [x, indices, draw(shape, dtype)]
+    check(node_of("ScatterElements", inputs, axis=axis), inputs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
+@pytest.mark.parametrize(("dims", "shape", "axis"), CASES)
+def test_scatter_kernels_reduce_as_numpy(dims, shape, axis, reduction, dtype):
+    inputs = [draw(dims, dtype), places(shape, dims[axis]), draw(shape, dtype)]
+    check(node_of("ScatterElements", inputs, axis=axis, reduction=reduction), inputs)
+    tuples = places((8, 1), dims[0])
+    inputs = [draw(dims, dtype), tuples, draw((8, *dims[1:]), dtype)]
+    check(node_of("ScatterND", inputs, reduction=reduction), inputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("depth", "batch"), [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (1, 2)])
+def test_gather_and_scatter_nd_kernels_equal_numpy(depth, batch, dtype):
+    x = draw((2, 3, 4), dtype)
+    tuples = places((*x.shape[:batch], 5, depth), 2)
+    check(node_of("GatherND", [x, tuples], batch_dims=batch), [x, tuples])
+    if not batch:
+        inputs = [x, tuples, draw((5, *x.shape[depth:]), dtype)]
+        check(node_of("ScatterND", inputs), inputs)
+
+
+@pytest.mark.parametrize("index", [4, -5, 2**62, -(2**63)])
+@pytest.mark.parametrize("name", ["GatherElements", "ScatterElements", "GatherND", "ScatterND"])
+def test_index_kernels_refuse_indices_out_of_range(name, index):
+    x, indices = draw((4, 3), np.float32), np.zeros((5, 3 if "Elements" in name else 1), np.int64)
+    indices[3, 0] = index
+    updates = [] if name[0] == "G" else [np.zeros((5, 3), np.float32)]
+    node = node_of(name, [x, indices, *updates])
+    for library in LIBRARIES:
+        with pytest.raises((PenstockError, IndexError)):
+            kernel_of(node, library).function(x, indices, *updates)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("sort", [0, 1])
+@pytest.mark.parametrize(
+    ("dims", "axis", "k"),
+    [((7,), 0, 3), ((5, 300), -1, 10), ((3, 70, 4), 1, 5), ((9, 20), 1, 20), ((2, 200), 1, 1)],
+)
+def test_top_k_kernel_equals_numpy(dims, axis, k, sort, largest, dtype):
+    inputs = [draw(dims, dtype), np.array([k])]
+    check(node_of("TopK", inputs, [1], outputs=2, axis=axis, largest=largest, sorted=sort), inputs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("largest", [0, 1])
+def test_top_k_kernel_orders_nan_infinity_and_zeros_as_numpy(largest, dtype):
+    special = [np.nan, np.inf, -np.inf, -0.0, 0.0, -np.nan, 1e-45, 3, 0.0, -0.0, np.nan, np.inf]
+    inputs = [np.array(special * 9, dtype), np.array([50])]
+    check(node_of("TopK", inputs, [1], outputs=2, largest=largest), inputs)
