@@ -113,6 +113,9 @@ class NativeBackend(HostBackend):
         self._numpy = NumpyBackend()
 
     def seconds(self, node: Node) -> float:
+        estimate = _SECONDS.get(node.op.full_name)
+        if estimate is not None:
+            return estimate(node)
         element_ns = _IMAGE_NS if node.op.full_name in _IMAGES else estimated_ns(node)
         if element_ns is None:
             # Compiled kernels are there because they are faster.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -316,14 +316,24 @@ def estimated_ns(node: Node) -> float | None:
     not elementwise."""
     total = 0.0
     for part in parts(node):
-        if part.op.full_name not in FORMULAS and part.op.name != "Cast":
+        output = part.outputs[0] if part.outputs else None
+        type_ = None if output is None else output.type
+        is_double = isinstance(type_, TensorType) and type_.dtype == np.float64
+        part_ns = _part_ns(part.op.full_name, is_double)
+        if part_ns is None:
             return None
-        dtype = next(
-            (v.type.dtype for v in part.outputs if v and isinstance(v.type, TensorType)), None
-        )
-        kind = "f8" if str(dtype) == "float64" else "f4"
-        total += _NS.get(f"{part.op.name.lower()}_{kind}", _PART_NS.get(part.op.name, _CHEAP_NS))
+        total += part_ns
     return total
+
+
+@cache
+def _part_ns(full_name: str, is_double: bool) -> float | None:
+    """Roughly the time of an element of an operation; None if it is not elementwise."""
+    if full_name not in FORMULAS and full_name != "Cast":
+        return None
+    name = full_name.rpartition(".")[2]
+    kind = "f8" if is_double else "f4"
+    return _NS.get(f"{name.lower()}_{kind}", _PART_NS.get(name, _CHEAP_NS))
 
 
 _PART_NS = {"Swish": 0.35, "Mish": 0.5, "Softplus": 0.8, "Elu": 0.4, "Selu": 0.4}

@@ -12,6 +12,8 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Substitution
 
+# Elements of an attribute beyond which it is equal only to itself.
+_MOST_ELEMENTS = 64
 _SMALL = 4096  # bytes up to which constants are compared by content rather than identity
 
 
@@ -77,6 +79,8 @@ def _frozen(value: Any) -> Hashable:
         small = value.nbytes <= _SMALL and value.dtype != object
         return (value.dtype, value.shape, value.tobytes()) if small else id(value)
     if isinstance(value, list | tuple):
+        if len(value) > _MOST_ELEMENTS:  # such as the nodes of trees: equal ones are rare
+            return id(value)
         return tuple([_frozen(x) for x in value])
     # As attributes, -0.0 differs from 0.0 and 1 from 1.0, though they compare equal.
     return (type(value), repr(value)) if isinstance(value, float) else value
