@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from penstock.backends.base import HostBackend
 from penstock.backends.native.cumulative import cumulative
@@ -36,62 +37,82 @@ from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import FUSED
 from penstock.types import TensorType, Type
 
-Family = Callable[[Site], NativeCall | None]
+Seconds = Callable[[Node], float]
 
-_CLASSICAL: dict[Family, tuple[str, ...]] = {
-    array_feature_extractor: ("ArrayFeatureExtractor",),
-    imputer: ("Imputer",),
-    label_encoder: ("LabelEncoder",),
-    normalizer: ("Normalizer",),
-    one_hot_encoder: ("OneHotEncoder",),
-    scaler: ("Scaler",),
-    tree_ensemble: ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
-    vector_model: ("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor"),
-}
-
-_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-
-_OTHERS: dict[str, Family] = {
-    "Col2Im": col2im,
-    "MaxPool": max_pool,
-    "NonMaxSuppression": suppress,
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent_call),
-    **dict.fromkeys(
-        ("ArgMax", "ArgMin", *(f"Reduce{name}" for name in _REDUCTIONS)), row_reduction
-    ),
-    **dict.fromkeys(("CumProd", "CumSum"), cumulative),
-    **{f"ai.onnx.ml.{name}": family for family, names in _CLASSICAL.items() for name in names},
-}
-_IMAGES: dict[str, Family] = {
-    **dict.fromkeys(("GroupNormalization", "InstanceNormalization"), group_normalization),
-    **dict.fromkeys(("GatherElements", "ScatterElements"), by_elements),
-    **dict.fromkeys(("GatherND", "ScatterND"), by_tuples),
-    "AffineGrid": affine_grid,
-    "GridSample": grid_sample,
-    "RoiAlign": roi_align,
-    "Resize": resize,
-    "TopK": top_k_call,
-}
-FAMILIES: dict[str, Family] = {
-    **dict.fromkeys((*FORMULAS, "Cast", FUSED.full_name), elementwise_call),
-    **_IMAGES,
-    **_OTHERS,
-}
-"""by operation, the function that chooses a compiled kernel and its arguments"""
-
-_FINISHED = frozenset({suppress})
-"""families of outputs whose shapes depend on data"""
-
-_SECONDS: dict[str, Callable[[Node], float]] = {
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent_seconds),
-}
-"""estimates of the time of operations that other backends compute as well"""
-
-
-# Approximate costs on one core: of a call that does nothing, and bytes a second in the cache.
+# Approximate costs on one core: of a call that does nothing, bytes a second in the cache, and an
+# element of a result.
 _CALL_S = 0.3e-6
 _BYTES_PER_S = 60e9
-_IMAGE_NS = 0.05  # an element of a result
+_ELEMENT_NS = 0.05
+
+_NUMPY = NumpyBackend()
+
+
+def _below_numpy(node: Node) -> float:
+    """Half of NumPy's time: compiled kernels are there because they are faster."""
+    return _NUMPY.seconds(node) / 2
+
+
+def _by_memory(node: Node, element_ns: float = _ELEMENT_NS) -> float:
+    """By what is read and written, and the elements of the result; infinite if a shape is
+    unknown."""
+    values = (*node.inputs, *node.outputs)
+    types_ = [v.type for v in values if v is not None and v.const is None]
+    tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
+    if len(tensors) < len(types_):
+        return math.inf
+    moved = sum(t.nbytes for t in tensors)
+    return _CALL_S + moved / _BYTES_PER_S + tensors[-1].elements * element_ns * 1e-9
+
+
+def _by_program(node: Node) -> float:
+    element_ns = estimated_ns(node)
+    return math.inf if element_ns is None else _by_memory(node, element_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Compiled kernels of some operations: ``choose`` returns the kernel and its arguments for a
+    node, ``seconds`` an estimate of its time. ``data_dependent``: the shapes of the outputs follow
+    from data, and ``choose`` is asked without them."""
+
+    choose: Callable[[Site], NativeCall | None]
+    seconds: Seconds = _below_numpy
+    data_dependent: bool = False
+
+
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+_ML = "ai.onnx.ml."
+_TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
+_VECTOR_MODELS = ("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor")
+
+_FAMILIES: dict[tuple[str, ...], Family] = {
+    (*FORMULAS, "Cast", FUSED.full_name): Family(elementwise_call, _by_program),
+    ("AffineGrid",): Family(affine_grid, _by_memory),
+    ("ArgMax", "ArgMin", *[f"Reduce{name}" for name in _REDUCTIONS]): Family(row_reduction),
+    ("Col2Im",): Family(col2im),
+    ("CumProd", "CumSum"): Family(cumulative),
+    ("GRU", "LSTM", "RNN"): Family(recurrent_call, recurrent_seconds),
+    ("GatherElements", "ScatterElements"): Family(by_elements, _by_memory),
+    ("GatherND", "ScatterND"): Family(by_tuples, _by_memory),
+    ("GridSample",): Family(grid_sample, _by_memory),
+    ("GroupNormalization", "InstanceNormalization"): Family(group_normalization, _by_memory),
+    ("MaxPool",): Family(max_pool),
+    ("NonMaxSuppression",): Family(suppress, data_dependent=True),
+    ("Resize",): Family(resize, _by_memory),
+    ("RoiAlign",): Family(roi_align, _by_memory),
+    ("TopK",): Family(top_k_call, _by_memory),
+    (_ML + "ArrayFeatureExtractor",): Family(array_feature_extractor),
+    (_ML + "Imputer",): Family(imputer),
+    (_ML + "LabelEncoder",): Family(label_encoder),
+    (_ML + "Normalizer",): Family(normalizer),
+    (_ML + "OneHotEncoder",): Family(one_hot_encoder),
+    (_ML + "Scaler",): Family(scaler),
+    tuple([_ML + name for name in _TREES]): Family(tree_ensemble),
+    tuple([_ML + name for name in _VECTOR_MODELS]): Family(vector_model),
+}
+FAMILIES = {name: family for names, family in _FAMILIES.items() for name in names}
+"""by operation, how a compiled kernel of it is chosen"""
 
 
 class NativeBackend(HostBackend):
@@ -110,30 +131,18 @@ class NativeBackend(HostBackend):
                 "PENSTOCK_NATIVE=off turns them off"
             )
         self.library = loaded
-        self._numpy = NumpyBackend()
 
     def seconds(self, node: Node) -> float:
-        estimate = _SECONDS.get(node.op.full_name)
-        if estimate is not None:
-            return estimate(node)
-        element_ns = _IMAGE_NS if node.op.full_name in _IMAGES else estimated_ns(node)
-        if element_ns is None:
-            # Compiled kernels are there because they are faster.
-            return self._numpy.seconds(node) / 2 if node.op.full_name in _OTHERS else math.inf
-        values = (*node.inputs, *node.outputs)
-        types_ = [v.type for v in values if v is not None and v.const is None]
-        tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
-        if len(tensors) < len(types_):
-            return math.inf
-        moved = sum(t.nbytes for t in tensors)
-        return _CALL_S + moved / _BYTES_PER_S + tensors[-1].elements * element_ns * 1e-9
+        family = FAMILIES.get(node.op.full_name)
+        return math.inf if family is None else family.seconds(node)
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = FAMILIES.get(node.op.full_name)
-        finished = family in _FINISHED
-        site = None if family is None else site_of(self.library, node, types, finished=finished)
-        call = None if family is None or site is None else family(site)
-        return None if call is None or site is None else native_kernel(site, call)
+        if family is None:
+            return None
+        site = site_of(self.library, node, types, data_dependent=family.data_dependent)
+        call = None if site is None else family.choose(site)
+        return None if site is None or call is None else native_kernel(site, call)
 
     @property
     def threads(self) -> int:

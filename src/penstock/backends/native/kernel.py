@@ -103,12 +103,16 @@ class UnsupportedError(Exception):
 
 
 def site_of(
-    library: NativeLibrary, node: Node, types: Sequence[Type | None], *, finished: bool = False
+    library: NativeLibrary,
+    node: Node,
+    types: Sequence[Type | None],
+    *,
+    data_dependent: bool = False,
 ) -> Site | None:
     """The site of a node with these types of inputs; None if a shape is unknown, or a value is no
-    tensor of numbers in the processor's byte order. Outputs that are to be ``finished`` are left
-    out, since their shapes may depend on data."""
-    outputs = [None if value is None or finished else value.type for value in node.outputs]
+    tensor of numbers in the processor's byte order. Outputs whose shapes are
+    ``data_dependent`` are left out."""
+    outputs = [None if value is None or data_dependent else value.type for value in node.outputs]
     tensors: list[TensorType | None] = []
     for type_ in (*types, *outputs):
         if type_ is None:
@@ -133,20 +137,19 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     call_given = binder.call(late, _LATE if call.workspace else None, every=True)
     into: Callable[..., Any] = call_given.run
     function: Callable[..., Any] = call_given.make
-    if call.restrided is not None:
+    if call.restrided is not None or call.workspace:
 
         def into(*arrays: Any) -> None:
-            if all(x.flags.c_contiguous for x in arrays[count:]):
-                call_given.run(*arrays)
+            work = arrays[len(tensors)] if len(arrays) > len(tensors) else None
+            if call.workspace and work is None:
+                work = np.empty(call.workspace, np.uint8)
+            if all(y is None or y.flags.c_contiguous for y in arrays[count : len(tensors)]):
+                call_given.run(*arrays[: len(tensors)], *(() if work is None else (work,)))
             else:
-                run, late = binder.bind(arrays[:count], arrays[count:], None)
+                run, late = binder.bind(arrays[:count], arrays[count : len(tensors)], work)
                 run(*late)
 
     if call.workspace or None in tensors[count:]:
-
-        def into(*arrays: Any) -> None:
-            rest = () if len(arrays) > len(tensors) else (np.empty(call.workspace, np.uint8),)
-            call_given.run(*arrays, *(rest if call.workspace else ()))
 
         def function(*inputs: Any) -> Any:
             results = [None if t is None else np.empty(t.dims, t.dtype) for t in tensors[count:]]
@@ -217,7 +220,7 @@ class _CallBinder:
             try:
                 native, usable = native.restrided(strides), _is_aligned
             except UnsupportedError:
-                return self._bind_copy(inputs, outputs)
+                return self._bind_copy(inputs, outputs, workspace)
         fixed = [isinstance(x, np.ndarray) and usable(x) for x in arrays]
         read = {word.index for word in native.words if isinstance(word, Tensor)}
         late = [i for i in range(len(arrays)) if i in read and not fixed[i]]
@@ -225,13 +228,13 @@ class _CallBinder:
         return call.run, tuple([arrays[i] for i in late])
 
     def _bind_copy(
-        self, inputs: Sequence[Any], outputs: Sequence[Any]
+        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """As ``bind``, for strides that the kernel does not know: inputs are copied at each call,
         and outputs computed without gaps and then copied."""
         dense = [np.empty_like(y, order="C") if _arrays([y]) else y for y in outputs]
         plain = _CallBinder(self.site, replace(self.native, restrided=None))
-        call, late = plain.bind(inputs, dense, None)
+        call, late = plain.bind(inputs, dense, workspace)
 
         def run(*arrays: Any) -> None:
             call(*arrays)
