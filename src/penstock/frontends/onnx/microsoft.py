@@ -2,7 +2,7 @@
 
 ONNX Runtime's optimiser fuses nodes into operations of its own domain. Taken apart again, they are
 the plain graph, which Penstock's own passes and backends know. ``RULES`` has a rule for each; a
-rule that emits no final node leaves the node as it is, for the kernel of its operation.
+rule that emits no final node leaves the node unchanged: its operation has a kernel.
 """
 
 from __future__ import annotations
