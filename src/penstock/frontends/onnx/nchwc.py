@@ -42,8 +42,9 @@ OPERATIONS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
-    """``values``: those in blocks of ``size`` channels. ``cut``: the number of
-    channels to compute, for values that are padded to whole blocks. ``sources``: what ReorderInput pads, and its channels, by its output."""
+    """``values``: those in blocks of ``size`` channels. ``cut``: the number of channels to compute,
+    for values that are padded to whole blocks. ``sources``: what ReorderInput pads, and its
+    channels, by its output."""
 
     values: set[Value | None]
     size: int
