@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from setuptools.errors import CCompilerError, PlatformError
 PACKAGE = "penstock.backends.native"
 C = Path("src", *PACKAGE.split("."), "c")
 BASELINE = C / "module.c"
+# ``library.py`` computes the same, and so tells modules that were compiled from other files.
+CHECKSUM = zlib.crc32(b"".join(path.read_bytes() for path in sorted(C.glob("*.[ch]"))))
 OPTIONS = [
     *["-O3", "-std=c11", "-fwrapv", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"],
     *["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unknown-pragmas"],
@@ -38,9 +41,11 @@ def levels() -> dict[str, list[str]]:
 
 class BuildKernels(build_ext):
     """Compiles each C file with the options of the module, if it has changed since; without OpenMP
-    where the compiler has none."""
+    where the compiler has none. Object files stay in ``build/kernels-*`` for the next
+    installation, of whichever kind."""
 
     def build_extension(self, ext: Extension) -> None:
+        Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)  # where this build fails
         for openmp in (["-fopenmp"], []):
             try:
                 return self._build(ext, openmp)
@@ -51,12 +56,13 @@ class BuildKernels(build_ext):
     def _build(self, ext: Extension, openmp: list[str]) -> None:
         import numpy
 
-        folder = Path(self.build_temp, ext.name)
-        headers = max(path.stat().st_mtime for path in C.glob("*.h"))
+        folder = Path("build", f"kernels-{self.plat_name}-{sys.implementation.cache_tag}", ext.name)
+        headers = [Path(__file__), *C.glob("*.h")]
 
         def compiled(source: str) -> str:
             (target,) = self.compiler.object_filenames([source], output_dir=str(folder))
-            newest = max(headers, Path(source).stat().st_mtime, Path(__file__).stat().st_mtime)
+            read = C.glob("*.c") if Path(source) == BASELINE else [Path(source)]
+            newest = max(path.stat().st_mtime for path in [*headers, *read])
             if not os.path.exists(target) or os.path.getmtime(target) < newest:
                 chosen = [] if Path(source) == BASELINE else ext.extra_compile_args
                 chosen = [*chosen, *CONTRACTED.get(Path(source).name, [])]
@@ -93,6 +99,7 @@ setup(
             define_macros=[
                 ("LEVEL", name),
                 (f"NATIVE{name.upper()}", "1"),
+                ("CHECKSUM", str(CHECKSUM)),
                 ("Py_LIMITED_API", "0x030B0000"),
             ],
             extra_compile_args=options,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError
@@ -55,15 +57,28 @@ def supported_levels() -> Sequence[str]:
 @cache
 def load_level(level: str) -> NativeLibrary | None:
     """The kernels compiled for ``level``; None if they are not installed, or the processor lacks
-    the instructions."""
+    the instructions. Raises ``PenstockError`` if they were compiled from other sources."""
     name = "_" + level.replace("-", "_")
     try:
         with openmp_settings():
             module: Any = import_module(f"penstock.backends.native.{name}")
     except ImportError:
         return None
+    if getattr(module, "checksum", None) != _checksum():
+        raise PenstockError(
+            f"the compiled kernels in {module.__file__} are of another version of Penstock: "
+            "run 'make kernels' where Penstock was checked out, or install it again; "
+            f"{_CHOSEN}=off does without them"
+        )
     kernels = frozenset(module.kernels)
     operations = {name: i for i, name in enumerate(module.elementwise_operations)}
     return NativeLibrary(
         level, module.__file__, kernels, operations, module.Call, module.set_threads
     )
+
+
+@cache
+def _checksum() -> str:
+    """The checksum of the C files, which ``setup.py`` gives to the modules that it makes."""
+    files = sorted(Path(__file__).parent.joinpath("c").glob("*.[ch]"))
+    return str(zlib.crc32(b"".join([path.read_bytes() for path in files])))

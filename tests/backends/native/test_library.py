@@ -1,0 +1,17 @@
+"""The extension modules of compiled kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.backends.native import library
+from penstock.errors import PenstockError
+
+
+def test_library_compiled_from_other_sources_says_how_to_compile_it_again(monkeypatch):
+    level, *_ = library.supported_levels()
+    if level == "off":
+        pytest.skip("there are no compiled kernels")
+    monkeypatch.setattr(library, "_checksum", lambda: "0")
+    with pytest.raises(PenstockError, match=r"another version of Penstock: run 'make kernels'"):
+        library.load_level.__wrapped__(level)
