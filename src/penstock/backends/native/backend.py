@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.backends.base import HostBackend
+from penstock.backends.native.blocks import block_product
 from penstock.backends.native.cumulative import cumulative
 from penstock.backends.native.elementwise import FORMULAS, elementwise_call, estimated_ns
 from penstock.backends.native.features import (
@@ -35,6 +36,7 @@ from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import FUSED
+from penstock.ops.registry import MICROSOFT
 from penstock.types import TensorType, Type
 
 Seconds = Callable[[Node], float]
@@ -108,6 +110,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     (_ML + "Normalizer",): Family(normalizer),
     (_ML + "OneHotEncoder",): Family(one_hot_encoder),
     (_ML + "Scaler",): Family(scaler),
+    (f"{MICROSOFT}.MatMulNBits",): Family(block_product),
     tuple([_ML + name for name in _TREES]): Family(tree_ensemble),
     tuple([_ML + name for name in _VECTOR_MODELS]): Family(vector_model),
 }

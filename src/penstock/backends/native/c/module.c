@@ -19,6 +19,7 @@
 #define JOINED(a, b) JOINED_OF(a, b)
 
 static const kernel_entry *const families[] = {
+    blocks_kernels,
     cumulative_kernels,
     features_kernels,
     index_kernels,

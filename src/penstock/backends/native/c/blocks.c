@@ -1,0 +1,167 @@
+/* Products with weights of 4 or 8 bits that have a scale, and perhaps a zero point, for each block of
+   K. An item is a panel of 32 columns (products.h).
+
+   Weights are [panel][K / 8][32] uint32 of eight 4-bit codes, the lowest first, or [panel][K][32]
+   uint8; both as codes less half their range. Scales are [panel][block][32], and so is `shifts`, what
+   a zero point adds to each weight. A few rows take the codes through registers; for more, a part of a
+   panel is written out as float32 first. */
+#include "native.h"
+#include "products.h"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+struct block_product {
+    const float *x;
+    const void *weights;
+    const float *scales, *shifts, *bias; /* without zero points and bias: null */
+    float *y, *border;                   /* border: [rows][32], for a panel that y ends in */
+    int64_t rows, k, n, bits, block;
+};
+
+enum { DIRECT = MOST_ROWS > 4 ? 4 : MOST_ROWS, FEW = 2 * DIRECT, PART = 256, MOST_BLOCKS = 2048 };
+
+typedef int32_t words __attribute__((vector_size(VECTOR_BYTES)));
+typedef int8_t bytes __attribute__((vector_size(LANES)));
+
+/* Vector j of the 32 weights at k, of which `held` has those that are packed together. */
+static inline __attribute__((always_inline)) vector weights_of(const struct block_product *a, int bits, const char *panel, int64_t k, int j, words *held)
+{
+    if (bits == 8) {
+        const void *codes = panel + k * PANEL + j * LANES;
+#if defined(__AVX512F__)
+        return (vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(codes)));
+#elif defined(__AVX2__)
+        return (vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(codes)));
+#else
+        bytes four;
+        memcpy(&four, codes, sizeof four);
+        return __builtin_convertvector(four, vector);
+#endif
+    }
+    if (k % 8 == 0)
+        memcpy(held, panel + k / 8 * PANEL * 4 + j * VECTOR_BYTES, sizeof *held);
+    words codes = *held;
+    *held >>= 4;
+#if defined(__AVX512F__)
+    static const vector numbers = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+    return __builtin_shuffle(numbers, codes);
+#else
+    return __builtin_convertvector((codes & 15) - 8, vector);
+#endif
+}
+
+/* Some rows, a constant, with a panel. `sums` has the sums of x by row and block. */
+static inline __attribute__((always_inline)) void direct(
+    const struct block_product *a, int bits, int rows, int64_t p, const float *x, const float *sums,
+    float *c, int64_t c_step)
+{
+    int64_t blocks = (a->k + a->block - 1) / a->block;
+    const char *panel = (const char *)a->weights + p * a->k * PANEL * bits / 8;
+    vector totals[DIRECT * VECTORS] = {0};
+    for (int64_t b = 0; b < blocks; b++) {
+        int64_t from = b * a->block, to = from + a->block < a->k ? from + a->block : a->k;
+        vector parts[DIRECT * VECTORS] = {0};
+        words held[VECTORS] = {0};
+        for (int64_t k = from; k < to; k += 8)
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++)
+#pragma GCC unroll 16
+                for (int j = 0; j < VECTORS; j++) {
+                    vector column = weights_of(a, bits, panel, k + i, j, held + j);
+#pragma GCC unroll 16
+                    for (int r = 0; r < rows; r++)
+                        parts[r * VECTORS + j] += x[r * a->k + k + i] * column;
+                }
+        const float *scales = a->scales + (p * blocks + b) * PANEL;
+        const float *shifts = a->shifts ? a->shifts + (p * blocks + b) * PANEL : NULL;
+#pragma GCC unroll 16
+        for (int i = 0; i < rows * VECTORS; i++) {
+            int j = i % VECTORS;
+            totals[i] += parts[i] * loaded(scales + j * LANES);
+            if (shifts)
+                totals[i] += sums[i / VECTORS * blocks + b] * loaded(shifts + j * LANES);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * VECTORS; i++) {
+        vector sum = loaded(c + i / VECTORS * c_step + i % VECTORS * LANES) + totals[i];
+        memcpy(c + i / VECTORS * c_step + i % VECTORS * LANES, &sum, sizeof sum);
+    }
+}
+
+static inline __attribute__((always_inline)) void few(const struct block_product *a, int bits,
+                                                      int64_t p, const float *sums, float *c,
+                                                      int64_t c_step)
+{
+    int64_t row = 0, blocks = (a->k + a->block - 1) / a->block;
+    for (; row + DIRECT <= a->rows; row += DIRECT)
+        direct(a, bits, DIRECT, p, a->x + row * a->k, sums + row * blocks, c + row * c_step, c_step);
+    for (; row < a->rows; row++)
+        direct(a, bits, 1, p, a->x + row * a->k, sums + row * blocks, c + row * c_step, c_step);
+}
+
+/* All rows, with the weights of a panel as float32, part after part. */
+static inline __attribute__((always_inline)) void many(const struct block_product *a, int bits,
+                                                       int64_t p, float *c, int64_t c_step)
+{
+    float part[PART * PANEL];
+    const char *panel = (const char *)a->weights + p * a->k * PANEL * bits / 8;
+    int64_t blocks = (a->k + a->block - 1) / a->block;
+    for (int64_t from = 0; from < a->k; from += PART) {
+        int64_t count = a->k - from < PART ? a->k - from : PART;
+        for (int64_t k = 0; k < count; k += 8) {
+            words held[VECTORS] = {0};
+            int64_t at = (p * blocks + (from + k) / a->block) * PANEL;
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++)
+#pragma GCC unroll 16
+                for (int j = 0; j < VECTORS; j++) {
+                    vector w = weights_of(a, bits, panel, from + k + i, j, held + j);
+                    w *= loaded(a->scales + at + j * LANES);
+                    if (a->shifts)
+                        w += loaded(a->shifts + at + j * LANES);
+                    memcpy(part + (k + i) * PANEL + j * LANES, &w, sizeof w);
+                }
+        }
+        add_product(c, c_step, a->x + from, a->k, part, count, a->rows, 1);
+    }
+}
+
+static int block_product(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct block_product *a = arguments;
+    float sums[FEW * MOST_BLOCKS];
+    int64_t blocks = (a->k + a->block - 1) / a->block;
+    if (a->rows <= FEW && a->shifts)
+        for (int64_t i = 0; i < a->rows * blocks; i++) {
+            int64_t from = i % blocks * a->block, rest = a->k - from;
+            const float *x = a->x + i / blocks * a->k + from;
+            float sum = 0;
+            for (int64_t k = 0; k < (rest < a->block ? rest : a->block); k++)
+                sum += x[k];
+            sums[i] = sum;
+        }
+    for (int64_t p = begin; p < end; p++) {
+        int64_t width = a->n - p * PANEL < PANEL ? a->n - p * PANEL : PANEL;
+        float *y = a->y + p * PANEL, *c = width < PANEL ? a->border : y;
+        int64_t step = width < PANEL ? PANEL : a->n;
+        for (int64_t row = 0; row < a->rows; row++) {
+            memset(c + row * step, 0, PANEL * sizeof(float));
+            if (a->bias)
+                memcpy(c + row * step, a->bias + p * PANEL, width * sizeof(float));
+        }
+        if (a->rows <= FEW)
+            a->bits == 4 ? few(a, 4, p, sums, c, step) : few(a, 8, p, sums, c, step);
+        else
+            a->bits == 4 ? many(a, 4, p, c, step) : many(a, 8, p, c, step);
+        for (int64_t row = 0; row < a->rows && c != y; row++)
+            memcpy(y + row * a->n, c + row * PANEL, width * sizeof(float));
+    }
+    return 0;
+}
+
+const kernel_entry blocks_kernels[] = {
+    KERNEL(block_product, block_product),
+    END_OF_KERNELS,
+};
