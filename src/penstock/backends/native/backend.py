@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.backends.base import HostBackend
 from penstock.backends.native.blocks import block_product
 from penstock.backends.native.cumulative import cumulative
-from penstock.backends.native.elementwise import FORMULAS, elementwise_call, estimated_ns
+from penstock.backends.native.elementwise import OPERATIONS, elementwise_call, estimated_ns
 from penstock.backends.native.features import (
     array_feature_extractor,
     imputer,
@@ -89,7 +89,7 @@ _TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
 _VECTOR_MODELS = ("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor")
 
 _FAMILIES: dict[tuple[str, ...], Family] = {
-    (*FORMULAS, "Cast", FUSED.full_name): Family(elementwise_call, _by_program),
+    (*OPERATIONS, FUSED.full_name): Family(elementwise_call, _by_program),
     ("AffineGrid",): Family(affine_grid, _by_memory),
     ("ArgMax", "ArgMin", *[f"Reduce{name}" for name in _REDUCTIONS]): Family(row_reduction),
     ("Col2Im",): Family(col2im),

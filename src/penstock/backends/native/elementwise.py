@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
-from penstock.ir.graph import Node
+from penstock.ir.graph import Node, Value
 from penstock.ops.internal.fused import is_fused, parts
+from penstock.ops.registry import MICROSOFT
 from penstock.types import TensorType
 
 # As in c/elementwise.c.
@@ -29,8 +30,10 @@ _CONSTANT = np.dtype([("to", "i4"), ("size", "i4"), ("bits", "u8")])
 
 # How elements are held in registers, and the NumPy dtype of constants.
 _KINDS = {"float32": "f4", "float64": "f8", "int32": "i4", "int64": "i8", "bool": "b1"}
+_CODES = {"uint8": "u1", "int8": "s1", "uint16": "u2", "int16": "s2"}
+_KINDS |= _CODES
 _NARROW = {"float16": "half", "bfloat16": "bfloat"}
-_DTYPES = {"f4": "f4", "f8": "f8", "i4": "i4", "i8": "i8", "b1": "u1"}
+_DTYPES = {kind: kind for kind in _KINDS.values()} | {"b1": "u1", "s1": "i1", "s2": "i2"}
 
 # Nanoseconds of an element, roughly; of others _CHEAP_NS.
 _CHEAP_NS = 0.05
@@ -49,6 +52,7 @@ _NS = {
     "sqrt_f4": 0.15,
     "pow_f4": 15.0,
     "pow_f8": 15.0,
+    **dict.fromkeys([f"quantize_{kind}" for kind in _CODES.values()], 0.13),
     **dict.fromkeys(("exp_f8", "expm1_f8", "log_f8", "log1p_f8", "tanh_f8"), 6.0),
     **dict.fromkeys(("sigmoid_f8", "erf_f8", "sin_f8", "cos_f8"), 6.0),
     **dict.fromkeys(("div_f8", "sqrt_f8", "f4_i8", "i8_f4", "f8_i8", "i8_f8"), 0.4),
@@ -234,14 +238,17 @@ def _is_nan(attrs: Mapping[str, Any], x: _Value) -> _Value:
 
 
 def _converted(x: _Value, kind: str) -> _Value:
-    """A value as another kind."""
+    """A value as another kind; integers of 8 and 16 bits become others by way of 32 bits."""
     if x.kind == kind:
         return x
     if x.constant is not None:
         return _Value(kind, constant=x.constant)
+    codes = _CODES.values()
+    if kind != "i4" and (x.kind in codes or kind in codes):
+        x = _converted(x, "i4")
     if kind == "b1":
         return _typed("nonzero", x, kind="b1")
-    return _Value(kind, f"{x.kind}_{kind}", (x,))
+    return x if x.kind == kind else _Value(kind, f"{x.kind}_{kind}", (x,))
 
 
 FORMULAS: dict[str, Formula] = {
@@ -298,6 +305,11 @@ FORMULAS: dict[str, Formula] = {
 }
 """by operation, what it computes, given its attributes and its inputs"""
 
+_QUANTIZING = ("DequantizeLinear", "QuantizeLinear")
+_CONVERTING = ("Cast", *_QUANTIZING, *[f"{MICROSOFT}.{name}" for name in _QUANTIZING])
+OPERATIONS = (*FORMULAS, *_CONVERTING)
+"""those of programs"""
+
 
 def elementwise_call(site: Site) -> NativeCall | None:
     """An elementwise operation, or a chain of them."""
@@ -329,14 +341,21 @@ def estimated_ns(node: Node) -> float | None:
 @cache
 def _part_ns(full_name: str, is_double: bool) -> float | None:
     """Roughly the time of an element of an operation; None if it is not elementwise."""
-    if full_name not in FORMULAS and full_name != "Cast":
+    if full_name not in OPERATIONS:
         return None
     name = full_name.rpartition(".")[2]
     kind = "f8" if is_double else "f4"
     return _NS.get(f"{name.lower()}_{kind}", _PART_NS.get(name, _CHEAP_NS))
 
 
-_PART_NS = {"Swish": 0.35, "Mish": 0.5, "Softplus": 0.8, "Elu": 0.4, "Selu": 0.4}
+_PART_NS = {
+    "QuantizeLinear": 0.13,
+    "Swish": 0.35,
+    "Mish": 0.5,
+    "Softplus": 0.8,
+    "Elu": 0.4,
+    "Selu": 0.4,
+}
 
 
 class _Program:
@@ -345,7 +364,8 @@ class _Program:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.inputs: dict[_Value, int] = {}
-        self.constants: dict[tuple[str, bytes], _Value] = {}
+        # Of inputs that belong to an axis of the result: their shapes, to be broadcast.
+        self.dims: dict[int, tuple[int, ...]] = {}
 
         def value_of(i: int) -> _Value | None:
             type_, constant = site.tensors[i], site.constants[i]
@@ -384,12 +404,8 @@ class _Program:
         if not isinstance(type_, TensorType):
             raise UnsupportedError
         name = str(type_.dtype)
-        if node.op.full_name == "Cast":
-            (x,) = values
-            assert x is not None
-            if name == "uint8" or name not in (*_KINDS, *_NARROW):
-                raise UnsupportedError
-            return _converted(x, _KINDS.get(name, "f4"))
+        if node.op.full_name in _CONVERTING:
+            return self._convert(node, values, name)
         formula = FORMULAS.get(node.op.full_name)
         if formula is None:
             raise UnsupportedError
@@ -397,7 +413,46 @@ class _Program:
             values = values[:-1]
         if node.op.full_name != "Clip" and None in values:
             raise UnsupportedError
-        return formula(node.attrs, *values)
+        codes = _CODES.values()
+        wide = [_converted(v, "i4") if v is not None and v.kind in codes else v for v in values]
+        result = formula(node.attrs, *wide)
+        return _converted(result, _CODES[name]) if name in _CODES else result
+
+    def _convert(self, node: Node, values: Sequence[_Value | None], name: str) -> _Value:
+        """A Cast, QuantizeLinear or DequantizeLinear to the dtype ``name``."""
+        x, scale, zero = [*values, None, None][:3]
+        if x is None or name not in (*_KINDS, *_NARROW):
+            raise UnsupportedError
+        kind = _KINDS.get(name, "f4")
+        if scale is None:
+            return _converted(x, kind)
+        # Quotients are rounded to the type of the scale.
+        scales = _tensor_type(node.inputs[1])
+        if node.attrs.get("block_size") or node.attrs.get("precision") or scale.kind != "f4":
+            raise UnsupportedError
+        for value in node.inputs[1:3]:
+            if value is not None and _tensor_type(value).elements > 1:
+                self._spread(node, values[node.inputs.index(value)])
+        zeros = _Value("f4", constant=0.0) if zero is None else _converted(zero, "f4")
+        if node.op.name == "DequantizeLinear":
+            return _Value(kind, f"dequantize_{x.kind}", (x, scale, zeros))
+        if x.kind != "f4" or scales.dtype != np.float32 or name not in _CODES:
+            raise UnsupportedError
+        if scale.constant is None:
+            x, scale = x / scale, _Value("f4", constant=1.0)
+        return _Value(kind, f"quantize_{kind}", (x, scale, zeros))
+
+    def _spread(self, node: Node, parameter: _Value | None) -> None:
+        """Lay the scales or zero points of ``node`` along the axis that they belong to."""
+        rank, axis = len(_tensor_type(node.inputs[0]).dims), node.attrs.get("axis")
+        behind = (-1 - (1 if axis is None else axis)) % rank if rank > 1 else 0
+        i = None if parameter is None else self.inputs.get(parameter)
+        type_ = None if i is None else self.site.tensors[i]
+        if i is None or type_ is None or len(type_.dims) != 1:
+            raise UnsupportedError
+        dims = (*type_.dims, *[1] * behind)
+        if self.dims.setdefault(i, dims) != dims:
+            raise UnsupportedError
 
     def finished(self, result: _Value, output: TensorType) -> _Value:
         """The value that is written: ``result``, rounded to the dtype of the output."""
@@ -418,7 +473,7 @@ class _Program:
         operands = [self.inputs[value] for value in held]
         if len(operands) > _MOST_INPUTS:
             raise UnsupportedError
-        dims, steps = _coalesced(self.site, operands, output, strides)
+        dims, steps = self._coalesced(operands, output, strides)
         size = math.prod(dims)
         widest = max(_size(value.kind) for value in order)
         tile, modes = _tile(dims, steps, _REGISTER_BYTES // widest)
@@ -450,6 +505,42 @@ class _Program:
             restrided=partial(self.call, result, output) if strides is None else None,
         )
 
+    def _coalesced(
+        self, operands: Sequence[int], output: TensorType, strides: Sequence[Any] | None
+    ) -> tuple[list[int], list[list[int]]]:
+        """The dims of the result in the order in which it lies in memory, with those merged that
+        no operand tells apart, and the strides of each operand in elements, 0 where it is
+        broadcast."""
+        rank = len(output.dims)
+        rows = []
+        for i in (*operands, len(self.site.constants)):
+            type_, given = self.site.tensors[i], None if strides is None else strides[i]
+            assert type_ is not None
+            shape = self.dims.get(i, type_.dims)
+            steps = _dense(shape) if given is None else (*given, *shape[len(given) :])
+            own = [step if dim != 1 else 0 for dim, step in zip(shape, steps, strict=True)]
+            rows.append([0] * (rank - len(own)) + own)
+        axes = [axis for axis in range(rank) if output.dims[axis] != 1]
+        axes.sort(key=lambda axis: -rows[-1][axis])
+        ordered = [output.dims[axis] for axis in axes]
+        if [rows[-1][axis] for axis in axes] != _dense(ordered):
+            raise UnsupportedError
+        dims: list[int] = []
+        columns: list[tuple[int, ...]] = []
+        for axis, dim in zip(axes, ordered, strict=True):
+            column = tuple([row[axis] for row in rows[:-1]])
+            if dims and all(a == b * dim for a, b in zip(columns[-1], column, strict=True)):
+                dims[-1] *= dim
+                columns[-1] = column
+            else:
+                dims.append(dim)
+                columns.append(column)
+        if not dims:
+            dims, columns = [1], [(0,) * len(operands)]
+        if len(dims) > _MOST_RANK:
+            raise UnsupportedError
+        return dims, [[column[k] for column in columns] for k in range(len(operands))]
+
     def _allocate(
         self, order: Iterable[_Value], result: _Value
     ) -> tuple[dict[_Value, int], list[tuple[int, ...]]]:
@@ -474,6 +565,13 @@ class _Program:
             ended = [x for x in dict.fromkeys(value.arguments) if last_use[x] == i and x.operation]
             free += [registers[x] for x in ended]
         return registers, instructions
+
+
+def _tensor_type(value: Value | None) -> TensorType:
+    type_ = None if value is None else value.type
+    if not isinstance(type_, TensorType) or not type_.static:
+        raise UnsupportedError
+    return type_
 
 
 def _taken(free: list[int]) -> int:
@@ -512,41 +610,6 @@ def _constants(order: Iterable[_Value], registers: Mapping[_Value, int]) -> np.n
         entry["to"], entry["size"] = registers[value], _size(value.kind)
         entry["bits"] = int.from_bytes(raw.ljust(8, b"\0"), "little")
     return table
-
-
-def _coalesced(
-    site: Site, operands: Sequence[int], output: TensorType, strides: Sequence[Any] | None
-) -> tuple[list[int], list[list[int]]]:
-    """The dims of the result in the order in which it lies in memory, with those merged that no
-    operand tells apart, and the strides of each operand in elements, 0 where it is broadcast."""
-    rank = len(output.dims)
-    rows = []
-    for i in (*operands, len(site.constants)):
-        type_, given = site.tensors[i], None if strides is None else strides[i]
-        assert type_ is not None
-        steps = _dense(type_.dims) if given is None else given
-        own = [step if dim != 1 else 0 for dim, step in zip(type_.dims, steps, strict=True)]
-        rows.append([0] * (rank - len(own)) + own)
-    axes = [axis for axis in range(rank) if output.dims[axis] != 1]
-    axes.sort(key=lambda axis: -rows[-1][axis])
-    ordered = [output.dims[axis] for axis in axes]
-    if [rows[-1][axis] for axis in axes] != _dense(ordered):
-        raise UnsupportedError
-    dims: list[int] = []
-    columns: list[tuple[int, ...]] = []
-    for axis, dim in zip(axes, ordered, strict=True):
-        column = tuple([row[axis] for row in rows[:-1]])
-        if dims and all(a == b * dim for a, b in zip(columns[-1], column, strict=True)):
-            dims[-1] *= dim
-            columns[-1] = column
-        else:
-            dims.append(dim)
-            columns.append(column)
-    if not dims:
-        dims, columns = [1], [(0,) * len(operands)]
-    if len(dims) > _MOST_RANK:
-        raise UnsupportedError
-    return dims, [[column[k] for column in columns] for k in range(len(operands))]
 
 
 def _dense(dims: Sequence[int]) -> list[int]:

@@ -101,7 +101,15 @@ typedef struct {
     X(b1_f4, float, uint8_t, a)                                                                   \
     X(b1_f8, double, uint8_t, a)                                                                  \
     X(b1_i4, int32_t, uint8_t, a)                                                                 \
-    X(b1_i8, int64_t, uint8_t, a)
+    X(b1_i8, int64_t, uint8_t, a)                                                                 \
+    X(u1_i4, int32_t, uint8_t, a)                                                                 \
+    X(s1_i4, int32_t, int8_t, a)                                                                  \
+    X(u2_i4, int32_t, uint16_t, a)                                                                \
+    X(s2_i4, int32_t, int16_t, a)                                                                 \
+    X(i4_u1, uint8_t, int32_t, (uint8_t)a)                                                        \
+    X(i4_s1, int8_t, int32_t, (int8_t)a)                                                          \
+    X(i4_u2, uint16_t, int32_t, (uint16_t)a)                                                      \
+    X(i4_s2, int16_t, int32_t, (int16_t)a)
 
 #define LOGIC(X)                                                                                  \
     X(and_b1, uint8_t, uint8_t, a &b)                                                             \
@@ -124,7 +132,8 @@ typedef struct {
 /* Those that are no expression of elements of one type. */
 #define SPECIAL(X)                                                                                \
     X(where_1) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(half_f4) X(f4_half) X(bfloat_f4)       \
-    X(f4_bfloat)
+    X(f4_bfloat) X(dequantize_u1) X(dequantize_s1) X(dequantize_u2) X(dequantize_s2)              \
+    X(dequantize_i4) X(quantize_u1) X(quantize_s1) X(quantize_u2) X(quantize_s2)
 
 #define NAME(name, ...) #name,
 const char *const elementwise_operations[] = {SIMPLE(NAME) SPECIAL(NAME) NULL};
@@ -203,6 +212,61 @@ static void f4_bfloat(void *to, const void *x, const void *y, const void *z, int
     });
 }
 
+/* (x - zero point) * scale */
+#define DEFINE_DEQUANTIZE(name, type)                                                             \
+    static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
+    {                                                                                             \
+        float *d = to;                                                                            \
+        const type *code = x;                                                                     \
+        const float *scale = y, *zero = z;                                                        \
+        LOOP(d[i] = ((float)code[i] - zero[i]) * scale[i];);                                      \
+    }
+DEFINE_DEQUANTIZE(dequantize_u1, uint8_t)
+DEFINE_DEQUANTIZE(dequantize_s1, int8_t)
+DEFINE_DEQUANTIZE(dequantize_u2, uint16_t)
+DEFINE_DEQUANTIZE(dequantize_s2, int16_t)
+DEFINE_DEQUANTIZE(dequantize_i4, int32_t)
+
+/* a / b for numbers of usual size. Where there is fused multiply-add, the product with the inverse of
+   b is corrected by what remains of a: this rounds as a division, in half its time. */
+static inline float quotient(float a, float b, float inverse)
+{
+#ifdef __FMA__
+    float q = a * inverse;
+    return __builtin_fmaf(__builtin_fmaf(-q, b, a), inverse, q);
+#else
+    return a / b;
+#endif
+}
+
+/* x / scale, of which there is one, + zero point, saturated; of NaN the lowest. Quotients are bounded
+   before, so that they fit integers. */
+#define LARGEST_CODE 262144.0f
+#define DEFINE_QUANTIZE(name, type, lowest, highest)                                              \
+    static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
+    {                                                                                             \
+        type *d = to;                                                                             \
+        const float *a = x, *zero = z, scale = *(const float *)y, inverse = 1 / scale;            \
+        float low = -LARGEST_CODE * scale, high = LARGEST_CODE * scale;                           \
+        int usual = scale > 1e-30f && scale < 1e30f;                                              \
+        for (int64_t i = 0; !usual && i < n; i++) {                                               \
+            float code = rintf(a[i] / scale) + zero[i];                                           \
+            d[i] = (type)(code > lowest ? code < highest ? code : highest : lowest);              \
+        }                                                                                         \
+        if (usual)                                                                                \
+            LOOP({                                                                                \
+                float real = a[i] > low ? a[i] : low;                                             \
+                real = real < high ? real : high;                                                 \
+                int32_t code = (int32_t)(rintf(quotient(real, scale, inverse)) + zero[i]);        \
+                code = code > lowest ? code : lowest;                                             \
+                d[i] = (type)(code < highest ? code : highest);                                   \
+            });                                                                                   \
+    }
+DEFINE_QUANTIZE(quantize_u1, uint8_t, 0, 255)
+DEFINE_QUANTIZE(quantize_s1, int8_t, -128, 127)
+DEFINE_QUANTIZE(quantize_u2, uint16_t, 0, 65535)
+DEFINE_QUANTIZE(quantize_s2, int16_t, -32768, 32767)
+
 typedef void (*loop)(void *, const void *, const void *, const void *, int64_t);
 #define ITSELF(name, ...) name,
 static const loop loops[] = {SIMPLE(ITSELF) SPECIAL(ITSELF)};
@@ -262,8 +326,11 @@ static void gather(void *to, const void *from, const struct elementwise *a, cons
 
 static void spread(void *to, int32_t size, uint64_t bits, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++)
-        memcpy((char *)to + i * size, &bits, size);
+    uint64_t *words = to;
+    for (int32_t width = size; width < 8; width *= 2)
+        bits |= bits << width * 8;
+    for (int64_t i = 0; i < (n * size + 7) / 8; i++)
+        words[i] = bits;
 }
 
 static int elementwise(const void *arguments, int64_t begin, int64_t end)
@@ -276,7 +343,8 @@ static int elementwise(const void *arguments, int64_t begin, int64_t end)
         registers[r] = memory[r];
     const constant *constants = a->constants;
     for (int64_t i = 0; i < a->n_constants; i++)
-        spread(registers[constants[i].to], constants[i].size, constants[i].bits, tile);
+        spread(registers[constants[i].to], constants[i].size, constants[i].bits,
+               tile < a->size ? tile : a->size);
     for (int64_t i = 0; i < a->n_inputs; i++) {
         const operand *input = &a->operands[i];
         if (input->mode == ONCE)

@@ -1,0 +1,101 @@
+"""Compiled programs of integers of 8 and 16 bits against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.native_kernels import check, node_of, pytestmark  # noqa: F401
+
+RANDOM = np.random.default_rng(17)
+CODES = ["uint8", "int8", "uint16", "int16"]
+
+
+def reals(dims, dtype):
+    """Numbers around the bounds of ``dtype``, with ties, infinities and NaN."""
+    bounds = np.iinfo(dtype)
+    x = RANDOM.uniform(bounds.min * 0.6, bounds.max * 0.6, dims).astype(np.float32)
+    edges = [np.inf, -np.inf, np.nan, 0, -0.0, 1e-40, 3e38, -3e38, *np.arange(-4, 4, 0.5)]
+    x.reshape(-1)[: len(edges)] = np.float32(edges) * np.float32(0.5)
+    return x
+
+
+def codes(dims, dtype):
+    bounds = np.iinfo(dtype)
+    return RANDOM.integers(bounds.min, bounds.max + 1, dims).astype(dtype)
+
+
+@pytest.mark.parametrize("domain", ["", "com.microsoft"])
+@pytest.mark.parametrize("scale", [0.5, 0.3, 1e-38, np.inf, 1e-45])
+@pytest.mark.parametrize("zero", [None, 0, 3])
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_quantize_and_dequantize_equal_numpy(dtype, zero, scale, domain):
+    scale = np.float32(scale)
+    given = [] if zero is None else [np.array(zero, dtype)]
+    constants = [1, 2][: 1 + len(given)]
+    version = 1 if domain else 26
+    if given:
+        inputs = [reals((3, 700), dtype), scale, *given]
+        for c in (constants, []):
+            check(node_of("QuantizeLinear", inputs, c, 1, domain, version), inputs)
+    inputs = [codes((3, 700), dtype), scale, *given]
+    for c in (constants, []):
+        check(node_of("DequantizeLinear", inputs, c, 1, domain, version), inputs)
+
+
+def test_quotients_near_ties_are_rounded_as_by_a_division():
+    for scale in np.exp(RANDOM.uniform(-12, 4, 40)).astype(np.float32):
+        ties = ((np.arange(255) + 0.5) * scale.astype(np.float64)).astype(np.float32)
+        near = ties.view(np.int32)[:, None] + np.arange(-6, 7, dtype=np.int32)
+        inputs = [near.view(np.float32), scale, np.uint8(0)]
+        check(node_of("QuantizeLinear", inputs, [1, 2]), inputs)
+
+
+@pytest.mark.parametrize(
+    "dims, axis", [((2, 5, 7, 9), 1), ((4, 600), -1), ((5, 300), 0), ((7,), 0)]
+)
+@pytest.mark.parametrize("constants", [[], [1, 2]])
+@pytest.mark.parametrize("dtype", ["uint8", "int16"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_scales_along_an_axis_equal_numpy(dtype, constants, dims, axis):
+    n = dims[axis]
+    scale = RANDOM.uniform(0.1, 2, n).astype(np.float32)
+    zero = RANDOM.integers(0, 5, n).astype(dtype)
+    inputs = [np.nan_to_num(np.resize(reals((3, 40), dtype), dims)), scale, zero]
+    check(node_of("QuantizeLinear", inputs, constants, axis=axis), inputs)
+    inputs = [codes(dims, dtype), scale, zero]
+    check(node_of("DequantizeLinear", inputs, constants, axis=axis), inputs)
+
+
+def test_int32_is_dequantized_as_numpy_does():
+    inputs = [RANDOM.integers(-(2**31), 2**31, (3, 99)).astype(np.int32), np.float32(1e-3)]
+    check(node_of("DequantizeLinear", inputs, [1]), inputs)
+
+
+def test_float16_scale_is_rounded_once():
+    inputs = [codes((3, 200), "uint8"), np.float16(0.37), np.uint8(7)]
+    check(node_of("DequantizeLinear", inputs), inputs)
+
+
+TYPES = {"uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9}
+TYPES |= {"float32": 1, "float64": 11, "float16": 10}
+
+
+@pytest.mark.parametrize("narrow", CODES)
+@pytest.mark.parametrize("other", TYPES)
+def test_cast_of_codes_equals_numpy(narrow, other):
+    if narrow != other:
+        x = codes((3, 700), narrow)
+        check(node_of("Cast", [x], to=TYPES[other]), [x])
+        x = np.tile([0, 1, 3.7, 100, 126], 99).astype(other)
+        check(node_of("Cast", [x], to=TYPES[narrow]), [x])
+
+
+@pytest.mark.parametrize("name", ["Add", "Sub", "Mul", "Max", "Less", "Where"])
+@pytest.mark.parametrize("dtype", CODES)
+def test_arithmetic_of_codes_wraps_as_numpy(dtype, name):
+    inputs = [codes((4, 300), dtype), codes((300,), dtype)]
+    if name == "Where":
+        inputs.insert(0, RANDOM.random((4, 1)) < 0.5)
+    check(node_of(name, inputs), inputs)
