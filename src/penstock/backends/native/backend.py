@@ -24,9 +24,9 @@ from penstock.backends.native.library import NativeLibrary, library
 from penstock.backends.native.models import vector_model
 from penstock.backends.native.normalization import group_normalization
 from penstock.backends.native.recurrent import recurrent_call, recurrent_seconds
+from penstock.backends.native.reduce import reduction_call
 from penstock.backends.native.regions import roi_align, suppress
 from penstock.backends.native.resize import resize
-from penstock.backends.native.rows import row_reduction
 from penstock.backends.native.sampling import affine_grid, grid_sample
 from penstock.backends.native.trees import tree_ensemble
 from penstock.backends.native.windows import col2im, max_pool
@@ -91,7 +91,9 @@ _VECTOR_MODELS = ("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRe
 _FAMILIES: dict[tuple[str, ...], Family] = {
     (*OPERATIONS, FUSED.full_name): Family(elementwise_call, _by_program),
     ("AffineGrid",): Family(affine_grid, _by_memory),
-    ("ArgMax", "ArgMin", *[f"Reduce{name}" for name in _REDUCTIONS]): Family(row_reduction),
+    ("ArgMax", "ArgMin", *[f"Reduce{name}" for name in _REDUCTIONS]): Family(
+        reduction_call, _by_memory
+    ),
     ("Col2Im",): Family(col2im),
     ("CumProd", "CumSum"): Family(cumulative),
     ("GRU", "LSTM", "RNN"): Family(recurrent_call, recurrent_seconds),

@@ -1,0 +1,196 @@
+/* Reductions along one axis, and the places of extremes along it. An item is a block of rows if the
+   axis is the last, else a block of columns that stand side by side.
+
+   Floats are reduced in parts, of PART elements in LANES of a row or ROWS of a column; parts are
+   combined in float64, and so are rows of few elements. */
+#include <math.h>
+#include "native.h"
+
+struct reduction {
+    const void *x;
+    void *y;
+    int64_t outer, length, inner; /* elements before the axis, along it and behind it */
+    int64_t block;                /* rows or columns of an item */
+    int64_t last;                 /* of equal elements that are the highest, the last is chosen */
+};
+
+enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256 };
+
+#define ITEMS(name, result, by_rows, by_columns)                                                  \
+    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    {                                                                                             \
+        const struct reduction *a = arguments;                                                    \
+        int64_t blocks = (a->inner + a->block - 1) / a->block;                                    \
+        if (a->inner == 1) {                                                                      \
+            int64_t stop = end * a->block < a->outer ? end * a->block : a->outer;                 \
+            for (int64_t i = begin * a->block; i < stop; i++)                                     \
+                ((result *)a->y)[i] = (result)by_rows(a, i * a->length);                          \
+            return 0;                                                                             \
+        }                                                                                         \
+        for (int64_t item = begin; item < end; item++) {                                          \
+            int64_t i = item / blocks, j = item % blocks * a->block, rest = a->inner - j;         \
+            by_columns(a, i * a->length * a->inner + j, rest < a->block ? rest : a->block,        \
+                       (result *)a->y + i * a->inner + j);                                        \
+        }                                                                                         \
+        return 0;                                                                                 \
+    }
+
+/* COMBINE(total, value) is computed in type `lane` within parts, in type `wide` among them. */
+#define REDUCTION(name, type, lane, wide, start, COMBINE, MAP, FINISH)                            \
+    static inline wide name##_folded(const type *x, int64_t length)                               \
+    {                                                                                             \
+        wide total = start;                                                                       \
+        for (int64_t i = length - length % LANES; i < length; i++) {                              \
+            const wide value = MAP((wide)x[i]);                                                   \
+            total = COMBINE(total, value);                                                        \
+        }                                                                                         \
+        for (int64_t rest = length - length % LANES; rest > 0; rest -= PART, x += PART) {         \
+            const int64_t n = rest < PART ? rest : PART;                                          \
+            lane lanes[LANES];                                                                    \
+            for (int l = 0; l < LANES; l++)                                                       \
+                lanes[l] = start;                                                                 \
+            for (int64_t i = 0; i < n; i += LANES)                                                \
+                _Pragma("GCC unroll 1") for (int l = 0; l < LANES; l++) {                         \
+                    const lane value = MAP((lane)x[i + l]);                                       \
+                    lanes[l] = COMBINE(lanes[l], value);                                          \
+                }                                                                                 \
+            for (int half = LANES / 2; half; half /= 2)                                           \
+                for (int l = 0; l < half; l++)                                                    \
+                    lanes[l] = COMBINE(lanes[l], lanes[l + half]);                                \
+            const wide value = (wide)lanes[0];                                                    \
+            total = COMBINE(total, value);                                                        \
+        }                                                                                         \
+        return total;                                                                             \
+    }                                                                                             \
+                                                                                                  \
+    static inline wide name##_row(const struct reduction *a, int64_t first)                       \
+    {                                                                                             \
+        const wide total = name##_folded((const type *)a->x + first, a->length);                  \
+        return FINISH(total, a->length);                                                          \
+    }                                                                                             \
+                                                                                                  \
+    static inline void name##_columns(const struct reduction *a, int64_t first, int64_t columns,  \
+                                      type *restrict y)                                           \
+    {                                                                                             \
+        const type *restrict x = (const type *)a->x + first;                                      \
+        wide totals[COLUMNS];                                                                     \
+        lane part[COLUMNS];                                                                       \
+        for (int64_t j = 0; j < columns; j++)                                                     \
+            totals[j] = start;                                                                    \
+        for (int64_t i = 0; i < a->length;) {                                                     \
+            const int64_t end = a->length - i < ROWS ? a->length : i + ROWS;                      \
+            for (int64_t j = 0; j < columns; j++)                                                 \
+                part[j] = MAP((lane)x[j]);                                                        \
+            for (i++, x += a->inner; i < end; i++, x += a->inner)                                 \
+                for (int64_t j = 0; j < columns; j++) {                                           \
+                    const lane value = MAP((lane)x[j]);                                           \
+                    part[j] = COMBINE(part[j], value);                                            \
+                }                                                                                 \
+            for (int64_t j = 0; j < columns; j++) {                                               \
+                const wide value = (wide)part[j];                                                 \
+                totals[j] = COMBINE(totals[j], value);                                            \
+            }                                                                                     \
+        }                                                                                         \
+        for (int64_t j = 0; j < columns; j++)                                                     \
+            y[j] = (type)FINISH(totals[j], a->length);                                            \
+    }                                                                                             \
+                                                                                                  \
+    ITEMS(name, type, name##_row, name##_columns)
+
+/* NaN beats all numbers, and nothing beats NaN: so the place of the extreme, which is NaN if any
+   element is, is the first or last of elements that are equal to it, or not to themselves. */
+#define PLACES(name, type, extreme, operator)                                                     \
+    static inline int64_t name##_row(const struct reduction *a, int64_t first)                    \
+    {                                                                                             \
+        const type *x = (const type *)a->x + first, best = extreme##_folded(x, a->length);        \
+        const int64_t step = a->last ? -1 : 1;                                                    \
+        int64_t place = a->last ? a->length - 1 : 0;                                              \
+        while (best == best ? x[place] != best : x[place] == x[place])                            \
+            place += step;                                                                        \
+        return place;                                                                             \
+    }                                                                                             \
+                                                                                                  \
+    static inline void name##_columns(const struct reduction *a, int64_t first, int64_t columns,  \
+                                      int64_t *restrict y)                                        \
+    {                                                                                             \
+        type best[COLUMNS];                                                                       \
+        int32_t places[COLUMNS];                                                                  \
+        for (int64_t i = 0; i < a->length; i++) {                                                 \
+            const int32_t place = (int32_t)(a->last ? a->length - 1 - i : i);                     \
+            const type *restrict x = (const type *)a->x + first + place * a->inner;               \
+            for (int64_t j = 0; j < columns; j++) {                                               \
+                const int beaten = (!i) | ((!(x[j] operator best[j])) & (best[j] == best[j]));        \
+                places[j] = beaten ? place : places[j];                                           \
+                best[j] = beaten ? x[j] : best[j];                                                \
+            }                                                                                     \
+        }                                                                                         \
+        for (int64_t j = 0; j < columns; j++)                                                     \
+            y[j] = places[j];                                                                     \
+    }                                                                                             \
+                                                                                                  \
+    ITEMS(name, int64_t, name##_row, name##_columns)
+
+#define SUM(a, b) ((a) + (b))
+#define PRODUCT(a, b) ((a) * (b))
+#define HIGHER(a, b) (((b) > (a)) | ((b) != (b)) ? (b) : (a))
+#define LOWER(a, b) (((b) < (a)) | ((b) != (b)) ? (b) : (a))
+#define SAME(x) (x)
+#define SQUARE(x) ((x) * (x))
+#define ABSOLUTE(x) ((x) < 0 ? -(x) : (x))
+#define TOTAL(total, n) (total)
+#define MEAN(total, n) ((total) / (double)(n))
+#define ROOT(total, n) sqrt(total)
+#define LOGARITHM(total, n) log(total)
+
+/* Integers wrap around. */
+#define ANY(suffix, type, sum, wide, low, high)                                                   \
+    REDUCTION(sum_##suffix, type, sum, wide, 0, SUM, SAME, TOTAL)                                 \
+    REDUCTION(sumsquare_##suffix, type, sum, wide, 0, SUM, SQUARE, TOTAL)                         \
+    REDUCTION(prod_##suffix, type, wide, wide, 1, PRODUCT, SAME, TOTAL)                           \
+    REDUCTION(max_##suffix, type, type, type, low, HIGHER, SAME, TOTAL)                           \
+    REDUCTION(min_##suffix, type, type, type, high, LOWER, SAME, TOTAL)                           \
+    PLACES(argmax_##suffix, type, max_##suffix, <=)                                               \
+    PLACES(argmin_##suffix, type, min_##suffix, >=)
+
+#define FLOATS(suffix, type)                                                                      \
+    ANY(suffix, type, type, double, -INFINITY, INFINITY)                                          \
+    REDUCTION(mean_##suffix, type, type, double, 0, SUM, SAME, MEAN)                              \
+    REDUCTION(l1_##suffix, type, type, double, 0, SUM, ABSOLUTE, TOTAL)                           \
+    REDUCTION(l2_##suffix, type, type, double, 0, SUM, SQUARE, ROOT)                              \
+    REDUCTION(logsum_##suffix, type, type, double, 0, SUM, SAME, LOGARITHM)                       \
+    static inline double logsumexp_##suffix##_row(const struct reduction *a, int64_t first)       \
+    {                                                                                             \
+        const type *x = (const type *)a->x + first;                                               \
+        double most = max_##suffix##_folded(x, a->length), total = 0;                             \
+        most = isfinite(most) ? most : 0;                                                         \
+        for (int64_t i = 0; i < a->length; i++)                                                   \
+            total += exp(x[i] - most);                                                            \
+        return log(total) + most;                                                                 \
+    }                                                                                             \
+    static int logsumexp_##suffix(const void *arguments, int64_t begin, int64_t end)              \
+    {                                                                                             \
+        const struct reduction *a = arguments;                                                    \
+        int64_t stop = end * a->block < a->outer ? end * a->block : a->outer;                     \
+        for (int64_t i = begin * a->block; i < stop; i++)                                         \
+            ((type *)a->y)[i] = (type)logsumexp_##suffix##_row(a, i * a->length);                 \
+        return 0;                                                                                 \
+    }
+
+FLOATS(float32, float)
+FLOATS(float64, double)
+ANY(int32, int32_t, uint32_t, uint32_t, INT32_MIN, INT32_MAX)
+ANY(int64, int64_t, uint64_t, uint64_t, INT64_MIN, INT64_MAX)
+
+#define ENTRIES(suffix)                                                                           \
+    KERNEL(sum_##suffix, reduction), KERNEL(sumsquare_##suffix, reduction),                       \
+        KERNEL(prod_##suffix, reduction), KERNEL(max_##suffix, reduction),                        \
+        KERNEL(min_##suffix, reduction), KERNEL(argmax_##suffix, reduction),                      \
+        KERNEL(argmin_##suffix, reduction)
+#define FLOAT_ENTRIES(suffix)                                                                     \
+    ENTRIES(suffix), KERNEL(mean_##suffix, reduction), KERNEL(l1_##suffix, reduction),            \
+        KERNEL(l2_##suffix, reduction), KERNEL(logsum_##suffix, reduction),                       \
+        KERNEL(logsumexp_##suffix, reduction)
+
+const kernel_entry reduce_kernels[] = {
+    FLOAT_ENTRIES(float32), FLOAT_ENTRIES(float64), ENTRIES(int32), ENTRIES(int64), END_OF_KERNELS,
+};

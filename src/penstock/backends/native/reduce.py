@@ -1,0 +1,90 @@
+"""Reductions along axes that are adjacent in memory, and the places of extremes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.ir.layout import packed_strides
+from penstock.ops.common.shape_rules import normalize_axes
+
+_FLOATS = ("float32", "float64")
+_OF_INTEGERS = ("sum", "sumsquare", "prod", "max", "min", "argmax", "argmin")
+_COLUMNS = 256  # as in c/reduce.c
+_BLOCK = 4096  # elements of an item of rows
+_LONG = 64
+"""elements of a row up to which exponentials one by one are faster than NumPy's"""
+
+_Strides = Sequence[tuple[int, ...] | None]
+
+
+def _axes(site: Site, rank: int) -> tuple[int, ...] | None:
+    """The axes of a reduction; None if they are not known."""
+    if site.node.op.name.startswith("Arg"):
+        return normalize_axes([site.attr("axis", 0)], rank)
+    spelled = site.attr("axes", ())
+    if site.input(1) is not None:
+        const = site.constant(1)
+        if const is None:
+            return None
+        spelled = const.reshape(-1).tolist()
+    if not len(spelled):
+        return () if site.attr("noop_with_empty_axes", 0) else tuple(range(rank))
+    return normalize_axes(spelled, rank)
+
+
+def reduction_call(site: Site) -> NativeCall | None:
+    """ReduceSum and the like, ArgMax and ArgMin."""
+    x, name = site.input(0), site.node.op.name.lower().removeprefix("reduce")
+    dtypes = (*_FLOATS, "int32", "int64") if name in _OF_INTEGERS else _FLOATS
+    if x is None or not x.dims or str(x.dtype) not in dtypes or 0 in x.dims:
+        return None
+    axes = _axes(site, len(x.dims))
+    if not axes:
+        return None
+    try:
+        return _call(site, f"{name}_{x.dtype}", axes, (None,) * len(site.tensors))
+    except UnsupportedError:
+        return None
+
+
+def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> NativeCall:
+    """The call for tensors of these strides. Raises ``UnsupportedError``."""
+    x, y = site.input(0), site.output()
+    assert x is not None
+    order = _order(x.dims, strides[0])
+    places = [i for i, axis in enumerate(order) if axis in axes]
+    first, end = (places[0], places[-1] + 1) if places else (len(order), len(order))
+    kept = [i for i in range(len(x.dims)) if len(y.dims) == len(x.dims) or i not in axes]
+    rest = [kept[i] for i in _order(y.dims, strides[len(site.constants)])]
+    if end - first > len(places) or order[:first] + order[end:] != rest:
+        raise UnsupportedError
+    parts = (order[:first], order[first:end], order[end:])
+    outer, length, inner = [math.prod(x.dims[i] for i in part) for part in parts]
+    if name.startswith("logsumexp") and (inner > 1 or length > _LONG):
+        raise UnsupportedError
+    block = min(inner, _COLUMNS) if inner > 1 else max(_BLOCK // length, 1)
+    return NativeCall(
+        name,
+        (
+            *(Tensor(0), site.result(), outer, length, inner, block),
+            int(bool(site.attr("select_last_index", 0))),
+        ),
+        items=outer * math.ceil(inner / block) if inner > 1 else math.ceil(outer / block),
+        item_ns=block * (3 + length * 0.15),
+        restrided=partial(_call, site, name, axes),
+    )
+
+
+def _order(dims: Sequence[int], strides: tuple[int, ...] | None) -> list[int]:
+    """The axes of more than one element, the outermost in memory first. Raises
+    ``UnsupportedError`` if there are gaps between the elements."""
+    order = [axis for axis, n in enumerate(dims) if n > 1]
+    if strides is not None:
+        order.sort(key=lambda axis: -strides[axis])
+        packed = packed_strides([dims[i] for i in order], 1)
+        if tuple([strides[i] for i in order]) != packed:
+            raise UnsupportedError
+    return order

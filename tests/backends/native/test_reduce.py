@@ -1,0 +1,119 @@
+"""Compiled reductions against NumPy's: sums to the rounding of their dtype."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from tests.support.native_kernels import (  # noqa: F401
+    LIBRARIES,
+    check,
+    kernel_of,
+    node_of,
+    pytestmark,
+)
+from tests.support.onnx_text import compile_text
+
+FLOATS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"]
+TOLERANCE = {"float32": {"rtol": 2e-6, "atol": 1e-6}, "float64": {"rtol": 1e-13, "atol": 1e-13}}
+SHAPES = [((3, 5), [1]), ((7,), [-1]), ((2, 3, 4), [1, 2]), ((4, 6, 1), [1]), ((200, 1), [1])]
+WIDE = [
+    ((3, 1100), [1]),
+    ((2, 70, 9), [1]),
+    ((5, 300), [0]),
+    ((2, 3, 5, 4), [1, 2]),
+    ((90, 17), [1]),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize(("dims", "axes"), SHAPES)
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_reduction_of_floats_equals_numpy(keepdims, dims, axes, name, dtype):
+    x = np.random.default_rng(3).uniform(0.1, 2, dims).astype(dtype)
+    inputs = [x, np.array(axes)]
+    check(node_of(f"Reduce{name}", inputs, [1], keepdims=keepdims), inputs, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", [name for name in FLOATS if name != "LogSumExp"])
+@pytest.mark.parametrize(("dims", "axes"), WIDE)
+def test_reduction_of_long_axes_equals_numpy(dims, axes, name, dtype):
+    x = np.random.default_rng(3).uniform(0.9, 1.1, dims).astype(dtype)
+    inputs = [x, np.array(axes)]
+    tolerance = {"rtol": 2e-5} if name == "Prod" and dtype == "float32" else TOLERANCE[dtype]
+    check(node_of(f"Reduce{name}", inputs, [1], keepdims=0), inputs, tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("name", ["Max", "Min", "Prod", "Sum", "SumSquare"])
+@pytest.mark.parametrize(("dims", "axes"), [((5, 9), [1]), *WIDE])
+def test_reduction_of_integers_equals_numpy(dims, axes, name, dtype):
+    x = np.random.default_rng(4).integers(-(2**30), 2**30, dims).astype(dtype)
+    check(node_of(f"Reduce{name}", [x, np.array(axes)], [1]), [x, np.array(axes)])
+
+
+@pytest.mark.parametrize("name", ["Max", "Min", "LogSumExp"])
+def test_reduction_of_values_that_are_not_finite_equals_numpy(name):
+    x = np.array([[1, np.nan], [np.nan, 1], [np.inf, -np.inf], [-np.inf, -np.inf]], np.float32)
+    for wide in (x, np.repeat(x, 20, axis=1)):
+        inputs = [wide, np.array([1])]
+        with np.errstate(all="ignore"):
+            check(node_of(f"Reduce{name}", inputs, [1]), inputs, {"rtol": 1e-6})
+
+
+def test_sum_of_many_float32_elements_is_accurate():
+    x = np.full((300_000, 1), 0.1, np.float32)
+    for inputs in ([x.reshape(1, -1), np.array([1])], [x.reshape(-1, 3), np.array([0])]):
+        wanted = np.sum(inputs[0], axis=int(inputs[1][0]), dtype=np.float64, keepdims=True)
+        for library in LIBRARIES:
+            kernel = kernel_of(node_of("ReduceSum", inputs, [1]), library)
+            np.testing.assert_allclose(kernel.function(*inputs), wanted, rtol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("last", [0, 1])
+def test_place_of_an_extreme_equals_numpy(last, name, dtype):
+    x = np.random.default_rng(5).integers(-2, 3, (40, 600)).astype(dtype)
+    if dtype[0] == "f":
+        x[3, 2:4] = x[4, 5] = x[5, 0] = x[6, 400] = np.nan
+        x[7] = np.inf if name == "ArgMin" else -np.inf
+    for keepdims in (0, 1):
+        for axis, part in [(-1, x), (-1, x[:, :6]), (0, x.T), (1, x.reshape(2, 20, 30, 20))]:
+            inputs = [np.ascontiguousarray(part)]
+            attrs = {"axis": axis, "keepdims": keepdims, "select_last_index": last}
+            check(node_of(name, inputs, **attrs), inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "axes"),
+    [("Sum", (3, 5, 2), [0, 2]), ("LogSumExp", (3, 65), [1]), ("Sum", (3, 0), [1])],
+)
+def test_reduction_of_axes_apart_or_without_elements_has_no_compiled_kernel(name, dims, axes):
+    inputs = [np.zeros(dims, np.float32), np.array(axes)]
+    assert kernel_of(node_of(f"Reduce{name}", inputs, [1]), LIBRARIES[0]) is None
+
+
+def test_mean_of_channels_last_images_reads_them_where_they_are():
+    x = np.random.default_rng(6).uniform(size=(2, 5, 7, 40)).astype(np.float32)
+    inputs = [np.moveaxis(x, 3, 1), np.array([2, 3])]
+    kernel = kernel_of(node_of("ReduceMean", inputs, [1], keepdims=0), LIBRARIES[0])
+    y = np.empty((2, 40), np.float32)
+    function, arguments = kernel.bind(inputs, [y], None)
+    assert not arguments
+    function()
+    np.testing.assert_allclose(y, x.mean((1, 2)), rtol=2e-6)
+
+
+def test_reduction_of_short_rows_is_placed_on_compiled_kernels():
+    session = compile_text(
+        "g (float[200, 5] x) => (float[200, 1] y) <int64[1] axes = {1}> { y = ReduceSum(x, axes) }",
+        executor="linear",
+    )
+    profile = ps.Profile()
+    y = session.run({"x": np.ones((200, 5), np.float32)}, observers=[profile])["y"]
+    assert y.tolist() == [[5.0]] * 200
+    assert [backend for _, backend in profile.entries] == ["native"]
