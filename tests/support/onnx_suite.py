@@ -285,9 +285,13 @@ FORMS = (
     ("Attention", "rotary embedding and shared buffers are refused, as the CPU provider does"),
     ("BeamSearch", "decoders with shared buffers and processors of logits are refused"),
     ("BeamSearch", "whether a better sequence may come depends on scores of the sample alone"),
+    (
+        "CausalConvWithState",
+        "several spatial axes and windows of states are refused, as the CPU provider does",
+    ),
     ("DecoderMaskedSelfAttention", "unsupported, as with the CPU provider"),
     ("GroupQueryAttention", "normalised queries and keys are refused, as the CPU provider does"),
-    ("LinearAttention", "a window of states is refused"),
+    ("LinearAttention", "a window of states is refused, as the CPU provider does"),
     ("MoE", "a third layer, and both layers in one behind the other, run here only"),
     ("QMoE", "the same, and layers of different bits; codes other than integers are refused"),
     ("Sampling", "the penalty of a token that is present is taken off that token"),
@@ -300,10 +304,6 @@ FORMS = (
 
 MISSING: Mapping[str, str] = {
     "AttnLSTM": "a recurrent layer with attention, which no exporter is known to write today",
-    "MatMulFpQ4": "its weights are a blob in an order of ONNX Runtime's own library, for one kind "
-    "of machine",
-    "VarlenNGramHashMapping": "NGramHashMapping for texts of several lengths in one tensor, which "
-    "no exporter is known to write yet",
 }
 """Operations of ONNX Runtime that Penstock has not, and why."""
 

@@ -14,6 +14,7 @@ from penstock.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.frontends.onnx.microsoft import RULES
 from penstock.ops.registry import MICROSOFT
+from tests.ops.harness import assert_same, run_ort
 from tests.support.contrib import check_contrib, contrib_model
 
 F32 = np.float32
@@ -218,6 +219,23 @@ def test_matmul_bnb4_matches_onnx_runtime(kind: int, n: int, k: int, block: int)
     inputs = [draw(2, 4, k), codes(np.uint8, -(-count // 2)), scales(-(-count // block))]
     attrs = {"N": n, "K": k, "block_size": block, "quant_type": kind}
     check_contrib("MatMulBnb4", inputs, attrs, constants=[1, 2])
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("n, k", [(5, 32), (3, 100)])
+def test_matmul_fp_q4_matches_onnx_runtime(kind: int, n: int, k: int) -> None:
+    blob = codes(np.uint8, n, -(-k // 32), 20 + kind)
+    blob[..., :4] = scales(*blob.shape[:2], 1).view(np.uint8)
+    blob[..., 4] &= 15
+    inputs = [draw(2, 4, k), blob.reshape(-1), np.array([k, n])]
+    fed, packed = (
+        contrib_model("MatMulFpQ4", inputs, {"blk_quant_type": kind}, constants=constants)
+        for constants in ([], [1, 2])
+    )
+    (result,) = ps.compile(packed).run({"x0": inputs[0]}).values()
+    assert_same(result, run_ort(fed, inputs)[0], 1e-4, 1e-5)
+    with pytest.raises(Unsupported, match="weights that are computed"):
+        ps.load(fed)
 
 
 # Normalisation and embedding.

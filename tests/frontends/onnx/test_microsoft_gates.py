@@ -89,20 +89,23 @@ def test_engram_gate_matches_onnx_runtime(dtype: Any, outputs: int) -> None:
     check_contrib("EngramGate", [*tensors, *scales], outputs=outputs, **loose(dtype))
 
 
-@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("last", [0, 1, 2])
 @pytest.mark.parametrize("bias, past", [(0, 0), (1, 0), (0, 1), (1, 1)])
 @pytest.mark.parametrize("activation", ["none", "silu"])
+@pytest.mark.parametrize("dilation", [1, 3])
 def test_causal_conv_with_state_matches_onnx_runtime(
-    last: int, bias: int, past: int, activation: str
+    last: int, bias: int, past: int, activation: str, dilation: int
 ) -> None:
-    x, state = draw(2, 6, 7), draw(2, 6, 3)
+    x, state = draw(2, 6, 7), draw(2, 6, 3 * dilation)
     if last:
         x, state = (np.ascontiguousarray(a.transpose(0, 2, 1)) for a in (x, state))
+    if last > 1:
+        x, state = (a.reshape(*a.shape[:2], 2, 3) for a in (x, state))
     inputs = [x, draw(6, 1, 4), draw(6) if bias else None, state if past else None]
     while inputs[-1] is None:
         inputs.pop()
-    attrs = {"channels_last": last, "activation": activation}
-    check_contrib("CausalConvWithState", inputs, attrs, outputs=2, untyped=not last)
+    attrs = {"channels_last": min(last, 1), "activation": activation, "dilation": dilation}
+    check_contrib("CausalConvWithState", inputs, attrs, outputs=2)
 
 
 @pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
@@ -136,8 +139,8 @@ def test_forms_that_are_not_supported_are_refused() -> None:
     window = {"q_num_heads": 1, "kv_num_heads": 1, "update_rule": "linear", "state_window": 2}
     for op, inputs, attrs in (
         ("LinearAttention", [x, x, x], window),
-        ("CausalConvWithState", [x, draw(6, 1, 4)], {"dilation": 2}),
-        ("CausalConvWithState", [draw(2, 7, 2, 3), draw(6, 1, 4)], {"channels_last": 1}),
+        ("CausalConvWithState", [x, draw(6, 1, 4)], {"state_window": 2}),
+        ("CausalConvWithState", [draw(2, 6, 7, 8), draw(6, 1, 4, 3)], {"ndim": 2}),
         ("GatedRMSNorm", [x, draw(7), x], {"activation": "tanh"}),
     ):
         with pytest.raises(Unsupported):

@@ -213,6 +213,45 @@ def test_ngram_hash_mapping_matches_onnx_runtime(
     check_contrib("NGramHashMapping", inputs, attrs, outputs=1)
 
 
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("eos", [None, 0, 2])
+@pytest.mark.parametrize("segments", [0, 1, 2])
+@pytest.mark.parametrize(
+    "attrs", [{}, {"reset_on_eos": 1}, {"max_ngram_size": 2}, {"state_update_capacity": 3}]
+)
+def test_varlen_ngram_hash_mapping_matches_onnx_runtime(
+    past: bool, eos: Any, segments: int, attrs: Mapping[str, int]
+) -> None:
+    attrs = {"pad_id": 3, "max_ngram_size": 4, "n_head_per_ngram": 2, **attrs}
+    most, dtype = attrs["max_ngram_size"], np.int32 if past else np.int64
+    heads, captured = 2 * (most - 1), "state_update_capacity" in attrs
+    inputs = [
+        rng.integers(-1, 4, 11).astype(dtype),
+        rng.integers(-(2**31), 2**31, most).astype(dtype),
+        rng.integers(5, 99, heads).astype(dtype),
+        np.array([0, 1, 3, 11], np.int32),
+        rng.integers(0, 4, (3, most - 1)).astype(dtype) if past else None,
+        rng.integers(0, 99, heads).astype(dtype) if past else None,
+        None if eos is None else np.array(eos, dtype),
+        np.sort(rng.integers(0, 3, 11).astype(np.int32)) if segments else None,
+        rng.integers(0, 3, (3, most - 1)).astype(np.int32) if segments > 1 else None,
+        np.array([2, 0, 9], np.int32) if captured else None,
+    ]
+    while inputs[-1] is None:
+        inputs.pop()
+    check_contrib(
+        "VarlenNGramHashMapping", inputs, attrs, outputs=[True, True, segments > 0, captured]
+    )
+    check_contrib("VarlenNGramHashMapping", inputs, attrs, outputs=1)
+
+
+@pytest.mark.parametrize("bounds", [[0, 11], [1, 10], [0, 4, 4, 10], [0]])
+def test_varlen_ngram_hash_mapping_with_wrong_bounds_is_refused(bounds: list[int]) -> None:
+    ids, ones = np.zeros(10, np.int64), np.ones(2, np.int64)
+    attrs = {"pad_id": 3, "max_ngram_size": 2, "n_head_per_ngram": 2}
+    refused("VarlenNGramHashMapping", [ids, ones, ones, np.array(bounds, np.int32)], attrs)
+
+
 def test_node_with_too_many_outputs_is_refused() -> None:
     ids = np.zeros((2, 3), np.int64)
     for op, inputs, attrs, count in (

@@ -395,6 +395,23 @@ def matmul_bnb4(b: NodeUpgrade) -> None:
     b.become("MatMul", [b.input(0), b.emit("Transpose", [weights], perm=[1, 0])])
 
 
+@rewrites("MatMulFpQ4")
+def matmul_fp_q4(b: NodeUpgrade) -> None:
+    """Each column in blocks of 32 weights: a scale, perhaps a zero point, and 16 bytes of which the
+    lower halves are the first 16 codes."""
+    blob, shape, with_zeros = b.input_constant(1), b.integers(2), b.attrs.get("blk_quant_type", 1)
+    if blob is None or shape is None or with_zeros not in (0, 1):
+        raise InexpressibleError("weights that are computed, or of other types than 0 and 1")
+    k, n = shape
+    blocks = blob.reshape(n, -(-k // 32), 20 + with_zeros)
+    halves = blocks[..., 4 + with_zeros :]
+    codes = np.concatenate([halves & 15, halves >> 4], axis=-1).astype(np.float32)
+    codes -= blocks[..., 4:5] if with_zeros else 8
+    codes *= np.ascontiguousarray(blocks[..., :4]).view(np.float32)
+    weights = codes.reshape(n, -1)[:, :k].T
+    b.become("MatMul", [b.input(0), b.constant(np.ascontiguousarray(weights), FLOAT32)])
+
+
 # Normalisation and embedding.
 
 

@@ -133,27 +133,40 @@ def engram_gate(b: NodeUpgrade) -> None:
 
 @rewrites("CausalConvWithState")
 def causal_conv_with_state(b: NodeUpgrade) -> None:
-    """ONNX's own, of one spatial axis, perhaps with its channels last."""
+    """ONNX's own: zeros between the weights for a dilation, and the channels of one or more last
+    axes moved before the sequence."""
     attrs = {"ndim": 1, "dilation": 1, "state_window": 0, **b.attrs}
-    if (attrs["ndim"], attrs["dilation"], attrs["state_window"]) != (1, 1, 0):
-        raise InexpressibleError("several spatial axes, dilations or state_window")
-    inputs = [b.input(0), b.input(1), b.optional(2), b.optional(3)]
+    dilation = attrs["dilation"]
+    if (attrs["ndim"], attrs["state_window"]) != (1, 0) or dilation < 1:
+        raise InexpressibleError("several spatial axes or state_window")
+    x, w, bias, past = b.input(0), b.input(1), b.optional(2), b.optional(3)
+    if dilation > 1:
+        single = b.emit("Unsqueeze", [w, b.constant([-1])])
+        spaced = b.emit("Pad", [single, b.constant([0] * 7 + [dilation - 1])])
+        taps = b.emit("Reshape", [spaced, b.constant([0, 0, -1])])
+        bounds = ([0], [1 - dilation], [2])
+        w = b.emit("Slice", [taps, *map(b.constant, bounds)])
     if not attrs.get("channels_last"):
-        b.become("CausalConvWithState", inputs, b.attrs)
+        b.become("CausalConvWithState", [x, w, bias, past], b.attrs)
         return
-    if b.rank(0) != 3:
-        raise InexpressibleError("channels_last with other ranks than 3")
-    turned = {"perm": [0, 2, 1]}
-    x, w, bias, past = (
-        b.emit("Transpose", [x], turned) if i in (0, 3) and x is not None else x
-        for i, x in enumerate(inputs)
-    )
+    turned, several = {"perm": [0, 2, 1]}, b.rank(0) != 3
+    joined = b.constant([0, 0, -1])
+    apart = b.emit("Concat", [b.constant([0, 0]), b.emit("Shape", [x], start=2)], axis=0)
+
+    def first(value: Value) -> Value:
+        flat = b.emit("Reshape", [value, joined]) if several else value
+        return b.emit("Transpose", [flat], turned)
+
+    def last(value: Value) -> Value:
+        flat = b.emit("Transpose", [value], turned)
+        return b.emit("Reshape", [flat, apart]) if several else flat
+
     y, state = (Value(b.fresh(name)) for name in ("output", "state"))
-    kept = b.kept("CausalConvWithState", b.attrs)
-    b.give([y, state], "CausalConvWithState", [x, w, bias, past], kept)
+    inputs = [first(x), w, bias, None if past is None else first(past)]
+    b.give([y, state], "CausalConvWithState", inputs, b.kept("CausalConvWithState", b.attrs))
     if len(b.outputs) > 1 and b.outputs[1] is not None:
-        b.give([b.outputs[1]], "Transpose", [state], turned)
-    b.become("Transpose", [y], turned, b.outputs[:1])
+        b.give([b.outputs[1]], "Identity", [last(state)])
+    b.become("Identity", [last(y)], outputs=b.outputs[:1])
 
 
 @rewrites("LinearAttention")

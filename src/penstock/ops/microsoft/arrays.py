@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -198,13 +200,12 @@ def _infer_bifurcation(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     return TensorType(dtype, (None,)), TensorType(INT64, rules.tensor(types, 2).shape)
 
 
-def _pair(node: Node, function: Callable[..., tuple[np.ndarray, np.ndarray]]) -> Kernel:
-    """A kernel of two outputs, of which a node may leave out the second."""
-    if len(node.outputs) > 2:
-        raise ShapeError(f"{node.op.name} has two outputs, not {len(node.outputs)}")
-    if len(node.outputs) == 2:
-        return Kernel(function)
-    return Kernel(lambda *inputs: function(*inputs)[0])
+def _leading(node: Node, function: Callable[..., tuple[Any, ...]], most: int = 2) -> Kernel:
+    """A kernel of ``most`` outputs, of which a node may leave out the last ones."""
+    count = len(node.outputs)
+    if count > most:
+        raise ShapeError(f"{node.op.name} has {most} outputs, not {count}")
+    return Kernel(lambda *inputs: function(*inputs)[:count] if count > 1 else function(*inputs)[0])
 
 
 @operator("BifurcationDetector", domain=MICROSOFT, infer=_infer_bifurcation)
@@ -237,59 +238,162 @@ def bifurcation_detector(node: Node, types: Types) -> Kernel:
                 end = -1
         return tokens, np.full(start.shape, end, np.int64)
 
-    return _pair(node, run)
+    return _leading(node, run)
 
 
 def _infer_hashes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    ids, most = rules.tensor(types, 0), attrs["max_ngram_size"]
-    if most < 2 or attrs["n_head_per_ngram"] < 1:
-        raise ShapeError(f"n-grams of at most {most} tokens, {attrs['n_head_per_ngram']} heads")
-    heads = (most - 1) * attrs["n_head_per_ngram"]
-    rules.check_shape("input_ids", ids.shape, (None, None))
-    batch, length = ids.shape or (None, None)
-    rules.check_shape("past_ids", rules.tensor(types, 3).shape, (batch, most - 1))
-    for i, name in ((2, "vocab_sizes"), (4, "head_offsets")):
-        rules.check_shape(name, rules.tensor(types, i).shape, (heads,))
+    ids, dims, heads = rules.tensor(types, 0), (None, None), _check_hashes(types, attrs, 3)
+    rules.check_shape("input_ids", ids.shape, dims)
+    batch, length = ids.shape or dims
+    before = (batch, attrs["max_ngram_size"] - 1)
+    rules.check_shape("past_ids", rules.tensor(types, 3).shape, before)
     rules.check_shape("segment_ids", rules.tensor(types, 6).shape, (batch, length))
     dtype = rules.same_dtype(types, range(min(len(types), 6)))
-    return TensorType(dtype, (batch, length, heads)), TensorType(dtype, (batch, most - 1))
+    return TensorType(dtype, (batch, length, heads)), TensorType(dtype, before)
+
+
+def _check_hashes(types: Types, attrs: Attrs, past: int) -> int:
+    """The number of hashes of a place; ``past`` is the place of past_ids among the inputs."""
+    most = attrs["max_ngram_size"]
+    if most < 2 or attrs["n_head_per_ngram"] < 1:
+        raise ShapeError(f"n-grams of at most {most} tokens, {attrs['n_head_per_ngram']} heads")
+    hashes: int = (most - 1) * attrs["n_head_per_ngram"]
+    for i, name in ((2, "vocab_sizes"), (past + 1, "head_offsets")):
+        rules.check_shape(name, rules.tensor(types, i).shape, (hashes,))
+    return hashes
+
+
+@dataclass(frozen=True, slots=True)
+class _NGramHash:
+    """For each place and each n, the products of the last n tokens and the multipliers, joined by
+    xor, modulo sizes. Tokens before a place where the text starts anew are the ``filler``."""
+
+    attrs: Attrs
+    factors: np.ndarray
+    sizes: np.ndarray
+    offsets: np.ndarray | None
+    eos: np.ndarray | None
+
+    @property
+    def before(self) -> int:
+        """How many tokens before one its hashes depend on."""
+        most: int = self.attrs["max_ngram_size"]
+        if len(self.factors) < most or (self.sizes <= 0).any():
+            raise ShapeError(f"{len(self.factors)} multipliers, sizes {self.sizes.tolist()}")
+        return most - 1
+
+    @property
+    def filler(self) -> int:
+        eos, pad = self.eos, int(self.attrs["pad_id"])
+        return pad if eos is None else int(rules.one_element(eos, "eos_token_id"))
+
+    def tokens(self, past: np.ndarray | None, ids: np.ndarray) -> np.ndarray:
+        """The ids of texts with those before them."""
+        shape = (len(ids), self.before)
+        earlier = np.full(shape, self.filler, ids.dtype) if past is None else past
+        return np.concatenate([earlier, ids], axis=1)
+
+    def hashes(self, tokens: np.ndarray, segments: np.ndarray | None) -> np.ndarray:
+        """The hashes of all tokens but the first ``before``; ``segments`` are those of tokens."""
+        before, filler, heads = self.before, self.filler, self.attrs["n_head_per_ngram"]
+        starts = np.zeros(tokens.shape, bool)
+        if self.attrs.get("reset_on_eos", 0) and self.eos is not None:
+            starts[:, 1:] |= tokens[:, :-1] == filler
+        if segments is not None:
+            starts[:, 1:] |= segments[:, 1:] != segments[:, :-1]
+        places = np.arange(tokens.shape[1])
+        first = np.maximum.accumulate(np.where(starts, places, 0), axis=1)[:, before:]
+        mixed, results = np.zeros(first.shape, tokens.dtype), []
+        for n in range(before + 1):
+            source = places[before:] - n
+            shifted = np.where(source >= first, tokens[:, source], tokens.dtype.type(filler))
+            mixed ^= shifted * self.factors[n]
+            if n:
+                results.append(mixed[..., np.newaxis] % self.sizes[(n - 1) * heads : n * heads])
+        hashes = np.concatenate(results, axis=-1)
+        return hashes if self.offsets is None else hashes + self.offsets
 
 
 @operator("NGramHashMapping", domain=MICROSOFT, infer=_infer_hashes)
 def ngram_hash_mapping(node: Node, types: Types) -> Kernel:
-    """For each place and each n, the products of the last n tokens and the multipliers, joined by
-    xor, modulo sizes; and the last tokens. Tokens before a place where the text starts anew are
-    those before the whole text."""
-    attrs = node.attrs
-    most, heads = attrs["max_ngram_size"], attrs["n_head_per_ngram"]
+    """The hashes of n-grams, and the last tokens."""
 
     def run(ids: Any, factors: Any, sizes: Any, *rest: Any) -> tuple[np.ndarray, np.ndarray]:
         past, offsets, eos, segments = rules.pad_with_none(rest, 4)
-        batch, length = ids.shape
-        if len(factors) < most or (sizes <= 0).any():
-            raise ShapeError(f"{len(factors)} multipliers, sizes {sizes.tolist()}")
-        filler = attrs["pad_id"] if eos is None else int(rules.one_element(eos, "eos_token_id"))
-        if past is None:
-            past = np.full((batch, most - 1), filler, ids.dtype)
-        tokens = np.concatenate([past, ids], axis=1)
-        starts = np.zeros(tokens.shape, bool)
-        if attrs.get("reset_on_eos", 0) and eos is not None:
-            starts[:, 1:] |= tokens[:, :-1] == filler
-        if segments is not None:
-            starts[:, most:] |= segments[:, 1:] != segments[:, :-1]
-        places = np.arange(tokens.shape[1])
-        first = np.maximum.accumulate(np.where(starts, places, 0), axis=1)[:, most - 1 :]
-        mixed, results = np.zeros(ids.shape, ids.dtype), []
-        for n in range(most):
-            before = places[most - 1 :] - n
-            shifted = np.where(before >= first, tokens[:, before], ids.dtype.type(filler))
-            mixed ^= shifted * factors[n]
-            if n:
-                results.append(mixed[..., np.newaxis] % sizes[(n - 1) * heads : n * heads])
-        hashes = np.concatenate(results, axis=-1)
-        return hashes if offsets is None else hashes + offsets, tokens[:, length:].copy()
+        mapping = _NGramHash(node.attrs, factors, sizes, offsets, eos)
+        tokens = mapping.tokens(past, ids)
+        if segments is not None:  # which start with the ids
+            segments = np.pad(segments, ((0, 0), (mapping.before, 0)), "edge")
+        return mapping.hashes(tokens, segments), tokens[:, ids.shape[1] :].copy()
 
-    return _pair(node, run)
+    return _leading(node, run)
+
+
+def _infer_packed_hashes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    ids, bounds, heads = (
+        rules.tensor(types, 0),
+        rules.tensor(types, 3),
+        _check_hashes(types, attrs, 4),
+    )
+    rules.check_shape("input_ids", ids.shape, (None,))
+    rules.check_shape("cumulative_sequence_length", bounds.shape, (None,))
+    count = bounds.shape[0] if bounds.shape else None
+    batch = count - 1 if isinstance(count, int) else None
+    before, capacity = (batch, attrs["max_ngram_size"] - 1), attrs.get("state_update_capacity", 0)
+    for i, name in ((4, "past_ids"), (8, "past_segment_ids")):
+        rules.check_shape(name, rules.tensor(types, i).shape, before)
+    rules.check_shape("segment_ids", rules.tensor(types, 7).shape, ids.shape or (None,))
+    rules.check_shape("capture_count", rules.tensor(types, 9).shape, (batch,))
+    if not 0 <= capacity <= 8 or rules.given(types, 9) != (capacity > 0):
+        raise ShapeError(f"state_update_capacity = {capacity}, which capture_count must agree with")
+    if rules.given(types, 8) and not rules.given(types, 7):
+        raise ShapeError("past_segment_ids without segment_ids")
+    dtype = rules.same_dtype(types, (0, 1, 2, 4, 5, 6))
+    return (
+        TensorType(dtype, (*(ids.shape or (None,)), heads)),
+        TensorType(dtype, before),
+        TensorType(INT32, before),
+        TensorType(dtype, (batch, capacity, before[1])),
+    )
+
+
+@operator("VarlenNGramHashMapping", domain=MICROSOFT, infer=_infer_packed_hashes)
+def packed_ngram_hash_mapping(node: Node, types: Types) -> Kernel:
+    """As NGramHashMapping, for texts one behind the other: the hashes, the last tokens and segments
+    of each text, and the last tokens after each of its first ones."""
+    capacity = node.attrs.get("state_update_capacity", 0)
+    if any(node.outputs[2:3]) and not rules.given(types, 7):
+        raise ShapeError("present_segment_ids without segment_ids")
+
+    def run(ids: Any, factors: Any, sizes: Any, bounds: Any, *rest: Any) -> tuple[Any, ...]:
+        past, offsets, eos, segments, past_segments, counts = rules.pad_with_none(rest, 6)
+        mapping = _NGramHash(node.attrs, factors, sizes, offsets, eos)
+        before, count = mapping.before, len(bounds) - 1
+        if count < 1 or bounds[0] != 0 or bounds[-1] != len(ids) or (np.diff(bounds) < 1).any():
+            raise ShapeError(f"texts that end at {bounds.tolist()} of {len(ids)} tokens")
+        hashes = []
+        present, present_segments = (
+            np.empty((count, before), ids.dtype),
+            np.empty((count, before), INT32),
+        )
+        states = np.full((count, capacity, before), node.attrs["pad_id"], ids.dtype)
+        for i, (begin, end) in enumerate(pairwise(bounds.tolist())):
+            tokens = mapping.tokens(
+                None if past is None else past[i : i + 1], ids[np.newaxis, begin:end]
+            )
+            seen = None
+            if segments is not None:
+                row = segments[begin:end]
+                earlier = np.repeat(row[:1], before) if past_segments is None else past_segments[i]
+                seen = np.concatenate([earlier, row])[np.newaxis]
+                present_segments[i] = seen[0, end - begin :]
+            hashes.append(mapping.hashes(tokens, seen)[0])
+            present[i] = tokens[0, end - begin :]
+            for j in range(0 if counts is None else min(counts[i], capacity, end - begin)):
+                states[i, j] = tokens[0, j + 1 : j + 1 + before]
+        return np.concatenate(hashes), present, present_segments, states
+
+    return _leading(node, run, 4)
 
 
 def _infer_words(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
