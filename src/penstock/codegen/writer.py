@@ -32,6 +32,7 @@ import linecache
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from types import CodeType
 from typing import Any
@@ -84,11 +85,11 @@ class Program:
     code: tuple[CodeType, ...]
     read: frozenset[str]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """About what plan and program take in memory."""
-        kernels = (step.kernel for step in self.plan.walk())
-        code = sum(kernel.code_bytes for kernel in kernels if kernel is not None)
+        kernels = [step.kernel for step in self.plan.walk() if step.kernel is not None]
+        code = sum(kernel.code_bytes for kernel in kernels)
         return _LINE_BYTES * len(self.steps) + code
 
     def with_observers(self) -> Program:

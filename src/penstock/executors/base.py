@@ -109,10 +109,16 @@ class CompiledExecutor:
         self.tasks = program.tasks
         self.arena_plan = program.arena_plan
         self.source = program.source
-        self.plan_bytes = program.nbytes
+        kernels = [step.kernel for step in program.plan.walk() if step.kernel is not None]
+        self._cached_bytes = [k.cached_bytes for k in kernels if k.cached_bytes is not None]
         self._program = program
         self._share = share_of(program.plan, hosts, workers, threads)
         self._counts = program.allocations.counts
+
+    @property
+    def plan_bytes(self) -> int:
+        """About what plan and program take, and what kernels have come to keep during runs."""
+        return self._program.nbytes + sum([nbytes() for nbytes in self._cached_bytes])
 
     def _allocate(
         self, host: Backend, limits: Limits, bind: Callable[[np.ndarray], T], shared: bool = False

@@ -79,7 +79,8 @@ class Kernel:
     of its own; ``let_go()`` makes it hold them in that order alone, and returns functions that give
     them back, by input.
 
-    ``code_bytes``: about what it keeps in memory of a native library, such as generated code.
+    ``code_bytes``: about what it keeps in memory of a native library, such as generated code;
+    ``cached_bytes()``: what it has come to keep during runs.
     """
 
     function: Callable[..., Any]
@@ -96,6 +97,7 @@ class Kernel:
     check: Callable[[Any], object] | None = None
     begin: Callable[..., Callable[[], object] | None] | None = None
     code_bytes: int = 0
+    cached_bytes: Callable[[], int] | None = None
     absorbed: tuple[int, ...] = ()
     let_go: Callable[[], Mapping[int, Callable[[], np.ndarray]]] | None = None
 

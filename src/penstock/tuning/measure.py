@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.base import Backend
+from penstock.backends.dynamic_shapes import expected_seconds
 from penstock.backends.kernels import KernelTable, placed_kernels
 from penstock.codegen.writer import write_program
 from penstock.errors import PenstockError
@@ -134,7 +135,7 @@ class CostModel:
         """The seconds of ``node`` on ``backend``, to compare with those on others of ``among``:
         measured if it was measured on all of them, else the backend's own estimate."""
         measured = self.measured(node, among)
-        return backend.seconds(node) if measured is None else measured[backend.name]
+        return expected_seconds(backend, node) if measured is None else measured[backend.name]
 
     def transfer(self, source: str, target: str, nbytes: int) -> float:
         """The seconds to copy ``nbytes`` between two backends, given by their names."""

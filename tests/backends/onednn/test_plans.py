@@ -504,67 +504,6 @@ def test_unknown_precision_is_refused():
         compiled(DENSE, precision="fp8")
 
 
-# Shapes that are known only during a run.
-
-
-def test_dynamic_shapes_get_kernels_during_runs():
-    #  the rows of x that are positive, through a product and a softmax
-    text = """g (float[N, 64] x) => (float[M, 96] y) <int64[1] last = {-1}, int64[1] flat = {-1}> {
-        s = ReduceSum <keepdims = 0> (x, last)
-        zero = Constant <value = float {0}> ()
-        c = Greater(s, zero)
-        k = Compress <axis = 0> (x, c)
-        m = MatMul(k, w)
-        y = Softmax <axis = -1> (m)
-    }"""
-    model = model_from_text(text)
-    model.graph.initializer.append(numpy_helper.from_array(draw(64, 96), "w"))
-    session = ps.compile(model, executor="linear")
-    reference = ps.compile(model, backends=["numpy"])
-    for seed in range(4):
-        x = np.random.default_rng(seed).standard_normal((200, 64)).astype(np.float32)
-        (found,), (expected,) = (s.run({"x": x}).values() for s in (session, reference))
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-    backends = {step.node.op.name: step.backend for step in session.plan.walk()}
-    assert backends["MatMul"] == backends["Softmax"] == "onednn"
-    empty = session.run({"x": -np.ones((3, 64), np.float32)})["y"]
-    assert empty.shape == (0, 96)
-
-
-def test_dynamic_shapes_keep_a_bounded_number_of_kernels(monkeypatch):
-    from penstock.backends.onednn import shape_cache
-    from penstock.backends.onednn.backend import OneDnnBackend
-    from penstock.ir.graph import Node, Value
-    from penstock.ops import find
-    from penstock.types import FLOAT32, TensorType
-
-    monkeypatch.setattr(shape_cache, "_MOST_KERNELS", 4)
-    kind = TensorType(FLOAT32, ("N", 32))
-    node = Node(find("MatMul"), [Value("x", kind), Value("w", const=draw(32, 16))], [Value("y")])
-    types = [value.type for value in node.inputs]
-    backend = OneDnnBackend()
-    faster, shapes = OneDnnBackend._faster, []
-
-    def counted(self, node, types):
-        shapes.append(types[0].shape)
-        return faster(self, node, types)
-
-    monkeypatch.setattr(OneDnnBackend, "_faster", counted)
-    kernel = backend.kernel(node, types)
-    assert kernel is not None
-    for n in (*range(1, 40), 39, 38, 37, 36):
-        x = draw(n * 16, 32)
-        np.testing.assert_allclose(
-            kernel(x, node.inputs[1].const), x @ node.inputs[1].const, rtol=1e-4, atol=1e-5
-        )
-    assert len(shapes) == 39
-    kernel(draw(35 * 16, 32), node.inputs[1].const)
-    assert len(shapes) == 40
-    # What does not fit is said as NumPy would say it.
-    with pytest.raises(Exception, match="33"):
-        kernel(draw(5, 33), node.inputs[1].const)
-
-
 def test_dropped_plans_free_their_primitives():
     model = model_from_text(
         "g (float[N, 64] x) => (float[N, 96] y) { r = Relu(x)\n y = MatMul(r, w) }"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.backends.base import HostBackend
+from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.native.blocks import block_product
 from penstock.backends.native.cumulative import cumulative
 from penstock.backends.native.elementwise import OPERATIONS, elementwise_call, estimated_ns
@@ -120,7 +120,7 @@ FAMILIES = {name: family for names, family in _FAMILIES.items() for name in name
 """by operation, how a compiled kernel of it is chosen"""
 
 
-class NativeBackend(HostBackend):
+class NativeBackend(SpecialisingBackend):
     """Penstock's compiled kernels: those in ``loaded``, by default those for this processor. Raises
     ``PenstockError`` if they were not compiled when Penstock was installed."""
 
@@ -129,6 +129,7 @@ class NativeBackend(HostBackend):
     threads_of_caller = True  # as with OpenMP
 
     def __init__(self, loaded: NativeLibrary | None = None) -> None:
+        super().__init__()
         loaded = loaded or library()
         if loaded is None:
             raise PenstockError(
@@ -141,7 +142,7 @@ class NativeBackend(HostBackend):
         family = FAMILIES.get(node.op.full_name)
         return math.inf if family is None else family.seconds(node)
 
-    def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = FAMILIES.get(node.op.full_name)
         if family is None:
             return None

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from penstock.backends.base import HostBackend
+from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.onednn.attention import attention_kernel
 from penstock.backends.onednn.concat import concat
@@ -35,7 +35,6 @@ from penstock.backends.onednn.recurrent import recurrent
 from penstock.backends.onednn.reduction import REDUCTIONS, reduction
 from penstock.backends.onednn.reorder import reorder
 from penstock.backends.onednn.resampling import resampling
-from penstock.backends.onednn.shape_cache import dynamic_kernel, is_dynamic
 from penstock.backends.onednn.softmax import softmax
 from penstock.backends.onednn.spec import PrimitiveSpec
 from penstock.errors import PenstockError
@@ -97,7 +96,12 @@ def _short_rows(types_: Sequence[Type]) -> int:
     return sizes[-1] if len(sizes) > 1 and sizes[0] <= _SHORT_ROW * sizes[-1] else 0
 
 
-class OneDnnBackend(HostBackend):
+def _is_attention(node: Node) -> bool:
+    """Whether a fused node is a product, a Softmax and maybe another product."""
+    return any(part.op.name == "Softmax" for part in parts(node)[1:])
+
+
+class OneDnnBackend(SpecialisingBackend):
     """Runs the operations that oneDNN has primitives for. With ``precision="bf16"`` operands of
     convolutions and of products with constants are rounded to bfloat16, and summed in float32, if
     the processor has instructions for that. Raises ``PenstockError`` if oneDNN is not installed."""
@@ -107,6 +111,7 @@ class OneDnnBackend(HostBackend):
     threads_of_caller = True  # as with OpenMP
 
     def __init__(self, precision: str = "float32") -> None:
+        super().__init__()
         loaded = library()
         if loaded is None:
             raise PenstockError(
@@ -119,8 +124,6 @@ class OneDnnBackend(HostBackend):
         self._releasable = False
 
     def seconds(self, node: Node) -> float:
-        if is_dynamic(node, [None if value is None else value.type for value in node.inputs]):
-            return 0.0  # each run decides by its shapes
         if not is_fused(node) and node.op.full_name not in FAMILIES.keys() | OPERATIONS:
             return math.inf
         values = (*node.inputs, *node.outputs)
@@ -136,42 +139,43 @@ class OneDnnBackend(HostBackend):
             estimate += _short_rows(types_) * _SHORT_ROW_S
         return estimate
 
-    def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        nodes = parts(node)
-        if is_eltwise_chain(nodes):
-            return None
-        if self._releasable and len(nodes) > 1 and nodes[0].op.name == "ConvTranspose":
-            return None  # all fast code with post-ops is kept, see ``Primitive``
+    def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         try:
-            if any(part.op.name == "Softmax" for part in nodes[1:]):
+            if _is_attention(node):
                 return attention_kernel(self.library, node, types)
-            if is_dynamic(node, types):
-                return dynamic_kernel(node, self._faster)
-            spec = self._spec(node, types, nodes[0].op.full_name)
-            if spec is None:
-                return None
-            if self._releasable:
-                spec = replace(spec, releasable=True)
-            if self.narrow and spec.desc.scaling is None and flops(node) >= _WORTH_ROUNDING:
-                spec = replace(spec, narrow=True)
-            return kernel_of(self.library, spec)
+            spec = self._spec(node, types)
+            return None if spec is None else kernel_of(self.library, spec)
         except DnnlError:
             return None
 
-    def _spec(self, node: Node, types: Sequence[Type | None], name: str) -> PrimitiveSpec | None:
-        """The specification of a node that begins with operation ``name``."""
-        if name in OPERATIONS:
-            return quantized(node, types) if self.library.int8 else None
-        family = FAMILIES.get(name)
-        dtypes = DTYPES if name in MOVING else (FLOAT32,)
-        desc = None if family is None else op_desc_of(node, types, dtypes)
-        return None if family is None or desc is None else family(desc)
+    def supports(self, node: Node) -> bool:
+        types = [None if value is None else value.type for value in node.inputs]
+        if _is_attention(node):
+            return self.static_kernel(node, types) is not None
+        return self._spec(node, types) is not None
 
-    def _faster(self, node: Node, types: Sequence[Type | None]) -> Kernel:
-        """The kernel for known shapes on oneDNN or NumPy, whichever is expected to be faster."""
-        if self.seconds(node) > self._numpy.seconds(node):
-            return node.op.compile(node, types)
-        return self.kernel(node, types) or node.op.compile(node, types)
+    def _spec(self, node: Node, types: Sequence[Type | None]) -> PrimitiveSpec | None:
+        """The specification of the primitive of a node, if there is one."""
+        nodes = parts(node)
+        name = nodes[0].op.full_name
+        if is_eltwise_chain(nodes):
+            return None
+        if self._releasable and len(nodes) > 1 and name == "ConvTranspose":
+            return None  # all fast code with post-ops is kept, see ``Primitive``
+        if name in OPERATIONS:
+            spec = quantized(node, types) if self.library.int8 else None
+        else:
+            family = FAMILIES.get(name)
+            dtypes = DTYPES if name in MOVING else (FLOAT32,)
+            desc = None if family is None else op_desc_of(node, types, dtypes)
+            spec = None if family is None or desc is None else family(desc)
+        if spec is None:
+            return None
+        if self._releasable:
+            spec = replace(spec, releasable=True)
+        if self.narrow and spec.desc.scaling is None and flops(node) >= _WORTH_ROUNDING:
+            spec = replace(spec, narrow=True)
+        return spec
 
     @property
     def threads(self) -> int:
@@ -182,3 +186,5 @@ class OneDnnBackend(HostBackend):
 
     def save_memory(self) -> None:
         self._releasable = True
+
+    expect_many_shapes = save_memory

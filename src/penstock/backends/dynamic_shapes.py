@@ -1,0 +1,280 @@
+"""Nodes whose shapes are known only during a run: one kernel for each set of shapes.
+
+After an operation such as NonZero, and in some bodies of loops, dtypes and ranks are known and dims
+are not. The kernel of such a node looks at the shapes of its inputs in each run, and calls the
+kernel for these, which it makes when it first meets them::
+
+    MatMul(float32[?, 64], w)  ──(100, 64)──>  oneDNN's kernel for 100 rows
+                               ──(1, 64)────>  NumPy's kernel, which is faster for one
+
+Where the shape of an output also follows from the contents of a small input, such as the k of TopK,
+the kernel looks at these contents as well.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from penstock.backends.base import Backend, HostBackend
+from penstock.backends.numpy import NumpyBackend
+from penstock.ir.graph import Node, Value
+from penstock.ir.op import Kernel
+from penstock.ops.internal.fused import fused, is_fused
+from penstock.types import ANY, ShapeError, TensorType, Type
+
+Tensors: TypeAlias = Sequence[TensorType | None]
+
+# Kernels of one node that are kept, bytes of all those of a backend, and of one beside its code.
+_MOST_KERNELS = 32
+_MOST_BYTES = 64 << 20
+_KERNEL_BYTES = 4 << 10
+
+# Sets of shapes of one node after which more are to be expected.
+_MANY_SHAPES = 8
+
+# Elements of inputs whose contents are looked at.
+_MOST_CONTENTS = 8
+
+# What unknown dims are taken for in estimates, and those of lists of integers, such as shapes.
+_NOMINAL_DIM, _NOMINAL_LENGTH = 32, 4
+
+# Seconds that a look at the shapes takes.
+_LOOK_S = 0.25e-6
+
+_NUMPY = NumpyBackend()
+
+
+class SpecialisingBackend(HostBackend):
+    """A base class of backends whose kernels are made for known shapes (``static_kernel``). Of a
+    node with unknown dims the kernel is chosen in each run, among these and NumPy's."""
+
+    def __init__(self) -> None:
+        self._caches: WeakValueDictionary[int, KernelCache] = WeakValueDictionary()
+
+    @abstractmethod
+    def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        """As ``kernel``; None where dims are unknown that the kernel would have to know."""
+
+    def supports(self, node: Node) -> bool:
+        """Whether there is a ``static_kernel`` of a node of known shapes, as far as that is known
+        without making the kernel."""
+        return self.static_kernel(node, _types(node.inputs)) is not None
+
+    def expect_many_shapes(self) -> None:
+        """Prefer kernels that are freed as a whole from now on."""
+
+    def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        tensors = _tensors(types)
+        if tensors is None:
+            return self.static_kernel(node, types)
+        if _are_static(tensors):
+            kernel = self.static_kernel(node, types)
+            if kernel is not None or _are_static(_types(node.outputs)):
+                return kernel
+        for guess, contents in _guessed_nodes(node, tensors):
+            if self.supports(guess):
+                cache = KernelCache(self, node, tensors, contents)
+                self._caches[id(cache)] = cache
+                return Kernel(cache.function(), cached_bytes=cache.nbytes)
+        return None
+
+    def make_room(self) -> None:
+        """Drop kernels, of the fullest caches first, down to the limit on the bytes of all."""
+        caches = [reference() for reference in self._caches.valuerefs()]
+        held = {cache: cache.nbytes() for cache in caches if cache is not None}
+        while sum(held.values()) > _MOST_BYTES:
+            fullest = max(held, key=lambda cache: held[cache])
+            fullest.drop((len(fullest.kernels) + 1) // 2)
+            held[fullest] = fullest.nbytes()
+
+
+class KernelCache:
+    """The functions of one node's kernels, by the shapes of the inputs that have unknown dims and
+    the bytes of those whose ``contents`` matter.
+
+    There is no lock: several threads change dicts, by one call each. Two threads may make the same
+    kernel, of which one is kept.
+    """
+
+    __slots__ = (
+        *("__weakref__", "_bytes", "_made", "backend", "contents"),
+        *("kernels", "node", "types"),
+    )
+
+    def __init__(
+        self, backend: SpecialisingBackend, node: Node, types: Tensors, contents: Sequence[int]
+    ) -> None:
+        self.backend, self.node, self.types = backend, node, types
+        self.contents = contents
+        self.kernels: dict[Any, Callable[..., Any]] = {}
+        self._bytes: dict[Any, int] = {}
+        self._made = 0
+
+    def nbytes(self) -> int:
+        """About what the kernels take in memory."""
+        return sum(list(self._bytes.values()))
+
+    def drop(self, count: int) -> None:
+        """Drop the ``count`` kernels that were made first."""
+        for key in list(self.kernels)[:count]:
+            self.kernels.pop(key, None)
+            self._bytes.pop(key, None)
+
+    def function(self) -> Callable[..., Any]:
+        """The function of the node's kernel."""
+        get, make, contents = self.kernels.get, self._make, self.contents
+        places = [i for i, t in enumerate(self.types) if t is not None and not t.static]
+        first, last = (*places, -1)[0], (-1, *places)[-1]
+
+        def by_shape(*inputs: Any) -> Any:
+            key = inputs[first].shape
+            return (get(key) or make(key, inputs))(*inputs)
+
+        def by_two(*inputs: Any) -> Any:
+            key = inputs[first].shape, inputs[last].shape
+            return (get(key) or make(key, inputs))(*inputs)
+
+        def by_all(*inputs: Any) -> Any:
+            key = (*[inputs[i].shape for i in places], *[inputs[i].tobytes() for i in contents])
+            return (get(key) or make(key, inputs))(*inputs)
+
+        if contents or len(places) > 2:
+            return by_all
+        return by_shape if len(places) == 1 else by_two
+
+    def _make(self, key: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Make the function for inputs of these shapes, on the backend or NumPy, whichever is
+        expected to be faster. Raises ``ShapeError`` where they do not fit the operation."""
+        types = [
+            t if t is None or t.static else TensorType(t.dtype, x.shape)
+            for t, x in zip(self.types, inputs, strict=True)
+        ]
+        node = _typed(self.node, types, {i: np.array(inputs[i]) for i in self.contents})
+        types_, kernel = _types(node.inputs), None
+        if self.backend.seconds(node) <= _NUMPY.seconds(node):
+            kernel = self.backend.static_kernel(node, types_)
+        kernel = kernel or node.op.compile(node, types_)
+        self._made += 1
+        if self._made == _MANY_SHAPES:
+            self.backend.expect_many_shapes()
+        self._bytes[key] = _KERNEL_BYTES + kernel.code_bytes
+        self.kernels[key] = kernel.function
+        self.drop(max(len(self.kernels) - _MOST_KERNELS, 0))
+        self.backend.make_room()
+        return kernel.function
+
+
+def expected_seconds(backend: Backend, node: Node) -> float:
+    """The estimate of a backend for a node, with plausible dims in place of unknown ones."""
+    types = _types(node.inputs)
+    tensors = None if _are_static([*types, *_types(node.outputs)]) else _tensors(types)
+    guesses = [] if tensors is None else [guess for guess, _ in _guessed_nodes(node, tensors)]
+    guess = next((guess for guess in guesses if _are_static(_types(guess.outputs))), None)
+    looks = guess is not None and isinstance(backend, SpecialisingBackend)
+    return backend.seconds(guess or node) + (_LOOK_S if looks else 0.0)
+
+
+def _guessed_nodes(node: Node, types: Tensors) -> Iterator[tuple[Node, list[int]]]:
+    """The node with plausible dims in place of unknown ones; then with plausible contents of small
+    inputs as well, and their indices. None of these where no guess fits the operation."""
+    small = [i for i, value in enumerate(node.inputs) if _is_small(value)]
+    for contents in [[], small] if small else [[]]:
+        if contents or not _are_static(types):
+            for guess in _guesses(types):
+                ones = {
+                    i: np.ones(t.dims, t.dtype) for i, t in guess.items() if t and i in contents
+                }
+                with suppress(ShapeError):
+                    yield _typed(node, [*guess.values()], ones), contents
+                    break
+
+
+def _guesses(types: Tensors) -> Iterator[dict[int, TensorType | None]]:
+    """Static types of inputs, by index: all unknown dims alike, or each as that of another input at
+    the same place from the right."""
+    shapes = [() if t is None or t.shape is None else t.shape for t in types]
+    dims = [dim for shape in shapes for dim in shape if isinstance(dim, int)]
+
+    def filled(fill: Callable[[int], int]) -> dict[int, TensorType | None]:
+        filled_types: dict[int, TensorType | None] = {}
+        for i, (type_, shape) in enumerate(zip(types, shapes, strict=True)):
+            filled_types[i] = type_
+            if type_ is not None and not type_.static:
+                places = enumerate(shape, -len(shape))
+                dims = tuple([d if isinstance(d, int) else fill(place) for place, d in places])
+                filled_types[i] = TensorType(type_.dtype, dims)
+        return filled_types
+
+    def beside(place: int) -> int:
+        others = [shape[place] for shape in shapes if len(shape) >= -place]
+        return max([dim for dim in others if isinstance(dim, int)], default=_NOMINAL_DIM)
+
+    unknown = [t for t in types if t is not None and not t.static]
+    is_list = all(len(t.shape or ()) < 2 and t.dtype and t.dtype.kind in "biu" for t in unknown)
+    yield filled(lambda place: _NOMINAL_LENGTH if is_list else _NOMINAL_DIM)
+    yield filled(beside)
+    for dim in dict.fromkeys(dims):
+        yield filled(lambda place, dim=dim: dim)  # type: ignore[misc]
+
+
+def _typed(node: Node, types: Sequence[Type | None], known: Mapping[int, np.ndarray]) -> Node:
+    """A copy of a node for inputs of these types and ``known`` contents, with the types of outputs
+    that follow. Raises ``ShapeError`` for types that the operation does not take."""
+    inputs = [
+        None if v is None else Value(v.name, types[i] or ANY, const=known.get(i, v.const))
+        for i, v in enumerate(node.inputs)
+    ]
+    if not is_fused(node):
+        return _inferred(node, inputs)
+    region = node.attrs["region"]
+    copies: dict[Value | None, Value | None] = dict(zip(region.inputs, inputs, strict=True))
+    nodes = []
+    for part in region.nodes:
+        nodes.append(_inferred(part, [copies.get(value) for value in part.inputs]))
+        copies[part.outputs[0]] = nodes[-1].outputs[0]
+    return fused(nodes)
+
+
+def _inferred(node: Node, inputs: Sequence[Value | None]) -> Node:
+    """A copy of a node with other inputs, and outputs of the types that follow."""
+    constants = [None if value is None else value.const for value in inputs]
+    types = node.op.infer(_types(inputs), node.attrs, constants)
+    outputs = [
+        None if value is None else Value(value.name, types[i] if i < len(types) else value.type)
+        for i, value in enumerate(node.outputs)
+    ]
+    return node.derived(inputs, outputs)
+
+
+def _types(values: Sequence[Value | None]) -> list[Type | None]:
+    return [None if value is None else value.type for value in values]
+
+
+def _are_static(types: Sequence[Type | None]) -> bool:
+    return all(t is None or (isinstance(t, TensorType) and t.static) for t in types)
+
+
+def _tensors(types: Sequence[Type | None]) -> list[TensorType | None] | None:
+    """``types``, if all are tensors of known dtype and rank, else None."""
+    tensors = [t for t in types if t is None or isinstance(t, TensorType)]
+    unknown = any(t is not None and (t.dtype is None or t.shape is None) for t in tensors)
+    return None if unknown or len(tensors) < len(types) else tensors
+
+
+def _is_small(value: Value | None) -> bool:
+    """Whether an input has few numbers, which only the run knows."""
+    type_ = None if value is None or value.const is not None else value.type
+    return (
+        isinstance(type_, TensorType)
+        and type_.shape is not None
+        and len(type_.shape) < 2
+        and 0 <= type_.elements <= _MOST_CONTENTS
+        and type_.dtype is not None
+        and type_.dtype.kind in "iuf"
+    )

@@ -1,0 +1,230 @@
+"""Kernels of nodes whose shapes are known only during a run."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+import penstock as ps
+from penstock.backends import dynamic_shapes
+from penstock.backends.dynamic_shapes import KernelCache
+from penstock.backends.native.library import library as native
+from penstock.backends.onednn.backend import OneDnnBackend
+from penstock.backends.onednn.library import library as onednn
+from penstock.ir.graph import Node, Value
+from penstock.ops import find
+from penstock.ops.internal.fused import parts
+from penstock.types import FLOAT32, TensorType
+from tests.support.onnx_text import compile_text, model_from_text
+
+pytestmark = [
+    pytest.mark.skipif(onednn() is None, reason="needs libdnnl.so.3"),
+    pytest.mark.skipif(native() is None, reason="needs compiled kernels"),
+]
+
+rng = np.random.default_rng(8)
+
+#  the rows of x whose sum is positive
+SELECT = """
+    sum = ReduceSum <keepdims = 0> (x, last)
+    zero = Constant <value = float {0}> ()
+    positive = Greater(sum, zero)
+    k = Compress <axis = 0> (x, positive)
+"""
+
+
+def draw(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def selected(body: str, **weights: np.ndarray):
+    """A model of ``body``, which computes y from k, the rows of x (64 elements) that are chosen."""
+    model = model_from_text(
+        f"g (float[N, 64] x) => (y) <int64[1] last = {{-1}}> {{ {SELECT} {body} }}"
+    )
+    model.graph.initializer.extend(numpy_helper.from_array(w, n) for n, w in weights.items())
+    return model
+
+
+def backend_of_operations(session: ps.Session) -> dict[str, str]:
+    steps = session.plan.walk()
+    return {" ".join(p.op.name for p in parts(step.node)): step.backend for step in steps}
+
+
+NETWORK = """
+    m = MatMul(k, w)
+    sized = Constant <value_ints = [-1, 1, 8, 12]> ()
+    image = Reshape(m, sized)
+    c = Conv <pads = [1, 1, 1, 1]> (image, filter)
+    e = Exp(c)
+    one = Constant <value = float {1}> ()
+    f = Add(e, one)
+    g = Log(f)
+    axes = Constant <value_ints = [3]> ()
+    r = ReduceMax <keepdims = 0> (g, axes)
+    y = Softmax <axis = -1> (r)
+"""
+WEIGHTS = {"w": draw(64, 96) / 8, "filter": draw(4, 1, 3, 3) / 3}
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "auto"])
+def test_nodes_behind_a_data_dependent_one_get_compiled_kernels(executor):
+    model = selected(NETWORK, **WEIGHTS)
+    session = ps.compile(model, executor=executor)
+    reference = ps.compile(model, executor="interpret")
+    for rows in (200, 30, 200, 1):
+        x = draw(rows, 64)
+        expected = reference.run({"x": x})["y"]
+        np.testing.assert_allclose(session.run({"x": x})["y"], expected, rtol=1e-4, atol=1e-5)
+        backends = backend_of_operations(session)
+        assert backends["MatMul"] == backends["Conv"] == backends["Softmax"] == "onednn"
+        assert backends["Exp Add Log"] == backends["ReduceMax"] == "native"
+    empty = session.run({"x": -np.ones((3, 64), np.float32)})["y"]
+    assert empty.shape == (0, 4, 8)
+
+
+def test_contents_that_decide_shapes_are_looked_at():
+    #  the count largest columns of a batch of any size, as images of that size
+    session = compile_text("""
+        g (float[3, 40] x, int64[N] ones) => (float[3, K] y, float[1, 1, 3, M] z) {
+            axes = Constant <value_ints = [0]> ()
+            count = ReduceSum <keepdims = 1> (ones, axes)
+            y, places = TopK <axis = 1> (x, count)
+            shape = Constant <value_ints = [1, 1, 3, 40]> ()
+            image = Reshape(x, shape)
+            whole = Constant <value_ints = [1, 1, 3]> ()
+            sizes = Concat <axis = 0> (whole, count)
+            z = Resize <mode = "linear"> (image, , , sizes)
+        }""")
+    x = draw(3, 40)
+    for count in (5, 11, 5):
+        y, z = session.run({"x": x, "ones": np.ones(count, np.int64)}).values()
+        np.testing.assert_array_equal(y, -np.sort(-x, axis=1)[:, :count])
+        assert z.shape == (1, 1, 3, count)
+    backends = backend_of_operations(session)
+    assert backends["TopK"] == "native" and backends["Resize"] != "numpy"
+
+
+def test_arithmetic_on_lists_of_integers_stays_on_numpy():
+    session = compile_text("""
+        g (int64[N] x) => (int64[M] y) {
+            places = NonZero(x)
+            axes = Constant <value_ints = [0]> ()
+            list = Squeeze(places, axes)
+            two = Constant <value_ints = [2]> ()
+            y = Mul(list, two)
+        }""")
+    np.testing.assert_array_equal(session.run({"x": np.ones(5, np.int64)})["y"], [0, 2, 4, 6, 8])
+    assert backend_of_operations(session)["Mul"] == "numpy"
+
+
+# Caches.
+
+
+def product(backend, name: str = "MatMul") -> tuple[Node, list]:
+    weight = Value("w", const=draw(32, 16))
+    node = Node(find(name), [Value("x", TensorType(FLOAT32, (None, 32))), weight], [Value("y")])
+    return node, [value.type for value in node.inputs]
+
+
+def test_cache_keeps_a_bounded_number_of_kernels(monkeypatch):
+    backend, made = OneDnnBackend(), []
+    node, types = product(backend)
+    monkeypatch.setattr(dynamic_shapes, "_MOST_KERNELS", 4)
+    kernel = backend.kernel(node, types)
+    static_kernel = OneDnnBackend.static_kernel
+
+    def counted(self, node, types):
+        made.append(types[0].shape)
+        return static_kernel(self, node, types)
+
+    monkeypatch.setattr(OneDnnBackend, "static_kernel", counted)
+    w = node.inputs[1].const
+    for n in (*range(1, 40), 39, 38, 37, 36):
+        x = draw(n * 16, 32)
+        np.testing.assert_allclose(kernel(x, w), x @ w, rtol=1e-4, atol=1e-5)
+    assert len(made) == 39
+    kernel(draw(35 * 16, 32), w)
+    assert len(made) == 40
+    # What does not fit is said as NumPy would say it.
+    with pytest.raises(Exception, match="33"):
+        kernel(draw(5, 33), w)
+
+
+def test_thousand_shapes_take_bounded_memory(monkeypatch):
+    monkeypatch.setattr(dynamic_shapes, "_MOST_BYTES", 1 << 20)
+    session = ps.compile(selected("m = MatMul(k, w) y = Tanh(m)", w=WEIGHTS["w"]))
+    session.run({"x": np.ones((1, 64), np.float32)})
+    before = session.memory.plans
+    most = 0
+    for rows in range(2, 1002):
+        session.run({"x": np.ones((1002, 64), np.float32) * (np.arange(1002) < rows)[:, None]})
+        most = max(most, session.memory.plans)
+    caches = [x for x in gc.get_objects() if isinstance(x, KernelCache)]
+    assert before + (1 << 19) < most <= before + (1 << 20) + (1 << 18)
+    assert all(1 <= len(cache.kernels) <= 32 for cache in caches if cache.kernels)
+
+
+def test_dropped_plans_free_their_kernels():
+    session = ps.compile(selected("m = MatMul(k, w) y = Tanh(m)", w=WEIGHTS["w"]))
+    session.run({"x": np.ones((70, 64), np.float32)})
+    gc.disable()  # nothing waits for the collector
+    try:
+        nodes = [step.node for step in session.plan.walk()]
+
+        def caches() -> int:
+            kept = [x for x in gc.get_objects() if isinstance(x, KernelCache)]
+            return sum(cache.node in nodes and len(cache.kernels) for cache in kept)
+
+        assert caches() >= 1
+        session.close()
+        assert caches() == 0
+    finally:
+        gc.enable()
+
+
+def test_threads_share_kernels_of_many_shapes(monkeypatch):
+    monkeypatch.setattr(dynamic_shapes, "_MOST_KERNELS", 2)
+    session = ps.compile(selected("m = MatMul(k, w) y = Tanh(m)", w=WEIGHTS["w"]))
+    feeds = [np.ones((rows, 64), np.float32) * 0.1 for rows in (1, 20, 300, 40, 5)]
+    padded = [np.concatenate([x, np.zeros((300 - len(x), 64), np.float32)]) for x in feeds]
+    expected = [np.tanh(x @ WEIGHTS["w"]) for x in feeds]
+
+    def run(i: int) -> None:
+        result = session.run({"x": padded[i % 5]})["y"]
+        np.testing.assert_allclose(result, expected[i % 5], rtol=1e-4, atol=1e-5)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(200)))
+
+
+def test_bodies_of_loops_compile_their_kernels_once(monkeypatch):
+    made = []
+    make = KernelCache._make
+    monkeypatch.setattr(KernelCache, "_make", lambda *args: made.append(args[1]) or make(*args))
+    #  while the rows that are chosen, times w, are small: multiply again
+    session = ps.compile(
+        selected(
+            """
+            one = Constant <value = float {100}> ()
+            start = Constant <value = bool {1}> ()
+            y = Loop <body = step (int64 i, bool go, float[M, 64] s)
+                => (bool again, float[M, 64] t) {
+                    t = MatMul(s, w)
+                    a = Abs(t)
+                    largest = ReduceMax <keepdims = 0> (a)
+                    again = Less(largest, one)
+                }> (, start, k)
+            """,
+            w=np.eye(64, dtype=np.float32) * 2,
+        )
+    )
+    for _ in range(2):
+        y = session.run({"x": np.ones((50, 64), np.float32)})["y"]
+        np.testing.assert_array_equal(y, np.full((50, 64), 128, np.float32))
+    assert backend_of_operations(session)["MatMul"] == "onednn"
+    assert 1 <= len(made) <= 4
