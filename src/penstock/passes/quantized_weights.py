@@ -11,13 +11,13 @@ from collections.abc import Collection
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.registry import MICROSOFT
 
-COMPUTING = frozenset({"Add", "Conv", "Gemm", "MatMul"})
+COMPUTING = frozenset({"Conv", "Gemm", "MatMul"})
 """operations that backends may have integer kernels for"""
 
 
 def quantized_weights(graph: Graph) -> Collection[Node]:
-    """The DequantizeLinear nodes of constants that are multiplied with, or added to, values that
-    are dequantised during the run."""
+    """The DequantizeLinear nodes of constants that are multiplied with values that are dequantised
+    during the run."""
     weights = set()
     for node in graph.walk():
         if node.op.name not in COMPUTING or node.op.domain:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import penstock as ps
 from tests.support.native_kernels import check, node_of, pytestmark  # noqa: F401
+from tests.support.onnx_text import model_from_text
 
 RANDOM = np.random.default_rng(17)
 CODES = ["uint8", "int8", "uint16", "int16"]
@@ -99,3 +101,45 @@ def test_arithmetic_of_codes_wraps_as_numpy(dtype, name):
     if name == "Where":
         inputs.insert(0, RANDOM.random((4, 1)) < 0.5)
     check(node_of(name, inputs), inputs)
+
+
+SHAPES = [((2, 16, 5, 5), (2, 16, 5, 5)), ((2, 16, 5, 5), (1, 16, 1, 1)), ((3, 4), (1,))]
+
+
+@pytest.mark.parametrize("dims", SHAPES)
+@pytest.mark.parametrize("dtype", ["uint8", "int16"])
+@pytest.mark.parametrize("tail", ["", "c = Relu(c)"])
+def test_sum_of_codes_is_one_step_and_equals_numpy(tail, dtype, dims):
+    body = f"""
+        a = DequantizeLinear(x, s, zero) b = DequantizeLinear(v, t, zero)
+        c = Add(a, b) {tail.replace("c =", "d =")}
+        y = QuantizeLinear({"d" if tail else "c"}, u, zero)"""
+    constants = (
+        f"float s = {{0.03137}}, float t = {{0.01719}}, float u = {{0.05077}}, {dtype} zero = {{7}}"
+    )
+    model = model_from_text(
+        f"g ({dtype}{list(dims[0])} x, {dtype}{list(dims[1])} v) => ({dtype}{list(dims[0])} y) <{constants}> {{ {body} }}",
+        opset=21,
+    )
+    feeds = {"x": codes(dims[0], dtype), "v": codes(dims[1], dtype)}
+    session = ps.compile(model, backends=["onednn", "native", "numpy"])
+    want = ps.compile(model, backends=["numpy"]).run(feeds)["y"]
+    np.testing.assert_array_equal(session.run(feeds)["y"], want, strict=True)
+    assert [step.backend for step in session.plan.steps] == ["native"]
+
+
+@pytest.mark.parametrize("function", ["Sigmoid", "HardSwish", "LeakyRelu", "Gelu", "Sqrt"])
+def test_function_of_codes_is_one_step_and_equals_numpy(function):
+    model = model_from_text(
+        f"""g (int8[256] x) => (int8[256] y, int8[256] z)
+        <float s = {{0.05}}, float t = {{0.01}}, int8 zero = {{-3}}> {{
+            a = DequantizeLinear(x, s, zero) b = {function}(a) y = QuantizeLinear(b, t, zero)
+            c = DequantizeLinear(y, t, zero) d = Mul(a, c) z = QuantizeLinear(d, t, zero) }}""",
+        opset=21,
+    )
+    feeds = {"x": np.arange(-128, 128).astype(np.int8)}
+    session = ps.compile(model, backends=["onednn", "native", "numpy"])
+    want = ps.compile(model, backends=["numpy"]).run(feeds)
+    for name, got in session.run(feeds).items():
+        np.testing.assert_array_equal(got, want[name], strict=True)
+    assert [step.backend for step in session.plan.steps] == ["native"] * 2

@@ -1,4 +1,4 @@
-"""Convolutions, products and sums between conversions: oneDNN against NumPy and onnx.reference."""
+"""Convolutions and products between conversions: oneDNN against NumPy and onnx.reference."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_quantized_weights_of_uint8_run_on_onednn_if_int8_holds_them(low, high, 
     x = net.dequantize(net.feed(codes(U8, 1, 8, 6, 6)), 0.02, U8(120))
     result = net.quantize(net.add("Conv", [x, w]), 0.2, U8(90))
     taken = [("Conv QuantizeLinear", "onednn")]
-    apart = [("DequantizeLinear", "onednn"), ("Conv", "onednn"), ("QuantizeLinear", "onednn")]
+    apart = [("DequantizeLinear", "numpy"), ("Conv", "onednn"), ("QuantizeLinear", "numpy")]
     agree(net.proto(result), net.feeds, taken if fits else apart)
 
 
@@ -152,7 +152,7 @@ def test_quantized_weights_with_scales_along_another_axis_run_in_float32():
     )
     x = net.dequantize(net.feed(codes(U8, 1, 8, 6, 6)), 0.02, U8(120))
     result = net.quantize(net.add("Conv", [x, w]), 0.1, U8(90))
-    apart = [("DequantizeLinear", "onednn"), ("Conv", "onednn"), ("QuantizeLinear", "onednn")]
+    apart = [("DequantizeLinear", "numpy"), ("Conv", "onednn"), ("QuantizeLinear", "numpy")]
     agree(net.proto(result), net.feeds, apart)
 
 
@@ -294,106 +294,11 @@ def test_quantized_gemm_with_a_term_for_each_row_runs_on_numpy():
     x = net.dequantize(net.feed(codes(U8, 8, 8)), 0.02, U8(120))
     term = net.constant(rng.standard_normal((8, 1)), F32)
     result = net.quantize(net.add("Gemm", [x, w, term]), 0.05, U8(90))
-    apart = [("DequantizeLinear", "onednn"), ("Gemm", "numpy"), ("QuantizeLinear", "onednn")]
+    apart = [("DequantizeLinear", "numpy"), ("Gemm", "numpy"), ("QuantizeLinear", "numpy")]
     agree(net.proto(result), net.feeds, apart)
 
 
-# Sums
-
-
-@pytest.mark.parametrize("tail", ["", "Relu"])
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ((2, 16, 5, 5), (2, 16, 5, 5)),
-        ((2, 16, 5, 5), (1, 16, 1, 1)),
-        ((1, 1, 5), (4, 3, 5)),
-        ((7,), (7,)),
-        ((3, 4), (1,)),
-    ],
-)
-def test_quantized_sums_equal_numpy(a, b, tail):
-    net = Net()
-    one = net.dequantize(net.feed(codes(U8, *a)), 0.03137, U8(119))
-    other = net.dequantize(net.feed(codes(U8, *b)), 0.01719, U8(7))
-    made = net.add("Add", [one, other])
-    if tail:
-        made = net.add(tail, [made])
-    result = net.quantize(made, 0.05077, U8(101))
-    ops = "Add Relu QuantizeLinear" if tail else "Add QuantizeLinear"
-    agree(net.proto(result), net.feeds, [(ops, "onednn")])
-
-
-def test_quantized_sums_of_int8_and_uint8_equal_numpy():
-    net = Net()
-    one = net.dequantize(net.feed(codes(I8, 4, 33)), 0.03137, I8(-5))
-    other = net.dequantize(net.feed(codes(U8, 4, 33)), 0.01719, U8(7))
-    result = net.quantize(net.add("Add", [one, other]), 0.05077, I8(3))
-    agree(net.proto(result), net.feeds, [("Add QuantizeLinear", "onednn")])
-
-
-def test_quantized_sum_of_a_tensor_with_itself_equals_numpy():
-    net = Net()
-    x = net.dequantize(net.feed(codes(U8, 4, 33)), 0.03137, U8(100))
-    result = net.quantize(net.add("Add", [x, x]), 0.05077, U8(3))
-    agree(net.proto(result), net.feeds, [("Add QuantizeLinear", "onednn")])
-
-
-def test_quantized_sums_with_constants_equal_numpy():
-    net = Net()
-    known = net.dequantize(net.constant(codes(U8, 33)), 0.01719, U8(7))
-    x = net.dequantize(net.feed(codes(U8, 4, 33)), 0.03137, U8(5))
-    result = net.quantize(net.add("Add", [known, x]), 0.05077, U8(3))
-    agree(net.proto(result), net.feeds, [("Add QuantizeLinear", "onednn")])
-
-
-@pytest.mark.parametrize("zero", [0, 1, 128, 131])
-def test_halves_round_to_even_before_the_zero_point_is_added(zero):
-    net = Net()
-    one = net.dequantize(net.feed(np.arange(256, dtype=U8)), 1.0, U8(100))
-    other = net.dequantize(net.feed(np.zeros(256, U8)), 1.0, U8(0))
-    result = net.quantize(net.add("Add", [one, other]), 2.0, U8(zero))
-    session = agree(net.proto(result), net.feeds, [("Add QuantizeLinear", "onednn")])
-    exact = np.clip(np.rint((np.arange(256) - 100) / 2) + zero, 0, 255)
-    np.testing.assert_array_equal(session.run(net.feeds)[result], exact)
-
-
-# Conversions alone
-
-
-@pytest.mark.parametrize("zero", [U8(0), U8(119), I8(-128), I8(3)])
-def test_conversions_are_exact(zero):
-    net = Net()
-    x = net.feed((rng.standard_normal((3, 5, 41)) * 9).astype(F32))
-    x_codes = net.quantize(x, 0.071, zero)
-    back = net.dequantize(x_codes, 0.093, zero)
-    proto = net.proto(x_codes, back)
-    expected = [("QuantizeLinear", "onednn"), ("DequantizeLinear", "onednn")]
-    session = agree(proto, net.feeds, expected)
-    want = ps.compile(proto, backends=["numpy"]).run(net.feeds)
-    for name, each in session.run(net.feeds).items():
-        np.testing.assert_array_equal(each, want[name])
-
-
-def test_values_next_to_a_half_round_correctly():
-    net = Net()
-    nearly = np.nextafter(np.float32(0.5), np.float32(0))
-    result = net.quantize(net.feed(np.full(64, nearly, F32)), 1.0, U8(129))
-    session = agree(net.proto(result), net.feeds, [("QuantizeLinear", "onednn")])
-    np.testing.assert_array_equal(session.run(net.feeds)[result], 129)
-
-
-@pytest.mark.parametrize("zero", [U8(0), U8(119), I8(3)])
-def test_conversions_of_infinities_and_nan_equal_numpy(zero):
-    net = Net()
-    x = np.tile(np.array([np.inf, -np.inf, 3e38, -3e38, -0.0], F32), 9)
-    if zero.dtype == U8:
-        x[2] = np.nan  # as int8, oneDNN gives it the highest code, and NumPy the lowest
-    result = net.quantize(net.feed(x), 0.1, zero)
-    proto = net.proto(result)
-    session = agree(proto, net.feeds, [("QuantizeLinear", "onednn")], reference=False)
-    want = ps.compile(proto, backends=["numpy"]).run(net.feeds)[result]
-    np.testing.assert_array_equal(session.run(net.feeds)[result], want)
+# Conversions
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -414,7 +319,7 @@ def test_conversions_with_fed_scales_run_on_numpy():
     x = net.add("DequantizeLinear", [net.feed(codes(U8, 1, 8, 6, 6)), scale])
     w = net.dequantize(net.constant(codes(I8, 16, 8, 3, 3)), 0.01, I8(0))
     result = net.quantize(net.add("Conv", [x, w]), 0.1, U8(90))
-    apart = [("DequantizeLinear", "numpy"), ("Conv", "onednn"), ("QuantizeLinear", "onednn")]
+    apart = [("DequantizeLinear", "numpy"), ("Conv", "onednn"), ("QuantizeLinear", "numpy")]
     agree(net.proto(result), net.feeds, apart)
 
 
@@ -448,5 +353,5 @@ def test_blocked_quantization_runs_on_numpy():
     )
     x = net.dequantize(net.feed(codes(U8, 5, 16)), 0.02, U8(120))
     result = net.quantize(net.add("MatMul", [x, w]), 0.05, U8(90))
-    apart = [("DequantizeLinear", "onednn"), ("MatMul", "onednn"), ("QuantizeLinear", "onednn")]
+    apart = [("DequantizeLinear", "numpy"), ("MatMul", "onednn"), ("QuantizeLinear", "numpy")]
     agree(net.proto(result), net.feeds, apart)

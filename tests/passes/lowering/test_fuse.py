@@ -210,3 +210,37 @@ def test_compile_small_attention_is_two_products_and_a_softmax():
     (expected,) = run(model, ["numpy"], x=x, mask=mask)
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
     assert not ours[0, 5].any()
+
+
+QUANTIZED = """g (uint8[2, 3] x, uint8[3] v) => (uint8[2, 3] y, float[2, 3] z)
+    <float s = {0.5}, float t = {0.25}, uint8 zero = {3}> {
+        a = DequantizeLinear(x, s, zero) b = DequantizeLinear(v, t, zero)
+        c = Add(a, b) d = Relu(c) y = QuantizeLinear(d, s, zero)
+        e = Neg(a) f = QuantizeLinear(e, s) g = DequantizeLinear(f, s) z = Exp(g) }"""
+
+
+def test_fuse_dequantized_values_are_read_as_codes_by_each_chain():
+    graph = graph_from_text(QUANTIZED)
+    dequantize = "DequantizeLinear"
+    assert fused_chains(graph) == [
+        [dequantize, dequantize, "Add", "Relu", "QuantizeLinear"],
+        [dequantize, "Neg", "QuantizeLinear", dequantize, "Exp"],
+    ]
+    assert graph.nodes[0].inputs[0] is graph.nodes[1].inputs[0] is graph.inputs[0]
+
+
+def test_fuse_value_that_is_dequantized_for_others_too_stays():
+    graph = graph_from_text(
+        """g (uint8[2, 3] x) => (float[2, 3] y, float[2, 3] z)
+        <float s = {0.5}> { y = DequantizeLinear(x, s) z = Neg(y) }"""
+    )
+    assert fused_chains(graph) == [["DequantizeLinear"], ["DequantizeLinear", "Neg"]]
+
+
+def test_fuse_conversions_do_not_end_a_convolution():
+    graph = graph_from_text(
+        """g (float[1, 2, 3, 3] x) => (uint8[1, 1, 3, 3] y)
+        <float[1, 2, 1, 1] w = {2, 3}, float s = {0.5}> {
+            a = Conv(x, w) b = Relu(a) y = QuantizeLinear(b, s) }"""
+    )
+    assert fused_chains(graph) == [["Conv", "Relu"], ["QuantizeLinear"]]

@@ -76,14 +76,6 @@ ONE_NODE = {
         X + "dm = DequantizeLinear(m, t, n) c = MatMul(dx, dm) y = QuantizeLinear(c, s, z)",
         "DequantizeLinear DequantizeLinear MatMul QuantizeLinear",
     ),
-    "a sum of one with itself": (
-        X + "c = Add(dx, dx) y = QuantizeLinear(c, s, z)",
-        "DequantizeLinear Add QuantizeLinear",
-    ),
-    "a sum": (
-        X + "dv = DequantizeLinear(x, t, z) c = Add(dx, dv) y = QuantizeLinear(c, s, z)",
-        "DequantizeLinear DequantizeLinear Add QuantizeLinear",
-    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Convolutions, products and sums of 8-bit codes.
+"""Convolutions and products of 8-bit codes.
 
 The primitive applies the operation to codes less their zero points, and multiplies the result by
 one factor, the product of all scales.
@@ -13,17 +13,14 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.backends.onednn.convolution import convolution
-from penstock.backends.onednn.eltwise import binary_spec
 from penstock.backends.onednn.eltwise_algorithms import Eltwise
-from penstock.backends.onednn.layouts import broadcasts
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.matmul import batched, product
 from penstock.backends.onednn.op_desc import OpDesc, whole_desc_of
 from penstock.backends.onednn.post_ops import PostOp
-from penstock.backends.onednn.primitive import DST, SRC, SRC_1, WEIGHTS
+from penstock.backends.onednn.primitive import DST, SRC, WEIGHTS
 from penstock.backends.onednn.quant_attrs import ZERO_POINTS, Scaling
 from penstock.backends.onednn.quantized_forms import DTYPES, Codes, Form, form_of
-from penstock.backends.onednn.reorder import copy_spec
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.backends.onednn.weights import weights_of
 from penstock.ir.graph import Node
@@ -99,11 +96,6 @@ def _is_read(desc: OpDesc, codes: Codes) -> bool:
     if not codes.single or desc.constants[codes.tensor] is not None:
         return False
     return _dtype(desc, codes) in (INT8, UINT8)
-
-
-def _is_whole(desc: OpDesc, codes: Codes) -> bool:
-    """Whether these codes are no constants, and have the shape of the result."""
-    return _is_read(desc, codes) and desc.dims(codes.tensor) == desc.output.dims
 
 
 def _zeros(*codes: Codes) -> dict[int, int]:
@@ -234,70 +226,7 @@ def _matrices(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
     return batched(desc, max(ranks))
 
 
-def _sum(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
-    """A sum of codes that have the shape of the result and others, which may be constants."""
-    y, constants = form.output, desc.constants
-    first, second = sorted(form.operands, key=lambda codes: not _is_whole(desc, codes))
-    if not _is_whole(desc, first):
-        return None
-    read, tensor = [(SRC, first)], second.tensor
-    numbers = _constant(desc, second)
-    if numbers is not None:
-        tensor = len(constants)
-        constants = (*constants, (numbers / y.scale).astype(FLOAT32))
-    elif _is_read(desc, second):
-        read.append((SRC_1, second))
-    else:
-        return None
-    if not broadcasts(desc.dims(second.tensor), desc.output.dims):
-        return None
-    factors = {argument: (0, codes.scale / y.scale) for argument, codes in read}
-    shift = -sum(float(factors[argument][1][0]) * int(c.zero[0]) for argument, c in read)
-    posts = [PostOp(binary="add", tensor=tensor), PostOp(Eltwise("linear", 1.0, shift))]
-    desc = replace(desc, scaling=Scaling(factors))
-    return _by_element(desc, form, first, posts, constants)
-
-
-def _converted(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
-    """A conversion to or from codes, exactly as NumPy computes it."""
-    (x,), y = form.inputs, form.output
-    if x is None or desc.constants[x.tensor] is not None or not desc.output.dims:
-        return None
-    if desc.output.dtype == FLOAT32:
-        return copy_spec(replace(desc, scaling=Scaling({SRC: (0, x.scale)}, _zeros(x))))
-    # A copy would multiply by the inverse of the scale.
-    posts = [PostOp(binary="div", tensor=len(desc.constants))]
-    if desc.output.dtype == INT8:
-        # Of a NaN oneDNN makes 127, but of the bounds of a clip the lower one, as NumPy does.
-        posts.append(PostOp(Eltwise("clip", *(bound - int(y.zero[0]) for bound in (-128, 127)))))
-    return _by_element(desc, form, x, posts, (*desc.constants, y.scale))
-
-
-def _by_element(
-    desc: OpDesc,
-    form: Form,
-    first: Codes,
-    posts: Sequence[PostOp],
-    constants: tuple[np.ndarray | None, ...],
-) -> PrimitiveSpec | None:
-    """A binary operation of ``first`` and another tensor, followed by post-ops."""
-    dims, zero = desc.output.dims, int(form.output.zero[0])
-    if not dims:
-        return None
-    read = [post.tensor for post in posts if post.tensor >= 0 and constants[post.tensor] is None]
-    chain = [*posts, *_posts(desc, form)]
-    if zero:
-        chain.append(PostOp(Eltwise("linear", 1.0, zero)))
-    desc = replace(desc, post_ops=tuple(chain), constants=constants)
-    spec = binary_spec(desc, first.tensor)
-    whole = [i for i in (first.tensor, *read) if desc.dims(i) == dims]
-    return replace(spec, contiguous_inputs=tuple(whole))
-
-
 _FAMILIES: Mapping[str, Callable[[OpDesc, Form], PrimitiveSpec | None]] = {
-    "Add": _sum,
-    "QLinearAdd": _sum,
-    **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _converted),
     **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv"), _conv),
     **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul"), _matrix),
 }

@@ -20,6 +20,7 @@ from penstock.ir.graph import Node, Value
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.registry import MICROSOFT
+from penstock.passes.quantized_weights import COMPUTING
 from penstock.types import FLOAT32, TensorType
 
 DTYPES: Collection[np.dtype] = frozenset({FLOAT32, INT8, UINT8})
@@ -78,7 +79,8 @@ def form_of(desc: OpDesc) -> Form | None:
     that are constants."""
     node = desc.node
     if not is_fused(node):
-        return _FORMS[node.op.full_name](desc)
+        form = _FORMS.get(node.op.full_name)
+        return None if form is None else form(desc)
     return _of_integers(desc) if parts(node)[0].op.name in INTEGERS else _between_conversions(desc)
 
 
@@ -122,30 +124,13 @@ def _operation(output: tuple[int, int], bias: int = -1) -> Callable[[OpDesc], Fo
     return form
 
 
-def _conversion(desc: OpDesc) -> Form | None:
-    """The form of a QuantizeLinear or DequantizeLinear alone."""
-    place = dict(zip(desc.node.inputs, desc.inputs, strict=True))
-    codes = _parameters(desc, desc.node, place)
-    if codes is None or not codes.single:
-        return None
-    target = Codes(desc.outputs[0])
-    if desc.node.op.name == "DequantizeLinear":
-        return Form(desc.node, (codes,), target)
-    return Form(desc.node, (Codes(codes.tensor),), replace(codes, tensor=target.tensor))
-
-
 _FORMS: Mapping[str, Callable[[OpDesc], Form | None]] = {
-    "DequantizeLinear": _conversion,
     "QLinearConv": _operation((6, 7), bias=8),
     "QLinearMatMul": _operation((6, 7)),
-    "QuantizeLinear": _conversion,
-    f"{MICROSOFT}.DequantizeLinear": _conversion,
     f"{MICROSOFT}.QGemm": _operation((7, 8), bias=6),
-    f"{MICROSOFT}.QLinearAdd": _operation((6, 7)),
     f"{MICROSOFT}.QLinearConv": _operation((6, 7), bias=8),
-    f"{MICROSOFT}.QuantizeLinear": _conversion,
 }
-OPERATIONS = frozenset({*_FORMS, *INTEGERS})
+OPERATIONS = frozenset({*_FORMS, *INTEGERS, "DequantizeLinear", f"{MICROSOFT}.DequantizeLinear"})
 """the first operations of nodes with codes"""
 
 
@@ -163,18 +148,20 @@ def _parameters(desc: OpDesc, node: Node, place: Mapping[Value | None, int]) -> 
 
 
 def _between_conversions(desc: OpDesc) -> Form | None:
-    """The form of a fused node that begins with DequantizeLinear."""
+    """The form of a fused node that begins with DequantizeLinear: a product and its bounds."""
     region = desc.node.attrs["region"]
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     codes_of: dict[Value | None, Codes] = {}
     form = None
     for node in region.nodes:
-        if node.op.name == "DequantizeLinear":
+        if form is None and node.op.name == "DequantizeLinear":
             codes = _parameters(desc, node, place)
             if codes is None:
                 return None
             codes_of[node.outputs[0]] = codes
         elif form is None:
+            if node.op.name not in COMPUTING:
+                return None
             inputs = [
                 None if v is None else codes_of.get(v) or Codes(place[v]) for v in node.inputs
             ]
@@ -187,7 +174,7 @@ def _between_conversions(desc: OpDesc) -> Form | None:
         elif node.op.name == "Relu":
             form = form.within(0.0, math.inf)
         else:
-            clip = ELTWISE["Clip"](node)
+            clip = ELTWISE["Clip"](node) if node.op.name == "Clip" else None
             if clip is None:
                 return None
             form = form.within(clip[0].alpha, clip[0].beta)

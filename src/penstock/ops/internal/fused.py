@@ -55,6 +55,25 @@ def fused(nodes: Sequence[Node]) -> Node:
     )
 
 
+def fused_copies(nodes: Sequence[Node]) -> Node:
+    """As ``fused``, of copies of ``nodes``, whose results others may read, too. The parts of those
+    that are fused already become parts of the new one."""
+    copies: list[Node] = []
+    copy_of: dict[Value | None, Value | None] = {}
+    for node in nodes:
+        if is_fused(node):
+            read = zip(node.attrs["region"].inputs, node.inputs, strict=True)
+            copy_of.update([(inner, copy_of.get(value, value)) for inner, value in read])
+        for part in parts(node):
+            (output,) = part.outputs
+            assert output is not None
+            inputs = [copy_of.get(value, value) for value in part.inputs]
+            copy_of[output] = copy = Value(output.name, output.type)
+            copies.append(part.derived(inputs, [copy]))
+        copy_of[node.outputs[0]] = copy
+    return fused(copies)
+
+
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (attrs["region"].output.type,)
 

@@ -4,6 +4,9 @@ chains of elementwise operations.
     x -> Conv -> Add -> Relu -> y      becomes      x -> Fused(Conv Add Relu) -> y
                   z -'                              z -'
 
+Elementwise operations that read what DequantizeLinear computes read the codes instead, each with
+the conversion in its own fused node.
+
 This pass proposes chains. A ``FusionPolicy`` decides whether a backend has a kernel for a chain,
 and whether that kernel is expected to be faster than the nodes one by one. Other chains stay.
 """
@@ -16,22 +19,26 @@ from functools import partial
 
 from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, readers_of
-from penstock.ops.internal.fused import fused
+from penstock.ops.internal.fused import fused, fused_copies, parts
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.registry import MICROSOFT
 from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
+from penstock.passes.dead_code import prune
+from penstock.passes.quantized_weights import producer
 from penstock.passes.rewrite import Substitution
 
 FOLLOWERS = frozenset(
     """
-    Abs Add And Cast Ceil Celu Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual
-    HardSigmoid HardSwish IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mul Neg Not Or
-    PRelu Pow Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Sub Sum Swish Tanh
-    Where Xor ZeroNaN
+    Abs Add And Cast Ceil Celu Clip Cos DequantizeLinear Div Elu Equal Erf Exp Floor Gelu Greater
+    GreaterOrEqual HardSigmoid HardSwish IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mul
+    Neg Not Or PRelu Pow QuantizeLinear Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus
+    Softsign Sqrt Sub Sum Swish Tanh Where Xor ZeroNaN
     """.split()  # noqa: SIM905 - names are easier to read without quotes
 )
 """operations that may follow in a chain"""
 
+QUANTIZING = frozenset({"DequantizeLinear", "QuantizeLinear"})
+"""of those, conversions, which no product or convolution of real numbers has behind it"""
 INTEGERS = frozenset({"ConvInteger", "MatMulInteger"})
 """products and convolutions whose integer results must be cast before anything else"""
 HEAVY = INTEGERS | {"Conv", "ConvTranspose", "Gemm", "MatMul"}
@@ -67,7 +74,10 @@ class Fuse(Pass):
                 if search.replacements:
                     _replace(subgraph, search.replacements)
                     changed = True
-        return changed
+        absorbed = [_absorb(subgraph, context.fusion) for subgraph in graph.graphs()]
+        if any(absorbed):
+            prune(graph)
+        return changed or any(absorbed)
 
 
 @dataclass
@@ -177,11 +187,33 @@ def _next(chain: Sequence[Node]) -> Collection[str]:
     names = [node.op.name for node in chain]
     if names[-1] in INTEGERS:
         return {"Cast"}
-    if names[0] != "MatMul":
+    if names[0] not in HEAVY:
         return FOLLOWERS
     if "Softmax" not in names:
-        return FOLLOWERS | {"Softmax"}
+        return FOLLOWERS - QUANTIZING | ({"Softmax"} if names[0] == "MatMul" else set())
     return {"MatMul", "ZeroNaN"} if names[-1] in ("Softmax", "ZeroNaN") else ()
+
+
+def became(node: Node, candidate: Node, policy: FusionPolicy) -> bool:
+    """Turn ``node`` into a fused node, if ``policy`` accepts that; return whether it does."""
+    if not (policy.is_faster(candidate) and policy.has_kernel(candidate)):
+        return False
+    node.op, node.inputs, node.attrs = candidate.op, candidate.inputs, candidate.attrs
+    node.name, node.origin = candidate.name, candidate.origin
+    return True
+
+
+def _absorb(graph: Graph, policy: FusionPolicy) -> bool:
+    """Fuse elementwise nodes with copies of the DequantizeLinear nodes before them."""
+    inside, changed = set(graph.nodes), False
+    for node in paced(graph.nodes):
+        if not all(p.op.name in FOLLOWERS and p.op.domain in _DOMAINS for p in parts(node)):
+            continue
+        sources = dict.fromkeys([producer(value, "DequantizeLinear") for value in node.inputs])
+        before = [source for source in sources if source is not None and source in inside]
+        if before and len(node.outputs) == 1:
+            changed |= became(node, fused_copies([*before, node]), policy)
+    return changed
 
 
 def _replace(graph: Graph, replacements: Mapping[Node, Node]) -> None:

@@ -1,6 +1,6 @@
 """Rewrite float32 operations between DequantizeLinear and QuantizeLinear to work on 8-bit codes.
 
-Operations that only move elements move the codes instead. Convolutions, products and sums become
+Operations that only move elements move the codes instead. Convolutions and products become
 one fused node with the conversions around them, for which a backend may have an integer kernel; on
 other backends its parts run one after the other.
 """
@@ -13,9 +13,10 @@ import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.common.dtypes import INT8, UINT8
-from penstock.ops.internal.fused import fused
+from penstock.ops.internal.fused import fused_copies
 from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
 from penstock.passes.dead_code import prune
+from penstock.passes.lowering.fuse import became
 from penstock.passes.quantized_weights import COMPUTING, is_conversion, producer
 from penstock.passes.rewrite import forward
 from penstock.types import FLOAT32, TensorType
@@ -128,13 +129,7 @@ class _Computing:
 
     def __call__(self, node: Node) -> bool:
         candidate = self.fused(node) if node.op.name in self.last else None
-        if candidate is None:
-            return False
-        if not (self.policy.is_faster(candidate) and self.policy.has_kernel(candidate)):
-            return False
-        node.op, node.inputs, node.attrs = candidate.op, candidate.inputs, candidate.attrs
-        node.name, node.origin = candidate.name, candidate.origin
-        return True
+        return candidate is not None and became(node, candidate, self.policy)
 
     def fused(self, last: Node) -> Node | None:
         """The fused node of copies of the conversions of operands, the operation, and the nodes
@@ -146,15 +141,7 @@ class _Computing:
         before = dict.fromkeys([source for source in sources if source is not None])
         if not before or not all(_is_alone(source, self.awaited) for source in before):
             return None
-        copies: list[Node] = []
-        copy_of: dict[Value | None, Value | None] = {}
-        for node in (*before, *chain):
-            (output,) = node.outputs
-            assert output is not None
-            inputs = [copy_of.get(value, value) for value in node.inputs]
-            copy_of[output] = copy = Value(output.name, output.type)
-            copies.append(node.derived(inputs, [copy]))
-        return fused(copies)
+        return fused_copies([*before, *chain])
 
     def chain(self, last: Node) -> list[Node] | None:
         """The nodes from one of ``COMPUTING`` to ``last``, each read by the next one alone."""
