@@ -29,12 +29,14 @@ class Counting(NumpyBackend):
         self.fused = fused
         self.cost = seconds
         self.asked: Counter[str] = Counter()
+        self.estimated: Counter[str] = Counter()
 
     def kernel(self, node, types):
         self.asked["fused" if is_fused(node) else "single"] += 1
         return super().kernel(node, types) if self.fused or not is_fused(node) else None
 
     def seconds(self, node):
+        self.estimated["fused" if is_fused(node) else "single"] += 1
         return self.cost
 
 
@@ -125,3 +127,13 @@ def test_compile_asks_a_slower_backend_for_nothing():
     backend = Counting(seconds=1.0)
     ps.compile(chain_model(N), backends=[backend, "numpy"], shapes={})
     assert not backend.asked
+
+
+def test_compile_estimates_few_nodes_of_a_chain_and_each_chain_a_few_times():
+    fast, slow = Counting("fast"), Counting("slow", seconds=1.0)
+    ps.compile(chain_model(N), backends=[slow, fast, "numpy"], shapes={})
+    for backend in (fast, slow):
+        assert backend.estimated["single"] <= 2 * N / 16
+        assert backend.estimated["fused"] <= 3 * N / 16
+    assert not slow.asked
+    assert fast.asked == {"fused": N / 16}

@@ -17,8 +17,8 @@ class PreferredBackendCosts(CostModel):
         super().__init__()
         self.name = name
 
-    def expected(self, node: Node, among: Sequence[Backend], backend: Backend) -> float:
-        return self.seconds(node, backend, single_threaded=False)
+    def expected(self, node: Node, among: Sequence[Backend]) -> list[float]:
+        return [self.seconds(node, backend, single_threaded=False) for backend in among]
 
     def seconds(self, node: Node, backend: Backend, *, single_threaded: bool) -> float:
         return 1e-6 if backend.name == self.name else 1e-3

@@ -170,14 +170,16 @@ class KernelCache:
         return kernel.function
 
 
-def expected_seconds(backend: Backend, node: Node) -> float:
-    """The estimate of a backend for a node, with plausible dims in place of unknown ones."""
+def expected_seconds(backends: Sequence[Backend], node: Node) -> list[float]:
+    """The estimate of each backend for a node, with plausible dims in place of unknown ones."""
     types = _types(node.inputs)
     tensors = None if _are_static([*types, *_types(node.outputs)]) else _tensors(types)
     guesses = [] if tensors is None else [guess for guess, _ in _guessed_nodes(node, tensors)]
     guess = next((guess for guess in guesses if _are_static(_types(guess.outputs))), None)
-    looks = guess is not None and isinstance(backend, SpecialisingBackend)
-    return backend.seconds(guess or node) + (_LOOK_S if looks else 0.0)
+    if guess is None:
+        return [backend.seconds(node) for backend in backends]
+    looks = [_LOOK_S if isinstance(backend, SpecialisingBackend) else 0.0 for backend in backends]
+    return [b.seconds(guess) + look for b, look in zip(backends, looks, strict=True)]
 
 
 def _guessed_nodes(node: Node, types: Tensors) -> Iterator[tuple[Node, list[int]]]:

@@ -45,7 +45,7 @@ class NumpyBackend(HostBackend):
         return node.op.compile(node, types)
 
     def seconds(self, node: Node) -> float:
-        return sum(seconds(part) + _OVERHEAD.get(part.op.name, 0.0) for part in parts(node))
+        return sum([seconds(part) + _OVERHEAD.get(part.op.name, 0.0) for part in parts(node)])
 
     @property
     def threads(self) -> int:

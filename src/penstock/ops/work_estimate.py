@@ -23,12 +23,12 @@ def flops(node: Node) -> int:
     """Estimate the floating-point operations of one run of ``node``; 0 if its shapes are unknown. A
     multiplication and an addition count as two, as in the published figures of networks."""
     if is_fused(node):
-        return sum(flops(part) for part in parts(node))
+        return sum([flops(part) for part in parts(node)])
     output = next((v.type for v in node.outputs if v is not None), ANY)
     if not _is_static(output):
         return 0
     inputs = [ANY if v is None else v.type for v in node.inputs]
-    elements = max([t.elements for t in (output, *inputs) if _is_static(t)])
+    elements = max([output.elements, *map(_elements, inputs)])
     if node.op.work is None:
         return elements
     dims = [t.dims if _is_static(t) else None for t in inputs]
@@ -47,8 +47,15 @@ def seconds(node: Node) -> float:
     """Estimate the time of one run of ``node`` on one core, for want of measurements."""
     values = [*node.inputs, *node.outputs]
     types = [v.type for v in values if v is not None and v.const is None]
-    moved = sum(t.nbytes for t in types if isinstance(t, TensorType) and t.static)
+    moved = sum([t.nbytes for t in types if isinstance(t, TensorType) and t.static])
     return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
+
+
+def _elements(type_: Type) -> int:
+    """The number of elements of a tensor of numbers of static shape, -1 of all else."""
+    if isinstance(type_, TensorType) and type_.dtype is not STRING:
+        return type_.elements
+    return -1
 
 
 def _is_static(type_: Type) -> TypeGuard[TensorType]:

@@ -131,11 +131,13 @@ class CostModel:
             seconds[backend.name] = known
         return seconds
 
-    def expected(self, node: Node, among: Sequence[Backend], backend: Backend) -> float:
-        """The seconds of ``node`` on ``backend``, to compare with those on others of ``among``:
-        measured if it was measured on all of them, else the backend's own estimate."""
+    def expected(self, node: Node, among: Sequence[Backend]) -> list[float]:
+        """The seconds of ``node`` on each of ``among``, to compare with one another: measured if it
+        was measured on all of them, else the backends' own estimates."""
         measured = self.measured(node, among)
-        return expected_seconds(backend, node) if measured is None else measured[backend.name]
+        if measured is None:
+            return expected_seconds(among, node)
+        return [measured[backend.name] for backend in among]
 
     def transfer(self, source: str, target: str, nbytes: int) -> float:
         """The seconds to copy ``nbytes`` between two backends, given by their names."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import accumulate
 from math import inf
 from typing import TypeVar
 
@@ -79,14 +79,14 @@ class Placement:
     costs: CostModel
     measured_only: bool = False
     # Of the nodes of chains, which stand in several proposals.
-    _least: dict[Node, float] = field(default_factory=dict)
+    _least_seconds: dict[Node, float] = field(default_factory=dict)
     # Of the parts of fused nodes that were measured to be slower than these apart.
     _measured_fastest: dict[Node, Backend] = field(default_factory=dict)
 
     def has_kernel(self, node: Node) -> bool:
         """Whether a backend has a kernel for a fused node, and the user wants no part of the node
         elsewhere."""
-        return any(self.kernels.accepts(backend, node) for backend in self._fusing(node))
+        return self._cheapest(node, self._fusing(node)) is not None
 
     def is_faster(self, node: Node) -> bool:
         """Whether a fused node is expected to be at least as fast as its parts, each on the backend
@@ -106,25 +106,26 @@ class Placement:
             return fastest in fusing
         if self.measured_only:
             return True
-        seconds = min(self.costs.expected(node, among, backend) for backend in fusing)
+        seconds = min(self.costs.expected(node, among)[: len(fusing)])
         # The least cost of a part may be that of a backend that has no kernel for it.
-        least = sum(map(self._least_seconds, parts(node)))
-        return seconds <= least or seconds <= sum(map(self._seconds, parts(node)))
+        least, each = map(self._least, parts(node)), map(self._seconds, parts(node))
+        return _add_up_to(seconds, least) or _add_up_to(seconds, each)
 
     def _fusing(self, node: Node) -> list[Backend]:
         """The backends that may have a kernel for a fused node."""
         names = set(wanted(node, self.overrides))
         return [b for b in self.backends if b.fuses and names <= {b.name}]
 
-    def _least_seconds(self, node: Node) -> float:
-        if node not in self._least:
-            allowed = self._allowed(node)
-            self._least[node] = min(self.costs.expected(node, allowed, b) for b in allowed)
-        return self._least[node]
+    def _least(self, node: Node) -> float:
+        if node not in self._least_seconds:
+            self._least_seconds[node] = min(self.costs.expected(node, self._allowed(node)))
+        return self._least_seconds[node]
 
     def _seconds(self, node: Node) -> float:
-        backend = self._fastest(node)
-        return inf if backend is None else self.costs.expected(node, self._allowed(node), backend)
+        backend, allowed = self._fastest(node), self._allowed(node)
+        if backend is None:
+            return inf
+        return self.costs.expected(node, allowed)[list(allowed).index(backend)]
 
     def candidates(self, graph: Graph) -> Candidates:
         """The backends that have a kernel for each node, nested ones included, those named first to
@@ -149,15 +150,19 @@ class Placement:
         return self.backends if measured is None else [measured]
 
     def _fastest(self, node: Node) -> Backend | None:
-        allowed = list(self._allowed(node))
-        if is_fused(node) and self.has_kernel(node):
-            allowed = [b for b in self._fusing(node) if self.kernels.accepts(b, node)]
-        while len(allowed) > 1:
-            backend = min(allowed, key=partial(self.costs.expected, node, tuple(allowed)))
+        fused = self._cheapest(node, self._fusing(node)) if is_fused(node) else None
+        return fused or self._cheapest(node, self._allowed(node))
+
+    def _cheapest(self, node: Node, among: Sequence[Backend]) -> Backend | None:
+        """Of the backends that have a kernel for a node, the one that is expected to be fastest;
+        others that are expected to be slower are not asked."""
+        left = list(among)
+        while left:
+            seconds = self.costs.expected(node, left) if len(left) > 1 else [0.0]
+            backend = left.pop(seconds.index(min(seconds)))
             if self.kernels.accepts(backend, node):
                 return backend
-            allowed.remove(backend)
-        return allowed[0] if allowed and self.kernels.accepts(allowed[0], node) else None
+        return None
 
     def _chosen(self, graph: Graph, choice: Callable[[Node], T | None]) -> dict[Node, T]:
         chosen: dict[Node, T] = {}
@@ -174,6 +179,11 @@ class Placement:
         if faults:
             raise Unsupported.of(faults)
         return chosen
+
+
+def _add_up_to(bound: float, seconds: Iterable[float]) -> bool:
+    """Whether the sum of ``seconds`` is at least ``bound``; takes no more of them than needed."""
+    return any(total >= bound for total in accumulate(seconds))
 
 
 def choose(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from struct import Struct
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,15 +19,13 @@ from penstock.backends.native.kernel import NativeCall, Site, Tensor, Unsupporte
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.registry import MICROSOFT
-from penstock.types import TensorType
+from penstock.types import TensorType, dtype_name
 
 # As in c/elementwise.c.
-_REGISTERS, _REGISTER_BYTES, _MOST_RANK, _MOST_INPUTS = 32, 2048, 8, 12
+_REGISTERS, _REGISTER_BYTES, _MOST_RANK, _MOST_INPUTS = 32, 2048, 8, 17
 _DIRECT, _GATHERED, _ONCE = range(3)
-_OPERAND = np.dtype(
-    [("to", "i4"), ("mode", "i4"), ("size", "i4"), ("unused", "i4"), ("strides", "i8", _MOST_RANK)]
-)
-_CONSTANT = np.dtype([("to", "i4"), ("size", "i4"), ("bits", "u8")])
+_OPERAND = Struct(f"=4i{_MOST_RANK}q")  # register, mode, bytes of an element, 0, strides
+_CONSTANT = Struct("=2i8s")  # register, bytes of an element, the element
 
 # How elements are held in registers, and the NumPy dtype of constants.
 _KINDS = {"float32": "f4", "float64": "f8", "int32": "i4", "int64": "i8", "bool": "b1"}
@@ -371,8 +370,9 @@ class _Program:
             type_, constant = site.tensors[i], site.constants[i]
             if type_ is None:
                 return None
-            narrow = _NARROW.get(str(type_.dtype))
-            kind = "f4" if narrow else _KINDS.get(str(type_.dtype))
+            name = _name(type_)
+            narrow = _NARROW.get(name)
+            kind = "f4" if narrow else _KINDS.get(name)
             if kind is None:
                 raise UnsupportedError
             if constant is not None and constant.size == 1:
@@ -403,7 +403,7 @@ class _Program:
         type_ = None if output is None else output.type
         if not isinstance(type_, TensorType):
             raise UnsupportedError
-        name = str(type_.dtype)
+        name = _name(type_)
         if node.op.full_name in _CONVERTING:
             return self._convert(node, values, name)
         formula = FORMULAS.get(node.op.full_name)
@@ -456,7 +456,7 @@ class _Program:
 
     def finished(self, result: _Value, output: TensorType) -> _Value:
         """The value that is written: ``result``, rounded to the dtype of the output."""
-        name = str(output.dtype)
+        name = _name(output)
         if name in _NARROW:
             return _Value(_NARROW[name], f"f4_{_NARROW[name]}", (result,))
         if result.kind != _KINDS.get(name) or not result.operation:
@@ -478,10 +478,11 @@ class _Program:
         widest = max(_size(value.kind) for value in order)
         tile, modes = _tile(dims, steps, _REGISTER_BYTES // widest)
         registers, instructions = self._allocate(order, result)
-        table = np.zeros(len(operands), _OPERAND)
-        for entry, value, mode, own in zip(table, held, modes, steps, strict=True):
-            entry["to"], entry["mode"], entry["size"] = registers[value], mode, _size(value.kind)
-            entry["strides"][: len(own)] = own
+        unused = [0] * (_MOST_RANK - len(dims))
+        table = [
+            _OPERAND.pack(registers[value], mode, _size(value.kind), 0, *own, *unused)
+            for value, mode, own in zip(held, modes, steps, strict=True)
+        ]
         constants = _constants(order, registers)
         cost = sum(_NS.get(value.operation, _CHEAP_NS) for value in order if value.operation)
         cost += sum(1.0 for mode in modes if mode == _GATHERED)
@@ -492,9 +493,9 @@ class _Program:
                 *pointers,
                 *[None] * (_MOST_INPUTS - len(pointers)),
                 self.site.result(),
-                table.view(np.uint8),
+                _joined(table),
                 np.array(instructions, np.int32),
-                constants.view(np.uint8) if len(constants) else None,
+                _joined(constants) if constants else None,
                 np.array(dims, np.int64),
                 *(len(operands), len(instructions), len(constants), len(dims)),
                 *(tile, size, _size(result.kind)),
@@ -574,6 +575,11 @@ def _tensor_type(value: Value | None) -> TensorType:
     return type_
 
 
+def _name(type_: TensorType) -> str:
+    """The name of a dtype; empty if it is unknown."""
+    return "" if type_.dtype is None else dtype_name(type_.dtype)
+
+
 def _taken(free: list[int]) -> int:
     if not free:
         raise UnsupportedError
@@ -601,15 +607,19 @@ def _in_order(result: _Value) -> dict[_Value, None]:
     return order
 
 
-def _constants(order: Iterable[_Value], registers: Mapping[_Value, int]) -> np.ndarray:
+def _constants(order: Iterable[_Value], registers: Mapping[_Value, int]) -> list[bytes]:
     """The table of constants, and their registers."""
-    scalars = [value for value in order if value.constant is not None]
-    table = np.zeros(len(scalars), _CONSTANT)
-    for entry, value in zip(table, scalars, strict=True):
-        raw = np.array(value.constant).astype(_DTYPES[value.kind]).tobytes()
-        entry["to"], entry["size"] = registers[value], _size(value.kind)
-        entry["bits"] = int.from_bytes(raw.ljust(8, b"\0"), "little")
+    table = []
+    for value in order:
+        if value.constant is not None:
+            raw = np.array(value.constant).astype(_DTYPES[value.kind]).tobytes()
+            table.append(_CONSTANT.pack(registers[value], _size(value.kind), raw))
     return table
+
+
+def _joined(entries: Sequence[bytes]) -> np.ndarray:
+    """The entries of a table, one behind the other."""
+    return np.frombuffer(b"".join(entries), np.uint8)
 
 
 def _dense(dims: Sequence[int]) -> list[int]:

@@ -128,7 +128,7 @@ class OneDnnBackend(SpecialisingBackend):
             return math.inf
         values = (*node.inputs, *node.outputs)
         types_ = [v.type for v in values if v is not None and v.const is None]
-        moved = sum(t.nbytes for t in types_ if isinstance(t, TensorType) and t.static)
+        moved = sum([t.nbytes for t in types_ if isinstance(t, TensorType) and t.static])
         if node.op.name == "Concat" and (self.threads == 1 or moved < _WORTH_THREADS):
             return 2 * self._numpy.seconds(node)
         estimate = _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S

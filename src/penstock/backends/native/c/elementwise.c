@@ -8,7 +8,7 @@
 #include "math32.h"
 #include "native.h"
 
-enum { REGISTERS = 32, REGISTER_BYTES = 2048, MOST_RANK = 8, MOST_INPUTS = 12 };
+enum { REGISTERS = 32, REGISTER_BYTES = 2048, MOST_RANK = 8, MOST_INPUTS = 17 };
 
 /* How an input comes into a register. */
 enum { DIRECT, GATHERED, ONCE };
