@@ -19,6 +19,7 @@ from penstock.backends.native.features import (
     scaler,
 )
 from penstock.backends.native.index import by_elements, by_tuples, top_k_call
+from penstock.backends.native.integers import dynamic_codes, integer_product, integer_seconds
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, site_of
 from penstock.backends.native.library import NativeLibrary, library
 from penstock.backends.native.models import vector_model
@@ -96,11 +97,15 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ),
     ("Col2Im",): Family(col2im),
     ("CumProd", "CumSum"): Family(cumulative),
+    ("DynamicQuantizeLinear",): Family(dynamic_codes, _by_memory),
     ("GRU", "LSTM", "RNN"): Family(recurrent_call, recurrent_seconds),
     ("GatherElements", "ScatterElements"): Family(by_elements, _by_memory),
     ("GatherND", "ScatterND"): Family(by_tuples, _by_memory),
     ("GridSample",): Family(grid_sample, _by_memory),
     ("GroupNormalization", "InstanceNormalization"): Family(group_normalization, _by_memory),
+    ("MatMulInteger", "QLinearMatMul", f"{MICROSOFT}.QGemm"): Family(
+        integer_product, integer_seconds
+    ),
     ("MaxPool",): Family(max_pool),
     ("NonMaxSuppression",): Family(suppress, data_dependent=True),
     ("Resize",): Family(resize, _by_memory),

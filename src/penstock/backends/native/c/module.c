@@ -23,6 +23,7 @@ static const kernel_entry *const families[] = {
     cumulative_kernels,
     features_kernels,
     index_kernels,
+    integers_kernels,
     models_kernels,
     normalization_kernels,
     reduce_kernels,

@@ -1,0 +1,148 @@
+"""Products of 8-bit integers with constant weights, and the codes or real numbers made of them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import shared
+from penstock.ops.common.dtypes import INT8, INT32, UINT8
+from penstock.ops.work_estimate import flops
+from penstock.types import FLOAT32
+
+# As in c/integers.c.
+_PANEL, _QUAD, _GROUP, _BLOCK, _TILE = 32, 4, 4, 64, 16
+_RESULTS = (INT32, FLOAT32, UINT8, INT8)
+
+_CALL_S, _OPERATIONS_PER_S = 0.4e-6, 300e9
+
+
+class _Places(NamedTuple):
+    """Where an operation has its inputs; those of x and w are codes, scale and zero point."""
+
+    x: tuple[int, int, int]
+    w: tuple[int, int, int]
+    y: tuple[int, int] = (-1, -1)
+    bias: int = -1
+
+
+_OPERATIONS = {
+    "MatMulInteger": _Places((0, -1, 2), (1, -1, 3)),
+    "QGemm": _Places((0, 1, 2), (3, 4, 5), (7, 8), 6),
+    "QLinearMatMul": _Places((0, 1, 2), (3, 4, 5), (6, 7)),
+}
+
+
+class _Weights(NamedTuple):
+    panels: np.ndarray
+    sums: np.ndarray
+    zeros: np.ndarray | None
+
+
+def integer_product(site: Site) -> NativeCall | None:
+    """The product of codes with a constant matrix of codes, whose zero point, and scales, are
+    constants."""
+    places = _OPERATIONS[site.node.op.name]
+    x, weights, result = site.input(places.x[0]), site.constant(places.w[0]), site.output()
+    if x is None or weights is None or weights.ndim != 2 or 0 in (*x.dims, *weights.shape):
+        return None
+    if x.dtype not in (INT8, UINT8) or weights.dtype not in (INT8, UINT8) or not x.dims:
+        return None
+    if result.dtype not in _RESULTS or site.attr("transA", 0):
+        return None
+    weights = weights.T if site.attr("transB", 0) else weights
+    k, n = weights.shape
+    zero, x_zero = _constant(site, places.w[2], n), site.input(places.x[2])
+    factors, terms = _factors(site, places, n), _constant(site, places.bias, n)
+    y_zero = _constant(site, places.y[1], 1)
+    if zero is None or terms is None or y_zero is None or factors is None:
+        return None
+    if x_zero is not None and (x_zero.elements != 1 or x_zero.dtype != x.dtype):
+        return None
+    held = shared(
+        ("native integers", zero.tobytes(), site.attr("transB", 0)),
+        lambda: _packed(weights, zero),
+        site.constant(places.w[0]),
+    )
+    packed: _Weights = held.value
+    rows = x.elements // k
+    blocks, groups = math.ceil(rows / _BLOCK), math.ceil(n / (_PANEL * _GROUP))
+    work = 2 * k * min(rows, _BLOCK) * min(n, _PANEL * _GROUP)
+    return NativeCall(
+        "integer_product",
+        (
+            *(Tensor(places.x[0]), None if x_zero is None else Tensor(places.x[2]), *packed),
+            *(terms.astype(INT32) if np.any(terms) else None, factors, site.result()),
+            *(rows, k, n, x.dtype == INT8, _RESULTS.index(result.dtype), int(y_zero[0])),
+        ),
+        items=blocks * groups,
+        item_ns=50 + work / (_OPERATIONS_PER_S * 1e-9),
+        keep=held,
+    )
+
+
+def dynamic_codes(site: Site) -> NativeCall | None:
+    """DynamicQuantizeLinear: codes of real numbers over their own range."""
+    x = site.input(0)
+    if x is None or x.dtype != FLOAT32:
+        return None
+    words: tuple[Word, ...] = Tensor(0), *[site.result(i) for i in range(3)], x.elements
+    return NativeCall("dynamic_codes", words, items=1, item_ns=50 + x.elements * 0.5)
+
+
+def integer_seconds(node: Node) -> float:
+    """An estimate of the time of a product."""
+    return _CALL_S + flops(node) / _OPERATIONS_PER_S
+
+
+def _constant(site: Site, i: int, size: int) -> np.ndarray | None:
+    """A constant of one element, or of ``size``, as so many elements: zeros if it is left out, None
+    if it is another."""
+    if i < 0 or site.input(i) is None:
+        return np.zeros(size, INT32)
+    constant = site.constant(i)
+    if constant is None or constant.size not in (1, size):
+        return None
+    return np.broadcast_to(constant.reshape(-1), (size,))
+
+
+def _factors(site: Site, places: _Places, n: int) -> np.ndarray | None:
+    """The factor of each column, as NumPy's kernel computes it; None if it is not constant."""
+    if places.x[1] < 0:
+        return np.ones(1, FLOAT32)
+    is_scaled = site.input(places.y[0]) is not None
+    constants = [site.constant(i) for i in (places.x[1], places.w[1], places.y[0])]
+    a, b, y = constants if is_scaled else (*constants[:2], np.ones(1, FLOAT32))
+    if a is None or b is None or y is None or b.size not in (1, n) or a.size > 1 or y.size > 1:
+        return None
+    if any(scale.dtype != FLOAT32 for scale in (a, b, y)):
+        return None
+    alpha = np.float32(site.attr("alpha", 1.0))
+    factors = alpha * a.reshape(-1) * b.reshape(-1)
+    if is_scaled:
+        factors = factors / y.reshape(-1)
+    if not np.all(np.isfinite(factors)):
+        return None
+    return np.ascontiguousarray(np.broadcast_to(factors.astype(FLOAT32), (n,)))
+
+
+def _packed(weights: np.ndarray, zero: np.ndarray) -> _Weights:
+    k, n = weights.shape
+    shift = 128 if weights.dtype == UINT8 else 0
+    zeros = zero.astype(INT32) - shift
+    signed = weights.astype(np.int16) - shift
+    quads, panels = math.ceil(k / _QUAD), math.ceil(n / _PANEL)
+    padded = np.zeros((quads * _QUAD, panels * _PANEL), INT8)
+    padded[:k, :n] = signed
+    packed = padded.reshape(quads, _QUAD, panels, _PANEL).transpose(2, 0, 3, 1)
+    tail = np.zeros(_TILE * _PANEL * _QUAD, INT8)
+    sums = signed.sum(axis=0, dtype=np.int64) - k * zeros.astype(np.int64)
+    return _Weights(
+        np.concatenate([packed.reshape(-1), tail]),
+        sums.astype(INT32),
+        zeros if np.any(zeros) else None,
+    )

@@ -1,0 +1,95 @@
+"""Compiled products of 8-bit integers against NumPy's, bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.ops.registry import MICROSOFT
+from tests.support.native_kernels import (  # noqa: F401
+    LIBRARIES,
+    check,
+    kernel_of,
+    node_of,
+    pytestmark,
+)
+
+RNG = np.random.default_rng(11)
+DTYPES = ["uint8", "int8"]
+
+
+def _codes(dtype, *dims):
+    ends = np.iinfo(dtype)
+    return RNG.integers(ends.min, ends.max, dims, dtype, endpoint=True)
+
+
+@pytest.mark.parametrize("w_dtype", DTYPES)
+@pytest.mark.parametrize("x_dtype", DTYPES)
+@pytest.mark.parametrize("rows", [(), (1,), (3,), (2, 9), (70,)])
+@pytest.mark.parametrize(("k", "n"), [(1, 1), (7, 5), (64, 32), (130, 33), (1030, 140)])
+def test_integer_product_equals_numpy(k, n, rows, x_dtype, w_dtype):
+    x, w = _codes(x_dtype, *rows, k), _codes(w_dtype, k, n)
+    inputs = [x, w, _codes(x_dtype), _codes(w_dtype, n)]
+    check(node_of("MatMulInteger", inputs, [1, 3]), inputs)
+
+
+def test_integer_product_without_zero_points_equals_numpy():
+    inputs = [_codes("int8", 4, 20), _codes("int8", 20, 40)]
+    check(node_of("MatMulInteger", inputs, [1]), inputs)
+
+
+@pytest.mark.parametrize(("x_dtype", "extreme"), [("uint8", 255), ("int8", -128)])
+@pytest.mark.parametrize("rows", [2, 40])
+def test_integer_product_of_extreme_codes_does_not_saturate(rows, x_dtype, extreme):
+    x, w = np.full((rows, 600), extreme, x_dtype), np.full((600, 64), -128, np.int8)
+    inputs = [x, w, np.array(0, x_dtype), np.array(127, np.int8)]
+    check(node_of("MatMulInteger", inputs, [1, 2, 3]), inputs)
+
+
+def _scaled(x_dtype, w_dtype, rows, k, n):
+    """Codes of x and w with scales, by column for w, and zero points."""
+    x = [_codes(x_dtype, rows, k), np.array(0.02, np.float32), _codes(x_dtype)]
+    scales = RNG.uniform(0.001, 0.01, n).astype(np.float32)
+    return x, [_codes(w_dtype, k, n), scales, _codes(w_dtype, n)]
+
+
+@pytest.mark.parametrize("w_dtype", DTYPES)
+@pytest.mark.parametrize("x_dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "k", "n"), [(1, 6, 40), (50, 130, 260)])
+def test_scaled_product_equals_numpy(rows, k, n, x_dtype, w_dtype):
+    x, w = _scaled(x_dtype, w_dtype, rows, k, n)
+    inputs = [*x, *w, np.array(0.1, np.float32), _codes(x_dtype)]
+    check(node_of("QLinearMatMul", inputs, [1, *range(3, 8)]), inputs)
+
+
+@pytest.mark.parametrize("has_scale", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scaled_product_with_bias_equals_numpy(dtype, has_scale):
+    x, w = _scaled(dtype, "uint8", 20, 90, 36)
+    w[0] = np.ascontiguousarray(w[0].T)
+    bias = RNG.integers(-(10**6), 10**6, 36, np.int32)
+    y = [np.array(0.3, np.float32), _codes(dtype)] if has_scale else []
+    inputs = [*x, *w, bias, *y]
+    attrs = {"transB": 1, "alpha": 0.5}
+    constants = [1, *range(3, len(inputs))]
+    check(node_of("QGemm", inputs, constants, domain=MICROSOFT, **attrs), inputs)
+
+
+@pytest.mark.parametrize(("dims", "constants"), [((3, 4, 5), [1, 3]), ((4, 5), [1]), ((4, 5), [3])])
+def test_products_of_several_or_variable_matrices_are_left_to_others(dims, constants):
+    inputs = [_codes("uint8", 3, 2, 4), _codes("int8", *dims), _codes("uint8"), _codes("int8")]
+    assert kernel_of(node_of("MatMulInteger", inputs, constants), LIBRARIES[0]) is None
+
+
+@pytest.mark.parametrize("dims", [(), (0,), (7,), (64,), (3, 5, 100)])
+def test_dynamic_codes_equal_numpy(dims):
+    x = RNG.normal(1, 3, dims).astype(np.float32)
+    check(node_of("DynamicQuantizeLinear", [x], outputs=3), [x])
+
+
+@pytest.mark.parametrize("odd", [0, -1, 3e38, -np.inf, np.nan, 1e-45])
+def test_dynamic_codes_of_odd_numbers_equal_numpy(odd):
+    for base in (0.0, 1.0):
+        x = np.full(70, base, np.float32)
+        x[[0, 3, 69]] = odd
+        check(node_of("DynamicQuantizeLinear", [x], outputs=3), [x])
