@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.native.library import in_c_order
 from penstock.errors import LimitExceeded
 from penstock.host.current_run import copy_within_budget, keep
 from penstock.ir.op import Outcome, array_of
@@ -77,7 +78,7 @@ def own(value: Any) -> Any:
 def unshared(value: Any) -> Any:
     """A deep copy of ``value``, so that the caller of a run shares no memory with the run."""
     if isinstance(value, np.ndarray):
-        return copy_within_budget(value)
+        return copy_within_budget(value, in_c_order())
     if isinstance(value, list):
         return [unshared(element) for element in value]
     if isinstance(value, dict):

@@ -40,10 +40,12 @@ def reserve(nbytes: int) -> None:
         run.budget.reserve(nbytes)
 
 
-def copy_within_budget(array: np.ndarray) -> np.ndarray:
-    """A copy of ``array`` that counts as memory of the current run."""
+def copy_within_budget(
+    array: np.ndarray, copy: Callable[[np.ndarray], np.ndarray] = np.ndarray.copy
+) -> np.ndarray:
+    """A copy of ``array``, made by ``copy``, that counts as memory of the current run."""
     reserve(array.nbytes)
-    return keep(array.copy())
+    return keep(copy(array))
 
 
 def keep(value: T, nbytes: int = -1) -> T:

@@ -23,7 +23,7 @@ from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST, is_transfer
 from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.plan.plan import Block, Carry, Plan, Slot, SlotKind, Step, memory_of
-from penstock.types import ShapeError, TensorType, Type
+from penstock.types import MapType, SequenceType, ShapeError, TensorType, Type
 
 
 class CompiledNode(NamedTuple):
@@ -187,7 +187,7 @@ class _Builder:
         """The slot of an output that its step allocates during the run."""
         if value is None:
             return -1
-        return self.define(value, SlotKind.DYNAMIC, owned=_is_tensor(value.type))
+        return self.define(value, SlotKind.DYNAMIC, owned=_is_fresh(value))
 
     # Steps with kernels.
 
@@ -345,6 +345,14 @@ class _Builder:
         ]
         self.buffers[inside] = first, second
         return first, second
+
+
+def _is_fresh(value: Value) -> bool:
+    """Whether a new value shares memory with no other: tensors, and maps made of tensors."""
+    type_, node = value.type, value.producer
+    if isinstance(type_, SequenceType) and isinstance(type_.element, MapType) and node is not None:
+        return all(x is None or _is_tensor(x.type) for x in node.inputs)
+    return _is_tensor(type_)
 
 
 def _is_tensor(type_: Type) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.native.library import are_strings
 from penstock.errors import InvalidInput
 from penstock.ir.graph import Value
 from penstock.types import (
@@ -76,7 +77,7 @@ def _strings(name: str, array: np.ndarray) -> np.ndarray:
     """An array of dtype object with the elements of ``array``, which must be strings."""
     if array.dtype != STRING:
         array = array.astype(object)
-    if all(x.__class__ is str for x in array.flat):
+    if are_strings()(array):
         return array
     texts = np.empty(array.size, object)
     texts[:] = [_text(name, x) for x in array.flat]

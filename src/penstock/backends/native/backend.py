@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.backends.dynamic_shapes import SpecialisingBackend
+from penstock.backends.native.arrays import ARRAY_FAMILIES
 from penstock.backends.native.blocks import block_product
 from penstock.backends.native.cumulative import cumulative
 from penstock.backends.native.elementwise import OPERATIONS, elementwise_call, estimated_ns
@@ -29,6 +30,7 @@ from penstock.backends.native.reduce import reduction_call
 from penstock.backends.native.regions import roi_align, suppress
 from penstock.backends.native.resize import resize
 from penstock.backends.native.sampling import affine_grid, grid_sample
+from penstock.backends.native.text import TEXT_FAMILIES
 from penstock.backends.native.trees import tree_ensemble
 from penstock.backends.native.windows import col2im, max_pool
 from penstock.backends.numpy import NumpyBackend
@@ -123,6 +125,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
 }
 FAMILIES = {name: family for names, family in _FAMILIES.items() for name in names}
 """by operation, how a compiled kernel of it is chosen"""
+_OF_ANY_SHAPES = {**ARRAY_FAMILIES, **TEXT_FAMILIES}
 
 
 class NativeBackend(SpecialisingBackend):
@@ -144,8 +147,15 @@ class NativeBackend(SpecialisingBackend):
         self.library = loaded
 
     def seconds(self, node: Node) -> float:
+        if node.op.full_name in _OF_ANY_SHAPES:
+            return _below_numpy(node)
         family = FAMILIES.get(node.op.full_name)
         return math.inf if family is None else family.seconds(node)
+
+    def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        chosen = _OF_ANY_SHAPES.get(node.op.full_name)
+        kernel = None if chosen is None else chosen(self.library, node, types)
+        return kernel or super().kernel(node, types)
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = FAMILIES.get(node.op.full_name)
@@ -160,4 +170,4 @@ class NativeBackend(SpecialisingBackend):
         return core_budget()
 
     def set_threads(self, threads: int) -> None:
-        self.library.set_threads(threads)
+        self.library.functions.set_threads(threads)

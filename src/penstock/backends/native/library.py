@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import PenstockError
 from penstock.host.openmp import openmp_settings
 
@@ -29,7 +31,8 @@ class NativeLibrary:
     kernels: frozenset[str]
     operations: Mapping[str, int]  # of elementwise programs
     call: Callable[..., Any]
-    set_threads: Callable[[int], None]
+    functions: Any
+    """the functions of the module: ``set_threads``, and those that take any arrays or strings"""
 
 
 @cache
@@ -47,6 +50,23 @@ def library() -> NativeLibrary | None:
         )
     levels = [chosen] if chosen else LEVELS
     return next(filter(None, map(load_level, levels)), None)
+
+
+@cache
+def in_c_order() -> Callable[[np.ndarray], np.ndarray]:
+    """The function that copies an array to a new one in C order: a compiled one where there is
+    one, for NumPy's is slow where dims change places."""
+    loaded = library()
+    return np.ndarray.copy if loaded is None else loaded.functions.copied
+
+
+@cache
+def are_strings() -> Callable[[np.ndarray], bool]:
+    """The function that tells whether all elements of an array of objects are of class ``str``."""
+    loaded = library()
+    if loaded is not None:
+        return loaded.functions.are_strings
+    return lambda x: set(map(type, x.ravel().tolist())) <= {str}
 
 
 def supported_levels() -> Sequence[str]:
@@ -72,9 +92,7 @@ def load_level(level: str) -> NativeLibrary | None:
         )
     kernels = frozenset(module.kernels)
     operations = {name: i for i, name in enumerate(module.elementwise_operations)}
-    return NativeLibrary(
-        level, module.__file__, kernels, operations, module.Call, module.set_threads
-    )
+    return NativeLibrary(level, module.__file__, kernels, operations, module.Call, module)
 
 
 @cache

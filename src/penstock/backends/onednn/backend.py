@@ -13,7 +13,6 @@ from dataclasses import replace
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.onednn.attention import attention_kernel
-from penstock.backends.onednn.concat import concat
 from penstock.backends.onednn.convolution import convolution, deconvolution
 from penstock.backends.onednn.eltwise import NARY, eltwise, is_eltwise_chain, nary
 from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE
@@ -56,7 +55,6 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),
     **dict.fromkeys(("LogSoftmax", "Softmax"), softmax),
     "BatchNormalization": batch_normalization,
-    "Concat": concat,
     "Conv": convolution,
     "ConvTranspose": deconvolution,
     "Gemm": gemm,
@@ -81,9 +79,6 @@ _SHORT_ROW, _SHORT_ROW_S = 64, 0.13e-6
 _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 100e9
 _STEP_S = 0.5e-6  # of a recurrent layer, whose products take twice as long
-
-# Bytes from which on copies are worth a second thread; on one, NumPy copies as fast or faster.
-_WORTH_THREADS = 100_000
 
 # Operations of a product from which on rounding its operands to bfloat16 takes less than it saves.
 _WORTH_ROUNDING = 5_000_000
@@ -129,8 +124,6 @@ class OneDnnBackend(SpecialisingBackend):
         values = (*node.inputs, *node.outputs)
         types_ = [v.type for v in values if v is not None and v.const is None]
         moved = sum([t.nbytes for t in types_ if isinstance(t, TensorType) and t.static])
-        if node.op.name == "Concat" and (self.threads == 1 or moved < _WORTH_THREADS):
-            return 2 * self._numpy.seconds(node)
         estimate = _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
         if FAMILIES.get(node.op.full_name) is recurrent:
             steps = sum(max(t.dims[:2]) for t in types_[:1] if isinstance(t, TensorType))

@@ -166,9 +166,6 @@ dnnl_status_t dnnl_lrn_forward_primitive_desc_create(
     dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int prop, int alg,
     dnnl_memory_desc_t src, dnnl_memory_desc_t dst, dnnl_dim_t size, float alpha, float beta,
     float k, dnnl_primitive_attr_t attr);
-dnnl_status_t dnnl_concat_primitive_desc_create(
-    dnnl_primitive_desc_t *desc, dnnl_engine_t engine, dnnl_memory_desc_t dst, int n, int axis,
-    const dnnl_memory_desc_t *srcs, dnnl_primitive_attr_t attr);
 dnnl_status_t dnnl_vanilla_rnn_forward_primitive_desc_create(
     dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int prop, int activation, int direction,
     dnnl_memory_desc_t src_layer, dnnl_memory_desc_t src_iter, dnnl_memory_desc_t weights_layer,

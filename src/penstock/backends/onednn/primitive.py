@@ -15,7 +15,6 @@ from penstock.ir.layout import ALIGNMENT, address
 # Arguments of primitives (DNNL_ARG_*).
 SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD = 1, 2, 17, 33, 41, 80
 SCALE, SHIFT = 51, 52
-SOURCES = 1024  # the first of any number of them
 
 _TYPES = {"bfloat16": "bf16", "float32": "f32", "int32": "s32", "int8": "s8", "uint8": "u8"}
 

@@ -20,6 +20,8 @@ import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from penstock.algorithms.checkpoints import checkpoint
 
 MAX_PROGRAM = 20_000
@@ -352,6 +354,20 @@ def simple_pattern(pattern: str) -> re.Pattern[str] | None:
     """The pattern for ``re``, if it is of a kind for which that finds the leftmost longest matches,
     none of them empty, and never tries again what has failed."""
     return re.compile(pattern, re.ASCII) if _SIMPLE.fullmatch(pattern) else None
+
+
+def members_of(pattern: str, separator: bool = False) -> tuple[np.ndarray, bool] | None:
+    """The ASCII characters, by code, whose longest runs ``pattern`` matches, and whether all others
+    are among them; None for another kind of pattern. Of a ``separator``, of one character or of
+    runs, the characters between."""
+    one = _CLASS + ("[+]?" if separator else "[+]")
+    if not pattern.isascii() or not (
+        re.fullmatch(one, pattern) or (separator and len(pattern) == 1 and simple_pattern(pattern))
+    ):
+        return None
+    single = re.compile(pattern, re.ASCII)
+    members = [single.fullmatch(char) is not None for char in (*map(chr, range(128)), "\xe9")]
+    return np.array(members[:-1]) ^ separator, members[-1] ^ separator
 
 
 # Matching

@@ -75,16 +75,23 @@ def _infer_tokenizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     return (TensorType(STRING, (*shape, None) if known else None),)
 
 
-@operator("Tokenizer", domain=MICROSOFT, arity=(1, 1), infer=_infer_tokenizer, strings=True)
-@by_attributes
-def tokenizer(attrs: Attrs) -> Callable[[np.ndarray], np.ndarray]:
-    """The tokens of each string, with pads behind them: what separators leave, one separator after
-    the other, or what a pattern matches, or single characters."""
+def check_tokenizer(attrs: Attrs) -> tuple[int, Sequence[str], str, bool]:
+    """The least number of characters of a token, the separators, the pattern of tokens, and whether
+    each character is a token."""
     least = attrs["mincharnum"]
     separators, token = attrs.get("separators") or (), attrs.get("tokenexp", "")
     single = token == "." or list(separators) == [""]
     if least < 1 or (single and least > 1) or not (separators or token):
         raise ShapeError(f"mincharnum = {least}, with separators {separators}, tokenexp {token!r}")
+    return least, separators, token, single
+
+
+@operator("Tokenizer", domain=MICROSOFT, arity=(1, 1), infer=_infer_tokenizer, strings=True)
+@by_attributes
+def tokenizer(attrs: Attrs) -> Callable[[np.ndarray], np.ndarray]:
+    """The tokens of each string, with pads behind them: what separators leave, one separator after
+    the other, or what a pattern matches, or single characters."""
+    least, separators, token, single = check_tokenizer(attrs)
     try:
         steps = [_pieces(least, pattern) for pattern in separators] or [_matches(least, token)]
     except RegexError as error:

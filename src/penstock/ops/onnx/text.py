@@ -109,8 +109,10 @@ def string_normalizer(node: Node, types: Types) -> Kernel:
 
     def run(x: np.ndarray) -> np.ndarray:
         _check_row(x.shape)
-        kept = [change(text) for text in x.reshape(-1).tolist() if fold(text) not in stop]
-        kept = kept or [""]
+        texts = x.reshape(-1).tolist()
+        if stop:
+            texts = [text for text in texts if fold(text) not in stop]
+        kept = list(map(change, texts)) or [""]
         return strings(kept, (*(1,) * (x.ndim - 1), len(kept)))
 
     return Kernel(run)
@@ -132,7 +134,7 @@ def regex_full_match(attrs: Attrs) -> Callable[..., Any]:
     return run
 
 
-class _Pool:
+class NgramPool:
     """The n-grams to count, as a trie that whole arrays descend by binary search. A node is the
     number of a prefix; ``step`` leads from it to the prefix one token longer."""
 
@@ -201,9 +203,9 @@ def _infer_tfidf(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("TfIdfVectorizer", since=9, infer=_infer_tfidf, strings=True)
 @by_attributes
 def tfidf_vectorizer(attrs: Attrs) -> Callable[..., Any]:
-    mode, skips = choice(attrs, "mode", "", ("TF", "IDF", "TFIDF")), attrs["max_skip_count"]
-    pool = _Pool(attrs)
-    weights = _column_weights(attrs, pool.width)
+    skips = attrs["max_skip_count"]
+    pool = NgramPool(attrs)
+    weigh = weighted(attrs, pool.width)
 
     def counted(tokens: np.ndarray) -> np.ndarray:
         """How often each n-gram occurs in each row."""
@@ -228,23 +230,25 @@ def tfidf_vectorizer(attrs: Attrs) -> Callable[..., Any]:
         if x.ndim not in (1, 2):
             raise ShapeError(f"TfIdfVectorizer takes shapes [C] and [N, C], not {x.shape}")
         rows = x.reshape(1, -1) if x.ndim == 1 else x
-        result = counted(pool.tokens(rows)).astype(np.float32)
-        if mode == "IDF":
-            result = np.minimum(result, 1)
-        if mode != "TF" and weights is not None:
-            result = result * weights
-        return result.reshape(*x.shape[:-1], pool.width)
+        counts = counted(pool.tokens(rows)).astype(np.float32)
+        return weigh(counts).reshape(*x.shape[:-1], pool.width)
 
     return run
 
 
-def _column_weights(attrs: Attrs, width: int) -> np.ndarray | None:
-    """The weight of each output column; the attribute has them in the order of the pool."""
+def weighted(attrs: Attrs, width: int) -> Callable[[np.ndarray], np.ndarray]:
+    """What becomes of counts of n-grams, in output columns; the attribute has weights in the order
+    of the pool."""
+    mode = choice(attrs, "mode", "", ("TF", "IDF", "TFIDF"))
     weights, indexes = attrs.get("weights"), attrs["ngram_indexes"]
-    if not weights:
-        return None
-    if len(weights) != len(indexes):
-        raise ShapeError(f"{len(weights)} weights for {len(indexes)} n-grams")
     columns = np.ones(width, np.float32)
-    columns[indexes] = weights
-    return columns
+    if weights and len(weights) != len(indexes):
+        raise ShapeError(f"{len(weights)} weights for {len(indexes)} n-grams")
+    columns[indexes if weights else []] = weights or []
+
+    def weigh(counts: np.ndarray) -> np.ndarray:
+        if mode == "IDF":
+            counts = np.minimum(counts, 1)
+        return counts * columns if weights and mode != "TF" else counts
+
+    return weigh

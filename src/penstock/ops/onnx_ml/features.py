@@ -216,16 +216,22 @@ def _infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(other, x.shape),)
 
 
-@operator("CategoryMapper", infer=_infer_other, strings=True)
-@operator("LabelEncoder", version=1, infer=_infer_other, strings=True)
-@by_attributes
-def category_mapper(attrs: Attrs) -> Callable[..., Any]:
-    """Both directions of a mapping; the dtype of the input chooses one."""
+def category_names(attrs: Attrs) -> tuple[Sequence[str], Sequence[int]]:
+    """The strings of a CategoryMapper, or of the first LabelEncoder, and their numbers."""
     classes = attrs.get("classes_strings")  # of LabelEncoder, which numbers them
     names = classes or attrs.get("cats_strings") or []
     ints = range(len(names)) if classes else attrs.get("cats_int64s") or []
     if len(ints) != len(names):
         raise ShapeError(f"{len(ints)} integers for {len(names)} strings")
+    return names, ints
+
+
+@operator("CategoryMapper", infer=_infer_other, strings=True)
+@operator("LabelEncoder", version=1, infer=_infer_other, strings=True)
+@by_attributes
+def category_mapper(attrs: Attrs) -> Callable[..., Any]:
+    """Both directions of a mapping; the dtype of the input chooses one."""
+    names, ints = category_names(attrs)
     number, name = attrs.get("default_int64", -1), attrs.get("default_string", "_Unused")
     to_int = _mapper(_Lookup(names, STRING), np.array(ints, np.int64), number)
     to_name = _mapper(_Lookup(ints, INT64), strings(names, (len(names),)), name)

@@ -4,14 +4,12 @@
    the processor lacks can say so: its import fails. LEVEL is the name of the instruction set. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
-#define NPY_TARGET_VERSION NPY_2_0_API_VERSION
-#include <numpy/arrayobject.h>
 #include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 #include "native.h"
+#include "numpy_api.h"
 
 #define TEXT_OF(name) #name
 #define TEXT(name) TEXT_OF(name)
@@ -404,8 +402,25 @@ static PyObject *set_threads(PyObject *module, PyObject *threads)
     Py_RETURN_NONE;
 }
 
+#define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
+
 static PyMethodDef module_methods[] = {
     {"set_threads", set_threads, METH_O, "Let kernels of the calling thread use so many threads."},
+    {"copied", array_copied, METH_O, "copied(x): a copy in C order."},
+    {"concatenated", FAST(array_concatenated),
+     "concatenated(axis, out, *arrays): the arrays joined along an axis, in `out` or a new array."},
+    {"tiled", FAST(array_tiled), "tiled(x, *repeats): x repeated along each axis."},
+    {"are_strings", text_are_strings, METH_O, "are_strings(x): whether all elements are of class str."},
+    {"places", FAST(text_places), "places(x, places, missing): the place of each string."},
+    {"zip_map", FAST(text_zip_map), "zip_map(x, labels): a dict of each row, float by label."},
+    {"tokens", FAST(text_tokens),
+     "tokens(x, members, others, single, least, checkpoint): the list of all runs of characters in "
+     "`members`, or `others` beyond ASCII, and how many there are of each string."},
+    {"padded", FAST(text_padded),
+     "padded(tokens, counts, width, marks, pad): rows of tokens, between marks and before pads."},
+    {"ngrams", FAST(text_ngrams),
+     "ngrams(tokens, first, keys, targets, starts, columns, base, shortest, skips, width): how "
+     "often each n-gram occurs in each row."},
     {NULL, NULL, 0, NULL},
 };
 

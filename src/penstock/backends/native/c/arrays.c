@@ -1,0 +1,141 @@
+/* Functions of Python that copy arrays, whatever their shapes and strides are. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#define NO_IMPORT_ARRAY
+#include "numpy_api.h"
+#include "copies.h"
+
+/* Bytes from which on the global interpreter lock is released. */
+enum { WORTH_RELEASE = 1 << 16 };
+
+/* Whether elements of an array are plain bytes of a size that there are copies of. */
+static int is_plain(PyArrayObject *x)
+{
+    int64_t size = PyArray_ITEMSIZE(x);
+    return !PyDataType_REFCHK(PyArray_DESCR(x)) &&
+           (size == 1 || size == 2 || size == 4 || size == 8 || size == 16);
+}
+
+static void copy(copy_plan *plan, const char *from, char *to, int64_t nbytes)
+{
+    PyThreadState *state = nbytes < WORTH_RELEASE ? NULL : PyEval_SaveThread();
+    copy_elements(plan, from, to);
+    if (state)
+        PyEval_RestoreThread(state);
+}
+
+static PyArrayObject *new_array(int rank, const npy_intp *dims, PyArrayObject *like)
+{
+    Py_INCREF((PyObject *)PyArray_DESCR(like));
+    return (PyArrayObject *)PyArray_Empty(rank, dims, PyArray_DESCR(like), 0);
+}
+
+PyObject *array_copied(PyObject *module, PyObject *given)
+{
+    if (!PyArray_Check(given))
+        return PyErr_Format(PyExc_TypeError, "copied() takes an array");
+    PyArrayObject *x = (PyArrayObject *)given;
+    if (!is_plain(x) || PyArray_IS_C_CONTIGUOUS(x))
+        return PyArray_NewCopy(x, NPY_CORDER);
+    copy_plan plan = {PyArray_NDIM(x), PyArray_ITEMSIZE(x), {0}, {0}, {0}};
+    PyArrayObject *y = new_array(plan.rank, PyArray_DIMS(x), x);
+    if (!y)
+        return NULL;
+    for (int i = 0; i < plan.rank; i++) {
+        plan.dims[i] = PyArray_DIM(x, i);
+        plan.from[i] = PyArray_STRIDE(x, i);
+        plan.to[i] = PyArray_STRIDE(y, i);
+    }
+    copy(&plan, PyArray_BYTES(x), PyArray_BYTES(y), PyArray_NBYTES(y));
+    return (PyObject *)y;
+}
+
+/* Whether `x` can be a part of a concatenation that begins with `first`. */
+static int fits(PyObject *given, PyArrayObject *first, int axis)
+{
+    PyArrayObject *x = (PyArrayObject *)given;
+    if (!PyArray_Check(given) || PyArray_NDIM(x) != PyArray_NDIM(first) ||
+        !PyArray_EquivTypes(PyArray_DESCR(x), PyArray_DESCR(first)))
+        return 0;
+    for (int i = 0; i < PyArray_NDIM(x); i++)
+        if (i != axis && PyArray_DIM(x, i) != PyArray_DIM(first, i))
+            return 0;
+    return 1;
+}
+
+PyObject *array_concatenated(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    npy_intp dims[MOST_DIMS];
+    PyObject *const *arrays = arguments + 2;
+    if (count < 3 || !PyArray_Check(arrays[0]))
+        return PyErr_Format(PyExc_TypeError, "concatenated() takes an axis, None or memory, arrays");
+    PyArrayObject *first = (PyArrayObject *)arrays[0], *y = (PyArrayObject *)arguments[1];
+    long axis = PyLong_AsLong(arguments[0]);
+    int rank = PyArray_NDIM(first);
+    int64_t length = 0;
+    if (axis == -1 && PyErr_Occurred())
+        return NULL;
+    axis = axis < 0 ? axis + rank : axis;
+    int fit = axis >= 0 && axis < rank && is_plain(first);
+    for (Py_ssize_t i = 0; fit && i < count - 2; i++) {
+        fit = fits(arrays[i], first, axis);
+        length += fit ? PyArray_DIM((PyArrayObject *)arrays[i], axis) : 0;
+    }
+    for (int i = 0; i < rank; i++)
+        dims[i] = i == axis ? length : PyArray_DIM(first, i);
+    if (fit && arguments[1] != Py_None)
+        fit = fits(arguments[1], first, axis) && PyArray_DIM(y, axis) == length &&
+              PyArray_ISWRITEABLE(y);
+    if (!fit)
+        return PyErr_Format(PyExc_ValueError, "arrays do not fit together");
+    y = arguments[1] == Py_None ? new_array(rank, dims, first) : y;
+    if (!y)
+        return NULL;
+    char *to = PyArray_BYTES(y);
+    for (Py_ssize_t k = 0; k < count - 2; k++) {
+        PyArrayObject *x = (PyArrayObject *)arrays[k];
+        copy_plan plan = {rank, PyArray_ITEMSIZE(x), {0}, {0}, {0}};
+        for (int i = 0; i < rank; i++) {
+            plan.dims[i] = PyArray_DIM(x, i);
+            plan.from[i] = PyArray_STRIDE(x, i);
+            plan.to[i] = PyArray_STRIDE(y, i);
+        }
+        copy(&plan, PyArray_BYTES(x), to, PyArray_NBYTES(x));
+        to += PyArray_DIM(x, axis) * PyArray_STRIDE(y, axis);
+    }
+    if (arguments[1] == Py_None)
+        return (PyObject *)y;
+    Py_RETURN_NONE;
+}
+
+/* Each dim becomes two: repetitions, with a stride of 0, and what is repeated. */
+PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    npy_intp dims[MOST_DIMS];
+    if (count < 1 || !PyArray_Check(arguments[0]) || !is_plain((PyArrayObject *)arguments[0]))
+        return PyErr_Format(PyExc_TypeError, "tiled() takes an array and a number for each axis");
+    PyArrayObject *x = (PyArrayObject *)arguments[0];
+    int rank = PyArray_NDIM(x);
+    if (count != rank + 1 || 2 * rank > MOST_DIMS)
+        return PyErr_Format(PyExc_ValueError, "%zd repetitions of %d axes", count - 1, rank);
+    copy_plan plan = {2 * rank, PyArray_ITEMSIZE(x), {0}, {0}, {0}};
+    for (int i = 0; i < rank; i++) {
+        int64_t times = PyLong_AsLongLong(arguments[i + 1]);
+        if (PyErr_Occurred())
+            return NULL;
+        plan.dims[2 * i] = times < 0 ? 0 : times;
+        plan.dims[2 * i + 1] = PyArray_DIM(x, i);
+        plan.from[2 * i + 1] = PyArray_STRIDE(x, i);
+        if (__builtin_mul_overflow(plan.dims[2 * i], PyArray_DIM(x, i), &dims[i]))
+            return PyErr_NoMemory();
+    }
+    PyArrayObject *y = new_array(rank, dims, x);
+    if (!y)
+        return NULL;
+    for (int i = 0; i < rank; i++) {
+        plan.to[2 * i + 1] = PyArray_STRIDE(y, i);
+        plan.to[2 * i] = PyArray_STRIDE(y, i) * PyArray_DIM(x, i);
+    }
+    copy(&plan, PyArray_BYTES(x), PyArray_BYTES(y), PyArray_NBYTES(y));
+    return (PyObject *)y;
+}

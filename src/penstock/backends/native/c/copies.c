@@ -1,0 +1,259 @@
+/* Copies in three ways: runs of elements that are adjacent on both sides, blocks that are transposed
+   where two dims change places, and single elements. */
+#include <string.h>
+#include "copies.h"
+
+/* FEW: rows that are too few for a loop of their own. */
+enum { TILE = 32, FEW = 8 };
+
+/* Elements may lie at any address: a run of two is one of twice the size. */
+#define AT_ANY_ADDRESS __attribute__((aligned(1), may_alias))
+typedef uint16_t AT_ANY_ADDRESS bytes_2;
+typedef uint32_t AT_ANY_ADDRESS bytes_4;
+typedef uint64_t AT_ANY_ADDRESS bytes_8;
+typedef struct {
+    uint64_t low, high;
+} AT_ANY_ADDRESS bytes_16;
+
+static void move_dim(int64_t *values, int at, int place)
+{
+    int64_t value = values[at];
+    for (; at < place; at++)
+        values[at] = values[at + 1];
+    values[place] = value;
+}
+
+static void move(copy_plan *p, int at, int place)
+{
+    move_dim(p->dims, at, place);
+    move_dim(p->from, at, place);
+    move_dim(p->to, at, place);
+}
+
+/* Sort dims by their strides in the memory that is written, the longest first. */
+static void sort_dims(copy_plan *p)
+{
+    for (int end = p->rank; end > 1; end--) {
+        int least = 0;
+        for (int i = 1; i < end; i++)
+            if (p->to[i] <= p->to[least])
+                least = i;
+        move(p, least, end - 1);
+    }
+}
+
+/* Drop dims of one element, and join those that follow each other in both memories. */
+static void join_dims(copy_plan *p)
+{
+    int rank = 0;
+    for (int i = 0; i < p->rank; i++) {
+        if (p->dims[i] == 1)
+            continue;
+        int64_t dim = p->dims[i], from = p->from[i], to = p->to[i];
+        if (rank && p->from[rank - 1] == dim * from && p->to[rank - 1] == dim * to)
+            dim *= p->dims[--rank];
+        p->dims[rank] = dim;
+        p->from[rank] = from;
+        p->to[rank++] = to;
+    }
+    p->rank = rank;
+}
+
+typedef void (*block_function)(const char *from, char *to, int64_t from_step, int64_t to_step,
+                               int64_t rows, int64_t length, int64_t from_stride, int64_t to_stride);
+
+/* Rows of single elements. */
+#define ELEMENTS(name, type)                                                                       \
+    static void name(const char *from, char *to, int64_t from_step, int64_t to_step, int64_t rows, \
+                     int64_t length, int64_t from_stride, int64_t to_stride)                       \
+    {                                                                                              \
+        for (int64_t i = 0; i < rows; i++, from += from_step, to += to_step) {                     \
+            if (to_stride == sizeof(type) && !from_stride) {                                       \
+                type value = *(const type *)from;                                                  \
+                for (int64_t j = 0; j < length; j++)                                               \
+                    ((type *)to)[j] = value;                                                       \
+            }                                                                                      \
+            else                                                                                   \
+                for (int64_t j = 0; j < length; j++)                                               \
+                    *(type *)(to + j * to_stride) = *(const type *)(from + j * from_stride);       \
+        }                                                                                          \
+    }
+
+ELEMENTS(elements_1, uint8_t)
+ELEMENTS(elements_2, bytes_2)
+ELEMENTS(elements_4, bytes_4)
+ELEMENTS(elements_8, bytes_8)
+ELEMENTS(elements_16, bytes_16)
+
+/* Runs of bytes; `length` is that of a run. */
+static void runs(const char *from, char *to, int64_t from_step, int64_t to_step, int64_t rows,
+                 int64_t length, int64_t from_stride, int64_t to_stride)
+{
+    (void)from_stride, (void)to_stride;
+    if (length < 8 || length > 64) {
+        for (int64_t i = 0; i < rows; i++)
+            memcpy(to + i * to_step, from + i * from_step, length);
+        return;
+    }
+    for (int64_t i = 0; i < rows; i++, from += from_step, to += to_step) {
+        for (int64_t j = 0; j + 8 <= length; j += 8)
+            memcpy(to + j, from + j, 8);
+        memcpy(to + length - 8, from + length - 8, 8);
+    }
+}
+
+/* Rows of which element j lies at j * from_stride, and the next row `sizeof(type)` behind: square blocks
+   of `SIDE` vectors are transposed at once. */
+#define TRANSPOSED(name, type, SIDE, BLOCK)                                                        \
+    static void name(const char *from, char *to, int64_t from_step, int64_t to_step, int64_t rows, \
+                     int64_t length, int64_t from_stride, int64_t to_stride)                       \
+    {                                                                                              \
+        (void)from_step, (void)to_stride;                                                          \
+        for (int64_t i0 = 0; i0 < rows; i0 += TILE)                                                \
+            for (int64_t j0 = 0; j0 < length; j0 += TILE) {                                        \
+                int64_t i_end = i0 + TILE < rows ? i0 + TILE : rows;                               \
+                int64_t j_end = j0 + TILE < length ? j0 + TILE : length, i = i0;                   \
+                for (; i + SIDE <= i_end; i += SIDE) {                                             \
+                    int64_t j = j0;                                                                \
+                    for (; j + SIDE <= j_end; j += SIDE)                                           \
+                        BLOCK(from + i * sizeof(type) + j * from_stride, from_stride,              \
+                              to + i * to_step + j * sizeof(type), to_step);                       \
+                    for (; j < j_end; j++)                                                         \
+                        for (int64_t k = i; k < i + SIDE; k++)                                     \
+                            *((type *)(to + k * to_step) + j) =                                    \
+                                *((const type *)(from + j * from_stride) + k);                     \
+                }                                                                                  \
+                for (; i < i_end; i++)                                                             \
+                    for (int64_t j = j0; j < j_end; j++)                                           \
+                        *((type *)(to + i * to_step) + j) =                                        \
+                            *((const type *)(from + j * from_stride) + i);                         \
+            }                                                                                      \
+    }
+
+typedef uint32_t four __attribute__((vector_size(16)));
+typedef uint64_t two __attribute__((vector_size(16)));
+
+static inline void block_4(const char *from, int64_t from_step, char *to, int64_t to_step)
+{
+    four a, b, c, d;
+    memcpy(&a, from, 16);
+    memcpy(&b, from + from_step, 16);
+    memcpy(&c, from + 2 * from_step, 16);
+    memcpy(&d, from + 3 * from_step, 16);
+    four ab = __builtin_shuffle(a, b, (four){0, 4, 1, 5});
+    four cd = __builtin_shuffle(c, d, (four){0, 4, 1, 5});
+    four AB = __builtin_shuffle(a, b, (four){2, 6, 3, 7});
+    four CD = __builtin_shuffle(c, d, (four){2, 6, 3, 7});
+    four first = __builtin_shuffle(ab, cd, (four){0, 1, 4, 5});
+    four second = __builtin_shuffle(ab, cd, (four){2, 3, 6, 7});
+    four third = __builtin_shuffle(AB, CD, (four){0, 1, 4, 5});
+    four fourth = __builtin_shuffle(AB, CD, (four){2, 3, 6, 7});
+    memcpy(to, &first, 16);
+    memcpy(to + to_step, &second, 16);
+    memcpy(to + 2 * to_step, &third, 16);
+    memcpy(to + 3 * to_step, &fourth, 16);
+}
+
+static inline void block_8(const char *from, int64_t from_step, char *to, int64_t to_step)
+{
+    two a, b;
+    memcpy(&a, from, 16);
+    memcpy(&b, from + from_step, 16);
+    two first = __builtin_shuffle(a, b, (two){0, 2}), second = __builtin_shuffle(a, b, (two){1, 3});
+    memcpy(to, &first, 16);
+    memcpy(to + to_step, &second, 16);
+}
+
+static inline void block_1(const char *from, int64_t from_step, char *to, int64_t to_step)
+{
+    (void)from_step, (void)to_step;
+    *to = *from;
+}
+
+static inline void block_2(const char *from, int64_t from_step, char *to, int64_t to_step)
+{
+    (void)from_step, (void)to_step;
+    memcpy(to, from, 2);
+}
+
+TRANSPOSED(transposed_1, uint8_t, 1, block_1)
+TRANSPOSED(transposed_2, bytes_2, 1, block_2)
+TRANSPOSED(transposed_4, bytes_4, 4, block_4)
+TRANSPOSED(transposed_8, bytes_8, 2, block_8)
+
+static block_function by_size(int64_t size, block_function const functions[5])
+{
+    return size == 16 ? functions[4] : functions[size == 8 ? 3 : size == 4 ? 2 : size - 1];
+}
+
+/* How to copy the last two dims; moves another dim to the last but one where it is to be transposed. */
+static block_function chosen(copy_plan *p)
+{
+    static block_function const single[] = {elements_1, elements_2, elements_4, elements_8,
+                                            elements_16},
+                                transposing[] = {transposed_1, transposed_2, transposed_4,
+                                                 transposed_8, elements_16};
+    int last = p->rank - 1, other = last - 1;
+    if (p->from[last] == p->size && p->to[last] == p->size) {
+        int most = other;
+        for (int i = 0; i < other; i++)
+            most = p->dims[i] > p->dims[most] ? i : most;
+        if (last && p->dims[other] < FEW)
+            move(p, most, other);
+        p->dims[last] *= p->size;
+        return runs;
+    }
+    while (other >= 0 && p->from[other] != p->size)
+        other--;
+    if (other < 0 || p->to[last] != p->size)
+        return by_size(p->size, single);
+    move(p, other, last - 1);
+    return by_size(p->size, transposing);
+}
+
+/* Make a short run of adjacent elements one element. */
+static void widen_elements(copy_plan *p)
+{
+    int last = p->rank - 1;
+    if (last < 0 || p->from[last] != p->size || p->to[last] != p->size)
+        return;
+    int64_t run = p->dims[last] * p->size;
+    if (run == 2 || run == 4 || run == 8 || run == 16) {
+        p->size = run;
+        p->rank = last;
+    }
+}
+
+void copy_elements(copy_plan *p, const char *from, char *to)
+{
+    for (int i = 0; i < p->rank; i++)
+        if (!p->dims[i])
+            return;
+    sort_dims(p);
+    join_dims(p);
+    widen_elements(p);
+    if (!p->rank) {
+        memcpy(to, from, p->size);
+        return;
+    }
+    block_function block = chosen(p);
+    int last = p->rank - 1, outer = last > 0 ? last - 1 : 0;
+    int64_t rows = last ? p->dims[last - 1] : 1;
+    int64_t from_step = last ? p->from[last - 1] : 0, to_step = last ? p->to[last - 1] : 0;
+    int64_t index[MOST_DIMS] = {0};
+    for (;;) {
+        block(from, to, from_step, to_step, rows, p->dims[last], p->from[last], p->to[last]);
+        int d = outer - 1;
+        for (; d >= 0; d--) {
+            from += p->from[d];
+            to += p->to[d];
+            if (++index[d] < p->dims[d])
+                break;
+            from -= p->from[d] * p->dims[d];
+            to -= p->to[d] * p->dims[d];
+            index[d] = 0;
+        }
+        if (d < 0)
+            return;
+    }
+}

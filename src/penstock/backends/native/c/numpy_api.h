@@ -1,0 +1,22 @@
+/* NumPy's C interface, and the functions of the extension module that take any arrays or strings. */
+#ifndef PENSTOCK_NUMPY_API_H
+#define PENSTOCK_NUMPY_API_H
+
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#define NPY_TARGET_VERSION NPY_2_0_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL penstock_numpy_api
+#include <numpy/arrayobject.h>
+
+#pragma GCC visibility push(hidden)
+PyObject *array_copied(PyObject *module, PyObject *given);
+PyObject *array_concatenated(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *text_are_strings(PyObject *module, PyObject *given);
+PyObject *text_places(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *text_zip_map(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *text_tokens(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *text_padded(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *text_ngrams(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+#pragma GCC visibility pop
+
+#endif

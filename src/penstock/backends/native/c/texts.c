@@ -1,0 +1,282 @@
+/* Functions of Python on strings, which are objects: their places in a table, tokens, n-grams, and rows
+   as dictionaries. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#define NO_IMPORT_ARRAY
+#include "numpy_api.h"
+#include <string.h>
+
+/* Strings between two looks at whether the run must stop. */
+enum { BETWEEN_CHECKS = 1 << 14 };
+
+static int expected(Py_ssize_t count, Py_ssize_t wanted)
+{
+    if (count != wanted)
+        PyErr_Format(PyExc_TypeError, "%zd arguments instead of %zd", count, wanted);
+    return count == wanted;
+}
+
+/* An array of one element type in C order, as a new reference. */
+static PyArrayObject *array_of(PyObject *given, int type)
+{
+    if (!PyArray_Check(given) || PyArray_TYPE((PyArrayObject *)given) != type)
+        return (PyArrayObject *)PyErr_Format(PyExc_TypeError, "an array of another type is expected");
+    return (PyArrayObject *)PyArray_FROM_OF(given, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);
+}
+
+static PyArrayObject *new_array(int rank, const npy_intp *dims, int type)
+{
+    return (PyArrayObject *)PyArray_SimpleNew(rank, dims, type);
+}
+
+PyObject *text_are_strings(PyObject *module, PyObject *given)
+{
+    PyArrayObject *x = array_of(given, NPY_OBJECT);
+    if (!x)
+        return NULL;
+    int are = 1;
+    for (npy_intp i = 0; are && i < PyArray_SIZE(x); i++) {
+        PyObject *element = ((PyObject **)PyArray_DATA(x))[i];
+        are = element && PyUnicode_CheckExact(element);
+    }
+    Py_DECREF((PyObject *)x);
+    return PyBool_FromLong(are);
+}
+
+PyObject *text_places(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (!expected(count, 3) || !PyDict_Check(arguments[1]))
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "places() takes a dict");
+    int64_t missing = PyLong_AsLongLong(arguments[2]);
+    PyArrayObject *x = array_of(arguments[0], NPY_OBJECT);
+    PyArrayObject *y = x ? new_array(PyArray_NDIM(x), PyArray_DIMS(x), NPY_INT64) : NULL;
+    if (y) {
+        PyObject *const *texts = PyArray_DATA(x);
+        int64_t *places = PyArray_DATA(y);
+        for (npy_intp i = 0; i < PyArray_SIZE(x) && !PyErr_Occurred(); i++) {
+            PyObject *place = PyDict_GetItemWithError(arguments[1], texts[i] ? texts[i] : Py_None);
+            places[i] = place ? PyLong_AsLongLong(place) : missing;
+        }
+        if (PyErr_Occurred())
+            Py_CLEAR(y);
+    }
+    Py_XDECREF((PyObject *)x);
+    return (PyObject *)y;
+}
+
+/* Set the value of each label; labels may be equal, of which the last counts. */
+static int set_row(PyObject *row, PyObject *labels, const float *values, Py_ssize_t width)
+{
+    for (Py_ssize_t i = 0; i < width; i++) {
+        PyObject *value = PyFloat_FromDouble(values[i]);
+        int failed = !value || PyDict_SetItem(row, PyTuple_GetItem(labels, i), value) < 0;
+        Py_XDECREF(value);
+        if (failed)
+            return -1;
+    }
+    return 0;
+}
+
+PyObject *text_zip_map(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (!expected(count, 2) || !PyTuple_Check(arguments[1]))
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "labels are a tuple");
+    Py_ssize_t width = PyTuple_Size(arguments[1]);
+    PyArrayObject *x = array_of(arguments[0], NPY_FLOAT);
+    if (!x)
+        return NULL;
+    int rank = PyArray_NDIM(x);
+    Py_ssize_t length = rank == 2 ? PyArray_DIM(x, 0) : 1;
+    PyObject *rows = NULL, *row = NULL;
+    if (rank < 1 || rank > 2 || PyArray_DIM(x, rank - 1) != width)
+        PyErr_Format(PyExc_ValueError, "%zd labels do not fit", width);
+    else
+        rows = PyList_New(length);
+    for (Py_ssize_t i = 0; rows && i < length; i++) {
+        row = row ? PyDict_Copy(row) : PyDict_New();
+        if (!row || PyList_SetItem(rows, i, row) < 0 ||
+            set_row(row, arguments[1], (const float *)PyArray_DATA(x) + i * width, width) < 0)
+            Py_CLEAR(rows);
+    }
+    Py_DECREF((PyObject *)x);
+    return rows;
+}
+
+typedef struct {
+    const char *members; /* of 128 bytes */
+    int others, single;
+    int64_t least;
+} token_class;
+
+static inline int is_first(char byte)
+{
+    return ((unsigned char)byte & 0xC0) != 0x80;
+}
+
+/* Append the tokens of a text in UTF-8; returns their number, or -1. */
+static int64_t append_tokens(PyObject *tokens, const token_class *c, const char *text, Py_ssize_t size)
+{
+    int64_t number = 0;
+    for (Py_ssize_t begin = 0, end; begin < size; begin = end) {
+        int64_t characters = 0;
+        for (end = begin; end < size; end++) {
+            int first = is_first(text[end]);
+            if (first && ((unsigned char)text[end] < 128 ? !c->members[(unsigned char)text[end]] : !c->others))
+                break;
+            if (first && c->single && characters)
+                break;
+            characters += first;
+        }
+        if (end == begin) {
+            for (end++; end < size && !is_first(text[end]); end++)
+                ;
+            continue;
+        }
+        if (characters < c->least)
+            continue;
+        PyObject *token = PyUnicode_FromStringAndSize(text + begin, end - begin);
+        int failed = !token || PyList_Append(tokens, token) < 0;
+        Py_XDECREF(token);
+        if (failed)
+            return -1;
+        number++;
+    }
+    return number;
+}
+
+PyObject *text_tokens(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (!expected(count, 6))
+        return NULL;
+    token_class c = {PyBytes_AsString(arguments[1]), PyObject_IsTrue(arguments[2]),
+                     PyObject_IsTrue(arguments[3]), PyLong_AsLongLong(arguments[4])};
+    PyArrayObject *x = PyErr_Occurred() ? NULL : array_of(arguments[0], NPY_OBJECT);
+    npy_intp length = x ? PyArray_SIZE(x) : 0;
+    PyArrayObject *counts = x ? new_array(1, &length, NPY_INT64) : NULL;
+    PyObject *tokens = counts && PyBytes_Size(arguments[1]) == 128 ? PyList_New(0) : NULL;
+    int failed = !tokens;
+    for (npy_intp i = 0; !failed && i < length; i++) {
+        Py_ssize_t size;
+        const char *text = PyUnicode_AsUTF8AndSize(((PyObject **)PyArray_DATA(x))[i], &size);
+        int64_t number = text ? append_tokens(tokens, &c, text, size) : -1;
+        ((int64_t *)PyArray_DATA(counts))[i] = number;
+        failed = number < 0;
+        if (!failed && i % BETWEEN_CHECKS == BETWEEN_CHECKS - 1) {
+            PyObject *result = PyObject_CallNoArgs(arguments[5]);
+            failed = !result;
+            Py_XDECREF(result);
+        }
+    }
+    PyObject *result = failed ? NULL : PyTuple_Pack(2, tokens, counts);
+    Py_XDECREF(tokens);
+    Py_XDECREF((PyObject *)counts);
+    Py_XDECREF((PyObject *)x);
+    return result;
+}
+
+PyObject *text_padded(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (!expected(count, 5) || !PyList_Check(arguments[0]) || !PyTuple_Check(arguments[3]))
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "tokens are a list");
+    PyObject *tokens = arguments[0], *marks = arguments[3];
+    Py_ssize_t margin = PyTuple_Size(marks) / 2, at = 0;
+    PyArrayObject *counts = array_of(arguments[1], NPY_INT64);
+    if (!counts)
+        return NULL;
+    const int64_t *numbers = PyArray_DATA(counts);
+    npy_intp dims[2] = {PyArray_SIZE(counts), PyLong_AsSsize_t(arguments[2])};
+    int64_t total = 0, fits = 1;
+    for (npy_intp i = 0; i < dims[0]; i++) {
+        fits &= numbers[i] >= 0 && numbers[i] + 2 * margin <= dims[1];
+        total += numbers[i];
+    }
+    PyArrayObject *y = NULL;
+    if (!fits || total != PyList_Size(tokens))
+        PyErr_Format(PyExc_ValueError, "tokens do not fit");
+    else
+        y = new_array(2, dims, NPY_OBJECT);
+    for (npy_intp i = 0; y && i < dims[0]; i++) {
+        PyObject **row = (PyObject **)PyArray_DATA(y) + i * dims[1];
+        for (npy_intp j = 0; j < dims[1]; j++) {
+            int64_t place = j - margin;
+            PyObject *text = place < 0               ? PyTuple_GetItem(marks, 0)
+                             : place < numbers[i]    ? PyList_GetItem(tokens, at++)
+                             : place < numbers[i] + margin ? PyTuple_GetItem(marks, 1)
+                                                     : arguments[4];
+            Py_INCREF(text);
+            Py_XDECREF(row[j]);
+            row[j] = text;
+        }
+    }
+    Py_DECREF((PyObject *)counts);
+    return (PyObject *)y;
+}
+
+/* A trie of n-grams. The node of token t at the first level is first[t]; further down there is an edge
+   from node to target for each key = node * base + token, in ascending order, of level d from starts[d]
+   up to starts[d + 1]. */
+typedef struct {
+    const int64_t *first, *keys, *targets, *starts, *columns;
+    int64_t firsts, levels, base;
+} trie;
+
+static inline int64_t below(const trie *t, int64_t depth, int64_t node, int64_t token)
+{
+    if (!depth)
+        return token >= 0 && token < t->firsts ? t->first[token] : -1;
+    int64_t key = node * t->base + token, low = t->starts[depth], high = t->starts[depth + 1];
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (t->keys[middle] < key)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < t->starts[depth + 1] && t->keys[low] == key ? t->targets[low] : -1;
+}
+
+static void count_row(const trie *t, const int64_t *tokens, int64_t length, int64_t shortest,
+                      int64_t skips, float *counts)
+{
+    for (int64_t distance = 1; distance <= skips + 1 && (distance < length || distance == 1); distance++)
+        for (int64_t begin = 0; begin < length; begin++) {
+            int64_t node = 0;
+            for (int64_t depth = 0, at = begin; depth < t->levels && at < length;
+                 depth++, at += distance) {
+                node = below(t, depth, node, tokens[at]);
+                if (node < 0)
+                    break;
+                /* Single tokens have no distance: they count once. */
+                if (depth + 1 >= shortest && (depth || distance == 1) && t->columns[node] >= 0)
+                    counts[t->columns[node]]++;
+            }
+        }
+}
+
+PyObject *text_ngrams(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    PyArrayObject *arrays[6] = {NULL}, *y = NULL;
+    int good = expected(count, 10);
+    for (int i = 0; good && i < 6; i++)
+        good = (arrays[i] = array_of(arguments[i], NPY_INT64)) != NULL;
+    if (good) {
+        trie t = {PyArray_DATA(arrays[1]), PyArray_DATA(arrays[2]), PyArray_DATA(arrays[3]),
+                  PyArray_DATA(arrays[4]), PyArray_DATA(arrays[5]), PyArray_SIZE(arrays[1]),
+                  PyArray_SIZE(arrays[4]) - 1, PyLong_AsLongLong(arguments[6])};
+        int64_t shortest = PyLong_AsLongLong(arguments[7]), skips = PyLong_AsLongLong(arguments[8]);
+        npy_intp rows = PyArray_DIM(arrays[0], 0), length = PyArray_DIM(arrays[0], 1);
+        npy_intp dims[2] = {rows, PyLong_AsSsize_t(arguments[9])};
+        if (!PyErr_Occurred() && PyArray_NDIM(arrays[0]) == 2)
+            y = (PyArrayObject *)PyArray_ZEROS(2, dims, NPY_FLOAT, 0);
+        if (y) {
+            Py_BEGIN_ALLOW_THREADS
+            for (npy_intp i = 0; i < rows; i++)
+                count_row(&t, (const int64_t *)PyArray_DATA(arrays[0]) + i * length, length, shortest,
+                          skips, (float *)PyArray_DATA(y) + i * dims[1]);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    for (int i = 0; i < 6; i++)
+        Py_XDECREF((PyObject *)arrays[i]);
+    return (PyObject *)y;
+}

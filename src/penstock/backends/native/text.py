@@ -1,0 +1,145 @@
+"""Strings, which are objects: encoders by dict, tokens, n-grams, and rows as dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import checkpoint
+from penstock.backends.native.arrays import ArrayFamily
+from penstock.backends.native.library import NativeLibrary
+from penstock.host.current_run import reserve
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Kernel
+from penstock.ops.common.constant_cache import shared
+from penstock.ops.common.regex import members_of
+from penstock.ops.microsoft.text import check_tokenizer
+from penstock.ops.onnx.text import NgramPool, weighted
+from penstock.ops.onnx_ml.features import categories, category_names, encoded_labels, one_of
+from penstock.types import FLOAT32, STRING, ShapeError, TensorType, Type
+
+Function = Callable[..., Any]
+
+
+def _by_attributes(dtype: np.dtype, make: Callable[[Any, Attrs], Function | None]) -> ArrayFamily:
+    """Kernels of operations whose input has this ``dtype``, from functions that depend on
+    attributes only: ``make`` returns one, or None. Nodes of the same attributes share one."""
+
+    def choose(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        if not isinstance(types[0], TensorType) or types[0].dtype != dtype:
+            return None
+        key = (make, library.level, *node.attrs)
+        attrs = node.attrs
+        share = shared(key, lambda: make(library.functions, attrs), *attrs.values())
+        function = share.value
+        if function is None:
+            return None
+        return Kernel(lambda *inputs: share and function(*inputs))  # which keeps the share
+
+    return choose
+
+
+def _encoder(functions: Any, keys: Sequence[Any], values: np.ndarray, default: Any) -> Function:
+    """The value beside the key that each string is; of equal keys the last counts."""
+    numbers = {key: i for i, key in enumerate(keys)}
+    table = np.append(values, np.empty(1, values.dtype))
+    table[-1] = default
+    places, missing = functions.places, len(keys)
+    return lambda x: np.asarray(table.take(places(x, numbers, missing)), table.dtype)
+
+
+def _label_encoder(functions: Any, attrs: Attrs) -> Function | None:
+    if attrs.get("classes_strings"):  # of version 1
+        return _category_mapper(functions, attrs)
+    keys, values, default = encoded_labels(attrs)
+    return _encoder(functions, keys.tolist(), values, default) if keys.dtype == STRING else None
+
+
+def _category_mapper(functions: Any, attrs: Attrs) -> Function:
+    names, numbers = category_names(attrs)
+    default = attrs.get("default_int64", -1)
+    return _encoder(functions, names, np.array(numbers, np.int64), default)
+
+
+def _one_hot(functions: Any, attrs: Attrs) -> Function | None:
+    names, dtype = categories(attrs)
+    if dtype != STRING or not attrs.get("zeros", 1):
+        return None
+    numbers, count = {name: i for i, name in enumerate(names)}, len(names)
+    rows = np.eye(count + 1, count, dtype=np.float32)  # the last is of zeros
+    places = functions.places
+    return lambda x: rows.take(places(x, numbers, count), axis=0)
+
+
+def _zip_map(functions: Any, attrs: Attrs) -> Function:
+    labels = tuple(one_of(attrs, "classlabels_strings", "classlabels_int64s")[1])
+    zip_map = functions.zip_map
+
+    def run(x: np.ndarray) -> Any:
+        if x.ndim not in (1, 2) or x.shape[-1] != len(labels):
+            raise ShapeError(f"{len(labels)} class labels do not fit an input of shape {x.shape}")
+        return zip_map(x, labels)
+
+    return run
+
+
+def _tokenizer(functions: Any, attrs: Attrs) -> Function | None:
+    """None unless tokens are the runs of some class of characters, or single characters."""
+    least, separators, token, single = check_tokenizer(attrs)
+    classes = [members_of(p, separator=bool(separators)) for p in separators or [token]]
+    members, others = np.ones(128, np.bool_), True
+    for part in () if single else classes:
+        if part is None:
+            return None
+        members &= part[0]
+        others &= part[1]
+    marks = ("\x02", "\x03") if attrs["mark"] else ()
+    table, pad = members.tobytes(), attrs["pad_value"]
+    tokens, padded = functions.tokens, functions.padded
+
+    def run(x: np.ndarray) -> np.ndarray:
+        if x.ndim not in (1, 2):
+            raise ShapeError(f"Tokenizer takes tensors of shape [C] or [N, C], not {x.shape}")
+        if not x.size:
+            return np.empty((*x.shape[:-1], 0), STRING)
+        texts, counts = tokens(x, table, others, single, least, checkpoint)
+        around = marks if texts else ()
+        width = int(counts.max()) + len(around)
+        reserve(x.size * width * STRING.itemsize)
+        rows: np.ndarray = padded(texts, counts, width, around, pad)
+        return rows.reshape(*x.shape, width)
+
+    return run
+
+
+def _tfidf(functions: Any, attrs: Attrs) -> Function:
+    pool = NgramPool(attrs)
+    first = np.full(pool.base, -1, np.int64)
+    first[pool.levels[0][0]] = pool.levels[0][1]
+    keys, targets = (np.concatenate([level[i] for level in pool.levels]) for i in (0, 1))
+    starts = np.cumsum([0, *(len(level[0]) for level in pool.levels)])
+    trie = (first, keys, targets, starts, pool.columns, pool.base, pool.shortest)
+    skips = attrs["max_skip_count"]
+    weigh = weighted(attrs, pool.width)
+    places, ngrams = functions.places, functions.ngrams
+
+    def run(x: np.ndarray) -> np.ndarray:
+        if x.ndim not in (1, 2):
+            raise ShapeError(f"TfIdfVectorizer takes shapes [C] and [N, C], not {x.shape}")
+        rows = x.reshape(1, -1) if x.ndim == 1 else x
+        counts = ngrams(places(rows, pool.numbers, 0), *trie, skips, pool.width)
+        return weigh(counts).reshape(*x.shape[:-1], pool.width)
+
+    return run
+
+
+TEXT_FAMILIES: Mapping[str, ArrayFamily] = {
+    "TfIdfVectorizer": _by_attributes(STRING, _tfidf),
+    "ai.onnx.ml.CategoryMapper": _by_attributes(STRING, _category_mapper),
+    "ai.onnx.ml.LabelEncoder": _by_attributes(STRING, _label_encoder),
+    "ai.onnx.ml.OneHotEncoder": _by_attributes(STRING, _one_hot),
+    "ai.onnx.ml.ZipMap": _by_attributes(FLOAT32, _zip_map),
+    "com.microsoft.Tokenizer": _by_attributes(STRING, _tokenizer),
+}

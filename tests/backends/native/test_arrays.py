@@ -1,0 +1,101 @@
+"""Compiled copies of arrays against NumPy's, for all layouts and sizes of elements."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.support.native_kernels import (  # noqa: F401
+    LIBRARIES,
+    check,
+    kernel_of,
+    node_of,
+    pytestmark,
+)
+
+DTYPES = ["bool", "float16", "float32", "float64", "complex128"]
+DIMS = [(3,), (33, 65), (5, 1, 7), (4, 9, 34), (2, 3, 5, 4), (0, 3)]
+
+
+def numbers(dims: tuple[int, ...], dtype: str) -> np.ndarray:
+    return np.random.default_rng(3).integers(0, 99, dims).astype(dtype)
+
+
+def layouts(x: np.ndarray) -> list[np.ndarray]:
+    """Views of as many elements as ``x``, in other places and orders."""
+    gaps = np.repeat(x, 3, axis=-1)[..., 1::3]
+    broadcast = np.broadcast_to(x[..., :1], x.shape)
+    orders = [x.transpose(order) for order in itertools.permutations(range(x.ndim))]
+    return [*orders, gaps, gaps.T, x[..., ::-1], x[::-1].T, broadcast, broadcast.T, x[:, None]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_copy_of_any_layout_has_the_elements_in_c_order(dims, dtype):
+    for library in LIBRARIES:
+        for view in layouts(numbers(dims, dtype) if len(dims) > 1 else numbers((*dims, 2), dtype)):
+            copy = library.functions.copied(view)
+            np.testing.assert_array_equal(copy, view, library.level)
+            assert copy.flags.c_contiguous and not np.shares_memory(copy, view)
+
+
+def test_copy_of_a_scalar_of_strings_and_of_records_equals_numpy():
+    record = np.array([(1, 2.0), (3, 4.0)], "i1,f4")[::-1]
+    for x in (np.array(3.0), np.array(["a", "b"], object)[::-1], record):
+        for library in LIBRARIES:
+            np.testing.assert_array_equal(library.functions.copied(x), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("axis", "dims"),
+    [
+        (0, [(3, 5), (1, 5)]),
+        (1, [(3, 1), (3, 1), (3, 2)]),
+        (-1, [(2, 3, 4), (2, 3, 0), (2, 3, 5)]),
+        (1, [(2, 3, 4, 5), (2, 7, 4, 5)]),
+        (0, [(4,)]),
+    ],
+)
+def test_concat_equals_numpy(axis, dims, dtype):
+    inputs = [numbers(shape, dtype) for shape in dims]
+    check(node_of("Concat", inputs, axis=axis), inputs)
+    strided = [x.swapaxes(0, -1).copy().swapaxes(0, -1) for x in inputs]
+    check(node_of("Concat", inputs, axis=axis), strided)
+
+
+def test_concat_into_memory_with_channels_last_equals_numpy():
+    inputs = [numbers((2, channels, 3, 4), "float32") for channels in (3, 8)]
+    wanted = np.concatenate(inputs, 1)
+    for library in LIBRARIES:
+        kernel = kernel_of(node_of("Concat", inputs, axis=1), library)
+        target = np.moveaxis(np.empty((2, 3, 4, 11), np.float32), -1, 1)
+        kernel.into(*inputs, target)
+        np.testing.assert_array_equal(target, wanted)
+
+
+@pytest.mark.parametrize("others", [[(2, 4)], [(3, 3)], [(3, 4, 1)]])
+def test_concat_of_arrays_that_do_not_fit_raises(others):
+    for library in LIBRARIES:
+        arrays = [numbers(dims, "float32") for dims in [(3, 4), *others]]
+        with pytest.raises(ValueError, match="fit"):
+            library.functions.concatenated(1 if others == [(2, 4)] else 0, None, *arrays)
+        with pytest.raises(ValueError, match="fit"):
+            library.functions.concatenated(0, np.empty((7, 4), np.float32), *arrays[:1])
+
+
+def test_concat_of_strings_is_left_to_numpy():
+    texts = np.array(["a"], object)
+    assert all(
+        kernel_of(node_of("Concat", [texts, texts], axis=0), lib) is None for lib in LIBRARIES
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("repeats", [(1, 1, 1), (2, 1, 3), (1, 4, 1), (0, 2, 1)])
+def test_tile_equals_numpy(repeats, dtype):
+    inputs = [numbers((3, 2, 5), dtype), np.array(repeats)]
+    for constants in ([], [1]):
+        check(node_of("Tile", inputs, constants), inputs)

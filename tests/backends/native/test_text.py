@@ -1,0 +1,132 @@
+"""Compiled kernels of strings against NumPy's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.types import STRING
+from tests.support.native_kernels import (  # noqa: F401
+    LIBRARIES,
+    check,
+    expected,
+    kernel_of,
+    node_of,
+    pytestmark,
+)
+
+NAMES = ["ant", "bee", "", "Ünï", "bee2"]
+TEXTS = ["The quick, brown_fox 7", "", "  ", "né à Paris\n", "日本 a-b", "x", "tab\there  x,y;z"]
+
+
+def strings(*texts: str) -> np.ndarray:
+    return np.array(texts, STRING)
+
+
+def ml(name: str, x: np.ndarray, version: int = 3, **attrs: Any) -> Any:
+    return node_of(name, [x], domain="ai.onnx.ml", version=version, **attrs)
+
+
+def some(names: list[str], dims: tuple[int, ...]) -> np.ndarray:
+    places = np.random.default_rng(1).integers(0, len(names), dims)
+    return np.asarray(np.array(names, STRING)[places], STRING)
+
+
+@pytest.mark.parametrize("dims", [(), (7,), (3, 4), (0, 2)])
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"values_int64s": [5, 6, 7, 8], "default_int64": -3},
+        {"values_floats": [0.5, 1.5, 2.5, 3.5]},
+        {"values_strings": ["a", "b", "c", "d"], "default_string": "none"},
+    ],
+)
+def test_label_encoder_of_strings_equals_numpy(attrs, dims):
+    keys = ["ant", "bee", "", "bee"]  # of equal keys the last counts
+    x = some(NAMES, dims)
+    check(ml("LabelEncoder", x, keys_strings=keys, **attrs), [x])
+
+
+def test_category_mapper_and_first_label_encoder_equal_numpy():
+    x = some(NAMES, (4, 3))
+    attrs = {"cats_strings": NAMES[:3], "cats_int64s": [4, 5, 6], "default_int64": 9}
+    check(ml("CategoryMapper", x, 1, **attrs), [x])
+    check(ml("LabelEncoder", x, 1, classes_strings=NAMES[:3]), [x])
+
+
+@pytest.mark.parametrize("dims", [(1,), (5, 2), (0,)])
+def test_one_hot_encoder_of_strings_equals_numpy(dims):
+    x = some(NAMES, dims)
+    check(ml("OneHotEncoder", x, cats_strings=NAMES[:4], zeros=1), [x])
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [{"classlabels_int64s": [3, 1, 2]}, {"classlabels_strings": ["a", "b", "a"]}],
+)
+@pytest.mark.parametrize("dims", [(3,), (1, 3), (50, 3), (0, 3)])
+def test_zip_map_equals_numpy(dims, attrs):
+    x = np.random.default_rng(0).normal(size=dims).astype(np.float32)
+    node = ml("ZipMap", x, 1, **attrs)
+    for library in LIBRARIES:
+        rows = kernel_of(node, library).function(x)
+        assert rows == node.op.compile(node, [node.inputs[0].type]).function(x)
+        assert all(type(value) is float for row in rows for value in row.values())
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"tokenexp": "[a-zA-Z0-9_]+"},
+        {"tokenexp": r"\w+", "mincharnum": 2},
+        {"tokenexp": r"[^ ,]+"},
+        {"tokenexp": "."},
+        {"separators": [""]},
+        {"separators": [" "]},
+        {"separators": [",", r"[ \-;]"], "mincharnum": 2},
+        {"separators": [r"[^a-z]+"]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mark", [0, 1])
+@pytest.mark.parametrize("dims", [(7,), (7, 1), (1, 7), (0, 2)])
+def test_tokenizer_equals_numpy(dims, mark, attrs):
+    x = strings(*TEXTS).reshape(dims) if 0 not in dims else np.empty(dims, STRING)
+    attrs = {"mark": mark, "pad_value": "#", "mincharnum": 1, **attrs}
+    check(node_of("Tokenizer", [x], domain="com.microsoft", version=1, **attrs), [x])
+
+
+def test_tokenizer_of_another_pattern_is_left_to_numpy():
+    x = strings(*TEXTS)
+    for pattern in ("[a-z]+[0-9]", "ab|c", r"[a-zé]+"):
+        attrs = {"mark": 0, "pad_value": "#", "mincharnum": 1, "tokenexp": pattern}
+        node = node_of("Tokenizer", [x], domain="com.microsoft", version=1, **attrs)
+        assert all(kernel_of(node, library) is None for library in LIBRARIES)
+
+
+@pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
+@pytest.mark.parametrize(("shortest", "longest", "skips"), [(1, 1, 0), (1, 3, 0), (2, 3, 2)])
+@pytest.mark.parametrize("dims", [(12,), (5, 12), (3, 1), (0, 4)])
+def test_tfidf_of_strings_equals_numpy(dims, shortest, longest, skips, mode):
+    x = some(NAMES, dims)
+    pool = ["ant", "bee", "Ünï", *["ant", "bee"], *["bee", "bee"], *["bee", "ant", "Ünï"]]
+    attrs = {
+        "mode": mode,
+        "min_gram_length": shortest,
+        "max_gram_length": longest,
+        "max_skip_count": skips,
+        "ngram_counts": [0, 3, 7],
+        "pool_strings": pool,
+        "ngram_indexes": [4, 0, 1, 2, 3, 6],
+        "weights": [0.5, 2.0, 3.0, 1.0, 4.0, 0.25],
+    }
+    check(node_of("TfIdfVectorizer", [x], **attrs), [x])
+
+
+def test_element_that_is_no_string_is_told():
+    for library in LIBRARIES:
+        assert library.functions.are_strings(strings("a", "é"))
+        assert not library.functions.are_strings(np.array(["a", b"b"], object))
+        assert not library.functions.are_strings(np.array(["a", None], object))
