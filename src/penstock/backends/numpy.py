@@ -29,7 +29,6 @@ _OVERHEADS = {
     6e-6: "BatchNormalization LayerNormalization",
     10e-6: "AveragePool InstanceNormalization MaxPool Resize",
     12e-6: "Conv QGemm QLinearMatMul",
-    14e-6: "QLinearAdd",
     20e-6: "ConvInteger ConvTranspose GRU LSTM RNN",
     26e-6: "QLinearConv",
 }

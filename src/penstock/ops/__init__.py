@@ -27,7 +27,7 @@ FAMILIES = {
     "onnx_ml": ("features", "models", "trees"),
     "microsoft": (
         *("arrays", "attention", "cached_attention", "experts", "linear_attention"),
-        *("quantized", "quantized_lstm", "quantized_weights", "text"),
+        *("quantized_lstm", "quantized_weights", "text"),
     ),
     "tensorflow": (
         *("control_flow", "math", "arrays", "state", "tensor_arrays", "lists"),

@@ -19,7 +19,13 @@ from typing import Any
 import numpy as np
 
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
-from penstock.frontends.onnx import generation, microsoft, microsoft_gates, nchwc
+from penstock.frontends.onnx import (
+    generation,
+    microsoft,
+    microsoft_codes,
+    microsoft_gates,
+    nchwc,
+)
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES
@@ -32,7 +38,7 @@ from penstock.types import BOOL, FLOAT32
 
 Rule = Callable[[NodeUpgrade], None]
 
-assert microsoft_gates and generation  # which add to the rules of ``microsoft``
+assert microsoft_codes and microsoft_gates and generation  # which add to the rules of ``microsoft``
 
 UPGRADES: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
 """Rules by domain and name, each with the last version that it is for, in ascending order."""

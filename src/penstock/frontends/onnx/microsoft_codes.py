@@ -1,0 +1,112 @@
+"""ONNX Runtime's operations of 8-bit codes, written as ONNX's operations of the real numbers that
+they represent, between DequantizeLinear and QuantizeLinear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.frontends.onnx.microsoft import rewrites
+from penstock.frontends.onnx.node_upgrade import NodeUpgrade
+from penstock.ir.graph import Value
+from penstock.types import FLOAT32
+
+
+def _reals(b: NodeUpgrade, i: int, scale: Value | None = None) -> Value:
+    """The numbers of input ``i``, which the scale and the zero point follow."""
+    inputs = [b.input(i), b.input(i + 1) if scale is None else scale, b.optional(i + 2)]
+    return b.emit("DequantizeLinear", inputs)
+
+
+def _zero(b: NodeUpgrade, i: int, codes: int) -> Value:
+    """The zero point that input ``i`` is, 0 by default, of the type of the ``codes``."""
+    zero = b.optional(i)
+    return b.like(0, b.input(codes)) if zero is None else zero
+
+
+def _become_codes(b: NodeUpgrade, y: Value, i: int) -> None:
+    """Become the codes of ``y`` whose scale is input ``i``, and the next one their zero point."""
+    b.become("QuantizeLinear", [y, b.input(i), _zero(b, i + 1, 0)])
+
+
+@rewrites("QLinearAdd", "QLinearMul")
+def qlinear_binary(b: NodeUpgrade) -> None:
+    _become_codes(b, b.emit(b.op.removeprefix("QLinear"), [_reals(b, 0), _reals(b, 3)]), 6)
+
+
+@rewrites("QLinearLeakyRelu", "QLinearSigmoid")
+def qlinear_function(b: NodeUpgrade) -> None:
+    op = b.op.removeprefix("QLinear")
+    _become_codes(b, b.emit(op, [_reals(b, 0)], b.kept(op, b.attrs)), 3)
+
+
+@rewrites("QLinearSoftmax")
+def qlinear_softmax(b: NodeUpgrade) -> None:
+    """Before version 13 of ONNX over all axes from ``axis`` on."""
+    x, axis, rank = _reals(b, 0), b.attrs.get("axis", -1), b.rank(0)
+    if b.attrs.get("opset", 13) >= 13 or axis in (-1, (rank or 0) - 1):
+        y = b.emit("Softmax", [x], axis=axis)
+    else:
+        y = b.emit("Softmax", [b.emit("Flatten", [x], axis=axis)], axis=-1)
+        y = b.emit("Reshape", [y, b.emit("Shape", [x])])
+    _become_codes(b, y, 3)
+
+
+def _recoded(b: NodeUpgrade, i: int, target: int) -> Value:
+    """The codes of input ``i``, of the scale that is input ``target``."""
+    own, wanted = ([b.input(j), _zero(b, j + 1, i)] for j in (i + 1, target))
+    if all(np.array_equal(*map(_known, pair)) for pair in zip(own, wanted, strict=True)):
+        return b.input(i)
+    return b.emit("QuantizeLinear", [_reals(b, i), *wanted])
+
+
+def _known(value: Value) -> Any:
+    """The array of a constant; else the value itself."""
+    return value if value.const is None else value.const.reshape(-1)
+
+
+@rewrites("QLinearConcat")
+def qlinear_concat(b: NodeUpgrade) -> None:
+    count = len(b.inputs)
+    if count < 5 or count % 3 != 2:
+        raise ValueError(f"{count} inputs are not 2 and some triples")
+    b.become("Concat", [_recoded(b, i, 0) for i in range(2, count, 3)], {"axis": b.attrs["axis"]})
+
+
+@rewrites("QLinearWhere")
+def qlinear_where(b: NodeUpgrade) -> None:
+    b.become("Where", [b.input(0), _recoded(b, 1, 7), _recoded(b, 4, 7)])
+
+
+# Means: of codes less their zero points, so that exact ties between equal scales stay ties.
+
+
+def _become_mean(b: NodeUpgrade, axes: Sequence[Value | None] = ()) -> None:
+    op = b.op.removeprefix("QLinear")
+    x, last = _reals(b, 0, b.constant(1.0, FLOAT32)), bool(b.attrs.get("channels_last"))
+    x = _turned(b, x, (0, -1, *range(1, (b.rank(0) or 2) - 1)), "a...b->ab...") if last else x
+    y = b.emit(op, [x, *axes], b.kept(op, b.attrs))
+    y = _turned(b, y, (0, *range(2, b.rank(0) or 2), 1), "ab...->a...b") if last else y
+    ratio = b.emit("Div", [b.input(3), b.input(1)])
+    b.become("QuantizeLinear", [y, ratio, _zero(b, 4, 0)])
+
+
+def _turned(b: NodeUpgrade, x: Value, axes: Sequence[int], equation: str) -> Value:
+    """``x`` with its axes in another order, which ``equation`` says for any rank."""
+    rank = b.rank(0)
+    if rank is None:
+        return b.emit("Einsum", [x], equation=equation)
+    return b.emit("Transpose", [x], perm=[axis % rank for axis in axes])
+
+
+@rewrites("QLinearAveragePool", "QLinearGlobalAveragePool")
+def qlinear_pool(b: NodeUpgrade) -> None:
+    _become_mean(b)
+
+
+@rewrites("QLinearReduceMean")
+def qlinear_reduce_mean(b: NodeUpgrade) -> None:
+    axes = b.attrs.get("axes")
+    _become_mean(b, [b.constant(axes)] if axes else [])
