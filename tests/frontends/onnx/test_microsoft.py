@@ -257,7 +257,9 @@ def test_skip_layer_normalization_matches_onnx_runtime(
 
 @pytest.mark.parametrize("shape", [(2, 3, 8), (6, 8)])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("outputs", [[True], [True, False, False, True]])
+@pytest.mark.parametrize(
+    "outputs", [[True], [True, False, False, True], [True, True, True, True], [True, False, True]]
+)
 def test_skip_simplified_layer_normalization_matches_onnx_runtime(
     shape: Any, bias: bool, outputs: Any
 ) -> None:

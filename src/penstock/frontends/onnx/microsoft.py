@@ -430,9 +430,20 @@ def skip_layer_normalization(b: NodeUpgrade) -> None:
 
 @rewrites("SkipSimplifiedLayerNormalization")
 def skip_simplified_layer_normalization(b: NodeUpgrade) -> None:
-    if any(b.outputs[1:3]):
-        raise InexpressibleError("its outputs mean and inv_std_var serve training only")
+    """Exporters name the outputs for training, though nothing reads them: the mean, which is 0
+    since none is subtracted, and the inverse deviation."""
     inputs = [b.input(0), b.input(1), b.optional(3)]
+    if any(b.outputs[1:3]):
+        total = _sum(b, *inputs)
+        square = b.emit("ReduceMean", [b.emit("Mul", [total, total]), b.constant([-1])])
+        epsilon = b.constant(b.attrs.get("epsilon", 1e-12), FLOAT32)
+        deviation = b.emit("Sqrt", [b.emit("Add", [square, b.emit("CastLike", [epsilon, total])])])
+        zeros = b.emit("ConstantOfShape", [b.emit("Shape", [square])])
+        for output, op, operands in zip(
+            b.outputs[1:3], ("CastLike", "Reciprocal"), ([zeros, total], [deviation]), strict=False
+        ):
+            if output is not None:
+                b.give([output], op, operands)
     _become_normalized(b, "RMSNormalization", inputs, [b.input(2)], 3)
 
 
