@@ -30,8 +30,8 @@ ORDER = (
 # Sub-folders in their order, for folders whose sub-folders build on one another. Elsewhere
 # sub-folders do not import their siblings at all.
 SUBFOLDERS = {
-    "ops": ("common", "onnx", "onnx_ml", "microsoft", "tensorflow", "internal"),
-    "frontends": ("common", "onnx", "tensorflow"),
+    "ops": ("common", "onnx", "onnx_ml", "microsoft", "tensorflow", "tflite", "internal"),
+    "frontends": ("common", "onnx", "tensorflow", "tflite"),
 }
 
 
@@ -233,7 +233,12 @@ def shared_names() -> dict[str, list[str]]:
 
 
 # Modules whose functions are the entries of a table by operation.
-IMPLEMENTATIONS = ("frontends.tensorflow.rules", "frontends.onnx.upgrades", "backends.onednn.")
+IMPLEMENTATIONS = (
+    "frontends.tensorflow.rules",
+    "frontends.tflite.rules",
+    "frontends.onnx.upgrades",
+    "backends.onednn.",
+)
 
 
 def _is_implementation(module: str, function: Function) -> bool:

@@ -26,13 +26,14 @@ def load(
 ) -> Model:
     """Load a model from a path, from bytes, or from an ``onnx.ModelProto``, and verify it.
 
-    Reads ONNX models, TensorFlow's GraphDefs (``.pb``, ``.pbtxt``) and folders of SavedModels; the
-    format is recognised by the path and the first byte. Raises ``InvalidModel`` with all faults of
-    the model, or ``Unsupported`` with all operations that have no kernel; ``DeadlineExceeded``
-    after ``timeout`` seconds, ``Cancelled`` once the ``CancelToken`` is cancelled.
+    Reads ONNX models, TFLite and Circle files, TensorFlow's GraphDefs (``.pb``, ``.pbtxt``) and
+    folders of SavedModels; the format is recognised by the path and the first bytes. Raises
+    ``InvalidModel`` with all faults of the model, or ``Unsupported`` with all operations that have
+    no kernel; ``DeadlineExceeded`` after ``timeout`` seconds, ``Cancelled`` once the
+    ``CancelToken`` is cancelled.
 
-    ``map_weights``: files of weights beside the model (ONNX's external data, the shards of a
-    SavedModel) are mapped into memory instead of being read: see ``penstock.compile``.
+    ``map_weights``: files of weights (ONNX's external data, the shards of a SavedModel, a TFLite
+    file itself) are mapped into memory instead of being read: see ``penstock.compile``.
     """
     limits = limits or DEFAULT_LIMITS
     if isinstance(source, str | os.PathLike):
@@ -97,6 +98,12 @@ def _read(source: Any, limits: Limits, map_weights: bool) -> Model:
         from penstock.frontends.tensorflow.importer import load_graph_def
 
         return load_graph_def(source, limits)
+    if _is_tflite(source):
+        from penstock.frontends.tflite.importer import load_tflite
+
+        return load_tflite(source, limits, map_weights)
+    if isinstance(source, Path):
+        _refuse_other_formats(source)
     from penstock.frontends.onnx.importer import load_onnx
 
     return load_onnx(source, limits, map_weights)
@@ -107,3 +114,42 @@ def _is_graph_def(path: Path) -> bool:
         return path.suffix in _TEXT
     with open_path(path) as file:
         return file.read(1) in (b"", *_GRAPH_DEF)
+
+
+_TFLITE = (b"TFL3", b"CIR0")  # behind four bytes
+_TFLITE_SUFFIXES = (".tflite", ".circle", ".lite")
+
+
+def _is_tflite(source: Any) -> bool:
+    if isinstance(source, bytes):
+        return source[4:8] in _TFLITE
+    if not isinstance(source, Path):
+        return False
+    if source.suffix.lower() in _TFLITE_SUFFIXES:
+        return True
+    with open_path(source) as file:
+        return file.read(8)[4:] in _TFLITE
+
+
+_EXPORT = "export it to ONNX, TFLite or a SavedModel"
+_TORCH = "a PyTorch file", "export the model with torch.onnx.export"
+_KERAS = "a Keras file", "export it to a SavedModel or to TFLite"
+_OTHER_FORMATS = {
+    **dict.fromkeys((".h5", ".hdf5", ".keras"), _KERAS),
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".safetensors"), _TORCH),
+    **dict.fromkeys((".pkl", ".joblib"), ("a pickled object", "convert it with skl2onnx")),
+    **dict.fromkeys((".mlmodel", ".mlpackage"), ("a Core ML model", _EXPORT)),
+    **dict.fromkeys((".engine", ".plan"), ("a TensorRT engine", "load what it was built from")),
+    **dict.fromkeys((".gguf", ".ggml"), ("a llama.cpp file", _EXPORT)),
+    ".caffemodel": ("a Caffe model", _EXPORT),
+    ".pdmodel": ("a PaddlePaddle model", "convert it with paddle2onnx"),
+    ".index": ("part of a TensorFlow checkpoint", "export the model to a SavedModel"),
+    ".ort": ("in ONNX Runtime's own format", "load the ONNX model that it was made from"),
+}
+
+
+def _refuse_other_formats(path: Path) -> None:
+    """Raise ``InvalidModel`` for a file whose name says that it is of an unsupported format."""
+    if path.suffix.lower() in _OTHER_FORMATS:
+        form, advice = _OTHER_FORMATS[path.suffix.lower()]
+        raise InvalidModel(f"{path.name} is {form}, which cannot be loaded: {advice}")

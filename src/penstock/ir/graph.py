@@ -245,6 +245,7 @@ class Model:
     path: str | None = None
     aliases: dict[str, str] = field(default_factory=dict)
     check_types: Callable[[Graph, Mapping[str, Type]], None] | None = None
+    resizable: bool = False
 
     @property
     def graph(self) -> Graph:

@@ -33,6 +33,7 @@ FAMILIES = {
         *("control_flow", "math", "arrays", "state", "tensor_arrays", "lists"),
         *("matrices", "images", "blocks", "windows", "signal"),
     ),
+    "tflite": ("arrays", "detection", "recurrent"),
 }
 for _domain, _families in FAMILIES.items():
     for _family in _families:

@@ -34,6 +34,7 @@ from penstock.types import STRING, ShapeError, Type
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operations
 TENSORFLOW = "tensorflow"  # the domain of TensorFlow's operations that ONNX lacks
+TFLITE = "tflite"  # the domain of TFLite's operations that neither has, and of custom ones
 NEWEST = 10**9  # stands for the newest version of a schema
 
 Compile = Callable[[Node, Types], Kernel]
@@ -142,7 +143,7 @@ def operator(
         assert all(last < e.since or since > e.version for e in entries), (name, since)
         checked = compile if strings else _numeric(compile)
         checked_infer = infer
-        if domain in (MICROSOFT, TENSORFLOW):
+        if domain in (MICROSOFT, TENSORFLOW, TFLITE):
             checked = _unchecked(checked)
             checked_infer = infer if infer is unknown_types else _unchecked(infer)
         entries.append(Op(name, domain, since, last, checked_infer, checked, pure, **traits))

@@ -152,6 +152,15 @@ def check_dims(inputs: Sequence[Value], values: Sequence[Any]) -> None:
             _check_shape(declared.name, declared.type, value, bound)
 
 
+def feeds_fit(inputs: Sequence[Value], values: Sequence[Any]) -> bool:
+    """Whether ranks and dims fit the declared ones."""
+    try:
+        check_dims(inputs, values)
+    except InvalidInput:
+        return False
+    return True
+
+
 def _check_shape(
     name: str,
     input_type: TensorType,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -26,12 +26,13 @@ from penstock.host.threads import pool
 from penstock.inspect.explain import format_plan
 from penstock.inspect.forecast import Forecast, forecast
 from penstock.inspect.gantt import Chart, charts
-from penstock.ir.graph import Model
+from penstock.ir.graph import Model, clone
 from penstock.limits import DEFAULT_LIMITS
 from penstock.observers.profile import Profile
 from penstock.ops.tensorflow.state import own_stores
 from penstock.plan.plan import Plan, StepTable
 from penstock.session.compiler import Compiler
+from penstock.session.feeds import feeds_fit
 from penstock.session.options import CompileOptions, RunOptions, make, takes
 from penstock.session.plan_cache import PlanCache
 from penstock.session.run import Job, PreparedRun, Run
@@ -325,8 +326,20 @@ class Session:
 
     def _executor(self, subgraph: Subgraph, key: Any, values: Sequence[Any]) -> Executor:
         """The executor for these values, compiled if it is new."""
+        if self.model.resizable and not feeds_fit(subgraph.graph.inputs, values):
+            feeds = dict(zip(subgraph.names, values, strict=True))
+            subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph
         compiled = partial(self._compile, subgraph, values)
         return self._plans.get(subgraph, key, False, compiled)
+
+    @cached_property
+    def _resized(self) -> Subgraphs:
+        """The subgraphs for inputs of other shapes than those that the model declares."""
+        graph = clone(self._subgraphs.graph)
+        for value in graph.inputs:
+            value.type = TensorType(value.dtype)
+        structure = self._compiler.structure
+        return Subgraphs(graph, self.model.aliases, structure, self._plans.drop)
 
     def _compile(self, subgraph: Subgraph, values: Sequence[Any]) -> Executor:
         self._compiled += 1

@@ -102,9 +102,9 @@ class Subgraphs:
     """The subgraphs of one model that were asked for so far, those used last kept.
 
     ``main`` is the subgraph from the model's inputs to its outputs, ``all`` the request for all of
-    these. ``aliases`` are other names of values. ``structure`` simplifies a new subgraph's graph,
-    and returns the primitives that remain in it; ``on_evict`` is called with each subgraph that is
-    forgotten.
+    these. ``graph`` is the whole model's, ``aliases`` are other names of values. ``structure``
+    simplifies a new subgraph's graph, and returns the primitives that remain in it; ``on_evict`` is
+    called with each subgraph that is forgotten.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Subgraphs:
         structure: Callable[[Graph], Sequence[Unraised]],
         on_evict: Callable[[Subgraph], None],
     ) -> None:
-        self._graph = graph
+        self.graph = graph
         self._aliases = aliases
         self._structure = structure
         self._on_evict = on_evict
@@ -233,7 +233,7 @@ class Subgraphs:
         fed = [self.value(name, "feed") for name in feeds]
         fetched = [self.value(name, "fetch") for name in fetches]
         target_values, nodes = self._targets(targets)
-        graph = cut(self._graph, fed, [*fetched, *target_values], nodes)
+        graph = cut(self.graph, fed, [*fetched, *target_values], nodes)
         if missing := captures(graph):
             names = ", ".join(f"{_quoted(v.name)} ({v.type})" for v in missing[:MAX_PROBLEMS])
             if len(missing) > MAX_PROBLEMS:
@@ -249,7 +249,7 @@ class Subgraphs:
     def _inferred(self) -> dict[str, Type]:
         """Dtypes of the values whose types the model does not declare. Shapes are left open: the
         graph behind a value that is fed decides which shapes fit."""
-        graph = clone(self._graph)
+        graph = clone(self.graph)
         infer_types(graph)
         types = {name: value.type for name, value in _values_by_name(graph).items()}
         return {name: TensorType(t.dtype) for name, t in types.items() if isinstance(t, TensorType)}
@@ -259,8 +259,8 @@ class Subgraphs:
         one of a frame runs many times, and has no one value."""
         values: list[Value] = []
         nodes: list[Node] = []
-        framed = bool(names) and is_framed(self._graph)
-        by_name = {node.name: node for node in self._graph.nodes if names and node.name}
+        framed = bool(names) and is_framed(self.graph)
+        by_name = {node.name: node for node in self.graph.nodes if names and node.name}
         for name in names:
             value = self._values.get(self._aliases.get(name, name))
             node = by_name.get(name) if value is None else value.producer
@@ -290,7 +290,7 @@ class Subgraphs:
         """The value of this name or alias, to "feed" or "fetch" it. Raises ``InvalidInput``."""
         value = self._values.get(name) or self._values.get(self._aliases.get(name, name))
         if value is None:
-            ports = self._graph.inputs if role == "feed" else self._graph.outputs
+            ports = self.graph.inputs if role == "feed" else self.graph.outputs
             hint = suggest(name, [*self._values, *self._aliases], [v.name for v in ports])
             raise InvalidInput(f"cannot {role} {_quoted(name)}: {hint}")
         return value

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from penstock.frontends.common.model_files import open_inside
 from penstock.frontends.common.weight_file import WeightFile
 
 BYTES = np.arange(100, dtype=np.uint8)
@@ -21,7 +23,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def weight_file(path: Path, mapped: bool = False) -> WeightFile:
-    return WeightFile(path.parent, path.name, mapped)
+    return WeightFile(partial(open_inside, path.parent, path.name), mapped)
 
 
 @pytest.mark.parametrize("mapped", [False, True])

@@ -91,7 +91,7 @@ def test_session_with_map_weights_maps_shards(copy: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         checkpoint,
         "WeightFile",
-        lambda folder, name, map: mapped.append(map) or WeightFile(folder, name, map),
+        lambda open_file, map: mapped.append(map) or WeightFile(open_file, map),
     )
     for wanted in (False, True):
         out = ps.compile(copy, map_weights=wanted).run({"x": X})

@@ -1,22 +1,20 @@
-"""Files of weights beside a model: ranges of their bytes, read into memory, or mapped on demand."""
+"""Files with weights: ranges of their bytes, read into memory, or mapped on demand."""
 
 from __future__ import annotations
 
 import mmap
 import os
-from pathlib import Path
+from collections.abc import Callable
 from typing import BinaryIO
 
 import numpy as np
-
-from penstock.frontends.common.model_files import open_inside
 
 MAX_OVERLAP = 16
 
 
 class WeightFile:
-    """The file at ``location``, a relative path, inside the model's folder. Raises ``ValueError``
-    with a reason, also if the file has changed since it was opened first.
+    """The file that ``open_file`` opens, each time it is read. Raises ``ValueError`` with a reason,
+    also if the file has changed since it was opened first.
 
     A range is read once, however many tensors name it, and once ranges overlap so much that they
     would take more than the file, they are views of the whole. What reads them may have to copy
@@ -28,12 +26,12 @@ class WeightFile:
     (SIGBUS), and what is written into it changes the weights.
     """
 
-    def __init__(self, folder: Path, location: str, mapped: bool = False) -> None:
-        self._place = folder, location
+    def __init__(self, open_file: Callable[[], BinaryIO], mapped: bool = False) -> None:
+        self._open = open_file
         self._ranges: dict[tuple[int, int], np.ndarray] = {}
         self._taken = 0
         self._whole: np.ndarray | None = None
-        with open_inside(*self._place) as file:
+        with self._open() as file:
             self._identity = _identity(file)
             self.size = os.fstat(file.fileno()).st_size
             if mapped and self.size:
@@ -63,7 +61,7 @@ class WeightFile:
 
     def _read(self, offset: int, size: int) -> np.ndarray:
         data = np.empty(size, np.uint8)
-        with open_inside(*self._place) as file:
+        with self._open() as file:
             file.seek(offset)
             count = file.readinto(data)  # type: ignore[attr-defined]
             if count != size or _identity(file) != self._identity:

@@ -68,7 +68,7 @@ def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool
     """
     path = None if isinstance(source, bytes | onnx.ModelProto) else Path(source)
     with opened(source) as (proto, weights):
-        tensors = TensorReader(path and path.parent, limits, map_weights)
+        tensors = TensorReader(limits, path and path.parent, map_weights)
         return _Importer(proto, weights, path, tensors).model()
 
 

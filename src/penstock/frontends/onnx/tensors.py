@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,12 @@ from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_field
 
 from penstock.errors import InvalidModel
+from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text
+from penstock.frontends.common.model_files import open_inside
 from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.onnx.file import Apart
-from penstock.limits import Limits
 from penstock.ops.common.dtypes import SUB_BYTE
 from penstock.types import (
     ANY,
@@ -109,15 +111,13 @@ def _dim(proto: onnx.TensorShapeProto.Dimension, entry: bool) -> Dim:
 
 
 @dataclass(eq=False)
-class TensorReader:
+class TensorReader(ConstantBudget):
     """Reads the tensors of one model. External data are read from ``folder`` and nowhere else, or
     mapped if ``map_weights``."""
 
     folder: Path | None
-    limits: Limits
     map_weights: bool = False
     files: dict[str, WeightFile] = field(default_factory=dict)
-    total: int = 0
 
     def read(self, tensor: TensorProto | Apart) -> np.ndarray:
         """The contents of ``tensor``. Raises ``TensorError`` for the first fault, and
@@ -179,25 +179,6 @@ class TensorReader:
         dense.flags.writeable = False
         return dense
 
-    def count(self, dims: tuple[int, ...], dtype: np.dtype) -> int:
-        """The number of elements. Raises ``TensorError`` for dims that NumPy cannot have."""
-        limits = self.limits
-        if len(dims) > limits.max_dims:
-            raise TensorError(f"it has {len(dims)} dims, more than {limits.max_dims}")
-        if dims and min(dims) < 0:
-            raise TensorError(f"it has a negative dim in {list(dims)}")
-        # Dims of 0 count as 1: strides are products of the other dims.
-        extent = math.prod([dim or 1 for dim in dims])
-        if extent > limits.max_elements or extent * dtype.itemsize >= 2**63:
-            raise TensorError(f"its dims {list(dims)} multiply to more than memory can hold")
-        return math.prod(dims)
-
-    def spend(self, nbytes: int) -> None:
-        """Count bytes of constants. Raises ``TensorError`` beyond ``Limits.max_constant_bytes``."""
-        self.total += nbytes
-        if excess := self.limits.beyond("max_constant_bytes", self.total):
-            raise TensorError(f"with it, the constants take {self.total} bytes, more {excess}")
-
     def external(self, proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.ndarray:
         """The contents of external data."""
         if dtype == STRING:
@@ -219,7 +200,9 @@ class TensorReader:
         try:
             file = self.files.get(location)
             if file is None:
-                file = self.files[location] = WeightFile(self.folder, location, self.map_weights)
+                file = self.files[location] = WeightFile(
+                    partial(open_inside, self.folder, location), self.map_weights
+                )
             data = file.read(offset, needed) if offset + needed <= file.size else None
         except ValueError as error:
             raise TensorError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import google_crc32c
@@ -17,6 +18,7 @@ import numpy as np
 from penstock.errors import InvalidModel
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text, read_varint
+from penstock.frontends.common.model_files import open_inside
 from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.tensorflow.file import open_part, parsed, part_error
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import BundleEntryProto, BundleHeaderProto
@@ -110,7 +112,7 @@ class Bundle:
         try:
             shard = self._shards.get(entry.shard_id)
             if shard is None:
-                shard = WeightFile(self.folder, name, self.map_weights)
+                shard = WeightFile(partial(open_inside, self.folder, name), self.map_weights)
                 self._shards[entry.shard_id] = shard
                 self._unread[entry.shard_id] = shard.size
             if not 0 <= entry.offset <= entry.offset + entry.size <= shard.size:

@@ -1,0 +1,1 @@
+"""TFLite's files, and Circle's."""

@@ -1,0 +1,293 @@
+"""One operator of a TFLite file for the rule that converts it.
+
+A rule is a function of an ``OperatorConversion``, registered by the names of its operators. It
+gets the operator's inputs as values, integers where the file has quantised tensors:
+``quantizations`` and ``output_quantizations`` say what these stand for. Quantised tensors reach a
+rule in one of three ways:
+
+* ``@operator_rule(..., moves=True)``: the operator only moves elements, so that the integers move as they
+  are where inputs and outputs have the same quantisation;
+* ``@quantized_rule``: a rule of its own, in integers, which is asked first where one of the
+  operator's tensors is quantised; it returns False to leave the operator to the next way;
+* by default the rule of real numbers, between DequantizeLinear and QuantizeLinear nodes, which
+  later passes may take up into kernels of 8-bit codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.frontends.common.builder import NodeBuilder
+from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
+from penstock.frontends.tflite.flatbuffer import FlatTable, schema
+from penstock.frontends.tflite.scope import SubgraphScope
+from penstock.frontends.tflite.tensors import Quantization
+from penstock.ir.graph import Node, Value
+from penstock.ops.common.shape_rules import element_number
+from penstock.ops.registry import TENSORFLOW
+from penstock.ops.tensorflow.state import Store
+from penstock.types import FLOAT32, INT64
+
+
+class OperatorContext(Protocol):
+    """What rules may ask of the import. ``store`` holds the variables, which start with the values
+    of ``initial``."""
+
+    table: FlatTable
+    store: Store
+    initial: dict[str, np.ndarray]
+
+    def use(
+        self, scope: SubgraphScope, index: int, arguments: Sequence[Value], prefix: str
+    ) -> SubgraphScope:
+        """Import a subgraph for these arguments, for an operator of ``scope``."""
+
+    def tensor(self, scope: SubgraphScope, index: int) -> FlatTable:
+        """A tensor of a subgraph."""
+
+    def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
+        """What a tensor that is a variable holds at first."""
+
+
+Rule = Callable[["OperatorConversion"], object]
+RULES: dict[str, Rule] = {}
+QUANTIZED_RULES: dict[str, Callable[[OperatorConversion], bool]] = {}
+MOVING: set[str] = set()
+"""Operators that only move elements."""
+INTEGERS: set[str] = set()
+"""Operators whose rules read quantisations themselves."""
+
+
+def operator_rule(
+    *operators: str, moves: bool = False, integers: bool = False
+) -> Callable[[Rule], Rule]:
+    """Register a rule. ``moves``: the operators only move elements. ``integers``: the rule converts
+    quantised tensors itself."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(operators, function))
+        MOVING.update(operators if moves else ())
+        INTEGERS.update(operators if integers else ())
+        return function
+
+    return register
+
+
+def quantized_rule(*operators: str) -> Callable[[Callable[[OperatorConversion], bool]], object]:
+    """Register a rule for operators of which a tensor is quantised."""
+
+    def register(function: Callable[[OperatorConversion], bool]) -> object:
+        QUANTIZED_RULES.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
+@dataclass(eq=False)
+class OperatorConversion(NodeBuilder):
+    """An operator. ``op`` is its name in the schema, ``options`` the table of its options, which
+    ``option`` reads. ``inputs`` that are left out are ``None``."""
+
+    _: KW_ONLY
+    op: str
+    scope: SubgraphScope
+    context: OperatorContext
+    operator: FlatTable
+    quantizations: list[Quantization | None]
+    output_quantizations: list[Quantization | None]
+    output_dtypes: list[np.dtype | None]
+    options: FlatTable | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        options = self.operator.builtin_options
+        self.options = self.operator.builtin_options2 if options is None else options
+
+    def option(self, name: str, kind: str = "") -> Any:
+        """A field of the options; its default if they were left out, where ``kind`` names their
+        table. Raises ``NodeError`` for the options of another operator."""
+        if self.options is None or name not in schema().tables[self.options.kind]:
+            given = schema().tables.get(kind, {}).get(name)
+            if given is None or self.options is not None:
+                raise NodeError(f"has no option {name!r}; export the model again")
+            return given.default
+        return getattr(self.options, name)
+
+    def take(self, least: int, most: int | None = None) -> list[Any]:
+        """The inputs, of which there must be this many, padded with ``None`` up to ``most``."""
+        count = len(self.inputs)
+        if not least <= count <= (most or least):
+            raise NodeError(f"has {count} inputs, but {self.op} takes {least}")
+        if None in self.inputs[:least]:
+            raise NodeError(f"leaves out input {self.inputs.index(None)}, which {self.op} needs")
+        return [*self.inputs, *[None] * ((most or least) - count)]
+
+    def constant_integers(self, index: int, role: str) -> list[int]:
+        """As ``integers``. Raises ``InexpressibleError`` if the input is no constant."""
+        elements = self.integers(index)
+        if elements is None:
+            raise InexpressibleError(
+                f"its {role} is not a constant; export the model with a constant one"
+            )
+        return elements
+
+    def vector(self, index: int, *, transposed: bool = False) -> Value:
+        """Input ``index``, of integers, as the vector of int64 that ONNX takes. Paddings [n, 2] are
+        ``transposed``: in ONNX, those at the beginning of all axes come first."""
+        array = self.input_constant(index)
+        if array is not None:
+            return self.constant((array.T if transposed else array).reshape(-1))
+        source = self.inputs[index]
+        if transposed:
+            source = self.emit("Transpose", [source], perm=[1, 0])
+        return self.cast(self.emit("Reshape", [source, self.constant([-1])]), INT64)
+
+    def cast(self, value: Value, dtype: np.dtype) -> Value:
+        return self.emit("Cast", [value], to=element_number(dtype.name))
+
+    def emit_tensorflow(self, op: str, inputs: Sequence[Value | None], **attrs: Any) -> None:
+        """Emit an operation of the domain "tensorflow" as the final node."""
+        self.emit_final(op, inputs, attrs, domain=TENSORFLOW)
+
+    def cast_final(self, value: Any, dtype: np.dtype | None, op: str = "Cast") -> None:
+        if dtype is None:
+            raise InexpressibleError("its output is a handle")
+        self.emit_final(op, [value], {"to": element_number(dtype.name)})
+
+    def append_cast(self, value: Value, output: Value | None, dtype: np.dtype | None) -> None:
+        """Emit one more output, cast to its element type."""
+        number = element_number("int32" if dtype is None else dtype.name)
+        self.append("Cast", "", [value], [output], {"to": number}, f"{self.name}/{value.name}")
+
+    def emit_activated(
+        self,
+        op: str,
+        inputs: Sequence[Value | None],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        kind: str = "",
+    ) -> None:
+        """Emit the final operation, followed by the fused activation that the options name; the
+        table of the options is by default called after the operation."""
+        number = self.option("fused_activation_function", kind or f"{op}Options")
+        if number:
+            op, inputs, attrs = *self.activation(number, self.emit(op, inputs, attrs)), None
+        self.emit_final(op, inputs, attrs)
+
+    def activation(self, number: int, value: Value) -> tuple[str, list[Value]]:
+        """The operation and the inputs of an activation, by its number in the schema."""
+        if number == 1:
+            return "Relu", [value]
+        if number in (2, 3):
+            low, high = (-1, 1) if number == 2 else (0, 6)
+            return "Clip", [value, self.like(low, value), self.like(high, value)]
+        if number == 4:
+            return "Tanh", [value]
+        raise InexpressibleError(f"it has the activation number {number}, which no kernel computes")
+
+    # Effects.
+
+    def effect(self, node: Node) -> None:
+        """Let a node with effects wait for the one before it."""
+        if self.scope.effect is not None and self.scope.effect is not node:
+            node.control_inputs.append(self.scope.effect)
+        self.scope.effect = node
+
+    def variable_attrs(self, container: str, name: str) -> dict[str, Any]:
+        """The attributes of a node that names a variable, with the type of its first value."""
+        attrs = {"container": container, "shared_name": name, "store": self.context.store}
+        first = self.context.initial.get("/".join(filter(None, (container, name))))
+        if first is not None:
+            attrs |= {"dtype": first.dtype.name, "shape": list(first.shape)}
+        return attrs
+
+    # Channels first.
+
+    def channels_first(self, value: Value, rank: int = 4) -> Value:
+        """An image, channels last, with its channels before its spatial dims."""
+        return self.emit("Transpose", [value], perm=[0, rank - 1, *range(1, rank - 1)])
+
+    def emit_image(
+        self,
+        op: str,
+        inputs: Sequence[Value | None],
+        attrs: Mapping[str, Any],
+        *,
+        rank: int = 4,
+        domain: str = "",
+        activation: int = 0,
+    ) -> None:
+        """Emit an operation with channels first, its activation, and the image that it gives with
+        channels last."""
+        value = self.emit(op, inputs, attrs, domain=domain)
+        if activation:
+            value = self.emit(*self.activation(activation, value))
+        self.emit_final("Transpose", [value], {"perm": [0, *range(2, rank), 1]})
+
+    # Quantised tensors.
+
+    def dequantized(self, value: Value, given: Quantization) -> Value:
+        """The real numbers that a quantised tensor stands for."""
+        dtype = self._dtype_of(value) or np.dtype(np.int8)
+        scale = self.constant(given.scale if given.per_channel else given.scale[0], FLOAT32)
+        attrs = {"axis": given.axis} if given.per_channel else {}
+        point = given.zero_point if given.per_channel else given.zero_point[0]
+        if dtype == INT64:  # biases of 16-bit activations
+            if given.per_channel and given.axis:
+                raise InexpressibleError("it has int64 codes with a scale for each channel")
+            return self.emit("Mul", [self.cast(value, FLOAT32), scale])
+        zero = None if dtype == np.int32 else self.constant(point, dtype)
+        return self.emit("DequantizeLinear", [value, scale, zero], attrs)
+
+    def emit_quantized(self, value: Value, given: Quantization, output: Value, dtype: Any) -> None:
+        """Emit ``output``, of integers that stand for the real numbers of ``value``."""
+        per_channel = given.per_channel
+        scale = self.constant(given.scale if per_channel else given.scale[0], FLOAT32)
+        point = given.zero_point if per_channel else given.zero_point[0]
+        inputs = [value, scale, self.constant(point, dtype)]
+        attrs = {"axis": given.axis} if per_channel else {}
+        self.append("QuantizeLinear", "", inputs, [output], attrs, f"{self.name}/{output.name}")
+
+    @property
+    def moved_as_integers(self) -> bool:
+        """Whether inputs and outputs have one quantisation, so that moving integers is exact."""
+        given = [q for q in (*self.quantizations, *self.output_quantizations) if q is not None]
+        return all(
+            np.array_equal(q.scale, given[0].scale)
+            and np.array_equal(q.zero_point, given[0].zero_point)
+            for q in given
+        )
+
+    def apply(self, convert: Rule) -> None:
+        """Apply a rule to the operator, whose tensors may be quantised."""
+        quantized = any((*self.quantizations, *self.output_quantizations))
+        integers = self.op in INTEGERS or (self.op in MOVING and self.moved_as_integers)
+        own = QUANTIZED_RULES.get(self.op)
+        if not quantized or integers:
+            convert(self)
+        elif own is None or not own(self):
+            self._apply_to_reals(convert)
+
+    def _apply_to_reals(self, convert: Rule) -> None:
+        for i, (value, given) in enumerate(zip(self.inputs, self.quantizations, strict=True)):
+            if value is not None and given is not None:
+                self.inputs[i] = self.dequantized(value, given)  # type: ignore[index]
+        outputs = self.outputs
+        reals = [
+            value if given is None or value is None else Value(self.fresh("real"))
+            for value, given in zip(outputs, self.output_quantizations, strict=True)
+        ]
+        self.outputs, dtypes = reals, self.output_dtypes
+        self.output_dtypes = [FLOAT32 if q else d for q, d in self._output_types()]
+        convert(self)
+        for (given, _), dtype, value, output in zip(
+            self._output_types(), dtypes, reals, outputs, strict=True
+        ):
+            if given is not None and value is not None and output is not None:
+                self.emit_quantized(value, given, output, dtype)
+
+    def _output_types(self) -> list[tuple[Quantization | None, np.dtype | None]]:
+        return list(zip(self.output_quantizations, self.output_dtypes, strict=True))

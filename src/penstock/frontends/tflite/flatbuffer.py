@@ -1,0 +1,219 @@
+"""FlatBuffers, read by a schema and checked while they are read.
+
+A table's fields are read when they are first asked for. Every offset, length and number of a union
+is checked before it is used, so that any bytes give values or ``InvalidModel``. Together, vectors
+may take no more than a few times the bytes of the file, though a file can name one many times.
+
+    table: [offset of its vtable] [fields, in any order]
+    vtable: [bytes] [bytes of the table] [where field 0 is] [where field 1 is] ...   0: left out
+    vector: [length] [elements, or offsets of them]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from struct import Struct
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import checkpoint
+from penstock.errors import InvalidModel
+from penstock.frontends.common.encoding import array_from_bytes, decode_text
+
+FILE = Path(__file__).with_name("schema.txt")
+Read = Callable[[int, int], bytes | memoryview]
+
+_U16, _U32, _I32 = Struct("<H"), Struct("<I"), Struct("<i")
+_NAMES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float32 float64"
+_SCALARS = {
+    name: Struct(f"<{code}") for name, code in zip(_NAMES.split(), "?bBhHiIqQfd", strict=True)
+}
+_PAGE = 2**12  # bytes that are read at a time
+_OVERHANG = 8  # bytes of the longest number, which may begin at the end of a page
+_MAX_OVERLAP = 16
+_MAX_DEPTH = 16  # of tables in tables
+_FREE_BYTES = 2**16
+
+
+class TableField(NamedTuple):
+    """``vector``: whether it is a vector of this ``type``. ``slot``: its place in vtables."""
+
+    type: str
+    vector: bool
+    slot: int
+    default: int | float
+
+
+class Schema(NamedTuple):
+    """The fields of tables by name, the tables of unions by number, the operators by number."""
+
+    tables: Mapping[str, Mapping[str, TableField]]
+    unions: Mapping[str, Mapping[int, str]]
+    operators: Mapping[int, str]
+
+
+@cache
+def schema() -> Schema:
+    """The schema of ``schema.txt``."""
+    tables: dict[str, dict[str, TableField]] = {}
+    unions: dict[str, dict[int, str]] = {}
+    for line in FILE.read_text().splitlines():
+        role, name, *entries = line.split() or ["#", ""]
+        if role == "table":
+            table = tables[name] = {}
+            for slot, entry in enumerate(entries):
+                key, _, rest = entry.partition(":")
+                type_, _, default = rest.partition("=")
+                vector = type_.startswith("[")
+                number = float(default or 0) if type_.startswith("float") else int(default or 0)
+                if type_:
+                    table[key] = TableField(type_.strip("[]"), vector, slot, number)
+        elif role != "#":
+            number = 0
+            names = unions[name] = {}
+            for entry in entries:
+                key, _, given = entry.partition("=")
+                number = int(given) if given else number
+                names[number] = key
+                number += 1
+    return Schema(tables, unions, unions.pop("BuiltinOperator"))
+
+
+class Bytes(NamedTuple):
+    """A vector of bytes that has not been read: where it is in the file."""
+
+    offset: int
+    size: int
+
+
+class FlatTable:
+    """A table of the file: its fields are attributes. A text or vector that was left out is empty,
+    a table ``None``, a number its default. Vectors of bytes are places (``Bytes``)."""
+
+    def __init__(self, buffer: FlatBuffer, kind: str, at: int, depth: int) -> None:
+        self._buffer = buffer
+        self._at = at
+        self._depth = depth
+        self.kind = kind
+        if depth > _MAX_DEPTH:
+            buffer.damaged("tables that nest too deep")
+        self._vtable = at - buffer.number(_I32, at)
+        self._slots = (buffer.number(_U16, self._vtable) - 4) // 2
+        self._size = buffer.number(_U16, self._vtable + 2)
+        buffer.check(self._vtable, 4 + 2 * max(self._slots, 0), "the fields of a table")
+        buffer.check(at, self._size, "a table")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        value = self.__dict__[name] = self._read(name, schema().tables[self.kind][name])
+        return value
+
+    def content(self, name: str) -> bytes:
+        """The bytes of a field that is a vector of them."""
+        return self._buffer.content(getattr(self, name))
+
+    def _read(self, name: str, field: TableField) -> Any:
+        buffer = self._buffer
+        scalar = _SCALARS.get(field.type)
+        offset = 0
+        if field.slot < self._slots:
+            offset = buffer.number(_U16, self._vtable + 4 + 2 * field.slot)
+        if scalar is not None and not field.vector:
+            if not offset:
+                return field.default
+            self._check(offset, scalar.size)
+            return buffer.number(scalar, self._at + offset)
+        if not offset:
+            empty = Bytes(0, 0) if field.type == "uint8" else []
+            return empty if field.vector else "" if field.type == "text" else None
+        self._check(offset, 4)
+        at = buffer.target(self._at + offset)
+        if field.vector:
+            return buffer.vector(field.type, at, self._depth)
+        if field.type in schema().unions:
+            number = getattr(self, f"{name}_type")
+            kind = schema().unions[field.type].get(number)
+            return None if kind is None else FlatTable(buffer, kind, at, self._depth + 1)
+        return buffer.value(field.type, at, self._depth)
+
+    def _check(self, offset: int, size: int) -> None:
+        if offset < 4 or offset + size > self._size:
+            self._buffer.damaged("a field outside of its table")
+
+
+class FlatBuffer:
+    """The bytes of a file, of which ``read(offset, size)`` gives those asked for. ``name`` is that
+    of the file in messages."""
+
+    def __init__(self, name: str, size: int, read: Read) -> None:
+        self.name = name
+        self.size = size
+        self._read = read
+        self._pages: dict[int, bytes | memoryview] = {}
+        self._left = _FREE_BYTES + _MAX_OVERLAP * size
+
+    def root(self, kind: str) -> FlatTable:
+        """The table that the file consists of."""
+        return FlatTable(self, kind, self.target(0), 0)
+
+    def damaged(self, what: str) -> NoReturn:
+        raise InvalidModel(
+            f"{self.name} is cut short or damaged: it has {what}; compare its size with the "
+            "original's, or export it again"
+        )
+
+    def check(self, at: int, size: int, what: str) -> None:
+        """Raise ``InvalidModel`` if ``what``, these bytes, is not in the file."""
+        if at < 0 or at + size > self.size:
+            self.damaged(f"{what} beyond its end")
+
+    def number(self, scalar: Struct, at: int) -> Any:
+        self.check(at, scalar.size, "a number")
+        page, start = divmod(at, _PAGE)
+        data = self._pages.get(page)
+        if data is None:
+            checkpoint()
+            size = min(_PAGE + _OVERHANG, self.size - page * _PAGE)
+            data = self._pages[page] = self._read(page * _PAGE, size)
+            if len(data) < size:
+                self.damaged("been cut while it was read")
+        return scalar.unpack_from(data, start)[0]
+
+    def target(self, at: int) -> int:
+        """Where the offset at ``at`` leads."""
+        return at + int(self.number(_U32, at))
+
+    def value(self, kind: str, at: int, depth: int) -> Any:
+        """The text or the table at ``at``."""
+        if kind != "text":
+            return FlatTable(self, kind, at, depth + 1)
+        return decode_text(self.content(self.vector("uint8", at, depth)))
+
+    def content(self, place: Bytes) -> bytes:
+        self._spend(place.size)
+        return bytes(self._read(*place))
+
+    def vector(self, kind: str, at: int, depth: int) -> Any:
+        """The elements of the vector at ``at``."""
+        length = self.number(_U32, at)
+        scalar = _SCALARS.get(kind)
+        width = 4 if scalar is None else scalar.size
+        at += 4
+        self.check(at, length * width, "a vector")
+        if kind == "uint8":
+            return Bytes(at, length)
+        self._spend(length * width)
+        if scalar is not None:
+            data = bytes(self._read(at, length * width))
+            return array_from_bytes(data, np.dtype(kind)).tolist()
+        places: Sequence[int] = range(at, at + 4 * length, 4)
+        return [self.value(kind, self.target(place), depth) for place in places]
+
+    def _spend(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            self.damaged(f"vectors that overlap, of more than {_MAX_OVERLAP} times its bytes")

@@ -1,0 +1,340 @@
+"""TFLite and Circle files to graphs.
+
+The first subgraph is the entry; a subgraph that an operator uses becomes a nested graph or, where
+it is called, part of the graph around it, each time that it is used. A tensor becomes a value of
+its name, an operator the nodes that its rule emits (``rules``). Operators come in the order in
+which they run, so that each reads what the ones before it have written.
+
+Shapes in the file, except those of the inputs, are what the converter has inferred; they are not
+used. Names of the signatures' inputs and outputs are further names of the entry's.
+
+The file is not trusted. All violations of the format, or else all operators without a kernel, are
+reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import paced
+from penstock.errors import InvalidModel
+from penstock.frontends.common.builder import UniqueNames
+from penstock.frontends.common.diagnostics import (
+    NO_KERNEL,
+    ConversionError,
+    Diagnostics,
+    NodeError,
+    TensorError,
+)
+from penstock.frontends.common.inferred_types import InferredTypes
+from penstock.frontends.tflite import (  # noqa: F401 - modules register their rules
+    rules,
+    rules_arrays,
+    rules_control,
+    rules_images,
+    rules_recurrent,
+)
+from penstock.frontends.tflite.conversion import RULES, OperatorConversion
+from penstock.frontends.tflite.file import opened_model
+from penstock.frontends.tflite.flatbuffer import FlatTable, schema
+from penstock.frontends.tflite.rules_custom import custom
+from penstock.frontends.tflite.scope import SubgraphScope
+from penstock.frontends.tflite.tensors import (
+    Quantization,
+    TensorContents,
+    dtype_of,
+    input_type,
+    quantization_of,
+)
+from penstock.ir.graph import Graph, Model, Node, Value
+from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.ops.registry import standard
+from penstock.ops.tensorflow.state import Store
+
+_SIGNATURE = "signature"
+_OLD_CODES = 127  # operators numbered from here on have their number in another field
+
+
+def load_tflite(
+    source: Path | bytes, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False
+) -> Model:
+    """Read a ``.tflite`` or ``.circle`` file, or its bytes. Raises ``InvalidModel`` for violations
+    of the format or of ``limits``, ``Unsupported`` for operators without a kernel."""
+    path = None if isinstance(source, bytes) else source
+    with opened_model(source, map_weights) as (model, weights):
+        where = "the model" if path is None else path.name
+        reader = TensorContents(limits, model.buffers, weights)
+        importer = SubgraphImporter(model, reader, Diagnostics(where, limits, lambda: weights.size))
+        return importer.model(path)
+
+
+class SubgraphImporter:
+    """Imports one file. ``store`` holds its variables."""
+
+    def __init__(self, model: FlatTable, reader: TensorContents, diagnostics: Diagnostics) -> None:
+        self.table = model
+        self.reader = reader
+        self.diagnostics = diagnostics
+        self.where = diagnostics.where
+        self.types = InferredTypes()
+        self.names = UniqueNames(list, numbered="{}#{}")
+        self.initial: dict[str, np.ndarray] = {}
+        self.store = Store()
+        self._constants: dict[tuple[int, int], Value] = {}
+        self._quantizations: dict[tuple[int, int], Quantization | None] = {}
+
+    def model(self, path: Path | None) -> Model:
+        """The model whose entry is the first subgraph."""
+        if not self.table.subgraphs:
+            raise InvalidModel(f"{self.where} has no subgraphs; export it again")
+        scope = SubgraphScope(0, self.table.subgraphs[0], self.where, "", ())
+        inputs = []
+        for index in scope.table.inputs:
+            tensor = self.tensor(scope, index)
+            value = Value(self.names.unique(tensor.name or f"input_{index}"), input_type(tensor))
+            if scope.values.setdefault(index, value) is value:
+                inputs.append(value)
+            else:
+                self.fault(f"{self.where} lists input {tensor.name!r} twice")
+        self.run(scope)
+        outputs = self.results(scope)
+        self.diagnostics.raise_collected()
+        self.store.initial = self.initial
+        graph = Graph(inputs, outputs, scope.nodes, "main")
+        aliases = self.aliases(graph)
+        source = None if path is None else str(path)
+        return Model({"main": graph}, "main", {}, self.metadata, source, aliases, resizable=True)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        keys = (signature.signature_key for signature in self.table.signature_defs)
+        texts = {"description": self.table.description, "signatures": ", ".join(keys)}
+        return {key: text for key, text in texts.items() if text}
+
+    def results(self, scope: SubgraphScope) -> list[Value]:
+        """The outputs of the entry, which wait for its effects. Each has a name of its own."""
+        results: list[Value] = []
+        for position, index in enumerate(scope.table.outputs):
+            value = scope.values.get(index)
+            if value is None:
+                self.unwritten(scope, index, f"output {position} of {scope.where}")
+                continue
+            if value in results or value.const is not None or scope.effect is not None:
+                name = self.names.unique(value.name)
+                if scope.effect is not None and value.producer is not None:
+                    name, value.name = value.name, name
+                output = Value(name, value.type)
+                origin = f"output {position} of {scope.where}"
+                node = Node(standard("Identity"), [value], [output], name=name, origin=origin)
+                node.control_inputs += [] if scope.effect is None else [scope.effect]
+                scope.nodes.append(node)
+                value = output
+            results.append(value)
+        return results
+
+    def aliases(self, graph: Graph) -> dict[str, str]:
+        """Values of the entry by their names in its signatures."""
+        aliases: dict[str, str] = {}
+        subgraph = self.table.subgraphs[0]
+        for signature in self.table.signature_defs:
+            if signature.subgraph_index:
+                continue
+            ports = (
+                (signature.inputs, subgraph.inputs, graph.inputs),
+                (signature.outputs, subgraph.outputs, graph.outputs),
+            )
+            for entries, indices, values in ports:
+                by_tensor = dict(zip(indices, values, strict=True))
+                for entry in entries:
+                    if entry.tensor_index in by_tensor:
+                        aliases.setdefault(entry.name, by_tensor[entry.tensor_index].name)
+        taken = {value.name for value in (*graph.inputs, *graph.outputs)}
+        return {name: value for name, value in aliases.items() if name not in taken}
+
+    # Subgraphs and tensors.
+
+    def use(
+        self, scope: SubgraphScope, index: int, arguments: Sequence[Value], prefix: str
+    ) -> SubgraphScope:
+        """Import subgraph ``index`` for these arguments, for an operator of ``scope``. Raises
+        ``NodeError``."""
+        subgraphs = self.table.subgraphs
+        if not 0 < index < len(subgraphs):
+            raise NodeError(f"uses subgraph {index}, of {len(subgraphs)}; the first is the entry")
+        callers = (*scope.callers, scope.index)
+        if index in callers:
+            raise NodeError(f"uses subgraph {index}, which it is itself part of")
+        table = subgraphs[index]
+        where = f"subgraph {table.name or index!r} of {self.where}"
+        self.diagnostics.check_depth(len(callers), where)
+        if len(arguments) != len(table.inputs):
+            raise NodeError(
+                f"gives {len(arguments)} arguments to {where}, which takes {len(table.inputs)}"
+            )
+        inner = SubgraphScope(index, table, where, prefix, callers)
+        inner.values.update(zip(table.inputs, arguments, strict=True))
+        self.run(inner)
+        for position, output in enumerate(table.outputs):
+            if output not in inner.values:
+                self.unwritten(inner, output, f"output {position} of {where}")
+                self.diagnostics.raise_collected()
+        return inner
+
+    def run(self, scope: SubgraphScope) -> None:
+        """Import the operators of a subgraph."""
+        operators = scope.table.operators
+        self.diagnostics.count_nodes(1 + len(operators))
+        for position, operator in enumerate(paced(operators)):
+            self.convert(scope, position, operator)
+        for index in scope.table.outputs:
+            self.value(scope, index)
+
+    def tensor(self, scope: SubgraphScope, index: int) -> FlatTable:
+        """A tensor of a subgraph. Raises ``InvalidModel`` if there is none of this number."""
+        tensors = scope.table.tensors
+        if not 0 <= index < len(tensors):
+            self.fault(f"{scope.where} refers to tensor {index}, of {len(tensors)}")
+        return tensors[index]
+
+    def fault(self, message: str) -> NoReturn:
+        """End the import, with the faults that were found before."""
+        self.diagnostics.problem(f"{message}; the file is damaged: export the model again")
+        self.diagnostics.raise_collected()
+        raise AssertionError("a fault was not raised")
+
+    def unwritten(self, scope: SubgraphScope, index: int, reader: str) -> None:
+        name = self.tensor(scope, index).name
+        self.diagnostics.problem(
+            f"{reader} is tensor {index} ({name!r}), which nothing has written"
+        )
+
+    def value(self, scope: SubgraphScope, index: int) -> Value | None:
+        """The value of a tensor: what was written, or a constant; ``None`` if it is neither. A
+        tensor without elements needs no contents."""
+        value = scope.values.get(index)
+        if value is not None:
+            return value
+        key = (scope.index, index)
+        constant = self._constants.get(key)
+        if constant is None:
+            tensor = self.tensor(scope, index)
+            try:
+                place = self.reader.place(tensor)
+                if place is None:
+                    dtype = dtype_of(tensor)
+                    if dtype is None or tensor.is_variable or 0 not in tensor.shape:
+                        return None
+                    array = np.empty([max(dim, 0) for dim in tensor.shape], dtype)
+                else:
+                    array = self.reader.read(tensor, place)
+            except TensorError as error:
+                self.fault(f"tensor {index} ({tensor.name!r}) of {scope.where} {error}")
+            name = self.names.unique(tensor.name or f"tensor_{index}")
+            constant = self._constants[key] = Value(name, const=array)
+        scope.values[index] = constant
+        return constant
+
+    def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
+        """What the integers of a tensor stand for."""
+        key = (scope.index, index)
+        if key not in self._quantizations:
+            tensor = self.tensor(scope, index)
+            dtype = dtype_of(tensor)
+            try:
+                integers = dtype is not None and dtype.kind in "iu"
+                self._quantizations[key] = quantization_of(tensor) if integers else None
+            except TensorError as error:
+                self.fault(f"tensor {index} ({tensor.name!r}) of {scope.where} {error}")
+        return self._quantizations[key]
+
+    def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
+        """What a tensor that is a variable holds at first. Raises ``NodeError``."""
+        tensor = self.tensor(scope, index)
+        dtype, dims = dtype_of(tensor), tuple(tensor.shape)
+        try:
+            if dtype is None or not tensor.is_variable:
+                raise TensorError("is no variable")
+            size = self.reader.count(dims, dtype) * dtype.itemsize
+            if excess := self.reader.limits.beyond("max_bytes", size):
+                raise TensorError(f"takes {size} bytes, more {excess}")
+            self.reader.spend(size)
+        except TensorError as error:
+            raise NodeError(f"has tensor {index} ({tensor.name!r}) as state: {error}") from error
+        return np.zeros(dims, dtype)
+
+    # Operators.
+
+    def operation(self, operator: FlatTable) -> str:
+        """The name of an operator: of a custom one after "CUSTOM:"."""
+        codes = self.table.operator_codes
+        if operator.opcode_index >= len(codes):
+            self.fault(f"{self.where} has an operator whose type is not among its {len(codes)}")
+        code = codes[operator.opcode_index]
+        number = max(code.builtin_code, code.deprecated_builtin_code)
+        if code.builtin_code < 0 or code.deprecated_builtin_code < 0:  # Circle's own
+            number = min(code.builtin_code, code.deprecated_builtin_code)
+        name = schema().operators.get(number, f"number {number}")
+        return f"CUSTOM:{code.custom_code}" if name == "CUSTOM" else name
+
+    def convert(self, scope: SubgraphScope, position: int, operator: FlatTable) -> None:
+        """Emit the nodes that one operator becomes."""
+        op = self.operation(operator)
+        name = f"{scope.prefix}{op.removeprefix('CUSTOM:')}_{position}"
+        origin = f"{op}_{position} in {scope.where}"
+        inputs: list[Value | None] = []
+        faults = []
+        for i, index in enumerate(operator.inputs):
+            value = None if index == -1 else self.value(scope, index)
+            if value is None and index != -1 and not self.tensor(scope, index).is_variable:
+                faults.append(f"reads tensor {index} as input {i}, which nothing has written")
+            inputs.append(value)
+        outputs: list[Value | None] = []
+        for index in operator.outputs:
+            tensor = self.tensor(scope, index)
+            if index in scope.values:
+                faults.append(f"writes tensor {index} ({tensor.name!r}), which has a value already")
+            value = Value(self.names.unique(scope.prefix + (tensor.name or f"tensor_{index}")))
+            outputs.append(value)
+        if faults:
+            self.diagnostics.problem(*[f"{origin} {fault}" for fault in faults])
+            scope.values.update(zip(operator.outputs, outputs, strict=True))  # type: ignore[arg-type]
+            return
+        dtypes = [dtype_of(self.tensor(scope, index)) for index in operator.outputs]
+        conversion = OperatorConversion(
+            name,
+            inputs,
+            outputs,
+            {},
+            types=self.types,
+            unique=self.names.unique,
+            origin=origin,
+            op=op,
+            scope=scope,
+            context=self,
+            operator=operator,
+            quantizations=[
+                None if index == -1 else self.quantization(scope, index)
+                for index in operator.inputs
+            ],
+            output_quantizations=[self.quantization(scope, i) for i in operator.outputs],
+            output_dtypes=dtypes,
+        )
+        try:
+            rule = custom if op.startswith("CUSTOM:") else RULES.get(op)
+            if rule is None:
+                self.diagnostics.unsupported(f"tflite.{op}", NO_KERNEL, origin)
+            else:
+                conversion.apply(rule)
+        except ConversionError as error:
+            self.diagnostics.record(error, f"tflite.{op}", origin, origin)
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            # Rules expect the inputs that converters write; a file may have others.
+            self.diagnostics.problem(f"{origin} has inputs that it cannot have: {error!r}")
+        scope.nodes += conversion.nodes
+        for index, value in zip(operator.outputs, outputs, strict=True):
+            if value is not None:
+                scope.values[index] = value

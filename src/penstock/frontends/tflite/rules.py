@@ -1,0 +1,254 @@
+"""Rules of arithmetic, element by element and of matrices, and of element types."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from penstock.frontends.common.diagnostics import InexpressibleError
+from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
+from penstock.ir.graph import Value
+from penstock.ops.registry import TENSORFLOW
+from penstock.types import FLOAT32, INT64
+
+# Operators with the meaning of one of ONNX's, or of TensorFlow's, by their number of inputs.
+_ONNX_1 = """
+    ABS=Abs CEIL=Ceil COS=Cos DENSIFY=Identity ELU=Elu EXP=Exp FLOOR=Floor HARD_SWISH=HardSwish
+    LOG=Log LOGICAL_NOT=Not LOGISTIC=Sigmoid NEG=Neg RELU=Relu ROUND=Round SIGN=Sign SIN=Sin
+    SQRT=Sqrt TANH=Tanh
+"""
+_ONNX_2 = """
+    BITWISE_XOR=BitwiseXor EQUAL=Equal GREATER=Greater GREATER_EQUAL=GreaterOrEqual LESS=Less
+    LESS_EQUAL=LessOrEqual LOGICAL_AND=And LOGICAL_OR=Or MAXIMUM=Max MINIMUM=Min POW=Pow PRELU=PRelu
+"""
+_ONNX_3 = "RANGE=Range SELECT_V2=Where"
+_TENSORFLOW_1 = """
+    COMPLEX_ABS=ComplexAbs IMAG=Imag MATRIX_DIAG=MatrixDiag RANK=Rank REAL=Real RSQRT=Rsqrt
+    WHERE=Where ZEROS_LIKE=ZerosLike
+"""
+_TENSORFLOW_2 = """
+    ATAN2=Atan2 BROADCAST_ARGS=BroadcastArgs FILL=Fill FLOOR_DIV=FloorDiv FLOOR_MOD=FloorMod
+    NOT_EQUAL=NotEqual RIGHT_SHIFT=RightShift
+"""
+_TENSORFLOW_3 = "SELECT=Select"
+_SAME: dict[str, tuple[str, str, int]] = {
+    operator: (name, domain, arity)
+    for domain, tables in (
+        ("", (_ONNX_1, _ONNX_2, _ONNX_3)),
+        (TENSORFLOW, (_TENSORFLOW_1, _TENSORFLOW_2, _TENSORFLOW_3)),
+    )
+    for arity, table in enumerate(tables, 1)
+    for operator, _, name in (entry.partition("=") for entry in table.split())
+}
+
+
+@operator_rule(*_SAME)
+def same(c: OperatorConversion) -> None:
+    name, domain, arity = _SAME[c.op]
+    c.emit_final(name, c.take(arity), domain=domain)
+
+
+@operator_rule("ADD", "SUB", "MUL")
+def arithmetic(c: OperatorConversion) -> None:
+    c.emit_activated(c.op.capitalize(), c.take(2))
+
+
+@operator_rule("DIV")
+def divide(c: OperatorConversion) -> None:
+    inputs = c.take(2)
+    dtype = c.dtype(0)
+    if dtype is None or dtype.kind in "iu":
+        c.emit_tensorflow("Div", inputs)
+    else:
+        c.emit_activated("Div", inputs)
+
+
+@operator_rule("ADD_N")
+def add_n(c: OperatorConversion) -> None:
+    first, *others = c.take(1, len(c.inputs))
+    if not others:
+        c.emit_final("Identity")
+        return
+    *others, last = others
+    c.emit_final("Add", [reduce(lambda a, b: c.emit("Add", [a, b]), others, first), last])
+
+
+@operator_rule("SQUARE")
+def square(c: OperatorConversion) -> None:
+    (x,) = c.take(1)
+    c.emit_final("Mul", [x, x])
+
+
+@operator_rule("SQUARED_DIFFERENCE")
+def squared_difference(c: OperatorConversion) -> None:
+    difference = c.emit("Sub", c.take(2))
+    c.emit_final("Mul", [difference, difference])
+
+
+@operator_rule("RELU6", "RELU_N1_TO_1", "RELU_0_TO_1")
+def clip(c: OperatorConversion) -> None:
+    (x,) = c.take(1)
+    low, high = {"RELU6": (0, 6), "RELU_N1_TO_1": (-1, 1)}.get(c.op, (0, 1))
+    c.emit_final("Clip", [x, c.like(low, x), c.like(high, x)])
+
+
+@operator_rule("LEAKY_RELU")
+def leaky_relu(c: OperatorConversion) -> None:
+    c.emit_final("LeakyRelu", c.take(1), {"alpha": c.option("alpha", "LeakyReluOptions")})
+
+
+@operator_rule("GELU")
+def gelu(c: OperatorConversion) -> None:
+    approximate = c.option("approximate", "GeluOptions")
+    c.emit_final("Gelu", c.take(1), {"approximate": "tanh" if approximate else "none"})
+
+
+@operator_rule("SOFTMAX")
+def softmax(c: OperatorConversion) -> None:
+    (x,) = c.take(1)
+    beta = c.option("beta")
+    scaled = x if beta == 1 else c.emit("Mul", [x, c.like(beta, x)])
+    c.emit_final("Softmax", [scaled], {"axis": -1})
+
+
+@operator_rule("LOG_SOFTMAX")
+def log_softmax(c: OperatorConversion) -> None:
+    c.emit_final("LogSoftmax", c.take(1), {"axis": -1})
+
+
+@operator_rule("L2_NORMALIZATION")
+def l2_normalization(c: OperatorConversion) -> None:
+    (x,) = c.take(1)
+    norm = c.emit("ReduceL2", [x, c.constant([-1])], keepdims=1)
+    c.emit_activated("Div", [x, c.emit("Max", [norm, c.like(1e-6, x)])], kind="L2NormOptions")
+
+
+# Matrices.
+
+
+@operator_rule("FULLY_CONNECTED")
+def fully_connected(c: OperatorConversion) -> None:
+    """FileBytes have a row for each output. An image of more dims is flattened to rows as long as
+    those, unless all of its dims but the last are kept."""
+    x, weights, bias = c.take(2, 3)
+    if c.option("weights_format", "FullyConnectedOptions"):
+        raise InexpressibleError("its weights are shuffled for processors of one kind")
+    matrix = c.rank(0) == 2
+    if not matrix and not c.option("keep_num_dims", "FullyConnectedOptions"):
+        width = c.emit("Shape", [weights], start=1)
+        rows = c.emit("Concat", [c.constant([-1]), width], axis=0)
+        x, matrix = c.emit("Reshape", [x, rows], allowzero=1), True
+    if matrix:
+        c.emit_activated("Gemm", [x, weights, bias], {"transB": 1}, kind="FullyConnectedOptions")
+        return
+    columns = c.emit("Transpose", [weights], perm=[1, 0])
+    op, inputs = "MatMul", [x, columns]
+    if bias is not None:
+        op, inputs = "Add", [c.emit("MatMul", inputs), bias]
+    c.emit_activated(op, inputs, kind="FullyConnectedOptions")
+
+
+@operator_rule("BATCH_MATMUL")
+def batch_matmul(c: OperatorConversion) -> None:
+    operands = c.take(2)
+    for i, name in enumerate(("adjoint_lhs", "adjoint_rhs")):
+        if c.option(name, "BatchMatMulOptions"):
+            rank = c.rank(i)
+            if rank is None or rank < 2:
+                raise InexpressibleError("it transposes a matrix whose rank is not known")
+            perm = [*range(rank - 2), rank - 1, rank - 2]
+            operands[i] = c.emit("Transpose", [operands[i]], perm=perm)
+    c.emit_final("MatMul", operands)
+
+
+# Circle's own operators.
+
+
+@operator_rule("RMS_NORM")
+def rms_norm(c: OperatorConversion) -> None:
+    x, gamma, beta = c.take(2, 3)
+    attrs = {"axis": -1, "epsilon": c.option("epsilon", "RmsNormOptions")}
+    if beta is None:
+        c.emit_final("RMSNormalization", [x, gamma], attrs)
+    else:
+        c.emit_final("Add", [c.emit("RMSNormalization", [x, gamma], attrs), beta])
+
+
+@operator_rule("ROPE")
+def rope(c: OperatorConversion) -> None:
+    """With x0 and x1 the halves of the last axis: [x0 cos - x1 sin, x0 sin + x1 cos]."""
+    x, sin, cos = c.take(3)
+    if c.option("mode", "RoPEOptions") != 0:
+        raise InexpressibleError("it is of a mode other than GPT-NeoX")
+    halves = [Value(c.fresh("half")), Value(c.fresh("half"))]
+    c.append("Split", "", [x], halves, {"axis": -1, "num_outputs": 2}, halves[0].name)
+    turned = c.emit("Concat", [c.emit("Neg", halves[1:]), halves[0]], axis=-1)
+    c.emit_final("Add", [c.emit("Mul", [x, cos]), c.emit("Mul", [turned, sin])])
+
+
+@operator_rule("INSTANCE_NORM")
+def instance_norm(c: OperatorConversion) -> None:
+    x, gamma, beta = c.take(3)
+    attrs = {"epsilon": c.option("epsilon")}
+    inputs = [c.channels_first(x), gamma, beta]
+    activation = c.option("fused_activation_function")
+    c.emit_image("InstanceNormalization", inputs, attrs, activation=activation)
+
+
+# Element types.
+
+
+@operator_rule("CAST")
+def cast(c: OperatorConversion) -> None:
+    (dtype,) = c.output_dtypes
+    if dtype is None:
+        raise InexpressibleError("it casts to a handle")
+    c.take(1)
+    c.cast_final(c.inputs[0], dtype)
+
+
+@operator_rule("BITCAST")
+def bitcast(c: OperatorConversion) -> None:
+    (dtype,) = c.output_dtypes
+    c.take(1)
+    c.cast_final(c.inputs[0], dtype, "BitCast")
+
+
+@operator_rule("DEQUANTIZE", integers=True)
+def dequantize(c: OperatorConversion) -> None:
+    (x,) = c.take(1)
+    given = c.quantizations[0]
+    if given is None:  # of float16
+        c.cast_final(x, FLOAT32)
+    else:
+        c.emit_final("Identity", [c.dequantized(x, given)])
+
+
+@operator_rule("QUANTIZE", integers=True)
+def quantize(c: OperatorConversion) -> None:
+    """Of real numbers, or of integers with another quantisation."""
+    (x,) = c.take(1)
+    given, (wanted,), (output,) = c.quantizations[0], c.output_quantizations, c.outputs
+    if wanted is None or output is None:
+        raise InexpressibleError("its output has no scale")
+    real = x if given is None else c.dequantized(x, given)
+    c.emit_quantized(real, wanted, output, c.output_dtypes[0])
+
+
+@operator_rule("FAKE_QUANT")
+def fake_quant(c: OperatorConversion) -> None:
+    names = ("min", "max", "num_bits", "narrow_range")
+    attrs: dict[str, Any] = {name: c.option(name) for name in names}
+    c.emit_tensorflow("FakeQuantWithMinMaxArgs", c.take(1), **attrs)
+
+
+@operator_rule("SHAPE")
+def shape(c: OperatorConversion) -> None:
+    (dtype,) = c.output_dtypes
+    x = c.take(1)
+    if dtype == INT64:
+        c.emit_final("Shape", x)
+    else:
+        c.cast_final(c.emit("Shape", x), np.dtype(np.int32))

@@ -1,0 +1,312 @@
+"""Rules of reductions, and of operations on shapes and places of elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
+from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
+from penstock.ir.graph import Value
+from penstock.ops.registry import TENSORFLOW, TFLITE
+from penstock.types import INT64
+
+_REDUCTIONS = {
+    "MEAN": "ReduceMean",
+    "REDUCE_MAX": "ReduceMax",
+    "REDUCE_MIN": "ReduceMin",
+    "REDUCE_PROD": "ReduceProd",
+    "SUM": "ReduceSum",
+}
+
+
+@operator_rule(*_REDUCTIONS)
+def reduction(c: OperatorConversion) -> None:
+    x, _ = c.take(2)
+    attrs = {"keepdims": int(c.option("keep_dims", "ReducerOptions")), "noop_with_empty_axes": 1}
+    c.emit_final(_REDUCTIONS[c.op], [x, c.vector(1)], attrs)
+
+
+@operator_rule("REDUCE_ANY", "REDUCE_ALL")
+def truths(c: OperatorConversion) -> None:
+    keep_dims = bool(c.option("keep_dims", "ReducerOptions"))
+    c.emit_tensorflow("Any" if c.op == "REDUCE_ANY" else "All", c.take(2), keep_dims=keep_dims)
+
+
+@operator_rule("ARG_MAX", "ARG_MIN")
+def arg(c: OperatorConversion) -> None:
+    x, _ = c.take(2)
+    (axis,) = c.constant_integers(1, "axis")
+    op = "ArgMax" if c.op == "ARG_MAX" else "ArgMin"
+    (dtype,) = c.output_dtypes
+    attrs = {"axis": axis, "keepdims": 0}
+    if dtype == INT64:
+        c.emit_final(op, [x], attrs)
+    else:
+        c.cast_final(c.emit(op, [x], attrs), dtype)
+
+
+@operator_rule("TOPK_V2", moves=True)
+def top_k(c: OperatorConversion) -> None:
+    c.take(2)
+    values, indices = c.outputs
+    raw = Value(c.fresh("indices"))
+    inputs = [c.inputs[0], c.emit("Reshape", [c.vector(1), c.constant([1])])]
+    c.emit_final("TopK", inputs, {"axis": -1, "largest": 1, "sorted": 1}, outputs=[values, raw])
+    c.append_cast(raw, indices, c.output_dtypes[1])
+
+
+@operator_rule("CUMSUM")
+def cumsum(c: OperatorConversion) -> None:
+    attrs = {name: int(c.option(name, "CumsumOptions")) for name in ("exclusive", "reverse")}
+    c.emit_final("CumSum", c.take(2), attrs)
+
+
+# Shapes.
+
+
+@operator_rule("RESHAPE", moves=True)
+def reshape(c: OperatorConversion) -> None:
+    """The shape is an input, or an option in old files, where [0] stands for a scalar's."""
+    x, shape = c.take(1, 2)
+    if shape is None:
+        dims = c.option("new_shape")
+        shape = c.constant([] if dims == [0] else dims)
+    else:
+        shape = c.vector(1)
+    c.emit_final("Reshape", [x, shape], {"allowzero": 1})
+
+
+@operator_rule("SQUEEZE", moves=True)
+def squeeze(c: OperatorConversion) -> None:
+    axes = [] if c.options is None else c.option("squeeze_dims")
+    c.emit_final("Squeeze", [*c.take(1), *([c.constant(axes)] if axes else [])])
+
+
+@operator_rule("EXPAND_DIMS", moves=True)
+def expand_dims(c: OperatorConversion) -> None:
+    c.emit_final("Unsqueeze", [c.take(2)[0], c.vector(1)])
+
+
+@operator_rule("BROADCAST_TO", "TILE", moves=True)
+def repeat(c: OperatorConversion) -> None:
+    op = "Tile" if c.op == "TILE" else "Expand"
+    c.emit_final(op, [c.take(2)[0], c.vector(1)])
+
+
+@operator_rule("TRANSPOSE", moves=True)
+def transpose(c: OperatorConversion) -> None:
+    x, order = c.take(2)
+    perm = c.integers(1)
+    if perm is None:
+        c.emit_tensorflow("Transpose", [x, order])
+    else:
+        c.emit_final("Transpose", [x], {"perm": perm})
+
+
+# Parts, and wholes of parts.
+
+
+@operator_rule("CONCATENATION", moves=True)
+def concatenation(c: OperatorConversion) -> None:
+    inputs = c.take(1, len(c.inputs))
+    c.emit_activated("Concat", inputs, {"axis": c.option("axis")}, kind="ConcatenationOptions")
+
+
+@operator_rule("PACK", moves=True)
+def pack(c: OperatorConversion) -> None:
+    c.emit_tensorflow("Pack", c.take(1, len(c.inputs)), axis=c.option("axis"))
+
+
+@operator_rule("UNPACK", moves=True)
+def unpack(c: OperatorConversion) -> None:
+    c.emit_tensorflow("Unpack", c.take(1), axis=c.option("axis"), num=len(c.outputs))
+
+
+@operator_rule("SPLIT", moves=True)
+def split(c: OperatorConversion) -> None:
+    axis, x = c.take(2)
+    c.emit_tensorflow("Split", [x, axis], num_split=len(c.outputs))
+
+
+@operator_rule("SPLIT_V", moves=True)
+def split_v(c: OperatorConversion) -> None:
+    """Of the sizes one may be -1: it takes what the others leave."""
+    x, sizes, axis = c.take(3)
+    places, known = c.integers(2), c.integers(1)
+    shape = c.shape(0)
+    if places is None or known is None or shape is None:
+        c.emit_tensorflow("SplitV", [x, sizes, axis])
+        return
+    whole = shape[places[0]]
+    if -1 in known:
+        if not isinstance(whole, int):
+            c.emit_tensorflow("SplitV", [x, sizes, axis])
+            return
+        known[known.index(-1)] = whole - sum(known) - 1
+    c.emit_final("Split", [x, c.constant(known)], {"axis": places[0]})
+
+
+@operator_rule("SLICE", moves=True)
+def slice_(c: OperatorConversion) -> None:
+    c.emit_tensorflow("Slice", c.take(3))
+
+
+_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+
+
+@operator_rule("STRIDED_SLICE", moves=True)
+def strided_slice(c: OperatorConversion) -> None:
+    x, begin, end, strides = c.take(4)
+    if c.option("offset", "StridedSliceOptions"):
+        end = c.emit("Add", [begin, end])
+    masks = {name: c.option(name, "StridedSliceOptions") for name in _MASKS}
+    c.emit_tensorflow("StridedSlice", [x, begin, end, strides], **masks)
+
+
+# Places of elements.
+
+
+@operator_rule("GATHER", moves=True)
+def gather(c: OperatorConversion) -> None:
+    x, indices = c.take(2)
+    axis, batch = c.option("axis", "GatherOptions"), c.option("batch_dims", "GatherOptions")
+    if batch:
+        inputs = [x, indices, c.constant([axis])]
+        c.emit_tensorflow("GatherV2", inputs, batch_dims=batch)
+    else:
+        c.emit_final("Gather", [x, indices], {"axis": axis})
+
+
+@operator_rule("EMBEDDING_LOOKUP")
+def embedding_lookup(c: OperatorConversion) -> None:
+    indices, table = c.take(2)
+    c.emit_final("Gather", [table, indices], {"axis": 0})
+
+
+@operator_rule("GATHER_ND", moves=True)
+def gather_nd(c: OperatorConversion) -> None:
+    x, indices = c.take(2)
+    c.emit_final("GatherND", [x, _int64(c, 1, indices)], {"batch_dims": 0})
+
+
+def _int64(c: OperatorConversion, index: int, value: Value) -> Value:
+    return value if c.dtype(index) == INT64 else c.cast(value, INT64)
+
+
+@operator_rule("SCATTER_ND")
+def scatter_nd(c: OperatorConversion) -> None:
+    c.emit_tensorflow("ScatterNd", c.take(3))
+
+
+@operator_rule("ONE_HOT")
+def one_hot(c: OperatorConversion) -> None:
+    c.emit_tensorflow("OneHot", c.take(4), axis=c.option("axis", "OneHotOptions"))
+
+
+@operator_rule("UNIQUE")
+def unique(c: OperatorConversion) -> None:
+    places = c.output_dtypes[1]
+    c.emit_tensorflow("Unique", c.take(1), out_idx="int32" if places is None else places.name)
+
+
+@operator_rule("REVERSE_V2", moves=True)
+def reverse(c: OperatorConversion) -> None:
+    c.emit_tensorflow("ReverseV2", c.take(2))
+
+
+@operator_rule("REVERSE_SEQUENCE", moves=True)
+def reverse_sequence(c: OperatorConversion) -> None:
+    x, lengths = c.take(2)
+    time, batch = c.option("seq_dim"), c.option("batch_dim")
+    if {time, batch} != {0, 1}:
+        raise InexpressibleError(f"its dims of time and batch are {time} and {batch}, not 0 and 1")
+    attrs = {"batch_axis": batch, "time_axis": time}
+    c.emit_final("ReverseSequence", [x, _int64(c, 1, lengths)], attrs)
+
+
+# Borders and blocks.
+
+
+@operator_rule("PAD", "PADV2", moves=True)
+def pad(c: OperatorConversion) -> None:
+    """With 0, of quantised tensors with the integer that stands for it, or with a value."""
+    x, _, value = c.take(2, 3)
+    given = c.quantizations[0]
+    if value is None and given is not None and c.dtype(0) is not None and c.moved_as_integers:
+        value = c.constant(given.zero_point[0], c.dtype(0))  # type: ignore[arg-type]
+    value = None if value is None else c.emit("Reshape", [value, c.constant([])], allowzero=1)
+    c.emit_final("Pad", [x, c.vector(1, transposed=True), value], {"mode": "constant"})
+
+
+@operator_rule("MIRROR_PAD", moves=True)
+def mirror_pad(c: OperatorConversion) -> None:
+    x, pads = c.take(2)
+    if c.option("mode", "MirrorPadOptions") == 0:
+        c.emit_final("Pad", [x, c.vector(1, transposed=True)], {"mode": "reflect"})
+    else:
+        c.emit_tensorflow("MirrorPad", [x, pads], mode="SYMMETRIC")
+
+
+@operator_rule("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")
+def blocks_of_batch(c: OperatorConversion) -> None:
+    op = "SpaceToBatchND" if c.op.startswith("SPACE") else "BatchToSpaceND"
+    c.emit_tensorflow(op, c.take(3))
+
+
+@operator_rule("SPACE_TO_DEPTH", "DEPTH_TO_SPACE", moves=True)
+def blocks_of_depth(c: OperatorConversion) -> None:
+    op = "SpaceToDepth" if c.op.startswith("SPACE") else "DepthToSpace"
+    c.emit_tensorflow(op, c.take(1), block_size=c.option("block_size"), data_format="NHWC")
+
+
+# Operations of TFLite that neither ONNX nor TensorFlow has.
+
+
+def _own(c: OperatorConversion, op: str, inputs: Sequence[Any], **attrs: Any) -> None:
+    c.emit_final(op, inputs, attrs, domain=TFLITE)
+
+
+@operator_rule("DYNAMIC_UPDATE_SLICE", moves=True)
+def dynamic_update_slice(c: OperatorConversion) -> None:
+    _own(c, "DynamicUpdateSlice", c.take(3))
+
+
+@operator_rule("BUCKETIZE")
+def bucketize(c: OperatorConversion) -> None:
+    _own(c, "Bucketize", c.take(1), boundaries=list(c.option("boundaries")))
+
+
+@operator_rule("RFFT2D")
+def rfft2d(c: OperatorConversion) -> None:
+    _own(c, "Rfft2d", c.take(2))
+
+
+@operator_rule("SPARSE_TO_DENSE")
+def sparse_to_dense(c: OperatorConversion) -> None:
+    _own(c, "SparseToDense", c.take(4))
+
+
+@operator_rule(
+    "SEGMENT_SUM", *(f"UNSORTED_SEGMENT_{name}" for name in ("MAX", "MIN", "PROD", "SUM"))
+)
+def segments(c: OperatorConversion) -> None:
+    name = c.op.removeprefix("UNSORTED_")
+    inputs = c.take(2) if name == c.op else c.take(3)
+    _own(c, "Segment", inputs, reduction=name.removeprefix("SEGMENT_").lower())
+
+
+@operator_rule("MATRIX_SET_DIAG")
+def matrix_set_diag(c: OperatorConversion) -> None:
+    x, diagonal = c.take(2)
+    c.emit_tensorflow("MatrixSetDiagV3", [x, diagonal, c.constant([0])], align="RIGHT_LEFT")
+
+
+@operator_rule("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5")
+def suppression(c: OperatorConversion) -> None:
+    """Outputs have ``max_output_size`` entries, of which the last says how many are valid."""
+    soft = c.op.endswith("V5")
+    if len(c.outputs) != 2 + soft:
+        raise NodeError(f"has {len(c.outputs)} outputs")
+    attrs = {"pad_to_max_output_size": True, "outputs": len(c.outputs)}
+    c.emit_final("NonMaxSuppression", c.take(6 if soft else 5), attrs, domain=TENSORFLOW)

@@ -1,0 +1,169 @@
+"""Rules of operators with subgraphs, and of variables.
+
+A branch becomes a graph that reads the arguments where they are; a condition, a body and a called
+subgraph are put in the place of the operator. Nodes with effects wait for one another, and the
+outputs of the entry for the last of them, so that a run has all effects in the order of the file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
+from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
+from penstock.frontends.tflite.scope import SubgraphScope
+from penstock.ir.graph import Graph, Value
+from penstock.ops.registry import TENSORFLOW
+from penstock.types import BOOL, INT64, TensorType
+
+_TRUTH = TensorType(BOOL, ())
+
+
+def _truth(c: OperatorConversion, value: Value) -> Value:
+    """A condition of one element as a scalar."""
+    if value.const is None and c.types.tensor(value).shape == ():
+        return value
+    return c.emit("Reshape", [value, c.constant([])], {"allowzero": 1}, type_=_TRUTH)
+
+
+def _used(
+    c: OperatorConversion, option: str, arguments: list[Any], hint: str, results: int
+) -> SubgraphScope:
+    """The subgraph that an option names, for these arguments, which gives as many results."""
+    if None in arguments:
+        raise NodeError("leaves out an argument of its subgraph")
+    scope = c.context.use(c.scope, c.option(option), arguments, f"{c.name}/{hint}")
+    if len(scope.outputs) != results:
+        raise NodeError(f"has {results} outputs, but {scope.where} gives {len(scope.outputs)}")
+    return scope
+
+
+def _condition(c: OperatorConversion, arguments: list[Any]) -> SubgraphScope:
+    return _used(c, "cond_subgraph_index", arguments, "cond/", 1)
+
+
+@operator_rule("IF", integers=True)
+def if_(c: OperatorConversion) -> None:
+    condition, *arguments = c.take(1, len(c.inputs))
+    branches = {}
+    for key in ("then", "else"):
+        scope = _used(c, f"{key}_subgraph_index", arguments, f"{key}/", len(c.outputs))
+        branches[f"{key}_branch"] = scope.graph(f"{c.name}/{key}")
+    node = c.emit_final("If", [_truth(c, condition)], branches)
+    if any(graph.targets for graph in branches.values()):
+        c.effect(node)
+
+
+@operator_rule("WHILE", integers=True)
+def while_(c: OperatorConversion) -> None:
+    """A Loop whose condition is computed before it, and again at the end of each iteration."""
+    carried = c.take(0, len(c.inputs))
+    before = _condition(c, carried)
+    c.nodes += before.nodes
+    start = _truth(c, before.outputs[0])
+    prefix = c.unique(f"{c.name}/body")
+    inside = [Value(f"{prefix}#{i}") for i in range(len(carried))]
+    iteration = Value(f"{prefix}#iteration", TensorType(INT64, ()))
+    going = Value(f"{prefix}#going", _TRUTH)
+    once = _used(c, "body_subgraph_index", inside, "body/", len(c.outputs))
+    after = _condition(c, list(once.outputs))
+    emitted = len(c.nodes)
+    proceed = _truth(c, after.outputs[0])
+    if proceed.producer is None:  # a constant condition, or a value of the graph around
+        proceed = c.emit("Identity", [proceed])
+    tail, c.nodes = c.nodes[emitted:], c.nodes[:emitted]
+    nodes = [*once.nodes, *after.nodes, *tail]
+    targets = [scope.effect for scope in (once, after) if scope.effect is not None]
+    body = Graph(
+        [iteration, going, *inside], [proceed, *once.outputs], nodes, f"{c.name}/body", targets
+    )
+    node = c.emit_final("Loop", [None, start, *carried], {"body": body})
+    if targets:
+        c.effect(node)
+
+
+@operator_rule("CALL", integers=True)
+def call(c: OperatorConversion) -> None:
+    scope = _used(c, "subgraph", c.take(0, len(c.inputs)), "", len(c.outputs))
+    c.nodes += scope.nodes
+    if scope.effect is not None:
+        c.effect(scope.effect)
+    for value, output in zip(scope.outputs, c.outputs, strict=True):
+        c.append("Identity", "", [value], [output], None, c.fresh("call"))
+
+
+# Variables.
+
+
+def _name(container: str, shared_name: str) -> str:
+    return "/".join(filter(None, (container, shared_name)))
+
+
+@operator_rule("CALL_ONCE")
+def call_once(c: OperatorConversion) -> None:
+    """What it assigns are the values that variables start with."""
+    scope = c.context.use(c.scope, c.option("init_subgraph_index"), [], f"{c.name}/")
+    for node in scope.nodes:
+        if node.op.name == "AssignVariableOp":
+            handle, value = node.inputs
+            producer = None if handle is None else handle.producer
+            if producer is None or value is None or value.const is None:
+                raise InexpressibleError("it initialises a variable with what it computes")
+            attrs = producer.attrs
+            name = _name(attrs["container"], attrs["shared_name"])
+            c.context.initial[name] = value.const
+        elif node.op.name != "VarHandleOp":
+            raise InexpressibleError(f"it runs {node.op.name} to initialise the model")
+
+
+@operator_rule("VAR_HANDLE")
+def var_handle(c: OperatorConversion) -> None:
+    container, name = c.option("container"), c.option("shared_name")
+    c.emit_tensorflow("VarHandleOp", [], **c.variable_attrs(container, name))
+
+
+@operator_rule("READ_VARIABLE", integers=True)
+def read_variable(c: OperatorConversion) -> None:
+    (handle,) = c.take(1)
+    dtype = c.output_dtypes[0]
+    attrs: dict[str, Any] = {} if dtype is None else {"dtype": dtype.name}
+    node = handle.producer
+    if node is not None and node.op.name == "VarHandleOp":
+        attrs |= {key: node.attrs[key] for key in ("dtype", "shape") if key in node.attrs}
+    c.effect(c.emit_final("ReadVariableOp", [handle], attrs, domain=TENSORFLOW))
+
+
+@operator_rule("ASSIGN_VARIABLE", integers=True)
+def assign_variable(c: OperatorConversion) -> None:
+    c.effect(c.emit_final("AssignVariableOp", c.take(2), outputs=[], domain=TENSORFLOW))
+
+
+class State:
+    """An input of an operator that it reads and writes: a variable, zero at first. Elsewhere than
+    in variables, the state is a value that is only read."""
+
+    def __init__(self, c: OperatorConversion, index: int) -> None:
+        self.c = c
+        given = c.inputs[index] if index < len(c.inputs) else None
+        self.handle: Value | None = None
+        if given is not None:
+            self.value = given
+            return
+        place = c.operator.inputs[index] if index < len(c.inputs) else -1
+        if place == -1:
+            raise NodeError(f"leaves out its state, input {index}")
+        zeros = c.context.zeros(c.scope, place)
+        name = f"state {c.scope.index}:{place}"
+        c.context.initial[name] = zeros
+        self.handle = c.emit("VarHandleOp", [], c.variable_attrs("", name), domain=TENSORFLOW)
+        attrs = {"dtype": zeros.dtype.name, "shape": list(zeros.shape)}
+        type_ = TensorType(zeros.dtype, zeros.shape)
+        self.value = c.emit("ReadVariableOp", [self.handle], attrs, domain=TENSORFLOW, type_=type_)
+        c.effect(c.nodes[-1])
+
+    def write(self, value: Value) -> None:
+        """What the next run, or the next operator, reads."""
+        if self.handle is not None:
+            name = self.c.fresh("assign")
+            inputs = [self.handle, value]
+            self.c.effect(self.c.append("AssignVariableOp", TENSORFLOW, inputs, [], None, name))

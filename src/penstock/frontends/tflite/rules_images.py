@@ -1,0 +1,168 @@
+"""Rules of operations on images: convolution, pooling, resizing.
+
+TFLite has channels last, ONNX first. Each node is put between two Transposes, which are views: a
+layout is an order of dims in memory, and later passes remove them or move them to where they cost
+nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
+from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
+from penstock.ir.graph import Value
+from penstock.ops.common.shape_rules import all_known
+from penstock.ops.registry import TENSORFLOW
+from penstock.ops.tensorflow.windows import backward_attrs
+from penstock.types import ShapeError
+
+_PADDINGS = ("SAME", "VALID")
+
+
+def _padding(c: OperatorConversion) -> str:
+    number = c.option("padding")
+    if number not in (0, 1):
+        raise NodeError(f"has padding number {number}; export the model again")
+    return _PADDINGS[number]
+
+
+def _window_attrs(c: OperatorConversion, rank: int, *, dilations: bool = True) -> dict[str, Any]:
+    """Padding, strides and dilations as ONNX's attributes."""
+    dims = "dhw" if rank == 5 else "hw"
+    same = _padding(c) == "SAME"
+    attrs: dict[str, Any] = {"auto_pad": "SAME_UPPER" if same else "VALID"}
+    attrs["strides"] = [c.option(f"stride_{dim}") for dim in dims]
+    if dilations:
+        attrs["dilations"] = [c.option(f"dilation_{dim}_factor") for dim in dims]
+    for name in ("strides", "dilations"):
+        if min(attrs.get(name, [1])) < 1:
+            raise NodeError(f"has {name} {attrs[name]}, which must be positive")
+    return attrs
+
+
+def _convolve(c: OperatorConversion, weights: Value, groups: int, rank: int) -> None:
+    attrs = {**_window_attrs(c, rank), "group": groups}
+    x, _, bias = c.take(2, 3)
+    inputs = [c.channels_first(x, rank), weights, bias]
+    c.emit_image("Conv", inputs, attrs, rank=rank, activation=c.option("fused_activation_function"))
+
+
+def _channels(c: OperatorConversion, rank: int) -> int | None:
+    """The channels of the image, if they are known."""
+    shape = c.shape(0)
+    if shape is not None and len(shape) != rank:
+        raise NodeError(f"has an image of shape {shape}, which must have {rank} dims")
+    channels = None if shape is None else shape[-1]
+    return channels if isinstance(channels, int) else None
+
+
+@operator_rule("CONV_2D")
+def conv(c: OperatorConversion) -> None:
+    """FileBytes [outputs, height, width, channels of a group]."""
+    weights = c.static_shape(1, "the weights") if c.shape(1) is not None else (0, 0, 0, 0)
+    if len(weights) != 4:
+        raise NodeError(f"has weights of shape {weights}, which must have four dims")
+    channels = _channels(c, 4) or weights[-1]
+    if weights[-1] < 1 or channels % weights[-1]:
+        raise NodeError(f"has an image of {channels} channels, and weights for {weights[-1]}")
+    order = c.emit("Transpose", [c.take(2, 3)[1]], perm=[0, 3, 1, 2])
+    _convolve(c, order, channels // weights[-1], 4)
+
+
+@operator_rule("DEPTHWISE_CONV_2D")
+def depthwise(c: OperatorConversion) -> None:
+    """FileBytes [1, height, width, outputs], with as many outputs for each channel."""
+    weights = c.static_shape(1, "the weights")
+    if len(weights) != 4 or weights[0] != 1:
+        raise NodeError(f"has weights of shape {weights}, not [1, height, width, outputs]")
+    channels = _channels(c, 4) or weights[-1] // max(c.option("depth_multiplier"), 1)
+    if channels < 1 or weights[-1] % channels:
+        raise NodeError(f"has {channels} channels, and weights for {weights[-1]} outputs")
+    order = c.emit("Transpose", [c.take(2, 3)[1]], perm=[3, 0, 1, 2])
+    _convolve(c, order, channels, 4)
+
+
+@operator_rule("CONV_3D")
+def conv_3d(c: OperatorConversion) -> None:
+    """FileBytes [depth, height, width, channels, outputs]."""
+    _convolve(c, c.emit("Transpose", [c.take(2, 3)[1]], perm=[4, 3, 0, 1, 2]), 1, 5)
+
+
+@operator_rule("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE")
+def conv_transpose(c: OperatorConversion) -> None:
+    """The inverse of a convolution. The image's shape is an input, and determines the padding.
+    FileBytes [outputs, height, width, channels], or [depth, height, width, outputs, channels]."""
+    sizes, kernel, x, bias = c.take(3, 4)
+    flat = c.op == "TRANSPOSE_CONV"
+    rank = 4 if flat else 5
+    attrs = _window_attrs(c, rank, dilations=not flat)
+    attrs = {"strides": attrs["strides"], "dilations": attrs.get("dilations", [1, 1])}
+    attrs |= {"padding": _padding(c), "pads": []}
+    weights = c.emit("Transpose", [kernel], perm=[3, 0, 1, 2] if flat else [4, 3, 0, 1, 2])
+    inputs = [c.channels_first(x, rank), weights]
+    op, domain = f"Conv{rank - 2}DBackpropInput" + ("" if flat else "V2"), TENSORFLOW
+    image, shape = c.integers(0), all_known(c.shape(1))
+    if image is not None and shape is not None and len(image) == rank:
+        window = shape[1:3] if flat else shape[:3]
+        try:
+            attrs = backward_attrs(image[1:-1], window, attrs)
+        except ShapeError as error:
+            raise NodeError(f"cannot be: {error}") from error
+        op, domain = "ConvTranspose", ""
+    else:
+        order = c.constant([0, rank - 1, *range(1, rank - 1)])
+        inputs.append(c.emit("Gather", [sizes, order], axis=0))
+    activation = c.option("fused_activation_function")
+    if bias is None:
+        c.emit_image(op, inputs, attrs, rank=rank, domain=domain, activation=activation)
+        return
+    if op == "ConvTranspose":
+        inputs.append(bias)
+        c.emit_image(op, inputs, attrs, rank=rank, activation=activation)
+        return
+    value = c.emit(op, inputs, attrs, domain=domain)
+    value = c.emit("Transpose", [value], perm=[0, *range(2, rank), 1])
+    c.emit_activated("Add", [value, bias])
+
+
+@operator_rule("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D")
+def pool(c: OperatorConversion) -> None:
+    (x,) = c.take(1)
+    attrs = _window_attrs(c, 4, dilations=False)
+    attrs["kernel_shape"] = [c.option("filter_height"), c.option("filter_width")]
+    if min(attrs["kernel_shape"]) < 1:
+        raise NodeError(f"has a window of {attrs['kernel_shape']}, which must be positive")
+    activation = c.option("fused_activation_function")
+    if c.op != "L2_POOL_2D":
+        op = "MaxPool" if c.op == "MAX_POOL_2D" else "AveragePool"
+        c.emit_image(op, [c.channels_first(x)], attrs, activation=activation)
+        return
+    squares = c.channels_first(c.emit("Mul", [x, x]))
+    mean = c.emit("AveragePool", [squares], attrs)
+    c.emit_image("Sqrt", [mean], {}, activation=activation)
+
+
+@operator_rule("LOCAL_RESPONSE_NORMALIZATION")
+def lrn(c: OperatorConversion) -> None:
+    size = 2 * c.option("radius") + 1
+    attrs = {"size": size, "bias": c.option("bias"), "beta": c.option("beta")}
+    attrs["alpha"] = c.option("alpha") * size
+    c.emit_image("LRN", [c.channels_first(c.take(1)[0])], attrs)
+
+
+@operator_rule("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
+def resize(c: OperatorConversion) -> None:
+    """For the nearest element, coordinates are rounded down, or to the nearest with centres or
+    corners aligned."""
+    x, _ = c.take(2)
+    coordinates = "half_pixel" if c.option("half_pixel_centers") else "asymmetric"
+    if c.option("align_corners"):
+        if coordinates == "half_pixel":
+            raise InexpressibleError("it aligns both corners and centres")
+        coordinates = "align_corners"
+    attrs = {"axes": [1, 2], "mode": "linear", "coordinate_transformation_mode": coordinates}
+    if c.op == "RESIZE_NEAREST_NEIGHBOR":
+        rounding = "floor" if coordinates == "asymmetric" else "round_prefer_ceil"
+        attrs |= {"mode": "nearest", "nearest_mode": rounding}
+    c.emit_final("Resize", [x, None, None, c.vector(1)], attrs)

@@ -1,0 +1,1 @@
+"""TFLite's operations that neither ONNX nor TensorFlow has."""

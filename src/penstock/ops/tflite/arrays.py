@@ -1,0 +1,98 @@
+"""Parts of arrays that are replaced, joined or counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops import registry
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.dtypes import INT32
+from penstock.types import Dim, ShapeError, TensorType, Type
+
+array_operator = partial(registry.array_operator, domain=registry.TFLITE)
+
+
+@array_operator("DynamicUpdateSlice", infer=rules.same_type, strings=True)
+def dynamic_update_slice(x: np.ndarray, update: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """``x`` with ``update`` in it from ``start`` on, or from where it still fits."""
+    room = np.array(x.shape) - update.shape
+    if start.shape != room.shape or (room < 0).any():
+        raise ShapeError(f"an update of {update.shape} at {start.shape} places in {x.shape}")
+    begin = np.clip(start, 0, room)
+    out = x.copy()
+    out[tuple(map(slice, begin, begin + update.shape))] = update
+    return out
+
+
+@array_operator("Bucketize", infer=rules.same_shape(INT32))
+def bucketize(x: np.ndarray, *, boundaries: Sequence[float]) -> np.ndarray:
+    """The number of boundaries that are not above each element."""
+    return np.searchsorted(np.array(boundaries, x.dtype), x, side="right").astype(np.int32)
+
+
+def _infer_rfft2d(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, sizes = rules.tensor(types, 0).shape, rules.all_known(rules.ints(types, consts, 1))
+    dims: tuple[Dim, ...] | None = None
+    if x is not None and sizes is not None and len(sizes) == 2:
+        dims = (*x[:-2], sizes[0], sizes[1] // 2 + 1)
+    return (TensorType(np.dtype(np.complex64), dims),)
+
+
+@array_operator("Rfft2d", infer=_infer_rfft2d)
+def rfft2d(x: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The Fourier transform of the last two dims, cut or filled up with zeros to ``sizes``."""
+    if sizes.shape != (2,) or x.ndim < 2 or sizes.min() < 1:
+        raise ShapeError(f"a transform of sizes {sizes.tolist()} for {x.shape}")
+    return np.fft.rfft2(x, tuple(sizes)).astype(np.complex64)
+
+
+@array_operator("SparseToDense", infer=lambda t, a, c: (TensorType(rules.tensor(t, 2).dtype),))
+def sparse_to_dense(
+    indices: np.ndarray, dims: np.ndarray, values: np.ndarray, default: np.ndarray
+) -> np.ndarray:
+    """Values at their places, and the default elsewhere. A place is a row, or of one dim, a
+    number."""
+    out = np.full(dims.tolist(), default.item(), values.dtype)
+    places = indices.reshape(-1, 1) if indices.ndim < 2 else indices
+    if places.shape[1] != out.ndim or ((places < 0) | (places >= out.shape)).any():
+        raise ShapeError(f"indices are out of bounds for shape {out.shape}")
+    out[tuple(places.T)] = values
+    return out
+
+
+_Reduce = Callable[..., Any]
+_REDUCTIONS: dict[str, tuple[_Reduce, Callable[[np.dtype], Any]]] = {
+    "sum": (np.add, lambda dtype: 0),
+    "prod": (np.multiply, lambda dtype: 1),
+    "max": (np.maximum, lambda dtype: _bounds(dtype).min),
+    "min": (np.minimum, lambda dtype: _bounds(dtype).max),
+}
+
+
+def _bounds(dtype: np.dtype) -> Any:
+    return np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+
+
+@array_operator("Segment", infer=lambda t, a, c: (TensorType(rules.tensor(t, 0).dtype),))
+def segment(
+    x: np.ndarray, segments: np.ndarray, count: np.ndarray | None = None, *, reduction: str
+) -> np.ndarray:
+    """Elements of one segment reduced to one; negative numbers stand for none. Without a count the
+    last segment ends the result."""
+    if x.shape[: segments.ndim] != segments.shape:
+        raise ShapeError(f"segments of {segments.shape} for {x.shape}")
+    places = segments.reshape(-1)
+    rows = x.reshape(places.size, -1)
+    size = int(count.item()) if count is not None else int(places.max(initial=-1)) + 1
+    function, identity = _REDUCTIONS[reduction]
+    if places.max(initial=-1) >= size:
+        raise ShapeError(f"segments up to {places.max()} are not below {size}")
+    out = np.full((size, rows.shape[1]), identity(x.dtype), x.dtype)
+    used = places >= 0
+    function.at(out, places[used], rows[used])  # type: ignore[attr-defined]
+    return out.reshape(size, *x.shape[segments.ndim :])
