@@ -5,8 +5,8 @@ gets the operator's inputs as values, integers where the file has quantised tens
 ``quantizations`` and ``output_quantizations`` say what these stand for. Quantised tensors reach a
 rule in one of three ways:
 
-* ``@operator_rule(..., moves=True)``: the operator only moves elements, so that the integers move as they
-  are where inputs and outputs have the same quantisation;
+* ``@operator_rule(..., moves=True)``: the operator only moves elements, so that the integers move
+  as they are where inputs and outputs have the same quantisation;
 * ``@quantized_rule``: a rule of its own, in integers, which is asked first where one of the
   operator's tensors is quantised; it returns False to leave the operator to the next way;
 * by default the rule of real numbers, between DequantizeLinear and QuantizeLinear nodes, which
