@@ -22,6 +22,19 @@ from penstock.frontends.onnx.tensors import TensorReader, value_type
 from penstock.ir.graph import Graph
 from penstock.types import FLOAT32, INT64, STRING
 
+
+def _plain(items: Any) -> list[Any]:
+    """A repeated field as a list: several times faster by a slice than item by item."""
+    return items[:]
+
+
+def _texts(items: Any) -> list[str]:
+    """Strings decoded, each once: those of a forest repeat a few thousand times."""
+    encoded = items[:]
+    texts = {item: decode_text(item) for item in {*encoded}}
+    return list(map(texts.__getitem__, encoded))
+
+
 _FIELDS: Mapping[int, tuple[str, Callable[[Any], Any] | None]] = {
     AttributeProto.FLOAT: ("f", float),
     AttributeProto.INT: ("i", int),
@@ -30,9 +43,9 @@ _FIELDS: Mapping[int, tuple[str, Callable[[Any], Any] | None]] = {
     AttributeProto.GRAPH: ("g", None),
     AttributeProto.TYPE_PROTO: ("tp", value_type),
     AttributeProto.SPARSE_TENSOR: ("sparse_tensor", None),
-    AttributeProto.FLOATS: ("floats", list),
-    AttributeProto.INTS: ("ints", list),
-    AttributeProto.STRINGS: ("strings", lambda items: [decode_text(item) for item in items]),
+    AttributeProto.FLOATS: ("floats", _plain),
+    AttributeProto.INTS: ("ints", _plain),
+    AttributeProto.STRINGS: ("strings", _texts),
     AttributeProto.TENSORS: ("tensors", None),
     AttributeProto.GRAPHS: ("graphs", None),
     AttributeProto.TYPE_PROTOS: ("type_protos", lambda items: [value_type(item) for item in items]),

@@ -120,14 +120,16 @@ def _depth(true: np.ndarray, false: np.ndarray, inner: np.ndarray) -> int:
     """The longest way down; an error if a node is among its own descendants. Kahn's algorithm
     (Communications of the ACM 5, 1962), a level at a time."""
     parents = np.bincount(np.concatenate([true[inner], false[inner]]), minlength=len(true))
+    shares = parents.max(initial=0) > 1  # some nodes are children of several
     level, done, depth = np.flatnonzero(parents == 0), 0, -1
     while len(level):
         done += len(level)
         depth += 1
         level = level[inner[level]]
-        children = np.concatenate([true[level], false[level]])
-        np.subtract.at(parents, children, 1)
-        level = np.unique(children[parents[children] == 0])
+        level = np.concatenate([true[level], false[level]])
+        if shares:
+            np.subtract.at(parents, level, 1)
+            level = np.unique(level[parents[level] == 0])
     if done < len(true):
         raise ShapeError("a tree node is among its own descendants")
     return depth
@@ -243,7 +245,7 @@ def _ints(attrs: Attrs, name: str, count: int | None = None) -> np.ndarray:
     value = attrs.get(name)
     if not value:
         return np.zeros(count or 0, np.int64)
-    return np.array(value if count is None else _counted(name, value, count), np.int64)
+    return np.fromiter(value if count is None else _counted(name, value, count), np.int64)
 
 
 def _floats(attrs: Attrs, name: str) -> np.ndarray:
@@ -254,31 +256,48 @@ def _floats(attrs: Attrs, name: str) -> np.ndarray:
     return np.array(attrs.get(name) or [], np.float32)
 
 
-def _forest(attrs: Attrs) -> tuple[Forest, dict[tuple[int, int], int]]:
+class _Places:
+    """The places of (tree, node) pairs in the lists that describe nodes. ``trees`` are the numbers
+    of trees in order, ``tree`` has the rank of each node's tree among them."""
+
+    def __init__(self, trees: np.ndarray, numbers: np.ndarray) -> None:
+        self.trees, self.tree = np.unique(trees, return_inverse=True)
+        self.numbers, number = np.unique(numbers, return_inverse=True)
+        pairs = self.tree * len(self.numbers) + number
+        self.pairs, self.places = np.unique(pairs, return_index=True)
+        if len(self.pairs) != len(pairs):
+            raise ShapeError("two nodes of a tree have the same number")
+
+    def find(self, tree: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """The place of each node, given its number and the rank of its tree among ``trees`` (-1 for
+        none); -1 where there is no such node."""
+        number = _ranks(self.numbers, numbers)
+        pairs = np.where((tree < 0) | (number < 0), -1, tree * len(self.numbers) + number)
+        pair = _ranks(self.pairs, pairs)
+        return np.where(pair < 0, -1, self.places[pair])
+
+
+def _ranks(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The places of ``values`` among those that are ``ordered``, -1 of others."""
+    ranks = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return np.where(ordered[ranks] == values, ranks, -1)
+
+
+def _forest(attrs: Attrs) -> tuple[Forest, _Places]:
     """The trees of the older operations, and the place of each (tree, node) pair."""
     trees = _ints(attrs, "nodes_treeids")
     count = len(trees)
-    numbers = _counted("nodes_nodeids", _ints(attrs, "nodes_nodeids"), count)
-    names = list(zip(trees.tolist(), numbers.tolist(), strict=True))
-    places = {name: i for i, name in enumerate(names)}
-    if len(places) != count:
-        raise ShapeError("two nodes of a tree have the same number")
+    places = _Places(trees, _counted("nodes_nodeids", _ints(attrs, "nodes_nodeids"), count))
     modes = _counted("nodes_modes", attrs.get("nodes_modes") or [], count)
     unknown = set(modes) - {*_MODES, "LEAF"}
     if unknown:
         raise ShapeError(f"unknown nodes_modes {', '.join(sorted(unknown))}")
     threshold = _counted("nodes_values", _floats(attrs, "nodes_values"), count)
-    inner = np.array([mode != "LEAF" for mode in modes], np.bool_)
-    itself = np.arange(count)
+    mode = np.fromiter(map({**_MODES, "LEAF": 0}.__getitem__, modes), np.int8, count)
+    inner, itself = mode != 0, np.arange(count)
 
     def children(name: str) -> np.ndarray:
-        targets = _ints(attrs, name, count).tolist()
-        rows = zip(names, targets, inner.tolist(), strict=True)
-        members = [
-            places.get((tree, target), -1) if branch else i
-            for i, ((tree, _), target, branch) in enumerate(rows)
-        ]
-        return np.array(members, np.int64)
+        return np.where(inner, places.find(places.tree, _ints(attrs, name, count)), itself)
 
     true, false = children("nodes_truenodeids"), children("nodes_falsenodeids")
     if (true[inner] == itself[inner]).any():
@@ -286,17 +305,16 @@ def _forest(attrs: Attrs) -> tuple[Forest, dict[tuple[int, int], int]]:
     parented = np.zeros(count, np.bool_)
     parented[true[inner]] = parented[false[inner]] = True
     # The root of a tree is the first of its nodes without a parent.
-    roots: dict[int, int] = {}
-    for i in np.flatnonzero(~parented).tolist():
-        roots.setdefault(names[i][0], i)
-    if len(roots) != len(set(trees.tolist())):
+    orphans = np.flatnonzero(~parented)
+    roots = orphans[np.sort(np.unique(trees[orphans], return_index=True)[1])]
+    if len(roots) != len(places.trees):
         raise ShapeError("a tree has no root: each of its nodes is the child of another")
-    usual = [mode for mode in modes if mode != "LEAF"][:1] or ["BRANCH_LEQ"]
+    usual = mode[inner][:1] if inner.any() else np.array([LESS | EQUAL], np.int8)
     forest = Forest(
-        list(roots.values()),
+        roots,
         np.where(inner, _ints(attrs, "nodes_featureids", count), 0),
         threshold,
-        np.array([_MODES.get(mode, _MODES[usual[0]]) for mode in modes], np.int8),
+        np.where(inner, mode, usual),
         _ints(attrs, "nodes_missing_value_tracks_true", count),
         true,
         false,
@@ -304,18 +322,16 @@ def _forest(attrs: Attrs) -> tuple[Forest, dict[tuple[int, int], int]]:
     return forest, places
 
 
-def _votes(
-    attrs: Attrs, prefix: str, places: Mapping[tuple[int, int], int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _votes(attrs: Attrs, prefix: str, places: _Places) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The leaves, the targets and the weights of their votes."""
     trees = _ints(attrs, f"{prefix}_treeids")
     nodes = _counted(f"{prefix}_nodeids", _ints(attrs, f"{prefix}_nodeids"), len(trees))
     ids, weights = _ints(attrs, f"{prefix}_ids", len(trees)), _floats(attrs, f"{prefix}_weights")
-    try:
-        leaf = [places[pair] for pair in zip(trees.tolist(), nodes.tolist(), strict=True)]
-    except KeyError as error:
-        raise ShapeError(f"weights for a tree node that does not exist: {error}") from None
-    return np.array(leaf, np.intp), ids, weights
+    leaf = places.find(_ranks(places.trees, trees), nodes)
+    if (leaf < 0).any():
+        tree, node = trees[leaf < 0][0], nodes[leaf < 0][0]
+        raise ShapeError(f"weights for a tree node that does not exist: ({tree}, {node})")
+    return leaf.astype(np.intp), ids, weights
 
 
 def _base(attrs: Attrs) -> np.ndarray:
@@ -350,7 +366,7 @@ def classifier(attrs: Attrs) -> tuple[Ensemble, models.Labelling]:
     forest, places = _forest(attrs)
     leaf, ids, weights = _votes(attrs, "class", places)
     base, transform = _base(attrs), models.transform_of(attrs)
-    single = int(ids[0]) if classes == 2 and len(set(ids.tolist())) == 1 else None
+    single = int(ids[0]) if classes == 2 and len(np.unique(ids)) == 1 else None
     positive = bool((weights >= 0).all())
     if single is not None and len(base) == 1:
         base = np.eye(2)[single] * base[0]

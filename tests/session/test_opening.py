@@ -1,0 +1,82 @@
+"""What it costs to come from a model's bytes to its first outputs: calls of Python's functions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from bench.cases import chain
+from onnx import TensorProto, helper
+
+import penstock as ps
+
+MOST_CALLS = 560
+"""for each node of a chain"""
+
+
+def calls_of(function: Callable[..., Any], *arguments: Any) -> int:
+    """Calls of Python's functions, generators and comprehensions in a call of ``function``."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def open_model(model: bytes, feeds: dict[str, np.ndarray]) -> None:
+    ps.compile(model).run(feeds)
+
+
+def forest(trees: int) -> bytes:
+    """A regressor whose trees have a root and two leaves."""
+    ids = [tree for tree in range(trees) for _ in range(3)]
+    node = helper.make_node(
+        "TreeEnsembleRegressor",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        n_targets=1,
+        nodes_treeids=ids,
+        nodes_nodeids=[0, 1, 2] * trees,
+        nodes_featureids=[1, 0, 0] * trees,
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"] * trees,
+        nodes_values=[0.5, 0.0, 0.0] * trees,
+        nodes_truenodeids=[1, 0, 0] * trees,
+        nodes_falsenodeids=[2, 0, 0] * trees,
+        target_treeids=[tree for tree in range(trees) for _ in range(2)],
+        target_nodeids=[1, 2] * trees,
+        target_ids=[0, 0] * trees,
+        target_weights=[1.0, 2.0] * trees,
+    )
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, width])
+        for name, width in (("x", 3), ("y", 1))
+    ]
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+
+
+def test_calls_do_not_grow_with_the_nodes_of_a_forest() -> None:
+    feeds = {"x": np.ones((2, 3), np.float32)}
+    few, many = forest(10), forest(1000)
+    for model in (few, many):  # what is done once in a process
+        open_model(model, feeds)
+    assert calls_of(open_model, many, feeds) <= calls_of(open_model, few, feeds) + 10
+
+
+def test_calls_for_each_node_of_a_chain_are_few() -> None:
+    feeds = {"v0": np.ones(16, np.float32)}
+    short, long = chain(1000).SerializeToString(), chain(2000).SerializeToString()
+    open_model(short, feeds)
+    calls = calls_of(open_model, long, feeds) - calls_of(open_model, short, feeds)
+    assert calls <= MOST_CALLS * 1000
