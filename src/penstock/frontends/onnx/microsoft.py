@@ -267,9 +267,20 @@ def fused_conv(b: NodeUpgrade) -> None:
 
 @rewrites("NhwcMaxPool")
 def nhwc_max_pool(b: NodeUpgrade) -> None:
-    spatial = len(b.attrs["kernel_shape"])
+    _become_channels_last(b, "MaxPool", len(b.attrs["kernel_shape"]))
+
+
+@rewrites("QLinearConv")
+def qlinear_conv(b: NodeUpgrade) -> None:
+    rank = b.rank(3)
+    if rank is not None and b.attrs.get("channels_last"):
+        _become_channels_last(b, "QLinearConv", rank - 2)
+
+
+def _become_channels_last(b: NodeUpgrade, op: str, spatial: int) -> None:
+    """Become ``op`` of the first input with its channels moved to axis 1, and back."""
     x = b.emit("Transpose", [b.input(0)], perm=[0, spatial + 1, *range(1, spatial + 1)])
-    y = b.emit("MaxPool", [x], b.kept("MaxPool", b.attrs))
+    y = b.emit(op, [x, *b.inputs[1:]], b.kept(op, b.attrs))
     b.become("Transpose", [y], {"perm": [0, *range(2, spatial + 2), 1]})
 
 
