@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from penstock.ops.registry import MICROSOFT
 from tests.support.native_kernels import check, node_of, pytestmark  # noqa: F401
 
 RANDOM = np.random.default_rng(5)
@@ -107,3 +108,44 @@ def test_lengths_beyond_the_steps_are_refused_as_by_numpy():
         assert kernel is not None
         with pytest.raises(ShapeError, match="sequence_lens"):
             kernel.function(*inputs)
+
+
+def _codes_lstm(dtype, directions, batch, steps, width, hidden, by_column, rng):
+    """The inputs of a DynamicQuantizeLSTM of random codes."""
+    ends = np.iinfo(dtype)
+    columns = (directions, 4 * hidden)
+    shape = columns if by_column else (directions,)
+    middle = (ends.min + ends.max + 1) // 2
+
+    def matrix(k):
+        codes = rng.integers(ends.min, ends.max, (directions, k, 4 * hidden), dtype, endpoint=True)
+        zeros = rng.integers(middle - 9, middle + 9, shape, dtype)
+        return codes, rng.uniform(0.001, 0.003, shape).astype(np.float32), zeros
+
+    (w, w_scale, w_zero), (r, r_scale, r_zero) = matrix(width), matrix(hidden)
+    x = rng.standard_normal((steps, batch, width), np.float32)
+    bias = rng.standard_normal((directions, 8 * hidden), np.float32)
+    h0, c0 = rng.standard_normal((2, directions, batch, hidden), np.float32)
+    return [x, w, r, bias, None, h0, c0, None, w_scale, w_zero, r_scale, r_zero]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize(
+    ("directions", "batch", "steps", "width", "hidden"),
+    [(1, 1, 9, 5, 7), (2, 3, 5, 64, 33), (2, 1, 4, 8, 32), (1, 70, 3, 10, 12)],
+)
+def test_lstm_of_codes_equals_numpy(directions, batch, steps, width, hidden, dtype):
+    rng = np.random.default_rng(7)
+    by_column = batch > 1
+    inputs = _codes_lstm(dtype, directions, batch, steps, width, hidden, by_column, rng)
+    attrs = {"hidden_size": hidden, "direction": ["reverse", "bidirectional"][directions - 1]}
+    node = node_of(
+        "DynamicQuantizeLSTM",
+        inputs,
+        [1, 2, 3, *range(8, 12)],
+        outputs=3,
+        domain=MICROSOFT,
+        **attrs,
+    )
+    # A state between two codes may become either of them.
+    check(node, inputs, {"rtol": 0, "atol": 0.01})

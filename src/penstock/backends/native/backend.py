@@ -101,6 +101,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("CumProd", "CumSum"): Family(cumulative),
     ("DynamicQuantizeLinear",): Family(dynamic_codes, _by_memory),
     ("GRU", "LSTM", "RNN"): Family(recurrent_call, recurrent_seconds),
+    (f"{MICROSOFT}.DynamicQuantizeLSTM",): Family(recurrent_call),
     ("GatherElements", "ScatterElements"): Family(by_elements, _by_memory),
     ("GatherND", "ScatterND"): Family(by_tuples, _by_memory),
     ("GridSample",): Family(grid_sample, _by_memory),

@@ -37,10 +37,13 @@ _OPERATIONS = {
 }
 
 
-class _Weights(NamedTuple):
+class IntegerPanels(NamedTuple):
+    """Weights as compiled code reads them (``c/integers.h``), sums of columns less what zero points
+    add, and zero points less what is taken off uint8."""
+
     panels: np.ndarray
     sums: np.ndarray
-    zeros: np.ndarray | None
+    zeros: np.ndarray
 
 
 def integer_product(site: Site) -> NativeCall | None:
@@ -65,17 +68,18 @@ def integer_product(site: Site) -> NativeCall | None:
         return None
     held = shared(
         ("native integers", zero.tobytes(), site.attr("transB", 0)),
-        lambda: _packed(weights, zero),
+        lambda: integer_panels(weights, zero),
         site.constant(places.w[0]),
     )
-    packed: _Weights = held.value
+    packed: IntegerPanels = held.value
     rows = x.elements // k
     blocks, groups = math.ceil(rows / _BLOCK), math.ceil(n / (_PANEL * _GROUP))
     work = 2 * k * min(rows, _BLOCK) * min(n, _PANEL * _GROUP)
     return NativeCall(
         "integer_product",
         (
-            *(Tensor(places.x[0]), None if x_zero is None else Tensor(places.x[2]), *packed),
+            *(Tensor(places.x[0]), None if x_zero is None else Tensor(places.x[2]), *packed[:2]),
+            packed.zeros if np.any(packed.zeros) else None,
             *(terms.astype(INT32) if np.any(terms) else None, factors, site.result()),
             *(rows, k, n, x.dtype == INT8, _RESULTS.index(result.dtype), int(y_zero[0])),
         ),
@@ -130,7 +134,8 @@ def _factors(site: Site, places: _Places, n: int) -> np.ndarray | None:
     return np.ascontiguousarray(np.broadcast_to(factors.astype(FLOAT32), (n,)))
 
 
-def _packed(weights: np.ndarray, zero: np.ndarray) -> _Weights:
+def integer_panels(weights: np.ndarray, zero: np.ndarray) -> IntegerPanels:
+    """Pack a matrix [k, n] of codes with a zero point for each column."""
     k, n = weights.shape
     shift = 128 if weights.dtype == UINT8 else 0
     zeros = zero.astype(INT32) - shift
@@ -141,8 +146,4 @@ def _packed(weights: np.ndarray, zero: np.ndarray) -> _Weights:
     packed = padded.reshape(quads, _QUAD, panels, _PANEL).transpose(2, 0, 3, 1)
     tail = np.zeros(_TILE * _PANEL * _QUAD, INT8)
     sums = signed.sum(axis=0, dtype=np.int64) - k * zeros.astype(np.int64)
-    return _Weights(
-        np.concatenate([packed.reshape(-1), tail]),
-        sums.astype(INT32),
-        zeros if np.any(zeros) else None,
-    )
+    return IntegerPanels(np.concatenate([packed.reshape(-1), tail]), sums.astype(INT32), zeros)

@@ -1,15 +1,18 @@
-"""RNN, GRU and LSTM in all forms, with constant weights."""
+"""RNN, GRU and LSTM in all forms, with constant weights of real numbers or 8-bit codes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.backends.native.integers import integer_panels
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.ir.graph import Node
-from penstock.ops.common.constant_cache import shared
+from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
 from penstock.ops.onnx.recurrent import Layer, parse_layer
 from penstock.ops.work_estimate import flops
@@ -18,6 +21,7 @@ from penstock.types import FLOAT32
 # As in c/recurrent.c.
 _PANEL = 32
 _CELLS = ("RNN", "GRU", "LSTM")
+_OF_CODES = "DynamicQuantizeLSTM"
 _ACTIVATIONS = (
     *("tanh", "sigmoid", "relu", "affine", "leakyrelu", "thresholdedrelu", "scaledtanh"),
     *("hardsigmoid", "elu", "softsign", "softplus"),
@@ -36,37 +40,47 @@ _OPERATIONS_PER_NS = 20.0
 _NEAR_PER_S, _FAR_PER_S, _NEAR_BYTES = 50e9, 10e9, 1 << 19
 
 
+class _CodeMatrix(NamedTuple):
+    panels: np.ndarray
+    sums: np.ndarray
+    zeros: np.ndarray
+    scales: np.ndarray
+
+
 class _Weights(NamedTuple):
-    w: np.ndarray
-    r: np.ndarray
+    w_codes: Sequence[np.ndarray | None]
+    r_codes: Sequence[np.ndarray | None]
+    w: np.ndarray | None
+    r: np.ndarray | None
     r_new: np.ndarray | None
     bias: np.ndarray
     new_bias: np.ndarray | None
+    hidden: int
 
 
 def recurrent_call(site: Site) -> NativeCall | None:
     """A recurrent layer over float32, if its weights are constants."""
-    x, node = site.input(0), site.node
-    w, r, bias, peepholes = (site.constant(i) for i in (1, 2, 3, 7))
-    absent = [i for i in (3, 7) if site.input(i) is not None and site.constant(i) is None]
-    if x is None or w is None or r is None or absent or x.dtype != FLOAT32 or w.dtype != FLOAT32:
+    x, has_codes = site.input(0), site.node.op.name == _OF_CODES
+    cell = "LSTM" if has_codes else site.node.op.name
+    held = _weights_of(site, cell, has_codes)
+    if x is None or held is None or x.dtype != FLOAT32 or 0 in x.dims:
         return None
-    layer = parse_layer(node.op.name, node.attrs, peepholes=peepholes is not None)
+    layer = parse_layer(cell, site.node.attrs, peepholes=site.input(7) is not None)
     first, second, width = x.dims
     batch, steps = (first, second) if layer.batch_first else (second, first)
-    directions, hidden = len(layer.reverse), r.shape[2]
-    activations = _activations(node.op.name, node.attrs, directions)
-    if activations is None or not (batch and steps and hidden):
-        return None
-    arrays = [a for a in (w, r, bias) if a is not None]
-    name = "native recurrent", layer.cell, layer.linear_before_reset
-    held = shared(name, lambda: _packed(layer, w, r, bias), *arrays)
     packed: _Weights = held.value
-    gates = packed.bias.shape[1]
-    rows = min(batch, _ROWS)
+    directions, gates = packed.bias.shape
+    activations = _activations(cell, site.node.attrs, directions)
+    if activations is None:
+        return None
+    hidden = packed.hidden
+    rows = batch if has_codes else min(batch, _ROWS)
     chunk = max(1, min(steps, _CHUNK // (rows * gates)))
     floats = [rows * hidden] * 4 + [chunk * rows * gates, rows * (3 * hidden + 2 * _PANEL)]
     item_bytes = sum(math.ceil(count * 4 / 64) * 64 for count in floats)
+    if has_codes:
+        padded = [math.ceil(count / 64) * 64 for count in (width, hidden)]
+        item_bytes += batch * (steps * padded[0] + padded[1])
     items = directions * math.ceil(batch / rows)
     work = 2 * steps * rows * layer.gates * hidden * (width + hidden)
     if work > _MOST_WORK:
@@ -84,7 +98,7 @@ def recurrent_call(site: Site) -> NativeCall | None:
         "recurrent",
         (
             *(Tensor(0), state(5), state(6), state(4)),
-            *(packed.w, packed.r, packed.r_new, packed.bias, packed.new_bias, peepholes),
+            *(*packed.w_codes, *packed.r_codes, *packed[2:7], site.constant(7)),
             activations.view(np.uint8),
             *(result(0), result(1), result(2), WORKSPACE),
             *(_CELLS.index(layer.cell), directions, layer.reverse[0], layer.batch_first),
@@ -107,6 +121,23 @@ def recurrent_seconds(node: Node) -> float:
     return 1e-6 + flops(node) / (_NEAR_PER_S if nbytes <= _NEAR_BYTES else _FAR_PER_S)
 
 
+def _weights_of(site: Site, cell: str, has_codes: bool) -> Shared[_Weights] | None:
+    """The packed weights of a layer, None if they are no constants of its type."""
+    w, r, bias, *codes = (site.constant(i) for i in (1, 2, 3, 8, 9, 10, 11))
+    given = [3, 7, *range(8, 12 * has_codes)]
+    absent = [i for i in given if site.input(i) is not None and site.constant(i) is None]
+    if w is None or r is None or absent or 0 in r.shape:
+        return None
+    if w.dtype not in ((INT8, UINT8) if has_codes else (FLOAT32,)):
+        return None
+    if has_codes and site.input(4) is not None:
+        return None  # lengths
+    layer = parse_layer(cell, site.node.attrs)
+    arrays = [a for a in (w, r, bias, *codes) if a is not None]
+    name = "native recurrent", layer.cell, layer.linear_before_reset
+    return shared(name, lambda: _packed(layer, w, r, bias, codes), *arrays)
+
+
 def _activations(cell: str, attrs: Any, directions: int) -> np.ndarray | None:
     """The table of activations, three for each direction; None for one that is not there."""
     usual = _DEFAULTS[cell] * directions
@@ -124,8 +155,11 @@ def _activations(cell: str, attrs: Any, directions: int) -> np.ndarray | None:
     return table
 
 
-def _packed(layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None) -> _Weights:
-    hidden, columns = r.shape[2], r.shape[1]
+def _packed(
+    layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None, codes: Sequence[Any]
+) -> _Weights:
+    has_codes = w.dtype != FLOAT32
+    columns, hidden = r.shape[:0:-1] if has_codes else r.shape[1:]
     width = math.ceil(columns / _PANEL) * _PANEL
     total = np.zeros((len(w), width), FLOAT32)
     is_gru, new_bias = layer.cell == "GRU", None
@@ -136,10 +170,35 @@ def _packed(layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None)
             new_bias = recurrent[:, 2 * hidden :].copy()
             recurrent[:, 2 * hidden :] = 0
         total[:, :columns] += recurrent
+    none = [None] * len(_CodeMatrix._fields)
+    if has_codes:
+        matrices = _code_matrix(w, *codes[:2]), _code_matrix(r, *codes[2:])
+        return _Weights(*matrices, None, None, None, total, None, hidden)
     if not is_gru:
-        return _Weights(_panels(w), _panels(r), None, total, new_bias)
+        return _Weights(none, none, _panels(w), _panels(r), None, total, new_bias, hidden)
     parts = _panels(r[:, : 2 * hidden]), _panels(r[:, 2 * hidden :])
-    return _Weights(_panels(w), *parts, total, new_bias)
+    return _Weights(none, none, _panels(w), *parts, total, new_bias, hidden)
+
+
+def _code_matrix(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None) -> _CodeMatrix:
+    """Codes [directions, k, columns], with a scale and zero point for each direction or column."""
+    directions, _, columns = codes.shape
+    zeros = np.zeros(directions, codes.dtype) if zeros is None else zeros
+    spread = [
+        np.broadcast_to(a.reshape(directions, -1), (directions, columns)) for a in (scales, zeros)
+    ]
+    parts = [integer_panels(codes[d], spread[1][d]) for d in range(directions)]
+    padding = (0, math.ceil(columns / _PANEL) * _PANEL - columns)
+
+    def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+        return np.stack([np.pad(row, padding) for row in rows])
+
+    return _CodeMatrix(
+        np.concatenate([part.panels for part in parts]),
+        padded([part.sums for part in parts]),
+        padded([part.zeros for part in parts]),
+        padded(list(spread[0])),
+    )
 
 
 def _panels(matrix: np.ndarray) -> np.ndarray:

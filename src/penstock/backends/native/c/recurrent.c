@@ -2,10 +2,14 @@
    step to the last.
 
    Weights are in panels (products.h) with the gates in ONNX's order; the recurrent ones of a GRU in
-   two parts, those of the update and reset gates and those of the new state. */
+   two parts, those of the update and reset gates and those of the new state.
+
+   With weights of 8-bit codes, in the panels of integers.h, an LSTM takes X, and at each step the states
+   of the whole batch, as codes over their own range. */
 #include "math32.h"
 #include "native.h"
 #include "products.h"
+#include "integers.h"
 
 enum { RNN, GRU, LSTM };
 enum { TANH, SIGMOID, RELU, AFFINE, LEAKY, THRESHOLDED, SCALED_TANH, HARD_SIGMOID, ELU, SOFTSIGN,
@@ -16,9 +20,17 @@ typedef struct {
     double alpha, beta;
 } activation;
 
+/* Weights of codes by direction: sums, zero points and scales are of columns, as in integers.c. */
+typedef struct {
+    const int8_t *panels; /* null: the weights are real numbers */
+    const int32_t *sums, *zeros;
+    const float *scales;
+} code_matrix;
+
 struct recurrent {
     const float *x, *h0, *c0;
     const int32_t *lengths;
+    code_matrix w_codes, r_codes;
     const float *w, *r, *r_new; /* by direction */
     const float *bias, *new_bias, *peepholes;
     const activation *activations; /* three for each direction */
@@ -111,8 +123,65 @@ static void gru_row(const struct recurrent *a, int64_t d, float *restrict g,
         h[i] = new[i] + update[i] * (h[i] - new[i]);
 }
 
+/* Codes of real numbers over their own range, of rows that are padded with zeros to whole tiles. */
+typedef struct {
+    uint8_t *codes;
+    int64_t width, step; /* of a row, and bytes from one to the next */
+    float scale;
+    int32_t zero;
+} code_rows;
+
+static int64_t code_step(int64_t width)
+{
+    return (width + 63) / 64 * 64;
+}
+
+static void fill_codes(code_rows *q, const float *x, int64_t rows)
+{
+    q->zero = to_codes(q->codes, x, rows * q->width, &q->scale);
+    for (int64_t r = rows; r-- > 0 && q->step > q->width;) {
+        memmove(q->codes + r * q->step, q->codes + r * q->width, q->width);
+        memset(q->codes + r * q->step + q->width, 0, q->step - q->width);
+    }
+}
+
+/* Add the product of `rows` rows from `first` on, each `apart` rows behind the one before, to the
+   gates. */
+static void add_code_product(const struct recurrent *a, const code_matrix *m, int64_t d,
+                             const code_rows *q, int64_t first, int64_t apart, int64_t rows,
+                             float *gates)
+{
+    enum { MOST = 64 };
+    int64_t quads = (q->width + QUAD - 1) / QUAD, panels = a->gates / PANEL;
+    const int8_t *weights = m->panels + d * (panels * quads * PANEL_BYTES + TAIL);
+    int32_t c[MOST * GROUP * PANEL], sums[MOST];
+    for (int64_t row = 0; row < rows; row += MOST) {
+        int64_t some = rows - row < MOST ? rows - row : MOST;
+        const uint8_t *x = q->codes + (first + row * apart) * q->step;
+        for (int64_t r = 0; r < some; r++)
+            sums[r] = sum_of(x + r * apart * q->step, q->width);
+        for (int64_t p = 0; p < panels; p += GROUP) {
+            int64_t group = panels - p < GROUP ? panels - p : GROUP, at = d * a->gates + p * PANEL;
+            memset(c, 0, some * GROUP * PANEL * sizeof *c);
+            product_for(some)(c, x, apart * q->step, weights + p * quads * PANEL_BYTES,
+                              quads * PANEL_BYTES, quads, some, group);
+            for (int64_t r = 0; r < some; r++) {
+                const int32_t *restrict from = c + r * GROUP * PANEL;
+                const int32_t *restrict column_sums = m->sums + at, *restrict zeros = m->zeros + at;
+                const float *restrict scales = m->scales + at;
+                float *restrict to = gates + (row + r) * a->gates + p * PANEL;
+                for (int64_t j = 0; j < group * PANEL; j++) {
+                    int32_t sum = from[j] - q->zero * column_sums[j] - sums[r] * zeros[j];
+                    to[j] += (float)sum * (scales[j] * q->scale);
+                }
+            }
+        }
+    }
+}
+
 typedef struct {
     float *h, *c, *gates, *product, *inputs, *next_h, *next_c;
+    code_rows x_codes, h_codes;
 } memory;
 
 /* One step of `rows` rows: from their gates with X alone to their next states. */
@@ -120,7 +189,11 @@ static void step(const struct recurrent *a, int64_t d, int64_t rows, float *gate
 {
     int64_t n = a->hidden, panels = a->gates / PANEL, width = a->gates;
     if (a->cell != GRU) {
-        add_product(gates, width, m->h, n, a->r + d * n * width, n, rows, panels);
+        if (a->r_codes.panels) {
+            fill_codes(&m->h_codes, m->h, rows);
+            add_code_product(a, &a->r_codes, d, &m->h_codes, 0, 1, rows, gates);
+        } else
+            add_product(gates, width, m->h, n, a->r + d * n * width, n, rows, panels);
         for (int64_t b = 0; b < rows; b++)
             if (a->cell == LSTM)
                 lstm_row(a, d, gates + b * width, m->next_c + b * n, m->next_h + b * n);
@@ -177,6 +250,12 @@ static void run_direction(const struct recurrent *a, int64_t d, int64_t first, i
     m.next_c = taken(&at, rows * n);
     m.inputs = taken(&at, a->chunk * rows * width);
     m.product = taken(&at, rows * (3 * n + 2 * PANEL));
+    if (a->w_codes.panels) {
+        int64_t count = a->steps * a->batch;
+        m.x_codes = (code_rows){(uint8_t *)at, a->input, code_step(a->input), 0, 0};
+        m.h_codes = (code_rows){(uint8_t *)at + count * m.x_codes.step, n, code_step(n), 0, 0};
+        fill_codes(&m.x_codes, a->x, count);
+    }
     for (int64_t b = 0; b < rows; b++)
         for (int64_t i = 0; i < n; i++) {
             int64_t from = place(a, 1, 0, d, first + b) + i;
@@ -193,9 +272,15 @@ static void run_direction(const struct recurrent *a, int64_t d, int64_t first, i
                     memcpy(to + b * width, a->bias + d * width, width * sizeof(float));
                 int64_t row = a->batch_first ? first * a->steps + t : t * a->batch + first;
                 int64_t apart = a->batch_first ? a->steps : 1;
-                add_product(to, width, a->x + row * a->input, apart * a->input,
-                            a->w + d * a->input * width, a->input, rows, width / PANEL);
+                if (!a->w_codes.panels)
+                    add_product(to, width, a->x + row * a->input, apart * a->input,
+                                a->w + d * a->input * width, a->input, rows, width / PANEL);
+                else if (rows > 1)
+                    add_code_product(a, &a->w_codes, d, &m.x_codes, row, apart, rows, to);
             }
+        if (!within && a->w_codes.panels && rows == 1)
+            add_code_product(a, &a->w_codes, d, &m.x_codes, reverse ? a->steps - 1 - s : s,
+                             reverse ? -1 : 1, left < a->chunk ? left : a->chunk, m.inputs);
         int64_t t = reverse ? a->steps - 1 - s : s;
         memcpy(m.next_h, m.h, rows * n * sizeof(float));
         memcpy(m.next_c, m.c, rows * n * sizeof(float));
