@@ -143,3 +143,24 @@ def test_function_of_codes_is_one_step_and_equals_numpy(function):
     for name, got in session.run(feeds).items():
         np.testing.assert_array_equal(got, want[name], strict=True)
     assert [step.backend for step in session.plan.steps] == ["native"] * 2
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("size", [256, 257, 40_001])
+def test_long_function_of_bytes_is_a_table_and_equals_numpy(size, dtype):
+    model = model_from_text(
+        f"""g ({dtype}[2, n, 3] x) => ({dtype}[2, n, 3] y)
+        <float s = {{0.05}}, float t = {{0.01}}, {dtype} zero = {{3}}> {{
+            a = DequantizeLinear(x, s, zero) b = Sigmoid(a) c = Mul(a, b)
+            y = QuantizeLinear(c, t, zero) }}""",
+        opset=21,
+    )
+    feeds = {"x": codes((2, size, 3), dtype)}
+    session = ps.compile(model, backends=["onednn", "native", "numpy"])
+    want = ps.compile(model, backends=["numpy"]).run(feeds)["y"]
+    np.testing.assert_array_equal(session.run(feeds)["y"], want, strict=True)
+    (step,) = session.plan.steps
+    assert step.kernel.binder.implementation.startswith("table:")
+    with_gaps = np.moveaxis(codes((3, 2, size), dtype), 0, -1)
+    want = ps.compile(model, backends=["numpy"]).run({"x": with_gaps})["y"]
+    np.testing.assert_array_equal(session.run({"x": with_gaps})["y"], want, strict=True)

@@ -11,6 +11,7 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.passes.context import PassContext
 from penstock.passes.lowering.fuse import Fuse
+from penstock.passes.pipeline import optimize
 from tests.support.onnx_text import graph_from_text, model_from_text
 from tests.support.passes import AcceptingPolicy
 
@@ -244,3 +245,31 @@ def test_fuse_conversions_do_not_end_a_convolution():
             a = Conv(x, w) b = Relu(a) y = QuantizeLinear(b, s) }"""
     )
     assert fused_chains(graph) == [["Conv", "Relu"], ["QuantizeLinear"]]
+
+
+@pytest.mark.parametrize(("rows", "fused_first"), [(10, True), (1000, False)])
+def test_fuse_chain_ends_before_it_is_computed_again_for_many_elements(rows, fused_first):
+    graph = graph_from_text(
+        f"""g (float[8] x, float[{rows}, 8] z) => (float[{rows}, 8] y)
+        {{ a = Exp(x) b = Neg(a) c = Add(b, z) y = Abs(c) }}"""
+    )
+    optimize(graph)  # infers shapes
+    chains = [["Exp", "Neg", "Add", "Abs"]] if fused_first else [["Exp", "Neg"], ["Add", "Abs"]]
+    assert fused_chains(graph) == chains
+
+
+@pytest.mark.parametrize(("rows", "codes"), [(10, False), (1000, True)])
+def test_fuse_large_codes_are_what_elementwise_readers_read(rows, codes):
+    graph = graph_from_text(
+        f"""g (float[{rows}, 8] x) => (float[{rows}, 8] y, float[{rows}, 8] z)
+        <float s = {{0.5}}> {{
+            a = Exp(x) b = QuantizeLinear(a, s) z = DequantizeLinear(b, s) y = Neg(z) }}"""
+    )
+    optimize(graph)
+    of_codes = [
+        ["Exp", "QuantizeLinear"],
+        ["DequantizeLinear"],
+        ["DequantizeLinear", "Neg"],
+    ]
+    of_numbers = [["Exp", "QuantizeLinear", "DequantizeLinear"], ["Neg"]]
+    assert fused_chains(graph) == (of_codes if codes else of_numbers)

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import cache, partial
 from struct import Struct
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.backends.native.kernel import (
+    NativeCall,
+    Site,
+    Tensor,
+    UnsupportedError,
+    native_kernel,
+)
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.registry import MICROSOFT
@@ -31,6 +39,8 @@ _CONSTANT = Struct("=2i8s")  # register, bytes of an element, the element
 _KINDS = {"float32": "f4", "float64": "f8", "int32": "i4", "int64": "i8", "bool": "b1"}
 _CODES = {"uint8": "u1", "int8": "s1", "uint16": "u2", "int16": "s2"}
 _KINDS |= _CODES
+# Nanoseconds of an element from which on a table of all bytes is faster, and elements of an item.
+_TABLE_NS, _TABLE_BLOCK = 0.1, 2**14
 _NARROW = {"float16": "half", "bfloat16": "bfloat"}
 _DTYPES = {kind: kind for kind in _KINDS.values()} | {"b1": "u1", "s1": "i1", "s2": "i2"}
 
@@ -365,6 +375,7 @@ class _Program:
         self.inputs: dict[_Value, int] = {}
         # Of inputs that belong to an axis of the result: their shapes, to be broadcast.
         self.dims: dict[int, tuple[int, ...]] = {}
+        self.table: np.ndarray | None = None
 
         def value_of(i: int) -> _Value | None:
             type_, constant = site.tensors[i], site.constants[i]
@@ -487,7 +498,8 @@ class _Program:
         cost = sum(_NS.get(value.operation, _CHEAP_NS) for value in order if value.operation)
         cost += sum(1.0 for mode in modes if mode == _GATHERED)
         pointers: list[Any] = [Tensor(i) for i in operands]
-        return NativeCall(
+        bytes_only = [_size(value.kind) for value in (*held, result)] == [1, 1]
+        call = NativeCall(
             "elementwise",
             (
                 *pointers,
@@ -505,6 +517,25 @@ class _Program:
             inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
             restrided=partial(self.call, result, output) if strides is None else None,
         )
+        if bytes_only and modes == [_DIRECT] and size > 256 and cost > _TABLE_NS:
+            return self._by_table(call, result, size)
+        return call
+
+    def _by_table(self, call: NativeCall, result: _Value, size: int) -> NativeCall:
+        """``call``, of a program of one input, by a table of what it makes of all bytes."""
+        (i,), site = call.inplace, self.site
+        if self.table is None:
+            types = [None if t is None else TensorType(t.dtype, (256,)) for t in site.tensors]
+            read, written = types[i], types[site.result().index]
+            assert read is not None and read.dtype is not None and written is not None
+            every, constants = copy(self), list(site.constants)
+            every.site = replace(site, tensors=tuple(types))
+            constants[i] = np.arange(256).astype(np.uint8).view(read.dtype)
+            kernel = native_kernel(every.site, every.call(result, written))
+            self.table = kernel.function(*constants).view(np.uint8)
+        words = (Tensor(i), site.result(), self.table, size, _TABLE_BLOCK)
+        items = -(-size // _TABLE_BLOCK)
+        return replace(call, kernel="table", words=words, items=items, item_ns=0.1 * _TABLE_BLOCK)
 
     def _coalesced(
         self, operands: Sequence[int], output: TensorType, strides: Sequence[Any] | None

@@ -26,6 +26,7 @@ from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.quantized_weights import producer
 from penstock.passes.rewrite import Substitution
+from penstock.types import TensorType
 
 FOLLOWERS = frozenset(
     """
@@ -45,7 +46,7 @@ HEAVY = INTEGERS | {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 LIGHT = FOLLOWERS | {"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool", "Softmax"}
 """operations that chains begin with; where two chains compete for a node, HEAVY ones win"""
 
-_MOST_NODES = 16
+_MOST_NODES, _MOST_REPEATED = 16, 4096
 _DOMAINS = ("", MICROSOFT, ZERO_NAN.domain)
 
 
@@ -148,8 +149,20 @@ class _ChainSearch:
             reader = readers[0] if len(readers) == 1 else None
             if reader not in self.inside or not reader or not self._is_free(reader, _next(chain)):
                 break
+            if chain[0].op.name not in HEAVY and _grows(output, reader.outputs[0]):
+                break
+            if reader.op.name == "DequantizeLinear" and self._are_read(reader):
+                break
             chain.append(reader)
         return chain
+
+    def _are_read(self, node: Node) -> bool:
+        """Whether the codes of a DequantizeLinear are what others read in place of its result: it
+        is large, and one of several readers is elementwise."""
+        readers = self.readers.get(node.outputs[0], ()) if node.outputs[0] else ()
+        if len(readers) < 2 or not _exceed(node.outputs[0], _MOST_REPEATED):
+            return False
+        return any(reader is not None and reader.op.name in FOLLOWERS for reader in readers)
 
     def _by_scan(self, chain: Sequence[Node]) -> tuple[Node | None, int]:
         """The longest beginning of ``chain`` that has a kernel, and its length. A beginning may
@@ -182,6 +195,21 @@ class _ChainSearch:
         return best, low
 
 
+def _grows(value: Value | None, result: Value | None) -> bool:
+    """Whether ``value`` is broadcast to so many elements that it takes longer to compute it for
+    each of them than in a step of its own."""
+    type_ = None if value is None else value.type
+    if not isinstance(type_, TensorType) or not type_.static:
+        return False
+    return _exceed(result, max(type_.elements, _MOST_REPEATED))
+
+
+def _exceed(value: Value | None, elements: int) -> bool:
+    """Whether ``value`` has more than ``elements``, as far as is known."""
+    type_ = None if value is None else value.type
+    return isinstance(type_, TensorType) and type_.static and type_.elements > elements
+
+
 def _next(chain: Sequence[Node]) -> Collection[str]:
     """The operations that may follow a chain; behind a product also the rest of attention."""
     names = [node.op.name for node in chain]
@@ -210,7 +238,7 @@ def _absorb(graph: Graph, policy: FusionPolicy) -> bool:
         if not all(p.op.name in FOLLOWERS and p.op.domain in _DOMAINS for p in parts(node)):
             continue
         sources = dict.fromkeys([producer(value, "DequantizeLinear") for value in node.inputs])
-        before = [source for source in sources if source is not None and source in inside]
+        before = [s for s in sources if s in inside and not _grows(s.outputs[0], node.outputs[0])]
         if before and len(node.outputs) == 1:
             changed |= became(node, fused_copies([*before, node]), policy)
     return changed

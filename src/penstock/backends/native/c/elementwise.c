@@ -7,6 +7,9 @@
    once. */
 #include "math32.h"
 #include "native.h"
+#ifdef __AVX512BW__
+#include <immintrin.h>
+#endif
 
 enum { REGISTERS = 32, REGISTER_BYTES = 2048, MOST_RANK = 8, MOST_INPUTS = 17 };
 
@@ -369,7 +372,46 @@ static int elementwise(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
+/* A function of bytes: its results for all 256. */
+struct table {
+    const uint8_t *x;
+    uint8_t *y;
+    const uint8_t *table;
+    int64_t size, block; /* elements, and those of an item */
+};
+
+#ifdef __AVX512BW__
+__attribute__((target("avx512vbmi"))) static int64_t look_up_64(const struct table *a, int64_t at,
+                                                                int64_t end)
+{
+    __m512i parts[4];
+    for (int i = 0; i < 4; i++)
+        parts[i] = _mm512_loadu_si512(a->table + 64 * i);
+    for (; at + 64 <= end; at += 64) {
+        __m512i x = _mm512_loadu_si512(a->x + at);
+        __m512i low = _mm512_permutex2var_epi8(parts[0], x, parts[1]);
+        __m512i high = _mm512_permutex2var_epi8(parts[2], x, parts[3]);
+        _mm512_storeu_si512(a->y + at, _mm512_mask_blend_epi8(_mm512_movepi8_mask(x), low, high));
+    }
+    return at;
+}
+#endif
+
+static int table(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct table *a = arguments;
+    int64_t at = begin * a->block, last = end * a->block < a->size ? end * a->block : a->size;
+#ifdef __AVX512BW__
+    if (__builtin_cpu_supports("avx512vbmi"))
+        at = look_up_64(a, at, last);
+#endif
+    for (; at < last; at++)
+        a->y[at] = a->table[a->x[at]];
+    return 0;
+}
+
 const kernel_entry elementwise_kernels[] = {
     KERNEL(elementwise, elementwise),
+    KERNEL(table, table),
     END_OF_KERNELS,
 };
