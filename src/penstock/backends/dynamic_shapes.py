@@ -2,10 +2,13 @@
 
 After an operation such as NonZero, and in some bodies of loops, dtypes and ranks are known and dims
 are not. The kernel of such a node looks at the shapes of its inputs in each run, and calls the
-kernel for these, which it makes when it first meets them::
+kernel for these::
 
     MatMul(float32[?, 64], w)  ──(100, 64)──>  oneDNN's kernel for 100 rows
                                ──(1, 64)────>  NumPy's kernel, which is faster for one
+
+A kernel is made once NumPy's, which takes any shapes, has lost as much time on these shapes as
+making it takes: at once for large tensors, and never for shapes that do not come back.
 
 Where the shape of an output also follows from the contents of a small input, such as the k of TopK,
 the kernel looks at these contents as well.
@@ -30,13 +33,18 @@ from penstock.types import ANY, ShapeError, TensorType, Type
 
 Tensors: TypeAlias = Sequence[TensorType | None]
 
-# Kernels of one node that are kept, bytes of all those of a backend, and of one beside its code.
-_MOST_KERNELS = 32
+# Kernels of one node that are kept, bytes of all those of a backend, and of one beside its code;
+# shapes of one node that are waited for.
+_MOST_KERNELS = 128
+_MOST_AWAITED = 1024
 _MOST_BYTES = 64 << 20
 _KERNEL_BYTES = 4 << 10
 
 # Sets of shapes of one node after which more are to be expected.
 _MANY_SHAPES = 8
+
+# Bytes of inputs from which on a kernel may be worth making for one call.
+_WORTH_ESTIMATING = 1 << 16
 
 # Elements of inputs whose contents are looked at.
 _MOST_CONTENTS = 8
@@ -44,15 +52,17 @@ _MOST_CONTENTS = 8
 # What unknown dims are taken for in estimates, and those of lists of integers, such as shapes.
 _NOMINAL_DIM, _NOMINAL_LENGTH = 32, 4
 
-# Seconds that a look at the shapes takes.
-_LOOK_S = 0.25e-6
-
 _NUMPY = NumpyBackend()
 
 
 class SpecialisingBackend(HostBackend):
     """A base class of backends whose kernels are made for known shapes (``static_kernel``). Of a
-    node with unknown dims the kernel is chosen in each run, among these and NumPy's."""
+    node with unknown dims the kernel is chosen in each run, among these and NumPy's. To make a
+    kernel takes about ``making_s`` seconds, and a call that is not bound to memory ``unbound_s``
+    more than one that is, a look at the shapes included."""
+
+    making_s: float
+    unbound_s: float
 
     def __init__(self) -> None:
         self._caches: WeakValueDictionary[int, KernelCache] = WeakValueDictionary()
@@ -103,8 +113,8 @@ class KernelCache:
     """
 
     __slots__ = (
-        *("__weakref__", "_bytes", "_made", "backend", "contents"),
-        *("kernels", "node", "types"),
+        *("__weakref__", "_awaited", "_bytes", "_made", "_plain"),
+        *("backend", "contents", "kernels", "node", "types"),
     )
 
     def __init__(
@@ -114,6 +124,9 @@ class KernelCache:
         self.contents = contents
         self.kernels: dict[Any, Callable[..., Any]] = {}
         self._bytes: dict[Any, int] = {}
+        # Calls that NumPy's kernel still gets before another is made; None if not yet estimated.
+        self._awaited: dict[Any, int | None] = {}
+        self._plain = node.op.compile(node, types).function
         self._made = 0
 
     def nbytes(self) -> int:
@@ -149,25 +162,41 @@ class KernelCache:
         return by_shape if len(places) == 1 else by_two
 
     def _make(self, key: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Make the function for inputs of these shapes, on the backend or NumPy, whichever is
-        expected to be faster. Raises ``ShapeError`` where they do not fit the operation."""
+        """The function for inputs of shapes that have none yet: NumPy's as long as making another
+        does not pay. Raises ``ShapeError`` where the shapes do not fit the operation."""
+        awaited = self._awaited
+        if (
+            key not in awaited
+            and sum([x.nbytes for x in inputs if x is not None]) < _WORTH_ESTIMATING
+        ):
+            for old in list(awaited)[: max(len(awaited) + 1 - _MOST_AWAITED, 0)]:
+                awaited.pop(old, None)
+            awaited[key] = None
+            return self._plain
+        calls = awaited.get(key)
+        if calls is not None and calls > 1:
+            awaited[key] = calls - 1
+            return self._plain
         types = [
             t if t is None or t.static else TensorType(t.dtype, x.shape)
             for t, x in zip(self.types, inputs, strict=True)
         ]
         node = _typed(self.node, types, {i: np.array(inputs[i]) for i in self.contents})
-        types_, kernel = _types(node.inputs), None
-        if self.backend.seconds(node) <= _NUMPY.seconds(node):
-            kernel = self.backend.static_kernel(node, types_)
-        kernel = kernel or node.op.compile(node, types_)
+        gain = _NUMPY.seconds(node) - self.backend.seconds(node) - self.backend.unbound_s
+        if calls is None and 0 < gain < self.backend.making_s:
+            awaited[key] = int(self.backend.making_s / gain)
+            return self._plain
+        awaited.pop(key, None)
+        kernel = self.backend.static_kernel(node, _types(node.inputs)) if gain > 0 else None
+        function = self._plain if kernel is None else kernel.function
+        self._bytes[key] = _KERNEL_BYTES if kernel is None else _KERNEL_BYTES + kernel.code_bytes
+        self.kernels[key] = function
         self._made += 1
         if self._made == _MANY_SHAPES:
             self.backend.expect_many_shapes()
-        self._bytes[key] = _KERNEL_BYTES + kernel.code_bytes
-        self.kernels[key] = kernel.function
         self.drop(max(len(self.kernels) - _MOST_KERNELS, 0))
         self.backend.make_room()
-        return kernel.function
+        return function
 
 
 def expected_seconds(backends: Sequence[Backend], node: Node) -> list[float]:
@@ -178,8 +207,8 @@ def expected_seconds(backends: Sequence[Backend], node: Node) -> list[float]:
     guess = next((guess for guess in guesses if _are_static(_types(guess.outputs))), None)
     if guess is None:
         return [backend.seconds(node) for backend in backends]
-    looks = [_LOOK_S if isinstance(backend, SpecialisingBackend) else 0.0 for backend in backends]
-    return [b.seconds(guess) + look for b, look in zip(backends, looks, strict=True)]
+    unbound = [b.unbound_s if isinstance(b, SpecialisingBackend) else 0.0 for b in backends]
+    return [b.seconds(guess) + more for b, more in zip(backends, unbound, strict=True)]
 
 
 def _guessed_nodes(node: Node, types: Tensors) -> Iterator[tuple[Node, list[int]]]:

@@ -39,34 +39,38 @@ def kernel_of(library: Library, spec: PrimitiveSpec) -> Kernel:
     primitives = PrimitiveCache(library, spec)
     count = len(desc.tensors) - len(desc.outputs)
 
-    def function(*inputs: Any) -> Any:
-        outputs = [
-            None if type_ is None else np.empty(type_.dims, type_.dtype)
-            for type_ in desc.tensors[count:]
-        ]
-        into(*inputs, *outputs)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
+    results = [None if t is None else (t.dims, t.dtype) for t in desc.tensors[count:]]
     # Calls whose tensors are given each time, by the number of threads. A call serves one thread at
     # a time.
     idle_calls: dict[int, deque[Call]] = {}
+    threads = library.lib.omp_get_max_threads
+
+    def call(tensors: tuple[Any, ...]) -> None:
+        count = threads()
+        calls = idle_calls.get(count)
+        if calls is None:
+            calls = idle_calls.setdefault(count, deque())
+        try:
+            idle = calls.pop()
+        except IndexError:
+            # The indices of the tensors stand for the arrays.
+            idle = primitives.call(range(len(desc.tensors)), None)
+        run, indices = idle
+        run(*[tensors[i] for i in indices])
+        calls.append(idle)
+
+    def function(*inputs: Any) -> Any:
+        outputs = [None if result is None else np.empty(*result) for result in results]
+        call((*inputs, *outputs))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def into(*arrays: Any) -> None:
         tensors = arrays[: len(desc.tensors)]
-        outputs = [x for x in tensors[count:] if x is not None]
-        if not all(x.flags.c_contiguous for x in outputs):
+        if all(x is None or x.flags.c_contiguous for x in tensors[count:]):
+            call(tensors)
+        else:
             run, arguments = primitives.call(tensors, None)
             library.check(run(*arguments) or 0)
-            return
-        calls = idle_calls.setdefault(library.threads, deque())
-        try:
-            call = calls.pop()
-        except IndexError:
-            # The indices of the tensors stand for the arrays.
-            call = primitives.call(range(len(desc.tensors)), None)
-        run, indices = call
-        run(*[tensors[i] for i in indices])
-        calls.append(call)
 
     inplace = (*spec.inplace, *([spec.summed] if spec.summed >= 0 else ()))
     return Kernel(
@@ -272,9 +276,19 @@ def _with_handles(
 ) -> Callable[..., None]:
     """The call, with some addresses set each time; of tensors that are read, also of copies."""
     function, arguments = call
-    set_handle = library.lib.dnnl_memory_set_data_handle
+    set_handle, from_buffer = library.lib.dnnl_memory_set_data_handle, library.ffi.from_buffer
+    targets = [tensor_memory for tensor_memory, _ in memories]
 
     def run(*arrays: np.ndarray) -> None:
+        try:
+            for target, x in zip(targets, arrays, strict=True):
+                set_handle(target, from_buffer(x))
+        except ValueError:  # an array with gaps, or without a buffer
+            run_on_copies(*arrays)
+        else:
+            library.check(function(*arguments))
+
+    def run_on_copies(*arrays: np.ndarray) -> None:
         used = []
         for (tensor_memory, is_read), x in zip(memories, arrays, strict=True):
             if not x.flags.c_contiguous:
