@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from statistics import median_high
 
 from penstock.algorithms.ordering import ranks
 from penstock.inspect.explain import block_names, format_operation
@@ -149,7 +148,7 @@ def _scale(charts: Sequence[Chart]) -> float:
     if not longest:
         return 1.0
     bars = [bar for chart in charts for stream in chart.streams for bar in stream]
-    median = median_high(bar.finish - bar.start for bar in bars)
+    median = sorted(bar.finish - bar.start for bar in bars)[len(bars) // 2]
     width = _MEDIAN_BAR / median * longest if median else _FEWEST_WIDE
     return min(max(width, _FEWEST_WIDE), _MOST_WIDE) / longest
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +13,7 @@ from penstock.backends.native.library import NativeLibrary
 from penstock.errors import InternalError
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
+from penstock.ops.common.constant_cache import Reordered
 from penstock.types import INT64, TensorType, Type
 
 
@@ -81,7 +82,8 @@ class NativeCall:
     ``texts``: strings of output 0, whose indices (int64) the kernel computes in its place.
     ``writes``: the types of what the kernel writes in place of the outputs, which ``finish`` makes
     of that: outputs whose shapes depend on data are parts of arrays that are large enough.
-    ``keep`` is held with the call, such as what its arrays are shared by.
+    ``keep`` is held with the call, such as what its arrays are shared by. ``reordered`` are inputs
+    that need not be held, as arrays of the call have the same elements in an order of their own.
     """
 
     kernel: str
@@ -95,6 +97,7 @@ class NativeCall:
     writes: tuple[TensorType, ...] = ()
     finish: Callable[..., Any] | None = None
     keep: Any = None
+    reordered: Mapping[int, Reordered[Any]] = field(default_factory=dict)
     restrided: Callable[[Sequence[tuple[int, ...] | None]], NativeCall] | None = None
 
 
@@ -131,6 +134,8 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         return _text_kernel(site, call, call.texts)
     if call.finish is not None:
         return _finished_kernel(site, call, call.finish)
+    constants = [None if i in call.reordered else x for i, x in enumerate(site.constants)]
+    site = replace(site, constants=tuple(constants))
     binder = _CallBinder(site, call)
     count, tensors = len(site.constants), site.tensors
     late: tuple[Any, ...] = (_LATE,) * len(tensors)
@@ -166,6 +171,9 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         contiguous_inputs=() if call.restrided is not None else dense,
         binder=binder,
         inplace=tuple([i for i in call.inplace if tensors[i] == tensors[count]]),
+        prefer_bound=bool(call.reordered),  # a call of the function is given them
+        absorbed=tuple(call.reordered),
+        let_go=lambda: {i: held.let_go() for i, held in call.reordered.items()},
     )
 
 
@@ -327,6 +335,10 @@ class _Failed:
             arrays[i] = array
         node, count = self.site.node, len(self.site.constants)
         inputs = arrays[:count]
+        for i in self.native.reordered:
+            value = node.inputs[i]
+            assert value is not None
+            inputs[i] = value.const
         node.op.compile(node, self.site.tensors[:count]).function(*inputs)
         raise InternalError(
             f"{self.native.kernel} reports status {status} for inputs that NumPy's kernel takes"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from penstock.backends.native.integers import integer_panels
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.ir.graph import Node
-from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.constant_cache import Reordered, Shared, reordered, shared
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
 from penstock.ops.onnx.recurrent import Layer, parse_layer
@@ -47,6 +48,9 @@ class _CodeMatrix(NamedTuple):
     scales: np.ndarray
 
 
+_NO_CODES = [None] * len(_CodeMatrix._fields)
+
+
 class _Weights(NamedTuple):
     w_codes: Sequence[np.ndarray | None]
     r_codes: Sequence[np.ndarray | None]
@@ -58,17 +62,25 @@ class _Weights(NamedTuple):
     hidden: int
 
 
+class _Held(NamedTuple):
+    """The weights of a layer: those of codes are kept, others held in the order of panels."""
+
+    weights: _Weights
+    keep: Shared[_Weights] | None
+    reordered: Mapping[int, Reordered[list[np.ndarray]]]
+
+
 def recurrent_call(site: Site) -> NativeCall | None:
     """A recurrent layer over float32, if its weights are constants."""
     x, has_codes = site.input(0), site.node.op.name == _OF_CODES
     cell = "LSTM" if has_codes else site.node.op.name
-    held = _weights_of(site, cell, has_codes)
+    held = _held_weights(site, cell, has_codes)
     if x is None or held is None or x.dtype != FLOAT32 or 0 in x.dims:
         return None
     layer = parse_layer(cell, site.node.attrs, peepholes=site.input(7) is not None)
     first, second, width = x.dims
     batch, steps = (first, second) if layer.batch_first else (second, first)
-    packed: _Weights = held.value
+    packed = held.weights
     directions, gates = packed.bias.shape
     activations = _activations(cell, site.node.attrs, directions)
     if activations is None:
@@ -110,7 +122,8 @@ def recurrent_call(site: Site) -> NativeCall | None:
         item_ns=work / _OPERATIONS_PER_NS,
         workspace=items * item_bytes,
         can_fail=site.input(4) is not None,
-        keep=held,
+        keep=held.keep,
+        reordered=held.reordered,
     )
 
 
@@ -121,7 +134,7 @@ def recurrent_seconds(node: Node) -> float:
     return 1e-6 + flops(node) / (_NEAR_PER_S if nbytes <= _NEAR_BYTES else _FAR_PER_S)
 
 
-def _weights_of(site: Site, cell: str, has_codes: bool) -> Shared[_Weights] | None:
+def _held_weights(site: Site, cell: str, has_codes: bool) -> _Held | None:
     """The packed weights of a layer, None if they are no constants of its type."""
     w, r, bias, *codes = (site.constant(i) for i in (1, 2, 3, 8, 9, 10, 11))
     given = [3, 7, *range(8, 12 * has_codes)]
@@ -130,12 +143,22 @@ def _weights_of(site: Site, cell: str, has_codes: bool) -> Shared[_Weights] | No
         return None
     if w.dtype not in ((INT8, UINT8) if has_codes else (FLOAT32,)):
         return None
-    if has_codes and site.input(4) is not None:
-        return None  # lengths
     layer = parse_layer(cell, site.node.attrs)
+    if not has_codes:
+        columns, hidden = r.shape[1:]
+        # The candidate of a GRU reads another state than its gates.
+        ends = (2 * hidden, columns) if layer.cell == "GRU" else (columns,)
+        matrices = {1: _reordered(w, (columns,)), 2: _reordered(r, ends)}
+        (w_panels,), (r_panels, *new) = matrices[1].value, matrices[2].value
+        panels = w_panels, r_panels, new[0] if new else None
+        biases = _biases(layer, len(w), columns, bias)
+        weights = _Weights(_NO_CODES, _NO_CODES, *panels, *biases, hidden)
+        return _Held(weights, None, matrices)
+    if site.input(4) is not None:
+        return None  # lengths
     arrays = [a for a in (w, r, bias, *codes) if a is not None]
-    name = "native recurrent", layer.cell, layer.linear_before_reset
-    return shared(name, lambda: _packed(layer, w, r, bias, codes), *arrays)
+    held = shared("native codes", lambda: _packed(layer, w, r, bias, codes), *arrays)
+    return _Held(held.value, held, {})
 
 
 def _activations(cell: str, attrs: Any, directions: int) -> np.ndarray | None:
@@ -158,26 +181,42 @@ def _activations(cell: str, attrs: Any, directions: int) -> np.ndarray | None:
 def _packed(
     layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None, codes: Sequence[Any]
 ) -> _Weights:
-    has_codes = w.dtype != FLOAT32
-    columns, hidden = r.shape[:0:-1] if has_codes else r.shape[1:]
-    width = math.ceil(columns / _PANEL) * _PANEL
-    total = np.zeros((len(w), width), FLOAT32)
-    is_gru, new_bias = layer.cell == "GRU", None
-    if bias is not None:
-        total[:, :columns] = bias[:, :columns]
-        recurrent = bias[:, columns:].copy()
-        if is_gru and layer.linear_before_reset:
-            new_bias = recurrent[:, 2 * hidden :].copy()
-            recurrent[:, 2 * hidden :] = 0
-        total[:, :columns] += recurrent
-    none = [None] * len(_CodeMatrix._fields)
-    if has_codes:
-        matrices = _code_matrix(w, *codes[:2]), _code_matrix(r, *codes[2:])
-        return _Weights(*matrices, None, None, None, total, None, hidden)
-    if not is_gru:
-        return _Weights(none, none, _panels(w), _panels(r), None, total, new_bias, hidden)
-    parts = _panels(r[:, : 2 * hidden]), _panels(r[:, 2 * hidden :])
-    return _Weights(none, none, _panels(w), *parts, total, new_bias, hidden)
+    """The weights of a layer of codes [directions, k, columns]."""
+    columns, hidden = r.shape[:0:-1]
+    total, _ = _biases(layer, len(w), columns, bias)
+    matrices = _code_matrix(w, *codes[:2]), _code_matrix(r, *codes[2:])
+    return _Weights(*matrices, None, None, None, total, None, hidden)
+
+
+def _biases(
+    layer: Layer, directions: int, columns: int, bias: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The sums of both biases, padded with zeros, and what a GRU adds before its reset gate."""
+    total = np.zeros((directions, math.ceil(columns / _PANEL) * _PANEL), FLOAT32)
+    if bias is None:
+        return total, None
+    recurrent, new_bias = bias[:, columns:].copy(), None
+    if layer.cell == "GRU" and layer.linear_before_reset:
+        begin = columns // 3 * 2
+        new_bias = recurrent[:, begin:].copy()
+        recurrent[:, begin:] = 0
+    total[:, :columns] = bias[:, :columns] + recurrent
+    return total, new_bias
+
+
+def _reordered(matrix: np.ndarray, ends: tuple[int, ...]) -> Reordered[list[np.ndarray]]:
+    """The panels of a matrix in parts, which end at the columns ``ends``."""
+    parts = list(pairwise((0, *ends)))
+
+    def make(matrix: np.ndarray) -> list[np.ndarray]:
+        return [_panels(matrix[:, begin:end]) for begin, end in parts]
+
+    def back(panels: list[np.ndarray]) -> np.ndarray:
+        columns = [part.swapaxes(2, 3).reshape(len(part), -1, part.shape[2]) for part in panels]
+        widths = [end - begin for begin, end in parts]
+        return np.concatenate([c[:, :n] for c, n in zip(columns, widths, strict=True)], axis=1)
+
+    return reordered(("native recurrent", ends), matrix, make, back)
 
 
 def _code_matrix(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None) -> _CodeMatrix:

@@ -86,7 +86,7 @@ def _spec(
     constants: Constants = {WEIGHTS: weights}
     if bias is not None:
         constants[BIAS] = weights_of(bias)
-    desc, absorbed = absorb(desc, weights)
+    desc, absorbed = absorb(desc, {1: weights})
 
     def create(context: SpecContext) -> BoundPrimitive:
         narrows = name == "convolution"

@@ -98,7 +98,7 @@ def product(
         tensors[WEIGHTS] = second
     if bias is not None:
         constants[BIAS] = weights_of(bias, (1, width))
-    desc, absorbed = absorb(desc, weights)
+    desc, absorbed = absorb(desc, {1: weights})
 
     def create(context: SpecContext) -> BoundPrimitive:
         if weights is None or flipped[0]:

@@ -12,8 +12,14 @@ from penstock.backends.onednn.layouts import ITEM
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
-from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
-from penstock.backends.onednn.weights import weights_of
+from penstock.backends.onednn.spec import (
+    BoundPrimitive,
+    Constants,
+    PrimitiveSpec,
+    SpecContext,
+    absorb,
+)
+from penstock.backends.onednn.weights import Weights, weights_of
 from penstock.ir.layout import packed_strides
 from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
@@ -38,11 +44,11 @@ _DIRECTIONS = {
 }
 
 
-class _Weights(NamedTuple):
+class _Constants(NamedTuple):
     """Weights of shape [1, directions, inputs, gates, hidden]; the bias lacks ``inputs``."""
 
-    w: np.ndarray
-    r: np.ndarray
+    w: Weights
+    r: Weights
     bias: np.ndarray
 
 
@@ -66,9 +72,11 @@ def recurrent(desc: OpDesc) -> PrimitiveSpec | None:
     # with the batch first.
     if len(layer.reverse) > 1 and batch > 1 and not layer.batch_first:
         return None
-    name = "onednn recurrent", layer.cell, layer.linear_before_reset
-    held = shared(name, lambda: _weights(layer, w, r, bias), w, r, bias)
-    recurrence = _Recurrence(desc, layer, steps, batch, r.shape[2], activation, held.value)
+    name = "onednn recurrent", layer.cell, layer.linear_before_reset, r.shape
+    held = shared(name, lambda: _biases(layer, r.shape, bias), bias)
+    constants = _Constants(_by_gate(layer, w), _by_gate(layer, r), held.value)
+    desc, absorbed = absorb(desc, {1: constants.w, 2: constants.r})
+    recurrence = _Recurrence(desc, layer, steps, batch, r.shape[2], activation, constants)
     return PrimitiveSpec(
         desc,
         recurrence.create,
@@ -76,6 +84,7 @@ def recurrent(desc: OpDesc) -> PrimitiveSpec | None:
         contiguous_inputs=tuple(recurrence.inputs.values()),
         # oneDNN's "ref" of a recurrent layer consists of products and generated code, both fast.
         accept_reference=True,
+        weights=absorbed,
         held=held,
     )
 
@@ -90,7 +99,7 @@ class _Recurrence:
     batch: int
     hidden: int
     activation: str
-    weights: _Weights
+    weights: _Constants
 
     def states(self, arguments: Sequence[int]) -> Sequence[int]:
         """The arguments of states: two for an LSTM, else one."""
@@ -114,8 +123,9 @@ class _Recurrence:
         results = zip((DST, *after), desc.outputs, strict=False)
         tensors |= {argument: i for argument, i in results if desc.tensors[i] is not None}
         constants: Constants = {
-            argument: weights_of(array)
-            for argument, array in zip((WEIGHTS, _WEIGHTS_ITER, BIAS), weights, strict=True)
+            WEIGHTS: weights.w,
+            _WEIGHTS_ITER: weights.r,
+            BIAS: weights_of(weights.bias),
         }
         dropped = [] if DST in tensors else [DST]
         state = 1, len(layer.reverse), self.batch, self.hidden  # layers, directions and so on
@@ -167,14 +177,26 @@ def _activation(layer: Layer, attrs: Attrs) -> str | None:
     return _ACTIVATIONS.get(distinct.pop())
 
 
-def _weights(layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None) -> _Weights:
-    gates = list(_GATES[layer.cell])
-    directions, _, hidden = r.shape
+def _by_gate(layer: Layer, matrix: np.ndarray) -> Weights:
+    """Weights [directions, gates and hidden, inputs] as oneDNN sees them."""
+    gates = _GATES[layer.cell]
+    directions, _, inputs = matrix.shape
+    shape = directions, len(gates), -1, inputs
 
-    def by_gate(matrix: np.ndarray) -> np.ndarray:
-        split = matrix.reshape(directions, len(gates), hidden, -1)[:, gates]
+    def form(matrix: np.ndarray) -> np.ndarray:
+        split = matrix.reshape(shape)[:, list(gates)]
         return np.ascontiguousarray(split.transpose(0, 3, 1, 2)[None])
 
+    def back(seen: np.ndarray) -> np.ndarray:
+        split = seen[0].transpose(0, 2, 3, 1)[:, np.argsort(gates)]
+        return np.ascontiguousarray(split).reshape(directions, -1, inputs)
+
+    return weights_of(matrix, name=("recurrent", gates), form=form, back=back)
+
+
+def _biases(layer: Layer, shape: tuple[int, ...], bias: np.ndarray | None) -> np.ndarray:
+    gates = list(_GATES[layer.cell])
+    directions, _, hidden = shape
     count = len(gates)
     linear = layer.cell == "GRU" and layer.linear_before_reset
     biases = np.zeros((1, directions, count + linear, hidden), FLOAT32)
@@ -187,4 +209,4 @@ def _weights(layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None
             biases[0, :, count] = of_r[:, -1]
         else:
             biases[0] += of_r
-    return _Weights(by_gate(w), by_gate(r), biases)
+    return biases

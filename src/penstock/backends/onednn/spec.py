@@ -320,13 +320,18 @@ class PrimitiveSpec:
         return self.dims_order if len(type_.dims) == len(self.dims_order) else ()
 
 
-def absorb(desc: OpDesc, weights: Weights | None) -> tuple[OpDesc, Mapping[int, Weights]]:
-    """Leave the contents of the second input to ``weights``: the ``OpDesc`` without them, and the
-    weights by tensor. Small ones, and those that are read elsewhere too, stay."""
-    tensor = desc.index(1)
-    constant = desc.constant(1)
-    if constant is None or weights is None or desc.scaling is not None:
-        return desc, {}
-    if constant.nbytes < _WORTH_ABSORBING or any(o.tensor == tensor for o in desc.post_ops):
-        return desc, {}
-    return desc.without_contents(tensor), {tensor: weights}
+def absorb(
+    desc: OpDesc, weights: Mapping[int, Weights | None]
+) -> tuple[OpDesc, Mapping[int, Weights]]:
+    """Leave the contents of inputs to ``weights``: the ``OpDesc`` without them, and the weights by
+    tensor. Small ones, and those that are read elsewhere too, stay."""
+    absorbed: dict[int, Weights] = {}
+    for place, held in weights.items():
+        tensor, constant = desc.index(place), desc.constant(place)
+        if constant is None or held is None or desc.scaling is not None:
+            continue
+        if constant.nbytes < _WORTH_ABSORBING or any(o.tensor == tensor for o in desc.post_ops):
+            continue
+        desc = desc.without_contents(tensor)
+        absorbed[tensor] = held
+    return desc, absorbed

@@ -32,17 +32,19 @@ def weights_of(
     form: Form | None = None,
     *,
     exact: bool = True,
+    back: Form | None = None,
 ) -> Weights:
     """The ``Weights`` of a constant, shared by all kernels of it.
 
     Primitives see ``form(constant)``, which ``name`` stands for, with the dims ``shape``. If
-    ``exact``, this is a view: it only orders the elements.
+    ``exact``, this only orders the elements: it is a view, or a copy of which ``back`` makes the
+    constant.
     """
     key = (shape, name)
     with _LOCK:
         weights = _ALL.get((id(constant), key))
         if weights is None or weights.constant() is not constant:
-            weights = _ALL[id(constant), key] = Weights(constant, key, form, exact)
+            weights = _ALL[id(constant), key] = Weights(constant, key, form, exact, back)
     return weights
 
 
@@ -59,6 +61,7 @@ class Weights:
         key: tuple[tuple[int, ...] | None, Hashable],
         form: Form | None,
         exact: bool,
+        back: Form | None = None,
     ) -> None:
         self._lock = threading.RLock()
         self._held: np.ndarray | None = constant
@@ -67,6 +70,7 @@ class Weights:
         self._key = key
         self._form = form
         self._exact = exact
+        self._back = back
         self._copies: list[tuple[Any, Any]] = []
         self._source: tuple[Library, Any, Any] | None = None
         self.shape = self._seen(constant).shape
@@ -83,11 +87,11 @@ class Weights:
             seen = self._seen(self.array())
             if lib.dnnl_memory_desc_equal(descriptor_of(library, seen), layout):
                 copy = memory(library, layout, seen)  # no copy is needed
-                self._exact = False
+                self._exact = self._exact and self._back is not None
             else:
                 copy = reordered_memory(library, seen, layout)
-                if not rounded:
-                    self._source = library, layout, copy
+            if not rounded:
+                self._source = library, layout, copy
             self._copies.append((layout, copy))
             return copy
 
@@ -121,9 +125,11 @@ class Weights:
         assert self._source is not None
         library, layout, copy = self._source
         array = np.empty(*self._type)
-        seen = self._seen(array)
+        seen = self._seen(array) if self._back is None else np.empty(self.shape, array.dtype)
         target = descriptor_of(library, seen)
         back = reorder_primitive(library, layout, target)
         back.run({SRC: copy, DST: memory(library, target, seen)})
+        if self._back is not None:
+            array = self._back(seen)
         array.flags.writeable = False
         return array

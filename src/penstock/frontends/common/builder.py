@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,8 @@ def short_name(name: str) -> str:
     """``name``, or if it is long a short one in its place, which no other name has."""
     if len(name) <= MAX_NAME:
         return name
+    from hashlib import blake2b  # takes 3 MB, which models of shorter names do without
+
     digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     return f"{name[:80]}...{name[-80:]}~{digest}"
 

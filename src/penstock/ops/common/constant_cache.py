@@ -10,7 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
+
+import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Kernel, Types
@@ -48,6 +50,55 @@ def shared(name: Hashable, make: Callable[[], T], *sources: Any) -> Shared[T]:
         fresh = Shared(make(), sources)
         with _LOCK:
             entry = _ALL.setdefault(key, fresh)
+    return entry
+
+
+class Reordered(Generic[T]):
+    """A ``value`` that has the elements of a constant in another order, from which ``back`` makes
+    an equal array. After ``let_go`` only the value is held."""
+
+    def __init__(
+        self, name: Hashable, constant: np.ndarray, value: T, back: Callable[[T], np.ndarray]
+    ) -> None:
+        self.value = value
+        self._name = name
+        self._back = back
+        self._held: np.ndarray | None = constant
+        self.constant = ref(constant)
+
+    def array(self) -> np.ndarray:
+        """The constant, in memory of its own if it was let go."""
+        with _LOCK:
+            array = self.constant()
+            if array is None:
+                array = self._back(self.value)
+                array.flags.writeable = False
+                self.constant = ref(array)
+                _REORDERED[id(array), self._name] = self
+            return array
+
+    def let_go(self) -> Callable[[], np.ndarray]:
+        """Stop holding the constant; returns what gives it back."""
+        self._held = None
+        return self.array
+
+
+_REORDERED: WeakValueDictionary[Hashable, Reordered[Any]] = WeakValueDictionary()
+
+
+def reordered(
+    name: Hashable,
+    constant: np.ndarray,
+    make: Callable[[np.ndarray], T],
+    back: Callable[[T], np.ndarray],
+) -> Reordered[T]:
+    """As ``shared``, where ``back(make(constant))`` is equal to the constant bit by bit."""
+    with _LOCK:
+        entry = _REORDERED.get((id(constant), name))
+    if entry is None or entry.constant() is not constant:
+        entry = Reordered(name, constant, make(constant), back)
+        with _LOCK:
+            _REORDERED[id(constant), name] = entry
     return entry
 
 
