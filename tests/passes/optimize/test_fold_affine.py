@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import penstock as ps
 from penstock.ir.graph import Graph
@@ -72,3 +73,52 @@ def test_fold_affine_factor_not_along_channels_stays(const):
         <float[1, 2, 1, 1] w = {{2, 3}}, {const}> {{ a = Conv(x, w) y = Mul(a, k) }}"""
     )
     assert ops(graph) == {"Conv": 1, "Mul": 1}
+
+
+BATCH_NORMALIZATION = """float[4] s = {1, -2, 3, 0.5}, float[4] b = {1, 2, 3, 4},
+    float[4] m = {0, 1, 0, 2}, float[4] v = {1, 2, 3, 4}"""
+
+
+@pytest.mark.parametrize(
+    "shape, body, left",
+    [
+        ("6, 3", "a = MatMul(x, w) y = BatchNormalization(a, s, b, m, v)", {"MatMul": 1, "Add": 1}),
+        ("6, 3", "a = Gemm(x, w) y = BatchNormalization(a, s, b, m, v)", {"Gemm": 1}),
+        ("6, 3", "a = Gemm(x, w, c) y = BatchNormalization(a, s, b, m, v)", {"Gemm": 1}),
+        (
+            "6, 3",
+            "a = Gemm <transB = 1> (x, t, c) y = BatchNormalization(a, s, b, m, v)",
+            {"Gemm": 1},
+        ),
+        (
+            "2, 3, 3",
+            "a = MatMul(x, w) f = Reshape(a, two) y = BatchNormalization(f, s, b, m, v)",
+            {"MatMul": 1, "Add": 1, "Reshape": 1},
+        ),
+        # A beta of its own, or a Reshape that moves channels.
+        (
+            "6, 3",
+            "a = Gemm <beta = 2.0> (x, w, c) y = BatchNormalization(a, s, b, m, v)",
+            {"Gemm": 1, "BatchNormalization": 1},
+        ),
+        (
+            "2, 6, 3",
+            "a = MatMul(x, u) f = Reshape(a, two) y = BatchNormalization(f, s, b, m, v)",
+            {"MatMul": 1, "Reshape": 1, "BatchNormalization": 1},
+        ),
+    ],
+)
+def test_fold_affine_normalization_is_folded_into_products(shape, body, left):
+    weights = rng.standard_normal((3, 4)).astype(np.float32)
+    constants = {"w": weights, "t": weights.T.copy(), "u": weights[:, :2].copy()}
+    text = f"""g (float[{shape}] x) => (float[6, 4] y)
+        <float[4] c = {{1, 0, 2, 5}}, int64[2] two = {{6, 4}}, {BATCH_NORMALIZATION}> {{ {body} }}"""
+    model = model_from_text(text)
+    arrays = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    model.graph.initializer.extend(arrays)
+    graph = ps.load(model).graph
+    optimize(graph)
+    assert ops(graph) == left
+    x = rng.standard_normal([int(n) for n in shape.split(",")]).astype(np.float32)
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(ps.compile(model).run({"x": x})["y"], expected, rtol=1e-4, atol=1e-5)

@@ -1,17 +1,18 @@
-"""Folding of scales and shifts into the weights and the bias of the convolution before them, such
-as those of a BatchNormalization.
+"""Folding of scales and shifts into the weights and the bias of the convolution or the product
+before them, such as those of a BatchNormalization.
 
 The weights are computed once, in float64, and rounded once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value, readers_of
+from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import forward
 from penstock.types import FLOAT32
@@ -21,20 +22,23 @@ _Affine: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 class FoldAffine(Pass):
-    """Fold scales and shifts of channels into the convolutions whose results they alone use."""
+    """Fold scales and shifts of channels into the convolutions and products whose results they
+    alone use."""
 
     name = "fold_affine"
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        if not any(node.op.name in _CHANNELS for node in graph.walk()):
+        if not any(node.op.name in _CHANNELS or node.op.name == "MatMul" for node in graph.walk()):
             return False
         readers = readers_of(graph)
 
-        def visit(node: Node) -> Sequence[Value | None] | None:
+        def visit(node: Node) -> Sequence[Value | None] | bool | None:
             rule = _RULES.get(node.op.full_name)
             if rule is None or node.control_inputs or len(node.outputs) != 1:
                 return None
+            if rule is _normalization and _folded_into_matmul(node, readers):
+                return True
             for i, value in enumerate(node.inputs[:2]):
                 convolution = None if value is None else value.producer
                 if value is None or convolution is None or readers.get(value) != [node]:
@@ -54,7 +58,7 @@ class FoldAffine(Pass):
         return forward(graph, visit)
 
 
-_CHANNELS = {"Conv": 0, "ConvTranspose": 1}
+_CHANNELS = {"Conv": 0, "ConvTranspose": 1, "Gemm": 1}
 """by operation, the axis of the weights that channels of the result are along"""
 
 
@@ -102,19 +106,53 @@ def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
     if weights is None or (node.input(2) is not None and bias is None):
         return None
     group = node.attrs.get("group", 1)
-    axis = _CHANNELS[node.op.name]
+    axis = 0 if node.attrs.get("transB", 0) else _CHANNELS[node.op.name]
     channels = weights.shape[0] if axis == 0 else weights.shape[1] * group
     if any(len(vector) not in (1, channels) for vector in affine):
         return None
     scale, shift = (np.broadcast_to(vector, channels) for vector in affine)
     if bias is not None:
-        shift = shift + scale * bias
+        if node.attrs.get("beta", 1.0) != 1 or bias.size not in (1, bias.shape[-1]):  # of a Gemm
+            return None
+        shift = shift + scale * bias.reshape(-1)
     name = node.outputs[0].name if node.outputs[0] is not None else node.name
     values = list(node.inputs[:2])
     if np.any(scale != 1):
         values[1] = Value(f"{name}/weights", const=_scaled(weights, scale, axis, group))
     values.append(Value(f"{name}/bias", const=shift.astype(FLOAT32)))
     return values
+
+
+def _folded_into_matmul(node: Node, readers: Mapping[Value, Sequence[Node | None]]) -> bool:
+    """Fold a normalization into the MatMul before it, if it can be; it becomes the addition of a
+    bias. With a Reshape between them that keeps the last dim, the two change places."""
+    value, affine, reshape = node.inputs[0], _normalization(node, 0), None
+    if value is None or affine is None or value.rank != 2 or readers.get(value) != [node]:
+        return False
+    product = value.producer
+    if product is not None and product.op.full_name == "Reshape":
+        value, reshape = product.inputs[0], product
+        if value is None or readers.get(value) != [reshape] or reshape.control_inputs:
+            return False
+        product = value.producer
+    if value is None or product is None or product.op.full_name != "MatMul":
+        return False
+    weights, (scale, shift) = _constant(product, 1), affine
+    if weights is None or weights.ndim != 2 or len(scale) != weights.shape[1]:
+        return False
+    scaled = (weights * scale).astype(FLOAT32)
+    product.inputs[1] = Value(f"{value.name}/weights", const=scaled)
+    bias = Value(f"{value.name}/bias", const=shift.astype(FLOAT32))
+    if reshape is not None:
+        (between,) = reshape.outputs
+        assert between is not None
+        between.type = value.type
+        node.op, node.inputs, node.attrs = reshape.op, [between, *reshape.inputs[1:]], reshape.attrs
+        node.name, reshape.name = reshape.name, node.name
+        node.origin, reshape.origin = reshape.origin, node.origin
+        node = reshape
+    node.op, node.inputs, node.attrs = standard("Add"), [value, bias], {}
+    return True
 
 
 def _scaled(weights: np.ndarray, scale: np.ndarray, axis: int, group: int) -> np.ndarray:
