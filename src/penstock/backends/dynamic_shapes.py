@@ -28,7 +28,7 @@ from penstock.backends.base import Backend, HostBackend
 from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Kernel
-from penstock.ops.internal.fused import fused, is_fused
+from penstock.ops.internal.fused import fused, is_fused, parts
 from penstock.types import ANY, ShapeError, TensorType, Type
 
 Tensors: TypeAlias = Sequence[TensorType | None]
@@ -52,10 +52,13 @@ _MOST_CONTENTS = 8
 # What unknown dims are taken for in estimates, and those of lists of integers, such as shapes.
 _NOMINAL_DIM, _NOMINAL_LENGTH = 32, 4
 
+# What NumPy's kernels that make several calls take to look at shapes themselves.
+_NUMPY_LOOK_S = 8e-6
+
 _NUMPY = NumpyBackend()
 
 
-class SpecialisingBackend(HostBackend):
+class SpecialisingBackend(HostBackend, Backend):
     """A base class of backends whose kernels are made for known shapes (``static_kernel``). Of a
     node with unknown dims the kernel is chosen in each run, among these and NumPy's. To make a
     kernel takes about ``making_s`` seconds, and a call that is not bound to memory ``unbound_s``
@@ -182,7 +185,7 @@ class KernelCache:
             for t, x in zip(self.types, inputs, strict=True)
         ]
         node = _typed(self.node, types, {i: np.array(inputs[i]) for i in self.contents})
-        gain = _NUMPY.seconds(node) - self.backend.seconds(node) - self.backend.unbound_s
+        gain = _late_seconds(_NUMPY, node) - _late_seconds(self.backend, node)
         if calls is None and 0 < gain < self.backend.making_s:
             awaited[key] = int(self.backend.making_s / gain)
             return self._plain
@@ -207,8 +210,16 @@ def expected_seconds(backends: Sequence[Backend], node: Node) -> list[float]:
     guess = next((guess for guess in guesses if _are_static(_types(guess.outputs))), None)
     if guess is None:
         return [backend.seconds(node) for backend in backends]
-    unbound = [b.unbound_s if isinstance(b, SpecialisingBackend) else 0.0 for b in backends]
-    return [b.seconds(guess) + more for b, more in zip(backends, unbound, strict=True)]
+    return [_late_seconds(backend, guess) for backend in backends]
+
+
+def _late_seconds(backend: Backend, node: Node) -> float:
+    """The estimate for a node with the shapes of a run, which its kernel has to look at."""
+    seconds = backend.seconds(node)
+    if isinstance(backend, SpecialisingBackend):
+        return seconds + backend.unbound_s
+    looks = [p for p in parts(node) if not p.op.elementwise and p.op.name != "MatMul"]
+    return seconds + (_NUMPY_LOOK_S * len(looks) if backend.name == _NUMPY.name else 0.0)
 
 
 def _guessed_nodes(node: Node, types: Tensors) -> Iterator[tuple[Node, list[int]]]:

@@ -97,7 +97,7 @@ def specialized(
     given = [None if v is None else v.const for v in node.inputs]
     complete = partial(_widened, make) if widen else make
 
-    @lru_cache(maxsize=8)
+    @lru_cache(maxsize=128)
     def build(inputs: tuple[TensorType | None, ...]) -> tuple[Routine, list[TensorType | None]]:
         consts = list(given)
         for i in values:
