@@ -69,3 +69,11 @@ def test_layout_has_a_row_for_every_module():
     modules = [p for p in source.rglob("*.py") if p.name != "__init__.py" or p.parent == source]
     missing = Counter(path.name for path in modules) - written
     assert not missing, "add them to docs/layout.md, in the order in which the data passes through"
+
+
+def test_layout_has_rows_of_files_alone():
+    rows = re.findall(r"^\| (`.+?`) \|", (ROOT / "docs/layout.md").read_text(), re.MULTILINE)
+    paths = [path for row in rows for path in re.findall(r"`(.+?)`", row)]
+    assert len(paths) > 300
+    for path in paths:
+        assert any(folder.joinpath(path).exists() for folder in (ROOT, ROOT / "src/penstock")), path

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.executors import interpret
 from penstock.ops import find
 from tests.executors.conformance import ExecutorConformance, Recorder
 from tests.support.onnx_text import model_from_text as model
@@ -75,6 +76,26 @@ def test_value_that_breaks_its_declared_type_raises_internal_error(monkeypatch, 
     session = ps.compile(loaded, executor="interpret")
     with pytest.raises(ps.InternalError, match=rf"Neg \(inner.*\) computed a {actual}.* as 'w'"):
         session.run({"x": X, "n": np.array(1)})
+
+
+def test_interpret_looks_at_the_ends_of_sequences_that_grow(monkeypatch):
+    grow = """g (float[2] x, int64 n) => (int64 y) {
+        empty = SequenceEmpty <dtype = 1> ()
+        s = Loop (n, , empty) <body = b (int64 i, bool c, seq(float[2]) v) => (bool d, seq(float[2]) w)
+            { d = Identity(c) w = SequenceInsert(v, x) }>
+        y = SequenceLength(s)
+    }"""
+    lengths, type_of = [], interpret.type_of
+
+    def recorded(value):
+        lengths.append(len(value) if isinstance(value, list) else 0)
+        return type_of(value)
+
+    session = ps.compile(model(grow), executor="interpret")
+    monkeypatch.setattr(interpret, "type_of", recorded)
+    assert session.run({"x": X, "n": np.array(100)})["y"] == 100
+    assert len(lengths) > 200
+    assert max(lengths) == 16
 
 
 def test_loop_beyond_the_limit_of_iterations_raises():

@@ -16,7 +16,7 @@ FAMILIES = {
         # Over windows, regions and positions.
         *("convolution", "deconvolution", "pooling", "regions", "image", "resize"),
         # Normalisation and attention.
-        *("normalization", "attention", "rotary"),
+        *("normalization", "attention", "linear_attention", "rotary"),
         # Sequences in time.
         *("recurrent", "signal"),
         # Integers for real numbers.
@@ -26,8 +26,8 @@ FAMILIES = {
     ),
     "onnx_ml": ("features", "models", "trees"),
     "microsoft": (
-        *("arrays", "attention", "cached_attention", "experts", "linear_attention"),
-        *("quantized_lstm", "quantized_weights", "text"),
+        *("arrays", "attention", "cached_attention", "experts", "quantized_lstm"),
+        *("quantized_weights", "text"),
     ),
     "tensorflow": (
         *("control_flow", "math", "arrays", "state", "tensor_arrays", "lists"),
