@@ -436,3 +436,18 @@ def test_thread_share_sets_the_threads_of_numpy():
         assert backend.threads == 1
         assert np.ones((8, 8)) @ np.ones(8) == pytest.approx(8)
     assert backend.threads == before
+
+
+@pytest.mark.parametrize(
+    ("text", "shares"),
+    [
+        ("(double[64, 60] x, double[60, 60] w) => (double[64, 60] y) { y = MatMul(x, w) }", False),
+        ("(double[64, 80] x, double[80, 80] w) => (double[64, 80] y) { y = MatMul(x, w) }", True),
+        ("(double[1, 99] x, double[99, 99] w) => (double[1, 99] y) { y = MatMul(x, w) }", True),
+        ("(int64[99, 99] x, int64[99, 99] w) => (int64[99, 99] y) { y = MatMul(x, w) }", False),
+        ("(double[300, 300] x, double[1] w) => (double[300, 300] y) { y = Add(x, w) }", False),
+    ],
+)
+def test_threads_of_numpy_are_shared_where_a_product_may_use_several(text, shares):
+    session = compile_text(f"g {text}", backends=["numpy"])
+    assert session.latest._share.idle != shares

@@ -16,11 +16,14 @@ from penstock.executors.arenas import Arenas
 from penstock.executors.control import Control
 from penstock.host.current_run import Budget, working_for
 from penstock.host.thread_share import ThreadShare
+from penstock.ir.graph import Node
 from penstock.limits import Limits
+from penstock.ops.common.work import product_work
 from penstock.ops.work_estimate import WORTH_THREADS, flops
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, StepTable
 from penstock.plan.tasks import Tasks
+from penstock.types import TensorType
 
 T = TypeVar("T")
 
@@ -164,8 +167,21 @@ def outputs_of(results: Callable[[Any], tuple[Any, ...]], V: Any, control: Contr
 
 # Threads of kernels.
 
-# Operations of a product with a vector from which on NumPy's library uses more than one thread.
-_MANY_FOR_BLAS = 18_000
+# Operations from which on NumPy's library uses more than one thread: of a product of matrices, and
+# of one with a vector.
+_MANY_FOR_BLAS, _MANY_WITH_VECTOR = 500_000, 18_000
+
+
+def _may_use_threads(node: Node) -> bool:
+    """Whether NumPy's kernel of a node may use threads of NumPy's library."""
+    output = node.outputs[0].type if node.outputs and node.outputs[0] else None
+    if node.op.elementwise or flops(node) < _MANY_WITH_VECTOR:
+        return False
+    if node.op.work is not product_work or not isinstance(output, TensorType) or not output.static:
+        return True
+    of_vector = len(output.dims) < 2 or min(output.dims[-2:]) < 2
+    of_integers = output.dtype is not None and output.dtype.kind in "iu"
+    return not of_integers and (of_vector or flops(node) >= _MANY_FOR_BLAS)
 
 
 def share_of(
@@ -174,12 +190,14 @@ def share_of(
     """What a run of ``plan`` on ``streams`` workers enters to share the threads of kernels, of
     which the session may use ``threads``."""
     most: dict[str, int] = {}
+    threaded = set()
     for step in paced(plan.walk()):
         work = 0 if step.node.op.moves else flops(step.node)
         most[step.backend] = max(work, most.get(step.backend, 0))
+        if work and step.backend not in threaded and _may_use_threads(step.node):
+            threaded.add(step.backend)
     own = [b for b in hosts if b.threads_of_caller and b.name in most]
-    shared = [b for b in hosts if not b.threads_of_caller]
-    shared = [b for b in shared if most.get(b.name, 0) >= _MANY_FOR_BLAS]
+    shared = [b for b in hosts if not b.threads_of_caller and b.name in threaded]
     worth = bool(shared) or any(most[b.name] >= WORTH_THREADS for b in own)
     return ThreadShare([*own, *shared], streams if worth else 0, threads)
 

@@ -216,6 +216,9 @@ def _mish(attrs: Mapping[str, Any], x: _Value) -> _Value:
     return x * (n / (n + 2.0))
 
 
+_CHEAP_POWERS = (2, 3, 1, 0.5, -1, -2, -0.5)
+
+
 def _pow(attrs: Mapping[str, Any], x: _Value, exponent: _Value) -> _Value:
     power = exponent.constant if x.kind[0] == "f" else None
     if power == 2:
@@ -340,11 +343,18 @@ def estimated_ns(node: Node) -> float | None:
         output = part.outputs[0] if part.outputs else None
         type_ = None if output is None else output.type
         is_double = isinstance(type_, TensorType) and type_.dtype == np.float64
-        part_ns = _part_ns(part.op.full_name, is_double)
+        cheap = part.op.name == "Pow" and _constant_power(part) in _CHEAP_POWERS
+        part_ns = _CHEAP_NS if cheap else _part_ns(part.op.full_name, is_double)
         if part_ns is None:
             return None
         total += part_ns
     return total
+
+
+def _constant_power(node: Node) -> float | None:
+    exponent = node.inputs[1]
+    const = None if exponent is None else exponent.const
+    return float(const.item()) if const is not None and const.size == 1 else None
 
 
 @cache

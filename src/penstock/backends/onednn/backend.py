@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.backends.dynamic_shapes import SpecialisingBackend
-from penstock.backends.numpy import NumpyBackend
 from penstock.backends.onednn.attention import attention_kernel
 from penstock.backends.onednn.convolution import convolution, deconvolution
 from penstock.backends.onednn.eltwise import NARY, eltwise, is_eltwise_chain, nary
@@ -115,7 +114,6 @@ class OneDnnBackend(SpecialisingBackend):
                 "PENSTOCK_DNNL"
             )
         self.library: Library = loaded
-        self._numpy = NumpyBackend()
         self.narrow = precision == "bf16" and loaded.bfloat16
         self._releasable = False
 

@@ -86,12 +86,16 @@ def _selu(node: Node) -> Chain:
 
 
 def _pow(node: Node) -> Chain:
-    """Constant powers; roots of negative numbers are NaN on both backends."""
+    """Squares, roots, reciprocals: for other powers oneDNN calls ``powf``, 7 ns for each element.
+    Roots of negative numbers are NaN on both backends."""
+    special = {
+        2.0: Eltwise("square"),
+        1.0: Eltwise("linear", 1.0),
+        0.5: Eltwise("sqrt"),
+        -1.0: Eltwise("pow", 1.0, -1.0),
+    }
     exponent = _scalar(node, 1)
-    if exponent is None:
-        return None
-    special = {2.0: Eltwise("square"), 0.5: Eltwise("sqrt"), 1.0: Eltwise("linear", 1.0)}
-    return (special.get(exponent, Eltwise("pow", 1.0, exponent)),)
+    return None if exponent not in special else (special[exponent],)
 
 
 def _sub(node: Node) -> Chain:
