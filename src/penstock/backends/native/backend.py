@@ -23,6 +23,7 @@ from penstock.backends.native.index import by_elements, by_tuples, top_k_call
 from penstock.backends.native.integers import dynamic_codes, integer_product, integer_seconds
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, site_of
 from penstock.backends.native.library import NativeLibrary, library
+from penstock.backends.native.matmul import product, product_seconds
 from penstock.backends.native.models import vector_model
 from penstock.backends.native.normalization import group_normalization
 from penstock.backends.native.recurrent import recurrent_call, recurrent_seconds
@@ -109,6 +110,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("MatMulInteger", "QLinearMatMul", f"{MICROSOFT}.QGemm"): Family(
         integer_product, integer_seconds
     ),
+    ("Gemm", "MatMul"): Family(product, product_seconds),
     ("MaxPool",): Family(max_pool),
     ("NonMaxSuppression",): Family(suppress, data_dependent=True),
     ("Resize",): Family(resize, _by_memory),

@@ -22,6 +22,7 @@ static const kernel_entry *const families[] = {
     features_kernels,
     index_kernels,
     integers_kernels,
+    matmul_kernels,
     models_kernels,
     normalization_kernels,
     reduce_kernels,

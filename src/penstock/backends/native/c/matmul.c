@@ -1,0 +1,139 @@
+/* Products of small matrices, and of matrices of integers: y = alpha a b + beta c. An item is a block
+   of rows of one product. Compiled with contraction to fused multiply-add. */
+#include <string.h>
+#include "native.h"
+
+enum { ROWS = 4, MOST_TAIL = 1024 };
+
+#if defined(__AVX512F__)
+enum { VECTOR_BYTES = 64, MOST_VECTORS = 4 };
+#elif defined(__AVX__)
+enum { VECTOR_BYTES = 32, MOST_VECTORS = 2 };
+#else
+enum { VECTOR_BYTES = 16, MOST_VECTORS = 2 };
+#endif
+
+struct product {
+    const void *a, *b, *c;
+    void *y;
+    int64_t rows, inner, columns;
+    int64_t a_row, a_inner, a_batch; /* strides in elements */
+    int64_t b_inner, b_batch;
+    int64_t c_row, c_column; /* 0 where c is broadcast */
+    int64_t padded;          /* rows of b go on with zeros, to a multiple of 64 bytes */
+    double alpha, beta;
+};
+
+/* For rows and vectors that are constants, of which the last vector has `width` columns. */
+#define BLOCK(suffix, type)                                                                        \
+    typedef type suffix##_vector __attribute__((vector_size(VECTOR_BYTES)));                       \
+    enum { suffix##_LANES = VECTOR_BYTES / sizeof(type) };                                         \
+                                                                                                   \
+    static inline __attribute__((always_inline)) void suffix##_block(                              \
+        const struct product *p, const type *a, const type *b, int64_t b_inner, const type *c,     \
+        type *y, int rows, int vectors, int64_t width)                                             \
+    {                                                                                              \
+        suffix##_vector sums[ROWS * MOST_VECTORS];                                                 \
+        for (int i = 0; i < rows * vectors; i++)                                                   \
+            sums[i] = (suffix##_vector){0};                                                        \
+        for (int64_t k = 0; k < p->inner; k++)                                                     \
+            _Pragma("GCC unroll 4") for (int j = 0; j < vectors; j++)                              \
+            {                                                                                      \
+                suffix##_vector column;                                                            \
+                memcpy(&column, b + k * b_inner + j * suffix##_LANES, VECTOR_BYTES);               \
+                _Pragma("GCC unroll 4") for (int i = 0; i < rows; i++)                             \
+                    sums[i * vectors + j] += a[i * p->a_row + k * p->a_inner] * column;            \
+            }                                                                                      \
+        int plain = p->alpha == 1 && (!c || (p->beta == 1 && p->c_column == 1));                   \
+        for (int i = 0; i < rows; i++)                                                             \
+            for (int j = 0; j < vectors; j++) {                                                    \
+                type part[suffix##_LANES];                                                         \
+                int64_t count = j + 1 < vectors ? suffix##_LANES : width, first = j * suffix##_LANES; \
+                suffix##_vector sum = sums[i * vectors + j];                                       \
+                if (plain && count == suffix##_LANES) {                                            \
+                    if (c) {                                                                       \
+                        suffix##_vector term;                                                      \
+                        memcpy(&term, c + i * p->c_row + first, VECTOR_BYTES);                     \
+                        sum += term;                                                               \
+                    }                                                                              \
+                    memcpy(y + i * p->columns + first, &sum, VECTOR_BYTES);                        \
+                    continue;                                                                      \
+                }                                                                                  \
+                memcpy(part, &sum, VECTOR_BYTES);                                                  \
+                if (plain) {                                                                       \
+                    for (int64_t l = 0; l < count; l++)                                            \
+                        y[i * p->columns + first + l] =                                            \
+                            c ? part[l] + c[i * p->c_row + first + l] : part[l];                   \
+                    continue;                                                                      \
+                }                                                                                  \
+                for (int64_t l = 0; l < count; l++) {                                              \
+                    type value = p->alpha == 1 ? part[l] : (type)p->alpha * part[l];               \
+                    const type *term = c ? c + i * p->c_row + (first + l) * p->c_column : NULL;    \
+                    value += !term ? 0 : p->beta == 1 ? *term : (type)p->beta * *term;             \
+                    y[i * p->columns + first + l] = value;                                         \
+                }                                                                                  \
+            }                                                                                      \
+    }                                                                                              \
+                                                                                                   \
+    static inline __attribute__((always_inline)) void suffix##_rows(                               \
+        const struct product *p, const type *a, const type *b, const type *tail, const type *c,    \
+        type *y, int rows)                                                                         \
+    {                                                                                              \
+        int64_t lanes = suffix##_LANES, first = 0;                                                 \
+        for (; first + MOST_VECTORS * lanes <= p->columns; first += MOST_VECTORS * lanes)          \
+            suffix##_block(p, a, b + first, p->b_inner, c ? c + first * p->c_column : c,           \
+                           y + first, rows, MOST_VECTORS, lanes);                                  \
+        for (; first + lanes <= p->columns; first += lanes)                                        \
+            suffix##_block(p, a, b + first, p->b_inner, c ? c + first * p->c_column : c,           \
+                           y + first, rows, 1, lanes);                                             \
+        if (first < p->columns)                                                                    \
+            suffix##_block(p, a, tail ? tail : b + first, tail ? lanes : p->b_inner,               \
+                           c ? c + first * p->c_column : c, y + first, rows, 1,                    \
+                           p->columns - first);                                                    \
+    }                                                                                              \
+                                                                                                   \
+    static int product_##suffix(const void *arguments, int64_t begin, int64_t end)                 \
+    {                                                                                              \
+        const struct product *p = arguments;                                                       \
+        type buffer[MOST_TAIL * suffix##_LANES];                                                   \
+        int64_t blocks = (p->rows + ROWS - 1) / ROWS, packed = -1;                                 \
+        int64_t rest = p->columns % suffix##_LANES;                                                \
+        for (int64_t item = begin; item < end; item++) {                                           \
+            int64_t batch = item / blocks, row = item % blocks * ROWS;                             \
+            const type *a = (const type *)p->a + batch * p->a_batch + row * p->a_row;              \
+            const type *b = (const type *)p->b + batch * p->b_batch;                               \
+            const type *c = p->c ? (const type *)p->c + row * p->c_row : NULL;                     \
+            type *y = (type *)p->y + (batch * p->rows + row) * p->columns;                         \
+            if (rest && !p->padded && (packed < 0 || p->b_batch) && packed != batch) {             \
+                for (int64_t k = 0; k < p->inner; k++)                                             \
+                    for (int64_t l = 0; l < suffix##_LANES; l++)                                   \
+                        buffer[k * suffix##_LANES + l] =                                           \
+                            l < rest ? b[k * p->b_inner + p->columns - rest + l] : 0;              \
+                packed = batch;                                                                    \
+            }                                                                                      \
+            const type *tail = rest && !p->padded ? buffer : NULL;                                 \
+            if (p->rows - row >= ROWS) {                                                           \
+                suffix##_rows(p, a, b, tail, c, y, ROWS);                                          \
+                continue;                                                                          \
+            }                                                                                      \
+            for (; row < p->rows; row++, a += p->a_row, y += p->columns) {                         \
+                suffix##_rows(p, a, b, tail, c, y, 1);                                             \
+                c = c ? c + p->c_row : NULL;                                                       \
+            }                                                                                      \
+        }                                                                                          \
+        return 0;                                                                                  \
+    }
+
+BLOCK(float32, float)
+BLOCK(float64, double)
+/* Integers wrap. */
+BLOCK(int32, uint32_t)
+BLOCK(int64, uint64_t)
+
+const kernel_entry matmul_kernels[] = {
+    KERNEL(product_float32, product),
+    KERNEL(product_float64, product),
+    KERNEL(product_int32, product),
+    KERNEL(product_int64, product),
+    END_OF_KERNELS,
+};

@@ -1,0 +1,117 @@
+"""Products of small matrices, and of matrices of integers."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import shared
+from penstock.types import TensorType
+
+_ROWS, _MOST_TAIL, _PADDED_BYTES = 4, 1024, 64  # as in c/matmul.c
+
+# Approximate costs on one core: of a call, and nanoseconds of a multiplication with an addition.
+_CALL_S = 0.35e-6
+_MAC_NS = {"float32": 0.02, "float64": 0.035, "int32": 0.035, "int64": 0.08}
+# Of numbers, beyond which libraries are faster; rows count at least as four, columns as 16.
+_MOST_MACS = 400_000
+
+
+def _macs(batches: int, rows: int, inner: int, columns: int) -> int:
+    """About the multiplications that a product takes the time of."""
+    return batches * (rows + 1) * inner * math.ceil(columns / 16) * 16
+
+
+class _Dims(NamedTuple):
+    """Products of [rows, inner] with [inner, columns]; several if there are as many right
+    matrices."""
+
+    batches: int
+    rows: int
+    inner: int
+    columns: int
+
+
+def _dims(a: TensorType, b: TensorType, transposed: bool) -> _Dims | None:
+    """None unless there is one right matrix, or one for each left one."""
+    if len(b.dims) < 2 or not a.dims or 0 in (*a.dims, *b.dims):
+        return None
+    inner, columns = b.dims[::-1][:2] if transposed else b.dims[-2:]
+    batches = math.prod(b.dims[:-2])
+    if batches > 1 and (a.dims[:-2] != b.dims[:-2] or len(a.dims) != len(b.dims)):
+        return None
+    return _Dims(batches, a.elements // inner // batches, inner, columns)
+
+
+def product(site: Site) -> NativeCall | None:
+    """MatMul and Gemm of numbers whose product is small, and of integers."""
+    a, b, c = (site.input(i) for i in range(3))
+    if a is None or b is None or str(a.dtype) not in _MAC_NS or a.dtype != b.dtype:
+        return None
+    left, right = site.attr("transA", 0), site.attr("transB", 0)
+    factors = float(site.attr("alpha", 1.0)), float(site.attr("beta", 1.0))
+    dims = _dims(a, b, right)
+    strides = (0, 0) if c is None or dims is None else _strides_of(c, dims)
+    if dims is None or strides is None:
+        return None
+    if str(a.dtype).startswith("int"):
+        if factors != (1, 1):
+            return None
+    elif _macs(*dims) > _MOST_MACS:
+        return None
+    batches, rows, inner, columns = dims
+    weights, held = site.constant(1), None
+    if weights is not None and batches == 1:
+        held = shared(("padded", right), lambda: _padded(weights, right), weights)
+    elif right or (inner > _MOST_TAIL and columns % 16):
+        return None
+    return NativeCall(
+        f"product_{a.dtype}",
+        (
+            *(Tensor(0), Tensor(1) if held is None else held.value),
+            *(None if c is None else Tensor(2), site.result(), rows, inner, columns),
+            *((1, rows) if left else (inner, 1)),
+            *(rows * inner, columns if held is None else held.value.shape[1]),
+            *(inner * columns if batches > 1 else 0, *strides, int(held is not None), *factors),
+        ),
+        items=batches * math.ceil(rows / _ROWS),
+        item_ns=_macs(1, _ROWS, inner, columns) * _MAC_NS[str(a.dtype)],
+        keep=held,
+    )
+
+
+def _padded(weights: np.ndarray, transposed: bool) -> np.ndarray:
+    """A matrix whose rows go on with zeros, to a multiple of 64 bytes."""
+    matrix: np.ndarray = weights.reshape(weights.shape[-2:])
+    if transposed:
+        matrix = matrix.T
+    rows, columns = matrix.shape
+    lanes = _PADDED_BYTES // matrix.itemsize
+    padded = np.zeros((rows, math.ceil(columns / lanes) * lanes), matrix.dtype)
+    padded[:, :columns] = matrix
+    return padded
+
+
+def _strides_of(c: TensorType, dims: _Dims) -> tuple[int, int] | None:
+    """The strides of a term that broadcasts to [rows, columns]; None for other terms."""
+    height, width = (1, 1, *c.dims)[-2:]
+    if c.elements != height * width or dims.batches > 1:
+        return None
+    return width if height > 1 else 0, int(width > 1)
+
+
+def product_seconds(node: Node) -> float:
+    """The estimate for a product; infinite where there is none."""
+    a, b = (None if v is None else v.type for v in node.inputs[:2])
+    if (
+        not isinstance(a, TensorType)
+        or not isinstance(b, TensorType)
+        or not (a.static and b.static)
+    ):
+        return math.inf
+    dims, mac_ns = _dims(a, b, node.attrs.get("transB", 0)), _MAC_NS.get(str(a.dtype), math.inf)
+    return math.inf if dims is None else _CALL_S + _macs(*dims) * mac_ns * 1e-9
