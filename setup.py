@@ -28,7 +28,8 @@ OPTIONS = [
     *["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unknown-pragmas"],
 ]
 # Products, whose order of sums is not NumPy's anyway, use fused multiply-add.
-CONTRACTED = {name: ["-ffp-contract=fast"] for name in ("blocks.c", "matmul.c", "recurrent.c")}
+_PRODUCTS = ("blocks.c", "convolution.c", "matmul.c", "recurrent.c")
+CONTRACTED = dict.fromkeys(_PRODUCTS, ["-ffp-contract=fast"])
 X86 = {"x86-64-v4": "_x86_64_v4", "x86-64-v3": "_x86_64_v3", "x86-64-v2": "_x86_64_v2"}
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.native.arrays import ARRAY_FAMILIES
 from penstock.backends.native.blocks import block_product
+from penstock.backends.native.convolution import convolution_call, convolution_seconds
 from penstock.backends.native.cumulative import cumulative
 from penstock.backends.native.elementwise import OPERATIONS, elementwise_call, estimated_ns
 from penstock.backends.native.features import (
@@ -99,6 +100,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
         reduction_call, _by_memory
     ),
     ("Col2Im",): Family(col2im),
+    ("Conv", "ConvTranspose"): Family(convolution_call, convolution_seconds),
     ("CumProd", "CumSum"): Family(cumulative),
     ("DynamicQuantizeLinear",): Family(dynamic_codes, _by_memory),
     ("GRU", "LSTM", "RNN"): Family(recurrent_call, recurrent_seconds),

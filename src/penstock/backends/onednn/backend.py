@@ -77,10 +77,28 @@ _SHORT_ROW, _SHORT_ROW_S = 64, 0.13e-6
 """of a reduction: elements that are reduced to one, and the seconds that as few take at least"""
 _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 100e9
+_FEW_CHANNELS, _REORDERED_PER_S = 16, 6e9
+"""of convolutions; and bytes a second of images whose channels are brought innermost and back"""
 _STEP_S = 0.5e-6  # of a recurrent layer, whose products take twice as long
 
 # Operations of a product from which on rounding its operands to bfloat16 takes less than it saves.
 _WORTH_ROUNDING = 5_000_000
+
+
+def _flops_per_s(node: Node) -> float:
+    """Less for convolutions without fast code: in groups of few channels but one, and transposed
+    ones in groups or of few channels."""
+    first = parts(node)[0]
+    w = first.const(1)
+    if first.op.name not in ("Conv", "ConvTranspose") or w is None:
+        return _FLOPS_PER_S
+    dims, group = w.shape, first.attrs.get("group", 1)
+    if first.op.name == "Conv":
+        depthwise = len(dims) > 3 and dims[1] == 1 and dims[0] == group
+        plain = group == 1 or depthwise or dims[1] >= _FEW_CHANNELS
+        return _FLOPS_PER_S * (1 if plain else 0.3)
+    few = group > 1 or dims[0] < _FEW_CHANNELS
+    return _FLOPS_PER_S * (0.1 if few else 1)
 
 
 def _short_rows(types_: Sequence[Type]) -> int:
@@ -123,7 +141,9 @@ class OneDnnBackend(SpecialisingBackend):
         values = (*node.inputs, *node.outputs)
         types_ = [v.type for v in values if v is not None and v.const is None]
         moved = sum([t.nbytes for t in types_ if isinstance(t, TensorType) and t.static])
-        estimate = _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
+        estimate = _CALL_S + moved / _BYTES_PER_S + flops(node) / _flops_per_s(node)
+        if node.op.name in ("Conv", "ConvTranspose") and values[0] and values[0].producer is None:
+            estimate += moved / _REORDERED_PER_S
         if FAMILIES.get(node.op.full_name) is recurrent:
             steps = sum(max(t.dims[:2]) for t in types_[:1] if isinstance(t, TensorType))
             estimate += steps * _STEP_S + flops(node) / _FLOPS_PER_S

@@ -18,6 +18,7 @@
 
 static const kernel_entry *const families[] = {
     blocks_kernels,
+    convolution_kernels,
     cumulative_kernels,
     features_kernels,
     index_kernels,

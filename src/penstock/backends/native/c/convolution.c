@@ -1,0 +1,239 @@
+/* Convolutions and transposed ones of few channels, in the order of dims that images have outside of
+   networks.
+
+   An item is a band of rows and columns of the result, for one group of one image. What its windows
+   see of the input is first copied, with zeros around it, and divided by strides into `splits` along
+   rows and columns, so that what a tap sees of one row after the other lies in flat memory, at one
+   distance from what the others see:
+
+       stride 2, 1 zero before, of x0 x1 x2 x3 x4:    0  x1 x3    x0 x2 x4
+
+   All rows are computed in one go, with a few columns between them that are left out. The result of
+   a transposed convolution is made of as many `phases` as it has strides; each sees other taps. */
+#include <string.h>
+#include "native.h"
+
+enum { BUFFER = 10240, LINES = 8192, SLACK = 64, MOST_SLICES = 32, BLOCK = 4 };
+
+#if defined(__AVX512F__)
+enum { VECTOR_BYTES = 64, WIDE = 4 };
+#elif defined(__AVX__)
+enum { VECTOR_BYTES = 32, WIDE = 2 };
+#else
+enum { VECTOR_BYTES = 16, WIDE = 2 };
+#endif
+enum { LANES = VECTOR_BYTES / 4 };
+
+typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
+
+typedef struct {
+    int64_t size, count, kernel, stride, dilation, begin;
+} axis;
+
+typedef struct {
+    int64_t size, count;                  /* elements, and those of the result */
+    int64_t phases, splits, lead, length; /* of the copy: zeros before it, and elements of a split */
+    int64_t block;                        /* elements of a phase in an item */
+} spread;
+
+struct convolution {
+    const float *x, *w, *bias;
+    float *y;
+    const axis *depth;
+    const spread *rows, *columns;
+    const int64_t *taps; /* of each phase: their number, and where each is in the copy */
+    int64_t transposed;
+    int64_t groups, channels, filters; /* channels and filters of a group */
+    int64_t positions;                 /* of the kernel in one slice */
+};
+
+/* What one tap of the kernel's slice `k` sees, channel 0. */
+typedef struct {
+    const float *x;
+    int64_t k;
+} slice;
+
+static inline int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The element that the result's element o sees at position k, -1 for padding. */
+static inline int64_t seen(const axis *v, int64_t transposed, int64_t o, int64_t k)
+{
+    int64_t at = transposed ? o + v->begin - k * v->dilation : o * v->stride - v->begin + k * v->dilation;
+    if (transposed && (at < 0 || at % v->stride))
+        return -1;
+    at = transposed ? at / v->stride : at;
+    return at < v->size ? at : -1;
+}
+
+/* The part of a plane that the item at this row and column sees. */
+static void copy_plane(const struct convolution *a, const float *x, int64_t row, int64_t column,
+                       float *restrict to)
+{
+    const spread *u = a->rows, *v = a->columns;
+    const int64_t step = v->splits, length = v->length;
+    memset(to, 0, u->splits * step * u->length * length * sizeof *to);
+    for (int64_t p = 0; p < u->splits; p++)
+        for (int64_t q = 0; q < step; q++, to += u->length * length) {
+            const int64_t start = column * step + q - v->lead;
+            const int64_t low = start < 0 ? (-start + step - 1) / step : 0;
+            int64_t high = v->size > start ? (v->size - start + step - 1) / step : 0;
+            high = smaller(high, length);
+            for (int64_t i = 0; i < u->length; i++) {
+                const int64_t r = (row + i) * u->splits + p - u->lead;
+                if (r < 0 || r >= u->size)
+                    continue;
+                const float *from = x + r * v->size + start;
+                float *restrict line = to + i * length;
+                if (step == 1)
+                    for (int64_t j = low; j < high; j++)
+                        line[j] = from[j];
+                else if (step == 2)
+                    for (int64_t j = low; j < high; j++)
+                        line[j] = from[2 * j];
+                else
+                    for (int64_t j = low; j < high; j++)
+                        line[j] = from[step * j];
+            }
+        }
+}
+
+/* `vectors` of `filters` lines; both numbers are constants. */
+static inline __attribute__((always_inline)) void add_taps(
+    const struct convolution *a, const slice *slices, int64_t n_slices, const int64_t *taps,
+    int64_t n_taps, const float *w, const float *bias, int64_t copied, int64_t at, float *to,
+    int filters, int vectors)
+{
+    vector sums[BLOCK * 4];
+#pragma GCC unroll 16
+    for (int f = 0; f < filters; f++)
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++)
+            sums[f * vectors + v] = (vector){0} + (bias ? bias[f] : 0);
+    for (int64_t s = 0; s < n_slices; s++) {
+        const float *weight = w + slices[s].k * n_taps * a->channels * filters;
+        const float *x = slices[s].x + at;
+        for (int64_t c = 0; c < a->channels; c++, x += copied)
+            for (int64_t t = 0; t < n_taps; t++, weight += filters) {
+                vector values[4];
+#pragma GCC unroll 16
+                for (int v = 0; v < vectors; v++)
+                    memcpy(&values[v], x + taps[t] + v * LANES, sizeof(vector));
+#pragma GCC unroll 16
+                for (int f = 0; f < filters; f++)
+#pragma GCC unroll 16
+                    for (int v = 0; v < vectors; v++)
+                        sums[f * vectors + v] += weight[f] * values[v];
+            }
+    }
+#pragma GCC unroll 16
+    for (int f = 0; f < filters; f++)
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++)
+            memcpy(to + f * LINES / BLOCK + v * LANES, &sums[f * vectors + v], sizeof(vector));
+}
+
+#define TAPS(filters, vectors)                                                                    \
+    add_taps(a, slices, n_slices, taps, n_taps, w, bias, copied, at, line + at, filters, vectors), \
+        at += vectors * LANES
+
+#define FILTERS(number)                                                                           \
+    static void add_##number(const struct convolution *a, const slice *slices, int64_t n_slices,  \
+                             const int64_t *taps, int64_t n_taps, const float *w,                 \
+                             const float *bias, int64_t copied, int64_t end, float *line)         \
+    {                                                                                             \
+        for (int64_t at = 0; at < end;)                                                           \
+            if (end - at > (WIDE - 1) * LANES)                                                    \
+                TAPS(number, WIDE);                                                               \
+            else                                                                                  \
+                TAPS(number, 1);                                                                  \
+    }
+
+FILTERS(1)
+FILTERS(2)
+FILTERS(3)
+FILTERS(4)
+
+static inline void interleave(const float *restrict lines, int64_t line, float *restrict y,
+                              int64_t phases, int64_t count)
+{
+    const float *restrict odd = lines + line;
+    if (phases == 1)
+        memcpy(y, lines, count * sizeof *y);
+    else if (phases == 2) {
+        for (int64_t j = 0; j < count / 2; j++) {
+            y[2 * j] = lines[j];
+            y[2 * j + 1] = odd[j];
+        }
+        if (count % 2)
+            y[count - 1] = lines[count / 2];
+    }
+    else
+        for (int64_t p = 0; p < phases; p++)
+            for (int64_t j = 0; j * phases + p < count; j++)
+                y[j * phases + p] = lines[p * line + j];
+}
+
+static int convolution(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct convolution *a = arguments;
+    const axis *d = a->depth;
+    const spread *u = a->rows, *v = a->columns;
+    const int64_t bands = ((u->count + u->phases - 1) / u->phases + u->block - 1) / u->block;
+    const int64_t chunks = ((v->count + v->phases - 1) / v->phases + v->block - 1) / v->block;
+    const int64_t plane = d->size * u->size * v->size, y_plane = d->count * u->count * v->count;
+    const int64_t copied = u->splits * v->splits * u->length * v->length; /* of a slice */
+    float copy[BUFFER + SLACK], lines[LINES + SLACK];
+    for (int64_t item = begin; item < end; item++) {
+        const int64_t column = item % chunks * v->block, row = item / chunks % bands * u->block;
+        const int64_t at = item / chunks / bands, o = at % d->count, image = at / d->count;
+        const int64_t group = image % a->groups, first = row * u->phases;
+        const int64_t n_rows = smaller(u->block, (u->count - first + u->phases - 1) / u->phases);
+        const int64_t n_columns = smaller(v->block * v->phases, v->count - column * v->phases);
+        slice slices[MOST_SLICES];
+        int64_t n_slices = 0;
+        for (int64_t k = 0; k < d->kernel; k++) {
+            const int64_t s = seen(d, a->transposed, o, k);
+            if (s < 0)
+                continue;
+            float *to = copy + n_slices * a->channels * copied;
+            slices[n_slices++] = (slice){to, k};
+            for (int64_t c = 0; c < a->channels; c++)
+                copy_plane(a, a->x + (image * a->channels + c) * plane + s * u->size * v->size, row,
+                           column, to + c * copied);
+        }
+        const float *w = a->w + group * a->filters * a->channels * d->kernel * a->positions;
+        float *y = a->y + (image * a->filters * d->count + o) * u->count * v->count;
+        const int64_t *of_row = a->taps, *taps = a->taps;
+        const int64_t length = (n_rows - 1) * v->length + (n_columns + v->phases - 1) / v->phases;
+        for (int64_t p = 0; p < u->phases; p++, of_row = taps)
+            for (int64_t f = 0; f < a->filters; f += BLOCK) {
+                const int64_t block = smaller(BLOCK, a->filters - f);
+                const float *bias = a->bias ? a->bias + group * a->filters + f : NULL;
+                taps = of_row;
+                for (int64_t q = 0; q < v->phases; q++) {
+                    const int64_t n_taps = *taps++;
+                    (block == 4   ? add_4
+                     : block == 3 ? add_3
+                     : block == 2 ? add_2
+                                  : add_1)(a, slices, n_slices, taps, n_taps, w, bias, copied,
+                                           length, lines + q * (LINES / BLOCK / v->phases));
+                    w += d->kernel * a->channels * n_taps * block;
+                    taps += n_taps;
+                }
+                for (int64_t i = 0; i < block; i++)
+                    for (int64_t r = 0; r < n_rows; r++)
+                        if (first + r * u->phases + p < u->count)
+                            interleave(lines + i * (LINES / BLOCK) + r * v->length,
+                                       LINES / BLOCK / v->phases,
+                                       y + (f + i) * y_plane + (first + r * u->phases + p) * v->count +
+                                           column * v->phases,
+                                       v->phases, n_columns);
+            }
+    }
+    return 0;
+}
+
+const kernel_entry convolution_kernels[] = {KERNEL(convolution, convolution), END_OF_KERNELS};

@@ -1,0 +1,175 @@
+"""Convolutions and transposed ones of few channels, on images whose dims are in their own order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import shared
+from penstock.ops.common.windows import Window, windows
+from penstock.ops.onnx.deconvolution import transposed_windows
+from penstock.ops.work_estimate import flops
+from penstock.types import FLOAT32
+
+# As in c/convolution.c.
+_AXES, _BUFFER, _LINE, _MOST_SLICES, _BLOCK = 3, 10240, 2048 - 16, 32, 4
+_LEAST_COLUMNS = 32
+_FLOPS_PER_NS = 40.0
+_FAST_PER_S, _SLOW_PER_S = 50e9, 25e9
+
+
+class _Spread(NamedTuple):
+    """An axis of rows or columns, as in c/convolution.c; and for each phase of the result the
+    positions of the kernel that count, with the split of the copy that each sees, and where."""
+
+    axis: Window
+    phases: int
+    splits: int
+    lead: int
+    taps: list[list[tuple[int, int, int]]]
+
+    @property
+    def elements(self) -> int:
+        """Of a phase."""
+        return -(-self.axis.count // self.phases)
+
+    @property
+    def reach(self) -> int:
+        """Elements that a window sees of a split, but for one."""
+        return max(at for phase in self.taps for _, _, at in [(0, 0, 0), *phase])
+
+    def words(self, block: int) -> np.ndarray:
+        axis = self.axis
+        own = self.phases, self.splits, self.lead, block + self.reach, block
+        return np.array([axis.size, axis.count, *own], np.int64)
+
+
+def convolution_call(site: Site) -> NativeCall | None:
+    """Conv and ConvTranspose with constant weights, if what a row sees fits into the cache."""
+    x, w, bias, y = site.input(0), site.constant(1), site.input(2), site.output()
+    if x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
+        return None
+    sizes, group = x.dims[2:], site.attr("group", 1)
+    if not 1 <= len(sizes) <= _AXES or 0 in (*x.dims, *y.dims):
+        return None
+    transposed = site.node.op.name == "ConvTranspose"
+    axes = [Window(1, 1, 1)] * (_AXES - len(sizes)) + _axes(site.node, w, sizes)
+    depth, rows, columns = axes[0], _spread(axes[1], transposed), _spread(axes[2], transposed)
+    channels, filters = x.dims[1] // group, y.dims[1] // group
+    copied = channels * depth.kernel * rows.splits * columns.splits
+    blocks = _blocks(rows, columns, copied)
+    if blocks is None or depth.kernel > _MOST_SLICES:
+        return None
+    band, chunk = blocks
+    length = chunk + columns.reach
+    taps: list[int] = []
+    for of_row, of_column in product(rows.taps, columns.taps):
+        taps.append(len(of_row) * len(of_column))
+        for (_, p, i), (_, q, j) in product(of_row, of_column):
+            taps.append(((p * columns.splits + q) * (band + rows.reach) + i) * length + j)
+    strides = [(a.kernel, a.stride, a.dilation, a.begin) for a in axes]
+    packed = shared(
+        ("native convolution", transposed, group, *strides[1:]),
+        lambda: _packed(w, group, transposed, rows.taps, columns.taps),
+        w,
+    )
+    items = (
+        x.dims[0] * group * depth.count * -(-rows.elements // band) * -(-columns.elements // chunk)
+    )
+    return NativeCall(
+        "convolution",
+        (
+            *(Tensor(0), packed.value, None if bias is None else Tensor(2), site.result()),
+            np.array([depth.size, depth.count, *strides[0]], np.int64),
+            *(rows.words(band), columns.words(chunk), np.array(taps, np.int64)),
+            *(int(transposed), group, channels, filters, math.prod(w.shape[2:]) // depth.kernel),
+        ),
+        items=items,
+        item_ns=100 + flops(site.node) / items / _FLOPS_PER_NS,
+        keep=packed,
+    )
+
+
+def convolution_seconds(node: Node) -> float:
+    """Less for groups and transposed convolutions of values that enter the graph: those that a node
+    of a network computes have their channels innermost, as oneDNN's fast convolutions have them."""
+    x = node.inputs[0]
+    direct = node.op.name == "ConvTranspose" or node.attrs.get("group", 1) > 1
+    fast = direct and x is not None and x.producer is None
+    return 1e-6 + flops(node) / (_FAST_PER_S if fast else _SLOW_PER_S)
+
+
+def _axes(node: Node, w: np.ndarray, sizes: Sequence[int]) -> list[Window]:
+    """The windows along each axis. Those of a transposed convolution are told from the side of the
+    result: of its ``count`` elements each sees some of ``size``."""
+    if node.op.name == "Conv":
+        return list(windows(node.attrs, w.shape[2:], sizes))
+    axes = transposed_windows(node.attrs, w.shape[2:], sizes)
+    return [
+        Window(a.count, a.size, a.kernel, a.stride, a.dilation, a.begin)
+        for a in axes
+        if isinstance(a, Window)
+    ]
+
+
+def _spread(axis: Window, transposed: bool) -> _Spread:
+    stride, steps = axis.stride, [k * axis.dilation for k in range(axis.kernel)]
+    if not transposed:
+        taps = [(k, step % stride, step // stride) for k, step in enumerate(steps)]
+        return _Spread(axis, 1, stride, axis.begin, [taps])
+    seen = [
+        [
+            (k, (r + axis.begin - at) // stride)
+            for k, at in enumerate(steps)
+            if (r + axis.begin - at) % stride == 0
+        ]
+        for r in range(stride)
+    ]
+    lead = -min([0, *[at for phase in seen for _, at in phase]])
+    return _Spread(axis, stride, 1, lead, [[(k, 0, at + lead) for k, at in p] for p in seen])
+
+
+def _blocks(rows: _Spread, columns: _Spread, copied: int) -> tuple[int, int] | None:
+    """Rows and columns of an item, such that the copy of what they see, ``copied`` times, and the
+    result fit into the kernel's memory; None if one row does not."""
+    chunk = columns.elements
+    while True:
+        length = chunk + columns.reach
+        band = min(_LINE // columns.phases // length, _BUFFER // (copied * length) - rows.reach)
+        if band > 0:
+            return min(band, rows.elements), chunk
+        if chunk <= _LEAST_COLUMNS:
+            return None
+        chunk = -(-chunk // 2)
+
+
+def _packed(
+    w: np.ndarray,
+    group: int,
+    transposed: bool,
+    rows: Sequence[Sequence[tuple[int, int, int]]],
+    columns: Sequence[Sequence[tuple[int, int, int]]],
+) -> np.ndarray:
+    """Weights in the order in which the kernel reads them: group, phase of rows, block of filters,
+    phase of columns, slice, channel, tap, filter."""
+    kernel = (1,) * (_AXES + 2 - w.ndim) + w.shape[2:]
+    grouped = w.reshape(group, w.shape[0] // group, w.shape[1], *kernel)
+    grouped = grouped if transposed else grouped.swapaxes(1, 2)
+
+    def parts() -> Iterator[np.ndarray]:
+        for own, of_row in product(
+            grouped, rows
+        ):  # own: [channels, filters, slices, rows, columns]
+            for first in range(0, own.shape[1], _BLOCK):
+                some = own[:, first : first + _BLOCK][..., [k for k, _, _ in of_row], :]
+                for of_column in columns:
+                    block = some[..., [k for k, _, _ in of_column]]
+                    yield block.transpose(2, 0, 3, 4, 1).reshape(-1)
+
+    return np.concatenate(list(parts()))

@@ -1,0 +1,76 @@
+"""Compiled convolutions against NumPy's, whose sums have another order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from tests.support.native_kernels import (  # noqa: F401
+    LIBRARIES,
+    check,
+    kernel_of,
+    node_of,
+    pytestmark,
+)
+from tests.support.onnx_text import compile_text
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+CASES = [
+    # dims of the input, filters, kernel, attributes
+    ((2, 6, 9, 20), 6, (3, 3), {"group": 6, "pads": [1, 1, 1, 1]}),
+    ((1, 3, 40, 33), 6, (5, 5), {"group": 3, "pads": [2, 2, 2, 2], "strides": [2, 2]}),
+    ((2, 4, 13, 70), 10, (3, 2), {"group": 2, "strides": [1, 3], "dilations": [2, 2]}),
+    ((1, 3, 11, 150), 7, (7, 7), {"pads": [3, 2, 1, 0], "strides": [2, 1]}),
+    ((3, 5, 300), 5, (4,), {"group": 5, "pads": [3, 0]}),
+    ((1, 2, 3000), 3, (9,), {"strides": [4], "auto_pad": "SAME_UPPER"}),
+    ((2, 3, 5, 6, 7), 4, (2, 3, 3), {"pads": [1, 0, 1, 1, 2, 1], "strides": [1, 2, 1]}),
+    ((1, 1, 2, 2), 1, (3, 3), {"pads": [4, 4, 4, 4]}),
+]
+TRANSPOSED = [
+    ((2, 8, 6, 7), 16, (3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    ((2, 6, 9, 40), 6, (4, 4), {"group": 6, "pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    ((1, 4, 5, 6), 10, (3, 2), {"group": 2, "strides": [3, 4], "output_padding": [2, 1]}),
+    ((1, 3, 5, 30), 3, (3, 3), {"dilations": [2, 2], "strides": [2, 1], "pads": [1, 0, 2, 3]}),
+    ((2, 4, 700), 5, (8,), {"strides": [4], "pads": [2, 2]}),
+    ((1, 2, 3, 4, 5), 3, (2, 3, 3), {"strides": [2, 1, 3], "pads": [0, 1, 0, 1, 0, 1]}),
+    ((1, 2, 4, 4), 2, (1, 1), {"strides": [3, 3]}),
+    ((1, 2, 4, 4), 2, (3, 3), {"auto_pad": "SAME_LOWER", "strides": [2, 2]}),
+]
+
+
+def draw(name, dims, filters, kernel, attrs):
+    rng = np.random.default_rng(7)
+    group = attrs.get("group", 1)
+    filter_dims = (filters, dims[1] // group) if name == "Conv" else (dims[1], filters // group)
+    x, w, bias = (rng.normal(size=s) for s in (dims, (*filter_dims, *kernel), (filters,)))
+    return [x.astype(np.float32), w.astype(np.float32), bias.astype(np.float32)]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    ("name", "dims", "filters", "kernel", "attrs"),
+    [*[("Conv", *case) for case in CASES], *[("ConvTranspose", *case) for case in TRANSPOSED]],
+)
+def test_convolution_of_few_channels_equals_numpy(name, dims, filters, kernel, attrs, biased):
+    inputs = draw(name, dims, filters, kernel, attrs)[: 3 if biased else 2]
+    check(node_of(name, inputs, [1], **attrs), inputs, TOLERANCE)
+
+
+def test_convolution_of_a_row_that_does_not_fit_has_no_compiled_kernel():
+    inputs = draw("Conv", (1, 600, 8, 8), 4, (3, 3), {})
+    assert kernel_of(node_of("Conv", inputs, [1]), LIBRARIES[0]) is None
+
+
+@pytest.mark.parametrize("name", ["Conv", "ConvTranspose"])
+def test_convolution_in_groups_of_an_input_is_placed_on_compiled_kernels(name):
+    session = compile_text(
+        "g (float[1, 4, 20, 20] x) => (y) <float[4, 1, 1, 1] w = {1, 2, 3, 4}> "
+        f"{{ y = {name} <group = 4> (x, w) }}",
+        executor="linear",
+    )
+    x = np.random.default_rng(8).normal(size=(1, 4, 20, 20)).astype(np.float32)
+    profile = ps.Profile()
+    y = session.run({"x": x}, observers=[profile])["y"]
+    np.testing.assert_array_equal(y, x * np.arange(1, 5, dtype=np.float32)[:, None, None])
+    assert [backend for _, backend in profile.entries] == ["native"]
