@@ -29,7 +29,7 @@ OPTIONS = [
 ]
 # Products, whose order of sums is not NumPy's anyway, use fused multiply-add.
 _PRODUCTS = ("blocks.c", "convolution.c", "matmul.c", "recurrent.c")
-CONTRACTED = dict.fromkeys(_PRODUCTS, ["-ffp-contract=fast"])
+CONTRACTED = {name: ["-ffp-contract=fast"] for name in _PRODUCTS}
 X86 = {"x86-64-v4": "_x86_64_v4", "x86-64-v3": "_x86_64_v3", "x86-64-v2": "_x86_64_v2"}
 
 

@@ -1,4 +1,4 @@
-"""Compiled Col2Im and MaxPool with indices against NumPy's, bit by bit."""
+"""Compiled Col2Im against NumPy's, bit by bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.ops.common.windows import windows
-from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
+from tests.support.native_kernels import check, node_of, pytestmark  # noqa: F401
 
 CASES = [
     ((7,), (3,), {"pads": [2, 1], "strides": [2]}),
@@ -26,19 +26,3 @@ def test_col2im_equals_numpy(sizes, kernel, attrs, dtype):
     x = np.random.default_rng(3).normal(size=(2, 3 * math.prod(kernel), count)).astype(dtype)
     inputs = [x, np.array(sizes), np.array(kernel)]
     check(node_of("Col2Im", inputs, [1, 2], **attrs), inputs)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("order", [0, 1])
-@pytest.mark.parametrize("ceil", [0, 1])
-@pytest.mark.parametrize(("sizes", "kernel", "attrs"), CASES)
-def test_max_pool_with_indices_equals_numpy(sizes, kernel, attrs, ceil, order, dtype):
-    x = np.round(np.random.default_rng(4).normal(size=(2, 3, *sizes)), 1).astype(dtype)
-    x.flat[5], x.flat[20:30] = np.nan, -np.inf
-    more = {"kernel_shape": list(kernel), "ceil_mode": ceil, "storage_order": order}
-    check(node_of("MaxPool", [x], outputs=2, **attrs, **more), [x])
-
-
-def test_max_pool_without_indices_has_no_compiled_kernel():
-    x = np.zeros((1, 1, 4, 4), np.float32)
-    assert kernel_of(node_of("MaxPool", [x], kernel_shape=[2, 2]), LIBRARIES[0]) is None

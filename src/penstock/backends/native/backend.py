@@ -27,6 +27,7 @@ from penstock.backends.native.library import NativeLibrary, library
 from penstock.backends.native.matmul import product, product_seconds
 from penstock.backends.native.models import vector_model
 from penstock.backends.native.normalization import group_normalization
+from penstock.backends.native.pooling import pooling_call
 from penstock.backends.native.recurrent import recurrent_call, recurrent_seconds
 from penstock.backends.native.reduce import reduction_call
 from penstock.backends.native.regions import roi_align, suppress
@@ -34,7 +35,7 @@ from penstock.backends.native.resize import resize
 from penstock.backends.native.sampling import affine_grid, grid_sample
 from penstock.backends.native.text import TEXT_FAMILIES
 from penstock.backends.native.trees import tree_ensemble
-from penstock.backends.native.windows import col2im, max_pool
+from penstock.backends.native.windows import col2im
 from penstock.backends.numpy import NumpyBackend
 from penstock.errors import PenstockError
 from penstock.host.threads import core_budget
@@ -89,6 +90,9 @@ class Family:
 
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+_POOLINGS = tuple(
+    [p + name for name in ("AveragePool", "LpPool", "MaxPool") for p in ("", "Global")]
+)
 _ML = "ai.onnx.ml."
 _TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
 _VECTOR_MODELS = ("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor")
@@ -113,7 +117,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
         integer_product, integer_seconds
     ),
     ("Gemm", "MatMul"): Family(product, product_seconds),
-    ("MaxPool",): Family(max_pool),
+    _POOLINGS: Family(pooling_call, _by_memory),
     ("NonMaxSuppression",): Family(suppress, data_dependent=True),
     ("Resize",): Family(resize, _by_memory),
     ("RoiAlign",): Family(roi_align, _by_memory),

@@ -42,8 +42,13 @@ def reduction_call(site: Site) -> NativeCall | None:
     if x is None or not x.dims or str(x.dtype) not in dtypes or 0 in x.dims:
         return None
     axes = _axes(site, len(x.dims))
-    if not axes:
-        return None
+    return reduction_over(site, name, axes) if axes else None
+
+
+def reduction_over(site: Site, name: str, axes: Sequence[int]) -> NativeCall | None:
+    """The call of a reduction over these axes, if they are adjacent."""
+    x = site.input(0)
+    assert x is not None
     try:
         return _call(site, f"{name}_{x.dtype}", axes, (None,) * len(site.tensors))
     except UnsupportedError:

@@ -26,6 +26,7 @@ static const kernel_entry *const families[] = {
     matmul_kernels,
     models_kernels,
     normalization_kernels,
+    pooling_kernels,
     reduce_kernels,
     regions_kernels,
     resize_kernels,

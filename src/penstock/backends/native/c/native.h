@@ -39,6 +39,7 @@ extern const kernel_entry integers_kernels[];
 extern const kernel_entry matmul_kernels[];
 extern const kernel_entry models_kernels[];
 extern const kernel_entry normalization_kernels[];
+extern const kernel_entry pooling_kernels[];
 extern const kernel_entry recurrent_kernels[];
 extern const kernel_entry reduce_kernels[];
 extern const kernel_entry regions_kernels[];

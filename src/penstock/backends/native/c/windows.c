@@ -1,18 +1,16 @@
-/* Col2Im, and MaxPool with indices. An item is a plane: the elements of one channel of one image. */
-#include <math.h>
+/* Col2Im. An item is a plane: the elements of one channel of one image. */
 #include <string.h>
 #include "native.h"
 
 enum { AXES = 3 };
 
 typedef struct {
-    int64_t size, count, kernel, stride, dilation, begin, pitch;
+    int64_t size, count, kernel, stride, dilation, begin;
 } window;
 
 struct windows {
     const void *x;
     void *y;
-    int64_t *indices;
     const window *axes; /* AXES of them, the first ones of size 1 if there are fewer */
 };
 
@@ -26,7 +24,7 @@ static inline int64_t inside(const window *w, int64_t k, int64_t *low, int64_t *
     return first;
 }
 
-#define WINDOWS(type, lowest)                                                                     \
+#define WINDOWS(type)                                                                             \
     static int col2im_##type(const void *arguments, int64_t begin, int64_t end)                   \
     {                                                                                             \
         const struct windows *a = arguments;                                                      \
@@ -56,50 +54,13 @@ static inline int64_t inside(const window *w, int64_t k, int64_t *low, int64_t *
             }                                                                                     \
         }                                                                                         \
         return 0;                                                                                 \
-    }                                                                                             \
-                                                                                                  \
-    static int max_pool_##type(const void *arguments, int64_t begin, int64_t end)                 \
-    {                                                                                             \
-        const struct windows *a = arguments;                                                      \
-        const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
-        int64_t plane = u->size * v->size * w->size, count = u->count * v->count * w->count;      \
-        for (int64_t item = begin; item < end; item++) {                                          \
-            const type *x = (const type *)a->x + item * plane;                                    \
-            for (int64_t o = 0; o < count; o++) {                                                 \
-                int64_t first[AXES], from[AXES], to[AXES], rest = o, index = -1;                  \
-                for (int i = AXES - 1; i >= 0; rest /= u[i--].count) {                            \
-                    first[i] = rest % u[i].count * u[i].stride - u[i].begin;                      \
-                    int64_t step = u[i].dilation, left = u[i].size - first[i];                    \
-                    from[i] = first[i] < 0 ? (-first[i] + step - 1) / step : 0;                   \
-                    to[i] = left > 0 ? (left + step - 1) / step : 0;                              \
-                    to[i] = to[i] < u[i].kernel ? to[i] : u[i].kernel;                            \
-                }                                                                                 \
-                type best = lowest;                                                               \
-                for (int64_t i = from[0]; i < to[0]; i++)                                         \
-                    for (int64_t j = from[1]; j < to[1]; j++)                                     \
-                        for (int64_t k = from[2]; k < to[2]; k++) {                               \
-                            int64_t p = first[0] + i * u->dilation, q = first[1] + j * v->dilation; \
-                            int64_t r = first[2] + k * w->dilation;                               \
-                            type value = x[(p * v->size + q) * w->size + r];                      \
-                            if ((!(value <= best) || index < 0) && best == best) {                \
-                                best = value;                                                     \
-                                index = p * u->pitch + q * v->pitch + r * w->pitch;               \
-                            }                                                                     \
-                        }                                                                         \
-                ((type *)a->y)[item * count + o] = best;                                          \
-                a->indices[item * count + o] = index < 0 ? -1 : index + item * plane;             \
-            }                                                                                     \
-        }                                                                                         \
-        return 0;                                                                                 \
     }
 
-WINDOWS(float, -INFINITY)
-WINDOWS(double, -INFINITY)
+WINDOWS(float)
+WINDOWS(double)
 
 const kernel_entry windows_kernels[] = {
     KERNEL(col2im_float, windows),
     KERNEL(col2im_double, windows),
-    KERNEL(max_pool_float, windows),
-    KERNEL(max_pool_double, windows),
     END_OF_KERNELS,
 };

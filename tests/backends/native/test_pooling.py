@@ -1,0 +1,86 @@
+"""Compiled poolings against NumPy's: maxima bit by bit, sums to the rounding of their dtype."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.native_kernels import (  # noqa: F401
+    LIBRARIES,
+    check,
+    kernel_of,
+    node_of,
+    pytestmark,
+)
+
+CASES = [
+    ((7,), (3,), {"pads": [2, 1], "strides": [2]}),
+    ((1100,), (4,), {"strides": [2], "pads": [1, 2]}),
+    ((6, 9), (2, 3), {}),
+    ((6, 9), (3, 2), {"pads": [1, 0, 2, 1], "dilations": [2, 3]}),
+    ((5, 8), (3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 3]}),
+    ((9, 20), (5, 5), {"auto_pad": "SAME_UPPER", "strides": [1, 2]}),
+    ((3, 4, 5), (2, 2, 3), {"strides": [1, 2, 1]}),
+]
+TOLERANCE = {"float32": {"rtol": 2e-6, "atol": 1e-6}, "float64": {"rtol": 1e-13, "atol": 1e-13}}
+
+
+def draw(dims, dtype):
+    return np.round(np.random.default_rng(4).normal(size=dims), 1).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("ceil", [0, 1])
+@pytest.mark.parametrize(("sizes", "kernel", "attrs"), CASES)
+@pytest.mark.parametrize("order", [None, 0, 1])
+def test_max_pool_equals_numpy(order, sizes, kernel, attrs, ceil, dtype):
+    x = draw((2, 3, *sizes), dtype)
+    x.flat[5], x.flat[20:30] = np.nan, -np.inf
+    more = {"kernel_shape": list(kernel), "ceil_mode": ceil, "storage_order": order or 0}
+    check(node_of("MaxPool", [x], outputs=1 if order is None else 2, **attrs, **more), [x])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("ceil", [0, 1])
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize(("sizes", "kernel", "attrs"), CASES)
+def test_average_pool_equals_numpy(sizes, kernel, attrs, padding, ceil, dtype):
+    x = draw((2, 3, *sizes), dtype)
+    more = {"kernel_shape": list(kernel), "ceil_mode": ceil, "count_include_pad": padding}
+    check(node_of("AveragePool", [x], **attrs, **more), [x], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize(("sizes", "kernel", "attrs"), CASES)
+def test_lp_pool_equals_numpy(sizes, kernel, attrs, p, dtype):
+    x = draw((2, 3, *sizes), dtype)
+    node = node_of("LpPool", [x], kernel_shape=list(kernel), p=p, **attrs)
+    check(node, [x], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool"])
+@pytest.mark.parametrize("dims", [(2, 5, 7), (1, 3, 40, 30), (2, 2, 3, 4, 5)])
+def test_global_pool_equals_numpy(dims, name, dtype):
+    x = draw(dims, dtype)
+    check(node_of(name, [x]), [x], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", ["AveragePool", "MaxPool"])
+def test_pool_of_channels_last_images_reads_and_writes_them_where_they_are(name):
+    x = np.moveaxis(draw((2, 9, 11, 40), np.float32), 3, 1)
+    node = node_of(name, [x], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 0, 0])
+    y = np.moveaxis(np.empty((2, 4, 5, 40), np.float32), 3, 1)
+    function, arguments = kernel_of(node, LIBRARIES[0]).bind([x], [y], None)
+    assert not arguments
+    function()
+    wanted = node.op.compile(node, [node.inputs[0].type]).function(x)
+    np.testing.assert_allclose(y, wanted, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kernel", "p"), [((9, 9, 1), 2), ((2, 2, 2), 3)])
+def test_pool_of_many_taps_or_another_power_has_no_compiled_kernel(kernel, p):
+    x = draw((1, 1, 10, 10, 10), np.float32)
+    node = node_of("LpPool", [x], kernel_shape=list(kernel), p=p)
+    assert kernel_of(node, LIBRARIES[0]) is None
