@@ -76,6 +76,13 @@ def stopped_by(stop: Work) -> Iterator[None]:
 
 def paced(items: Iterable[T]) -> Iterator[T]:
     """``items``, which must not change meanwhile, with a checkpoint before each ``CHECK_EVERY``."""
+    if isinstance(items, list) and len(items) <= CHECK_EVERY:  # of most models all
+        checkpoint()
+        return iter([*items])
+    return _in_batches(items)
+
+
+def _in_batches(items: Iterable[T]) -> Iterator[T]:
     rest = iter(items)
     while batch := list(islice(rest, CHECK_EVERY)):
         checkpoint()

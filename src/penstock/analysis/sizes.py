@@ -15,11 +15,15 @@ def check_sizes(graph: Graph, limits: Limits) -> None:
     """Raise ``LimitExceeded`` for a tensor above ``limits`` that a node reads or produces. A
     constant with strides of 0 counts in full: kernels iterate over all of it, and some copy it.
     Nodes of nested graphs count too: a plan reserves memory for them whether they run or not."""
+    fitting: set[int] = set()  # many values share a type; all of these outlive this loop
     for node in graph.walk():
         constants = [v for v in node.inputs if v is not None and v.const is not None]
         for value in (*node.outputs, *constants):
-            if value is not None and (problem := _problem(value, limits)) is not None:
+            if value is None or id(value.type) in fitting:
+                continue
+            if (problem := _problem(value, limits)) is not None:
                 raise LimitExceeded(f"{describe_node(node)}: {problem}")
+            fitting.add(id(value.type))
     for value in graph.outputs:
         if (problem := _problem(value, limits)) is not None:
             raise LimitExceeded(problem)

@@ -39,8 +39,11 @@ from penstock.types import (
 MAX_DIM = 2**63 - 1
 
 
-def verify(model: Model, limits: Limits = DEFAULT_LIMITS, *, partial: bool = False) -> None:
-    """Raise ``InvalidModel`` with all problems of ``model`` if it is not valid.
+def verify(
+    model: Model, limits: Limits = DEFAULT_LIMITS, *, partial: bool = False
+) -> Mapping[Graph, list[Node]]:
+    """Raise ``InvalidModel`` with all problems of ``model`` if it is not valid; return the nodes of
+    each graph in an order in which they can run (``ordered``).
 
     At most ``errors.MAX_PROBLEMS`` problems are listed, with the number of the others. Graphs that
     nest too deep, have too many nodes or contain themselves are the only problem reported.
@@ -59,6 +62,7 @@ def verify(model: Model, limits: Limits = DEFAULT_LIMITS, *, partial: bool = Fal
     for problem in chain.from_iterable(check(index) for check in _CHECKS):
         problems.add(problem)
     problems.raise_any()
+    return index.orders
 
 
 @dataclass(slots=True)
@@ -89,6 +93,7 @@ class _Index:
         self.home: dict[Node, int] = {}
         self.defined: dict[Value, int] = {}
         self.constants: dict[Value, None] = {}
+        self.orders: dict[Graph, list[Node]] = {}
         for i, scope in enumerate(self.scopes):
             read = list(scope.graph.outputs)
             scope.values += scope.graph.inputs
@@ -537,7 +542,7 @@ def _check_cycles(index: _Index) -> Iterator[str]:
     roots = [scope.graph for scope in index.scopes if scope.parent < 0]
     for graph, edges in (pair for root in roots for pair in dependencies(root)):
         try:
-            ordered(graph, edges)
+            index.orders[graph] = ordered(graph, edges)
         except InvalidModel as error:
             yield from error.problems
 

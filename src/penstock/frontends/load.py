@@ -12,7 +12,7 @@ from penstock.errors import InvalidModel, ProblemList
 from penstock.frontends.common.model_files import open_path
 from penstock.host import gc_pause
 from penstock.host.stop_condition import Cancellation, StopCondition
-from penstock.ir.graph import Model, sort
+from penstock.ir.graph import Model
 from penstock.limits import DEFAULT_LIMITS, Limits
 
 
@@ -52,9 +52,8 @@ def load(
 
 def check_and_sort(model: Model, limits: Limits = DEFAULT_LIMITS) -> None:
     """Verify a model, and sort the nodes of its graphs. Raises ``InvalidModel``."""
-    verify(model, limits)
-    for graph in (*model.graphs.values(), *model.functions.values()):
-        sort(graph)
+    for graph, nodes in verify(model, limits).items():
+        graph.nodes[:] = nodes
 
 
 def load_text(text: str, limits: Limits = DEFAULT_LIMITS) -> Model:

@@ -205,6 +205,11 @@ class Graph:
 
     def walk(self) -> Iterator[Node]:
         """Every node, those of nested graphs after the node that carries them."""
+        if len(self.nodes) <= CHECK_EVERY and True not in [node._nests for node in self.nodes]:
+            return paced(self.nodes)
+        return self._walk_nested()
+
+    def _walk_nested(self) -> Iterator[Node]:
         stack = [iter(self.nodes)]
         while stack:
             checkpoint()

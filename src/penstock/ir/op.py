@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
 
@@ -257,9 +257,11 @@ class Op:
     view: bool = False
     work: Work | None = None
 
-    @property
-    def full_name(self) -> str:
-        return f"{self.domain}.{self.name}" if self.domain else self.name
+    full_name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        full_name = f"{self.domain}.{self.name}" if self.domain else self.name
+        object.__setattr__(self, "full_name", full_name)
 
     def __repr__(self) -> str:
         return f"{self.full_name}-{self.version}"

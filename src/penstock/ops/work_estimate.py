@@ -24,7 +24,7 @@ def flops(node: Node) -> int:
     multiplication and an addition count as two, as in the published figures of networks."""
     if is_fused(node):
         return sum([flops(part) for part in parts(node)])
-    output = next((v.type for v in node.outputs if v is not None), ANY)
+    output = [*[v.type for v in node.outputs if v is not None], ANY][0]
     if not _is_static(output):
         return 0
     inputs = [ANY if v is None else v.type for v in node.inputs]

@@ -24,7 +24,7 @@ class DeadCode(Pass):
 def prune(graph: Graph) -> bool:
     """Drop the nodes that no output needs, in nested graphs too; ``graph`` must be sorted. Outputs
     of nested graphs without readers are dropped as well, except values that a loop carries."""
-    if any(node.op.role is Role.NEXT_ITERATION for node in graph.nodes):
+    if Role.NEXT_ITERATION in [node.op.role for node in graph.nodes]:
         return _prune_cyclic(graph)
     changed = False
     needed: set[Value | None] = set(graph.outputs)

@@ -86,25 +86,23 @@ PASSES = {step.name: step for step in (*STRUCTURE, *OPTIMIZE, *LOWER)}
 def optimize(graph: Graph, context: PassContext | None = None) -> bool:
     """Run the passes of OPTIMIZE in turn until none of them changes ``graph`` any more. The graph
     is simplified as far as the types of its inputs allow, whose dims may be symbolic."""
-    context = context or PassContext()
-    changed, unchanged_in_a_row = False, 0
-    for step in OPTIMIZE * _MAX_ROUNDS:
-        if run_passes((step,), graph, context):
-            changed, unchanged_in_a_row = True, 0
-        else:
-            unchanged_in_a_row += 1
-        if unchanged_in_a_row == len(OPTIMIZE):
-            break
-    return changed
+    return run_passes(OPTIMIZE * _MAX_ROUNDS, graph, context or PassContext(), len(OPTIMIZE))
 
 
-def run_passes(passes: Sequence[Pass], graph: Graph, context: PassContext) -> bool:
-    """Run each of ``passes`` once, in order; return whether any of them changed ``graph``."""
-    changed = False
+def run_passes(
+    passes: Sequence[Pass], graph: Graph, context: PassContext, most_idle: int | None = None
+) -> bool:
+    """Run each of ``passes`` once, in order, until ``most_idle`` of them in a row have changed
+    nothing; return whether any of them changed ``graph``."""
+    changed, idle = False, 0
+    checks = bool(os.environ.get(CHECK_PASSES))
     for step in passes:
-        changed |= step.run(graph, context)
+        changes = step.run(graph, context)
         if context.after_pass is not None:
             context.after_pass(step, graph)
-        if os.environ.get(CHECK_PASSES):
+        if checks:
             check_graph(step, graph)
+        changed, idle = changed or changes, 0 if changes else idle + 1
+        if idle == most_idle:
+            break
     return changed

@@ -58,6 +58,8 @@ class ArenaPlan:
 def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     """Choose order and offsets: of the given order and a memory-aware one, the smaller arena."""
     best = plan_arena_in_order(plan, range(len(plan.steps)), planner)
+    if len(plan.steps) <= 2:
+        return best
     dag = step_dag(plan.slots, plan.steps)
     if all(len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in range(dag.n)):
         return best  # chains have no other order that could pay

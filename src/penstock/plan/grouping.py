@@ -76,10 +76,10 @@ class ClusteredGrouping(Grouping):
         steps = self.plan.steps
         if any(self.queue(step) for step in self.plan.walk()):
             return True
-        if self.workers == 1:
+        graphs = any(step.control for step in steps)
+        if self.workers == 1 or (len(steps) == 1 and not graphs):
             return False
         dag = step_dag(self.plan.slots, steps)
-        graphs = any(step.control for step in steps)
         starts = sum(not before for before in dag.pred)
         is_chain = starts <= 1 and all(len(after) <= 1 for after in dag.succ)
         if (not graphs and is_chain) or self.serial < _WORTH_S:

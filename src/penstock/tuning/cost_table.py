@@ -327,14 +327,20 @@ def _update(path: Path, machine: str, fresh: _Records) -> _Records:
     return records
 
 
-_TABLES: dict[Path, CostTable] = {}
+# By the variables that name their folders.
+_TABLES: dict[tuple[str | None, ...], CostTable] = {}
 
 
 def cost_table() -> CostTable:
     """The table of this process and machine; one for each folder that ``cache_folder`` names."""
-    path = cache_folder() / "costs.sqlite"
-    # Atomic, so that all threads get the same table.
-    return _TABLES.get(path) or _TABLES.setdefault(path, CostTable(path, machine_name()))
+    named = os.environ.get("PENSTOCK_CACHE")
+    key = (named,) if named else (os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
+    table = _TABLES.get(key)
+    if table is None:
+        # Atomic, so that all threads get the same table.
+        fresh = CostTable(cache_folder() / "costs.sqlite", machine_name())
+        table = _TABLES.setdefault(key, fresh)
+    return table
 
 
 def cache_folder() -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import place, place_serial
@@ -80,6 +80,8 @@ class Placement:
     measured_only: bool = False
     # Of the nodes of chains, which stand in several proposals.
     _least_seconds: dict[Node, float] = field(default_factory=dict)
+    # Of fused nodes, until all nodes are placed: each is asked about several times in a row.
+    _of_proposals: dict[tuple[Node, Any], Sequence[float]] = field(default_factory=dict)
     # Of the parts of fused nodes that were measured to be slower than these apart.
     _measured_fastest: dict[Node, Backend] = field(default_factory=dict)
 
@@ -106,7 +108,7 @@ class Placement:
             return fastest in fusing
         if self.measured_only:
             return True
-        seconds = min(self.costs.expected(node, among)[: len(fusing)])
+        seconds = min(self._expected(node, fusing))
         # The least cost of a part may be that of a backend that has no kernel for it.
         least, each = map(self._least, parts(node)), map(self._seconds, parts(node))
         return _add_up_to(seconds, least) or _add_up_to(seconds, each)
@@ -120,6 +122,14 @@ class Placement:
         if node not in self._least_seconds:
             self._least_seconds[node] = min(self.costs.expected(node, self._allowed(node)))
         return self._least_seconds[node]
+
+    def _expected(self, node: Node, among: Sequence[Backend]) -> Sequence[float]:
+        if not is_fused(node):
+            return self.costs.expected(node, among)
+        key = node, tuple([backend.name for backend in among])
+        if key not in self._of_proposals:
+            self._of_proposals[key] = self.costs.expected(node, among)
+        return self._of_proposals[key]
 
     def _seconds(self, node: Node) -> float:
         backend, allowed = self._fastest(node), self._allowed(node)
@@ -158,7 +168,7 @@ class Placement:
         others that are expected to be slower are not asked."""
         left = list(among)
         while left:
-            seconds = self.costs.expected(node, left) if len(left) > 1 else [0.0]
+            seconds = self._expected(node, left) if len(left) > 1 else [0.0]
             backend = left.pop(seconds.index(min(seconds)))
             if self.kernels.accepts(backend, node):
                 return backend
@@ -167,6 +177,7 @@ class Placement:
     def _chosen(self, graph: Graph, choice: Callable[[Node], T | None]) -> dict[Node, T]:
         chosen: dict[Node, T] = {}
         faults = []
+        self._of_proposals.clear()  # types and constants may have changed since
         for node in graph.walk():
             if is_control(node):
                 continue

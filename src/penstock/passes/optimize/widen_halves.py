@@ -47,8 +47,9 @@ class WidenHalves(Pass):
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.strict:
             return False
-        values = (value for node in graph.walk() for value in (*node.inputs, *node.outputs))
-        if not any(map(_is_half, values)):
+        values = [value for node in graph.walk() for value in (*node.inputs, *node.outputs)]
+        by_type = {id(value.type): value for value in values if value is not None}
+        if not any(map(_is_half, by_type.values())):
             return False
         walk = _Widening(context.widened)
         return walk.run(graph, walk.outermost)
