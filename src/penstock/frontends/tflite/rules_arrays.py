@@ -59,7 +59,7 @@ def top_k(c: OperatorConversion) -> None:
 @operator_rule("CUMSUM")
 def cumsum(c: OperatorConversion) -> None:
     attrs = {name: int(c.option(name, "CumsumOptions")) for name in ("exclusive", "reverse")}
-    c.emit_final("CumSum", c.take(2), attrs)
+    c.emit_final("CumSum", [c.take(2)[0], c.vector(1)], attrs)
 
 
 # Shapes.

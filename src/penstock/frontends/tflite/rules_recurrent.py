@@ -70,9 +70,8 @@ def _onnx_lstm(
         joined = c.emit("Concat", [given[9], given[11], given[10]], axis=0)
         peepholes = c.emit("Unsqueeze", [joined, axis])
     first = [c.emit("Unsqueeze", [state, axis]) for state in states]
-    hidden = c.static_shape(8, "the recurrent weights") if len(c.inputs) == _LSTM_INPUTS else None
-    size = hidden[-1] if hidden else _rows(c, given[8])
-    attrs: dict[str, Any] = {"hidden_size": size, "direction": "reverse" if reverse else "forward"}
+    attrs: dict[str, Any] = {"hidden_size": _rows(c, given[8])}
+    attrs["direction"] = "reverse" if reverse else "forward"
     y, y_h, y_c = (Value(c.fresh(hint)) for hint in ("y", "h", "c"))
     inputs = [x, w, r, c.emit("Concat", [biases, none], axis=1), None, *first, peepholes]
     c.append("LSTM", "", inputs, [y, y_h, y_c], attrs, y.name)

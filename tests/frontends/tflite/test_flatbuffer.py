@@ -1,0 +1,82 @@
+"""FlatBuffers are checked while they are read."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from penstock.errors import InvalidModel
+from penstock.frontends.tflite.flatbuffer import FILE, FlatBuffer, FlatTable, schema
+from tests.support.tflite_models import serialized
+from tools import tflite_schema
+
+
+def root(data: bytes) -> FlatTable:
+    return FlatBuffer("m.tflite", len(data), lambda at, n: data[at : at + n]).root("Model")
+
+
+def test_schema_is_that_of_the_circle_package() -> None:
+    assert FILE.read_text() == tflite_schema.text()
+
+
+def test_schema_numbers_tables_of_unions_and_operators() -> None:
+    assert schema().unions["BuiltinOptions"][1] == "Conv2DOptions"
+    assert schema().operators[0] == "ADD"
+    assert schema().operators[-6] == "RMS_NORM"
+    assert schema().tables["ResizeBilinearOptions"]["align_corners"].slot == 2
+    assert schema().tables["SubGraph"]["debug_metadata_index"].default == -1
+
+
+def test_fields_that_were_written_are_read_and_others_have_defaults() -> None:
+    operator = {"inputs": [1, -1], "builtin_options_type": 8, "custom_options": b"abc"}
+    operator["builtin_options"] = ("FullyConnectedOptions", {"keep_num_dims": True})
+    table = root(serialized({"description": "é", "subgraphs": [{"operators": [operator]}, {}]}))
+    assert (table.version, table.description, table.buffers) == (0, "é", [])
+    first, second = table.subgraphs
+    assert second.name == "" and second.debug_metadata_index == -1
+    (read,) = first.operators
+    assert read.inputs == [1, -1]
+    assert read.content("custom_options") == b"abc"
+    assert read.builtin_options.kind == "FullyConnectedOptions"
+    assert read.builtin_options.keep_num_dims is True
+
+
+@pytest.mark.parametrize("number", [1, 2**16, 2**31 - 1, 2**32 - 1])
+def test_offset_out_of_range_is_refused(number: int) -> None:
+    data = struct.pack("<I", number) + serialized({"description": "x"})[4:]
+    with pytest.raises(InvalidModel, match=r"m\.tflite is cut short or damaged"):
+        print(root(data).description)
+
+
+@pytest.mark.parametrize("size", [5, 2**16 - 1])
+def test_table_longer_than_the_file_or_shorter_than_a_field_is_refused(size: int) -> None:
+    data = bytearray(serialized({"description": "x"}))
+    struct.pack_into("<H", data, root(bytes(data))._vtable + 2, size)
+    with pytest.raises(InvalidModel, match=r"a field outside of its table|a table beyond its end"):
+        print(root(bytes(data)).description)
+
+
+def test_vector_longer_than_the_file_is_refused() -> None:
+    data = serialized({"metadata_buffer": [7, 8, 9]})
+    vector = data.index(struct.pack("<4I", 3, 7, 8, 9))
+    longer = data[:vector] + struct.pack("<I", 2**30) + data[vector + 4 :]
+    with pytest.raises(InvalidModel, match="a vector beyond its end"):
+        print(root(longer).metadata_buffer)
+
+
+def test_tables_that_share_vectors_more_than_sixteen_times_are_refused() -> None:
+    count = 20_000
+    data = bytearray(serialized({"subgraphs": [{"inputs": range(count)}] + [{}] * 1000}))
+    table = root(bytes(data))
+    first = table.subgraphs[0]._at
+    for place in [
+        i
+        for i in range(0, len(data), 4)
+        if table.subgraphs[1]._at == i + struct.unpack_from("<I", data, i)[0]
+    ]:
+        for i in range(1000):
+            struct.pack_into("<I", data, place + 4 * i, first - place - 4 * i)
+    shared = root(bytes(data))
+    with pytest.raises(InvalidModel, match="vectors that overlap"):
+        print(sum(len(subgraph.inputs) for subgraph in shared.subgraphs))
