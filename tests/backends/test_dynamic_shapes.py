@@ -248,3 +248,17 @@ def test_kernels_are_made_once_they_pay(made):
     assert made == [TensorType(FLOAT32, (300, 32))]
     kernel(draw(40_000, 32), w)  # pays at once
     assert len(made) == 2
+
+
+def test_loops_in_python_are_replaced_at_once():
+    backend = NativeBackend()
+    boxes, scores = TensorType(FLOAT32, (1, None, 4)), TensorType(FLOAT32, (1, 1, None))
+    most = Value("most", const=np.array([9], np.int64))
+    values = [Value("boxes", boxes), Value("scores", scores), most]
+    node = Node(find("NonMaxSuppression"), values, [Value("y")])
+    kernel = backend.kernel(node, [value.type for value in node.inputs])
+    (cache,) = backend._caches.values()
+    x = np.array([[[0, 0, 1, 1], [5, 5, 6, 6]]], np.float32)
+    chosen = kernel(x, np.array([[[0.5, 0.7]]], np.float32), most.const)
+    np.testing.assert_array_equal(chosen, [[0, 0, 1], [0, 0, 0]])
+    assert list(cache.kernels) == [((1, 2, 4), (1, 1, 2))]

@@ -43,7 +43,7 @@ _KERNEL_BYTES = 4 << 10
 # Sets of shapes of one node after which more are to be expected.
 _MANY_SHAPES = 8
 
-# Bytes of inputs from which on a kernel may be worth making for one call.
+# Bytes of inputs from which on it may pay at once to make a kernel.
 _WORTH_ESTIMATING = 1 << 16
 
 # Elements of inputs whose contents are looked at.
@@ -92,10 +92,15 @@ class SpecialisingBackend(HostBackend, Backend):
                 return kernel
         for guess, contents in _guessed_nodes(node, tensors):
             if self.supports(guess):
-                cache = KernelCache(self, node, tensors, contents)
+                pays = self.gain(guess) >= self.making_s
+                cache = KernelCache(self, node, tensors, contents, pays)
                 self._caches[id(cache)] = cache
                 return Kernel(cache.function(), cached_bytes=cache.nbytes)
         return None
+
+    def gain(self, node: Node) -> float:
+        """The seconds that a call takes less than NumPy's, for a node with the shapes of a run."""
+        return _late_seconds(_NUMPY, node) - _late_seconds(self, node)
 
     def make_room(self) -> None:
         """Drop kernels, of the fullest caches first, down to the limit on the bytes of all."""
@@ -109,7 +114,7 @@ class SpecialisingBackend(HostBackend, Backend):
 
 class KernelCache:
     """The functions of one node's kernels, by the shapes of the inputs that have unknown dims and
-    the bytes of those whose ``contents`` matter.
+    the bytes of those whose ``contents`` matter. ``pays``: a kernel is expected to pay at once.
 
     There is no lock: several threads change dicts, by one call each. Two threads may make the same
     kernel, of which one is kept.
@@ -117,14 +122,19 @@ class KernelCache:
 
     __slots__ = (
         *("__weakref__", "_awaited", "_bytes", "_made", "_plain"),
-        *("backend", "contents", "kernels", "node", "types"),
+        *("backend", "contents", "kernels", "node", "pays", "types"),
     )
 
     def __init__(
-        self, backend: SpecialisingBackend, node: Node, types: Tensors, contents: Sequence[int]
+        self,
+        backend: SpecialisingBackend,
+        node: Node,
+        types: Tensors,
+        contents: Sequence[int],
+        pays: bool,
     ) -> None:
         self.backend, self.node, self.types = backend, node, types
-        self.contents = contents
+        self.contents, self.pays = contents, pays
         self.kernels: dict[Any, Callable[..., Any]] = {}
         self._bytes: dict[Any, int] = {}
         # Calls that NumPy's kernel still gets before another is made; None if not yet estimated.
@@ -168,10 +178,8 @@ class KernelCache:
         """The function for inputs of shapes that have none yet: NumPy's as long as making another
         does not pay. Raises ``ShapeError`` where the shapes do not fit the operation."""
         awaited = self._awaited
-        if (
-            key not in awaited
-            and sum([x.nbytes for x in inputs if x is not None]) < _WORTH_ESTIMATING
-        ):
+        size = sum([x.nbytes for x in inputs if x is not None])
+        if key not in awaited and size < _WORTH_ESTIMATING and not self.pays:
             for old in list(awaited)[: max(len(awaited) + 1 - _MOST_AWAITED, 0)]:
                 awaited.pop(old, None)
             awaited[key] = None
@@ -185,7 +193,7 @@ class KernelCache:
             for t, x in zip(self.types, inputs, strict=True)
         ]
         node = _typed(self.node, types, {i: np.array(inputs[i]) for i in self.contents})
-        gain = _late_seconds(_NUMPY, node) - _late_seconds(self.backend, node)
+        gain = self.backend.gain(node)
         if calls is None and 0 < gain < self.backend.making_s:
             awaited[key] = int(self.backend.making_s / gain)
             return self._plain

@@ -31,12 +31,13 @@ _OVERHEADS = {
     10e-6: "AveragePool InstanceNormalization MaxPool Resize",
     12e-6: "Conv QGemm QLinearMatMul",
     20e-6: "ConvInteger ConvTranspose GRU LSTM RNN",
-    26e-6: "QLinearConv",
+    26e-6: "QLinearConv TopK",
+    600e-6: "NonMaxSuppression",
 }
 _OVERHEAD = {name: time for time, names in _OVERHEADS.items() for name in names.split()}
 
-# Products run in a BLAS, so much faster than ``seconds`` has it for other operations.
-_BLAS_GAIN_S = 1 / 20e9 - 1 / 60e9
+# Seconds of each floating-point operation beyond the usual estimate: products run in a BLAS.
+_PER_FLOP_S = {"Gemm": -1 / 30e9, "MatMul": -1 / 30e9, "GridSample": 7e-9, "RoiAlign": 70e-9}
 
 
 class NumpyBackend(HostBackend):
@@ -66,8 +67,8 @@ class NumpyBackend(HostBackend):
 
 def _seconds(node: Node) -> float:
     name = node.op.name
-    gain = flops(node) * _BLAS_GAIN_S if name in ("Gemm", "MatMul") else 0.0
-    return seconds(node) + _OVERHEAD.get(name, 0.0) - gain
+    more = flops(node) * _PER_FLOP_S[name] if name in _PER_FLOP_S else 0.0
+    return seconds(node) + _OVERHEAD.get(name, 0.0) + more
 
 
 @cache
