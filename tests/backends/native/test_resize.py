@@ -74,3 +74,18 @@ def test_resize_with_positions_outside_of_the_input_has_no_compiled_kernel():
     crop = "tf_crop_and_resize"
     node = node_of("Resize", inputs, [1, 3], mode="linear", coordinate_transformation_mode=crop)
     assert kernel_of(node, LIBRARIES[0]) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "int64"])
+@pytest.mark.parametrize("mode", ["edge", "reflect", "wrap"])
+@pytest.mark.parametrize("pads", [(0, 0, 2, 3, 0, 0, 1, 2), (1, 0, -1, 0, 0, 2, 2, 0)])
+def test_pad_with_copies_equals_numpy(pads, mode, dtype):
+    inputs = [image((2, 3, 5, 7), dtype), np.array(pads)]
+    check(node_of("Pad", inputs, [1], mode=mode), inputs)
+    inputs = [image((4, 3, 40), dtype), np.array([5, 1, 4, 0]), None, np.array([-1, 0])]
+    check(node_of("Pad", inputs, [1, 3], mode=mode), inputs)
+
+
+def test_pad_with_a_constant_has_no_compiled_kernel():
+    inputs = [image((2, 3), "float32"), np.array([1, 1, 0, 0])]
+    assert kernel_of(node_of("Pad", inputs, [1]), LIBRARIES[0]) is None

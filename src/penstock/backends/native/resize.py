@@ -1,4 +1,4 @@
-"""Resize by tables of what each axis reads: copies, or weighted sums."""
+"""Resize by tables of what each axis reads: copies, or weighted sums; and Pad with copies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.ir.layout import packed_strides
+from penstock.ops.onnx.pad import padded_places
 from penstock.ops.onnx.resize import Table, resize_tables
 from penstock.types import TensorType
 
@@ -34,7 +35,31 @@ def resize(site: Site) -> NativeCall | None:
         return None
     if any(table.outside is not None for table in tables):
         return None
-    name = f"resize_nearest_{size}" if nearest else f"resize_{x.dtype}"
+    return _by_tables(site, f"resize_nearest_{size}" if nearest else f"resize_{x.dtype}", tables)
+
+
+def pad_by_copies(site: Site) -> NativeCall | None:
+    """Pad with copies of elements, of constant widths."""
+    x, y, mode = site.input(0), site.output(), site.attr("mode", "constant")
+    inputs = range(1, len(site.constants))
+    if (
+        x is None
+        or mode == "constant"
+        or any(site.input(i) and site.constant(i) is None for i in inputs)
+    ):
+        return None
+    size = 0 if x.dtype is None else x.dtype.itemsize
+    if size not in (1, 2, 4, 8) or 0 in (*x.dims, *y.dims) or max(x.dims) >= _MOST_INDEX:
+        return None
+    tables = []
+    for axis, places in enumerate(padded_places(x.dims, site.node.attrs, site.constants)):
+        if not np.array_equal(places, np.arange(x.dims[axis])):
+            ones = np.ones((1, len(places)))
+            tables.append(Table(axis, x.dims[axis], len(places), places[None], ones, None))
+    return _by_tables(site, f"resize_nearest_{size}", tables) if tables else None
+
+
+def _by_tables(site: Site, name: str, tables: Sequence[Table]) -> NativeCall | None:
     kernel = partial(_call, site, name, {table.axis: table for table in tables})
     try:
         return kernel((None,) * len(site.tensors))
@@ -65,9 +90,10 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
     taps = [entry[3] for entry in entries]
     if math.prod(taps[:-1]) > _MOST_ROWS:
         raise UnsupportedError
-    nearest, indices = "nearest" in name, reads[-1][0]
+    nearest, indices, run = "nearest" in name, reads[-1][0], (0, 0)
     if nearest:
         chunk, spans = int(inner == 1 and _doubles(tables[row])), None
+        run = _longest_run(indices[0]) if inner == 1 else run
     else:
         chunk, spans = _chunks(indices) if inner == 1 else (1, None)
     length = y.dims[row] * inner
@@ -85,7 +111,7 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
             if nearest
             else np.concatenate([part.reshape(-1) for _, part in reads]).astype(x.dtype),
             spans,
-            *(len(entries), inner, chunk),
+            *(len(entries), inner, chunk, *run),
         ),
         items=math.prod(y.dims[axis] for axis in axes[:-1]),
         item_ns=item_ns,
@@ -123,6 +149,14 @@ def _read(table: Table | None, count: int) -> tuple[np.ndarray, np.ndarray]:
 def _doubles(table: Table) -> bool:
     """Whether each element comes twice."""
     return np.array_equal(table.indices[0], np.repeat(np.arange(table.size), 2))
+
+
+def _longest_run(indices: np.ndarray) -> tuple[int, int]:
+    """The first and the number of the most elements in a row that follow one another."""
+    ends = np.flatnonzero(np.diff(indices) != 1) + 1
+    bounds = np.concatenate([[0], ends, [len(indices)]])
+    i = int(np.diff(bounds).argmax())
+    return int(bounds[i]), int(bounds[i + 1] - bounds[i])
 
 
 def _chunks(indices: np.ndarray) -> tuple[int, np.ndarray]:

@@ -153,6 +153,24 @@ def _padded_data(x: TensorType, pads: tuple[Dim, Dim], mode: str, consts: Consts
     return (*[value] * before, *x.data, *[value] * after)
 
 
+def padded_places(dims: Sequence[int], attrs: Attrs, consts: Consts) -> list[np.ndarray]:
+    """For each axis of a Pad of constant widths the elements of the input that it copies."""
+    _, widths, _, axes = rules.pad_with_none(consts, 4)
+    by_axis: Any = _by_axis(
+        len(dims), widths.reshape(-1).tolist(), None if axes is None else axes.reshape(-1).tolist()
+    )
+    return [
+        _padded(np.arange(n), pads, _mode(attrs)) for n, pads in zip(dims, by_axis, strict=True)
+    ]
+
+
+def _padded(x: np.ndarray, pads: tuple[int, int], mode: str) -> np.ndarray:
+    parts = _borders(x.shape, [pads], mode)
+    out = np.empty(parts.shape, x.dtype)
+    _fill(x, parts, None, out)
+    return out
+
+
 @operator("Pad", since=11, infer=_infer_pad, moves=True, strings=True)
 def pad(node: Node, types: Types) -> Kernel:
     mode = _mode(node.attrs)

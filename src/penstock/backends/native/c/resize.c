@@ -19,6 +19,7 @@ struct resize {
     const void *weights;
     const int32_t *spans; /* [chunks, 2]: the elements of a row that each chunk of a result reads */
     int64_t n_axes, inner, chunk;
+    int64_t run, run_length; /* elements of a row of copies that lie side by side in the input */
 };
 
 /* Where the row of an item lies: returns its place in the result, and in `offsets` and `shares` the
@@ -145,32 +146,54 @@ RESIZE(resize_float64, double)
 
 /* Copies of elements. A row that reads what the last one did is a copy of it. */
 #define NEAREST(name, type)                                                                       \
+    static inline void name##_row(const struct resize *a, const type *restrict x,                 \
+                                  type *restrict y, const int32_t *indices, int64_t count)        \
+    {                                                                                             \
+        const int64_t inner = a->inner, end = a->run + a->run_length;                             \
+        if (inner > 1)                                                                            \
+            for (int64_t j = 0; j < count; j++)                                                   \
+                memcpy(y + j * inner, x + indices[j] * inner, inner * sizeof(type));              \
+        else if (a->chunk)                                                                        \
+            for (int64_t j = 0; j < count / 2; j++)                                               \
+                y[2 * j] = y[2 * j + 1] = x[j];                                                   \
+        else {                                                                                    \
+            for (int64_t j = 0; j < a->run; j++)                                                  \
+                y[j] = x[indices[j]];                                                             \
+            if (a->run_length)                                                                    \
+                memcpy(y + a->run, x + indices[a->run], a->run_length * sizeof(type));            \
+            for (int64_t j = end; j < count; j++)                                                 \
+                y[j] = x[indices[j]];                                                             \
+        }                                                                                         \
+    }                                                                                             \
+                                                                                                  \
     static int name(const void *arguments, int64_t begin, int64_t end)                            \
     {                                                                                             \
         const struct resize *a = arguments;                                                       \
-        const axis *along = &a->axes[a->n_axes - 1];                                              \
-        const int32_t *indices = a->indices + along->first;                                       \
-        int64_t count = along->count, inner = a->inner, n_rows, offset, last = -1;                \
-        int64_t twice = a->chunk; /* each element of the input is repeated once */                \
-        float share;                                                                              \
-        type *done = NULL;                                                                        \
-        for (int64_t item = begin; item < end; item++) {                                          \
-            type *restrict y =                                                                    \
-                (type *)a->y + places_float(a, item, &n_rows, &offset, &share);                 \
-            const type *x = (const type *)a->x + offset;                                          \
-            if (offset == last)                                                                   \
-                memcpy(y, done, count * inner * sizeof(type));                                    \
-            else if (inner > 1)                                                                   \
-                for (int64_t j = 0; j < count; j++)                                               \
-                    memcpy(y + j * inner, x + indices[j] * inner, inner * sizeof(type));          \
-            else if (twice)                                                                       \
-                for (int64_t j = 0; j < count / 2; j++)                                           \
-                    y[2 * j] = y[2 * j + 1] = x[j];                                               \
-            else                                                                                  \
-                for (int64_t j = 0; j < count; j++)                                               \
-                    y[j] = x[indices[j]];                                                         \
-            last = offset;                                                                        \
-            done = y;                                                                             \
+        const axis one = {1, 0, 0, 1, 0}, *along = &a->axes[a->n_axes - 1];                       \
+        const axis *rows = a->n_axes > 1 ? along - 1 : &one;                                      \
+        const int64_t count = along->count, n_rows = rows->count;                                 \
+        for (int64_t item = begin; item < end;) {                                                 \
+            const int64_t first = item % n_rows, left = end - item;                               \
+            const int64_t stop = n_rows - first < left ? n_rows : first + left;                   \
+            const type *x = a->x;                                                                 \
+            type *y = a->y;                                                                       \
+            int64_t rest = item / n_rows, last = -1;                                              \
+            for (int64_t i = a->n_axes - 3; i >= 0; rest /= a->axes[i--].count) {                 \
+                const int64_t at = rest % a->axes[i].count;                                       \
+                x += a->indices[a->axes[i].first + at] * a->axes[i].x_stride;                     \
+                y += at * a->axes[i].y_stride;                                                    \
+            }                                                                                     \
+            for (int64_t r = first; r < stop; r++) {                                              \
+                const int64_t from = rows != &one ? a->indices[rows->first + r] : 0;              \
+                type *row = y + r * rows->y_stride;                                               \
+                if (from == last)                                                                 \
+                    memcpy(row, row - rows->y_stride, count * a->inner * sizeof(type));           \
+                else                                                                              \
+                    name##_row(a, x + from * rows->x_stride, row, a->indices + along->first,      \
+                               count);                                                            \
+                last = from;                                                                      \
+            }                                                                                     \
+            item += stop - first;                                                                 \
         }                                                                                         \
         return 0;                                                                                 \
     }
