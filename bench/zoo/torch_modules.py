@@ -305,7 +305,7 @@ def _indices() -> dict[str, Part]:
         "index": f(lambda a, i: a[:, i], x, rows),
         "index_pair": f(lambda a, i: a[:, i, i], x, rows),
         "index_batch": f(lambda a, i: a[a.new_ones(a.shape[0]).cumsum(0).long() - 1, i], x, whole(8)),
-        "index_put": f(lambda a, i: a.index_put((i, i), a[:3, 0, :] * 0 + 1), normal(64), fixed(np.array([0, 2, 1]))),
+        "index_put": f(lambda a, i: a.index_put((i * 0, i), a[0, :3] * 0 + 1), normal(64), fixed(np.array([0, 2, 1]))),
         "index_add": f(lambda a, i: a.index_add(1, i, a[:, :3] * 2), x, rows),
         "scatter": f(lambda a, i: a.scatter(2, i, 0.5), x, whole(64, 8, 4)),
         "scatter_add": f(lambda a, i, b: a.scatter_add(2, i, b), x, whole(64, 8, 12), normal(8, 12)),

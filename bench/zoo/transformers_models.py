@@ -44,6 +44,9 @@ IMAGE = {"pixel_values": normal(3, 32, 32)}
 AUDIO = {"input_values": normal(1600)}
 TRANSLATION = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": whole(WORDS, 6)}
 
+# Networks of stages have depths and widths of their own, under the same names.
+STAGES = {"num_attention_heads": None, "num_hidden_layers": None, "num_layers": None}
+
 # The family, the model's class after it, inputs, and what its configuration has beside SIZES.
 MODELS: list[tuple[str, str, dict[str, Feed], dict[str, Any]]] = [
     ("Albert", "Model", TYPED, {}),
@@ -80,7 +83,7 @@ MODELS: list[tuple[str, str, dict[str, Feed], dict[str, Any]]] = [
     ("GPTBigCode", "ForCausalLM", TEXT, {}),
     ("OPT", "ForCausalLM", TEXT, {}),
     ("Bloom", "ForCausalLM", TEXT, {}),
-    ("Falcon", "ForCausalLM", TEXT, {}),
+    ("Falcon", "ForCausalLM", TEXT, {"head_dim": None}),
     ("Mpt", "ForCausalLM", TEXT, {}),
     ("Llama", "ForCausalLM", TEXT, {}),
     ("Mistral", "ForCausalLM", TEXT, {}),
@@ -115,9 +118,9 @@ MODELS: list[tuple[str, str, dict[str, Feed], dict[str, Any]]] = [
     ("DeiT", "ForImageClassification", IMAGE, {}),
     ("Beit", "ForImageClassification", IMAGE, {}),
     ("Dinov2", "Model", IMAGE, {}),
-    ("Swin", "ForImageClassification", IMAGE, {"embed_dim": 32, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 4}),
-    ("Swinv2", "ForImageClassification", IMAGE, {"embed_dim": 32, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 4}),
-    ("ConvNext", "ForImageClassification", IMAGE, {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1], "patch_size": 4}),
+    ("Swin", "ForImageClassification", IMAGE, {"embed_dim": 32, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 4, **STAGES}),
+    ("Swinv2", "ForImageClassification", IMAGE, {"embed_dim": 32, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 4, **STAGES}),
+    ("ConvNext", "ForImageClassification", IMAGE, {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1], "patch_size": 4, **STAGES}),
     ("ResNet", "ForImageClassification", IMAGE, {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1], "embedding_size": 16}),
     ("RegNet", "ForImageClassification", IMAGE, {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1], "embedding_size": 16, "groups_width": 8}),
     ("MobileNetV2", "ForImageClassification", IMAGE, {"depth_multiplier": 0.35}),
