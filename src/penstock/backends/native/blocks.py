@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from functools import partial
 
 import numpy as np
 
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
-from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.constant_cache import Reordered, Shared, reordered, shared
 from penstock.ops.microsoft.quantized_weights import PackedWeights, unpack
 from penstock.types import FLOAT32
 
@@ -18,38 +18,32 @@ _MOST_BLOCKS = 2048
 _TOGETHER = 8  # weights along K that are taken together
 
 
-class BlockPanels(NamedTuple):
-    """Weights as compiled code reads them (``c/blocks.c``)."""
-
-    codes: np.ndarray
-    scales: np.ndarray
-    shifts: np.ndarray | None
-
-
 def block_product(site: Site) -> NativeCall | None:
     """The product of float32 with constant weights."""
-    x, weights = site.input(0), [site.constant(i) for i in (1, 2, 3)]
-    missing = [i for i in (1, 2, 3) if site.input(i) is not None and site.constant(i) is None]
-    if x is None or missing or x.dtype != FLOAT32 or site.input(4) is not None or 0 in x.dims:
+    x, (b, scales, zeros) = site.input(0), (site.constant(i) for i in (1, 2, 3))
+    if b is None or scales is None or (zeros is None and site.input(3) is not None):
+        return None
+    if x is None or x.dtype != FLOAT32 or site.input(4) is not None or 0 in x.dims:
         return None
     packed = PackedWeights(site.node.attrs)
     if not has_panels(packed):
         return None
-    held = block_panels(packed, *weights)
-    panels: BlockPanels = held.value
+    codes, factors = _codes_of(packed, b), _factors_of(packed, scales, zeros)
     rows, count = math.prod(x.dims[:-1]), math.ceil(packed.n / PANEL)
     border = rows * PANEL * 4 if packed.n % PANEL else 0
     return NativeCall(
         "block_product",
         (
-            *(Tensor(0), *panels, None if site.input(5) is None else Tensor(5)),
+            *(Tensor(0), codes.value, *factors.value, None if site.input(5) is None else Tensor(5)),
             *(site.result(), WORKSPACE if border else None),
             *(rows, packed.k, packed.n, max(packed.bits, 4), packed.block),
         ),
         items=count,
         item_ns=packed.k * (1 + rows * 0.5),
         workspace=border,
-        keep=held,
+        keep=(codes, factors),
+        # Codes behind the last weight of a row are not in panels.
+        reordered={1: codes} if packed.k == packed.blocks * packed.block else {},
     )
 
 
@@ -59,39 +53,69 @@ def has_panels(packed: PackedWeights) -> bool:
     return together and packed.blocks <= _MOST_BLOCKS
 
 
-def block_panels(packed: PackedWeights, *weights: Any) -> Shared[BlockPanels]:
-    """The panels of weights, scales and zero points (or None)."""
+def _codes_of(packed: PackedWeights, b: np.ndarray) -> Reordered[np.ndarray]:
+    """The panels of codes: [panel, K / 8, 32] of 8 codes of 4 bits, or [panel, K, 32] of 8 bits."""
     name = "native blocks", packed.n, packed.k, packed.bits, packed.block
-    return shared(name, lambda: _panels(packed, *weights), *weights)
+    return reordered(name, b, partial(_panels, packed), partial(_rows, packed, b.shape))
 
 
-def _panels(
-    packed: PackedWeights, b: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None
-) -> BlockPanels:
-    n, k, bits, blocks = packed.n, packed.k, packed.bits, packed.blocks
-    half = 1 << (bits - 1)
-    codes = b.reshape(n, -1)
+def _panels(packed: PackedWeights, b: np.ndarray) -> np.ndarray:
+    k, bits = packed.k, packed.bits
+    codes = b.reshape(packed.n, -1)
     if bits < 8:
         codes = np.stack([codes >> i & (1 << bits) - 1 for i in range(0, 8, bits)], axis=-1)
-    codes = codes.reshape(n, -1)[:, :k]
+    codes = codes.reshape(packed.n, -1)[:, :k]
     if bits < 4:
-        codes = codes + (8 - half)
+        codes = codes + _raised(bits)
     columns = _columns(codes)
     if bits == 8:
-        columns = np.ascontiguousarray(columns ^ 128)
+        return np.ascontiguousarray(columns ^ 128)
+    words = columns.reshape(-1, k // 8, 8, PANEL)
+    panels = np.zeros((len(words), k // 8, PANEL), np.uint32)
+    for i in range(8):
+        panels |= words[:, :, i].astype(np.uint32) << 4 * i
+    return panels
+
+
+def _rows(packed: PackedWeights, shape: tuple[int, ...], panels: np.ndarray) -> np.ndarray:
+    """The packed codes that ``panels`` were made of."""
+    k, bits = packed.k, packed.bits
+    if bits == 8:
+        columns: np.ndarray = panels ^ 128
     else:
-        words = columns.reshape(-1, k // 8, 8, PANEL)
-        columns = np.zeros((len(words), k // 8, PANEL), np.uint32)
-        for i in range(8):
-            columns |= words[:, :, i].astype(np.uint32) << 4 * i
-    factors = scales.reshape(n, blocks).astype(FLOAT32, copy=False)
-    shifts = None
-    if zeros is not None:
+        nibbles = [(panels >> 4 * i & 15).astype(np.uint8) for i in range(8)]
+        columns = np.stack(nibbles, axis=2).reshape(len(panels), k, PANEL)
+        columns -= _raised(bits)
+    codes = columns.swapaxes(1, 2).reshape(-1, k)[: packed.n].reshape(packed.n, -1, 8 // bits)
+    rows = np.zeros(codes.shape[:2], np.uint8)
+    for i in range(8 // bits):
+        rows |= codes[:, :, i] << i * bits
+    return rows.reshape(shape)
+
+
+def _raised(bits: int) -> int:
+    """What is added to codes of fewer than 4 bits, so that 8 stands for 0."""
+    return max(8 - (1 << (bits - 1)), 0)
+
+
+def _factors_of(
+    packed: PackedWeights, scales: np.ndarray, zeros: np.ndarray | None
+) -> Shared[tuple[np.ndarray, np.ndarray | None]]:
+    """The panels of scales, and of what zero points add."""
+
+    def make() -> tuple[np.ndarray, np.ndarray | None]:
+        n, half = packed.n, 1 << (packed.bits - 1)
+        factors = scales.reshape(n, packed.blocks).astype(FLOAT32, copy=False)
+        if zeros is None:
+            return _columns(factors), None
         points = zeros.reshape(n, -1)
         if zeros.dtype == np.uint8:
-            points = unpack(points, bits)
-        shifts = _columns((half - points[:, :blocks].astype(FLOAT32)) * factors)
-    return BlockPanels(columns, _columns(factors), shifts)
+            points = unpack(points, packed.bits)
+        shifts = (half - points[:, : packed.blocks].astype(FLOAT32)) * factors
+        return _columns(factors), _columns(shifts)
+
+    name = "native factors", packed.n, packed.blocks, packed.bits
+    return shared(name, make, scales, zeros)
 
 
 def _columns(matrix: np.ndarray) -> np.ndarray:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
 from penstock.ir.graph import Node
-from penstock.ops.common.constant_cache import shared
+from penstock.ops.common.constant_cache import reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.work_estimate import flops
 from penstock.types import FLOAT32
@@ -57,8 +58,8 @@ def integer_product(site: Site) -> NativeCall | None:
         return None
     if result.dtype not in _RESULTS or site.attr("transA", 0):
         return None
-    weights = weights.T if site.attr("transB", 0) else weights
-    k, n = weights.shape
+    flipped = bool(site.attr("transB", 0))
+    k, n = weights.shape[::-1] if flipped else weights.shape
     zero, x_zero = _constant(site, places.w[2], n), site.input(places.x[2])
     factors, terms = _factors(site, places, n), _constant(site, places.bias, n)
     y_zero = _constant(site, places.y[1], 1)
@@ -66,10 +67,11 @@ def integer_product(site: Site) -> NativeCall | None:
         return None
     if x_zero is not None and (x_zero.elements != 1 or x_zero.dtype != x.dtype):
         return None
-    held = shared(
-        ("native integers", zero.tobytes(), site.attr("transB", 0)),
-        lambda: integer_panels(weights, zero),
-        site.constant(places.w[0]),
+    held = reordered(
+        ("native integers", zero.tobytes(), flipped),
+        weights,
+        lambda codes: integer_panels(codes.T if flipped else codes, zero),
+        partial(_codes, k, n, weights.dtype, flipped),
     )
     packed: IntegerPanels = held.value
     rows = x.elements // k
@@ -85,7 +87,7 @@ def integer_product(site: Site) -> NativeCall | None:
         ),
         items=blocks * groups,
         item_ns=50 + work / (_OPERATIONS_PER_S * 1e-9),
-        keep=held,
+        reordered={places.w[0]: held},
     )
 
 
@@ -147,3 +149,12 @@ def integer_panels(weights: np.ndarray, zero: np.ndarray) -> IntegerPanels:
     tail = np.zeros(_TILE * _PANEL * _QUAD, INT8)
     sums = signed.sum(axis=0, dtype=np.int64) - k * zeros.astype(np.int64)
     return IntegerPanels(np.concatenate([packed.reshape(-1), tail]), sums.astype(INT32), zeros)
+
+
+def _codes(k: int, n: int, dtype: np.dtype, flipped: bool, packed: IntegerPanels) -> np.ndarray:
+    """The matrix that panels were made of."""
+    quads, panels = math.ceil(k / _QUAD), math.ceil(n / _PANEL)
+    tiles = packed.panels[: quads * panels * _QUAD * _PANEL].reshape(panels, quads, _PANEL, _QUAD)
+    codes = tiles.transpose(1, 3, 0, 2).reshape(quads * _QUAD, -1)[:k, :n].view(np.uint8)
+    codes = (codes ^ (128 if dtype == UINT8 else 0)).view(dtype)
+    return np.ascontiguousarray(codes.T if flipped else codes)

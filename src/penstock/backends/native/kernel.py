@@ -16,6 +16,9 @@ from penstock.ir.op import Kernel
 from penstock.ops.common.constant_cache import Reordered
 from penstock.types import INT64, TensorType, Type
 
+# Bytes of weights from which on they are not held in the file's order as well.
+_WORTH_ABSORBING = 16 << 10
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -134,6 +137,7 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         return _text_kernel(site, call, call.texts)
     if call.finish is not None:
         return _finished_kernel(site, call, call.finish)
+    call = replace(call, reordered=_worth_absorbing(site, call))
     constants = [None if i in call.reordered else x for i, x in enumerate(site.constants)]
     site = replace(site, constants=tuple(constants))
     binder = _CallBinder(site, call)
@@ -175,6 +179,15 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         absorbed=tuple(call.reordered),
         let_go=lambda: {i: held.let_go() for i, held in call.reordered.items()},
     )
+
+
+def _worth_absorbing(site: Site, call: NativeCall) -> Mapping[int, Reordered[Any]]:
+    """Constants of many bytes. A kernel that absorbs some is called with planned memory alone."""
+    return {
+        i: held
+        for i, held in call.reordered.items()
+        if (constant := site.constant(i)) is not None and constant.nbytes >= _WORTH_ABSORBING
+    }
 
 
 def _text_kernel(site: Site, call: NativeCall, texts: np.ndarray) -> Kernel:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ir.graph import Node
-from penstock.ops.common.constant_cache import shared
+from penstock.ops.common.constant_cache import reordered
 from penstock.types import TensorType
 
 _ROWS, _MOST_TAIL, _PADDED_BYTES = 4, 1024, 64  # as in c/matmul.c
@@ -66,7 +67,8 @@ def product(site: Site) -> NativeCall | None:
     batches, rows, inner, columns = dims
     weights, held = site.constant(1), None
     if weights is not None and batches == 1:
-        held = shared(("padded", right), lambda: _padded(weights, right), weights)
+        back = partial(_unpadded, weights.shape, right)
+        held = reordered(("padded", right), weights, lambda w: _padded(w, right), back)
     elif right or (inner > _MOST_TAIL and columns % 16):
         return None
     return NativeCall(
@@ -80,7 +82,7 @@ def product(site: Site) -> NativeCall | None:
         ),
         items=batches * math.ceil(rows / _ROWS),
         item_ns=_macs(1, _ROWS, inner, columns) * _MAC_NS[str(a.dtype)],
-        keep=held,
+        reordered={} if held is None else {1: held},
     )
 
 
@@ -94,6 +96,12 @@ def _padded(weights: np.ndarray, transposed: bool) -> np.ndarray:
     padded = np.zeros((rows, math.ceil(columns / lanes) * lanes), matrix.dtype)
     padded[:, :columns] = matrix
     return padded
+
+
+def _unpadded(shape: tuple[int, ...], transposed: bool, padded: np.ndarray) -> np.ndarray:
+    """The matrix that was padded."""
+    matrix = padded[:, : shape[-2] if transposed else shape[-1]]
+    return np.ascontiguousarray(matrix.T if transposed else matrix).reshape(shape)
 
 
 def _strides_of(c: TensorType, dims: _Dims) -> tuple[int, int] | None:

@@ -1,0 +1,83 @@
+"""Constants that compiled kernels hold in an order of their own, and give back from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import penstock as ps
+from penstock.ops.registry import MICROSOFT
+from tests.support.native_kernels import pytestmark  # noqa: F401
+
+RNG = np.random.default_rng(0)
+
+
+def codes(dtype: Any, *shape: int) -> np.ndarray:
+    ends = np.iinfo(dtype)
+    return RNG.integers(ends.min, ends.max, shape, dtype, endpoint=True)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def blocks(bits: int) -> tuple[str, list[Any], dict[str, Any]]:
+    n, k, block = 70, 480 * 8 // bits, 32
+    packed = codes(np.uint8, n, k // block, block * bits // 8)
+    attrs = {"N": n, "K": k, "bits": bits, "block_size": block, "domain": MICROSOFT}
+    return "MatMulNBits", [normal(1, k), packed, normal(n, k // block)], attrs
+
+
+CASES = {
+    "product": ("MatMul", [normal(1, 130), normal(130, 70)], {}),
+    "flipped product": ("Gemm", [normal(1, 130), normal(70, 130)], {"transB": 1}),
+    "signed codes": ("MatMulInteger", [codes(np.uint8, 1, 130), codes(np.int8, 130, 140)], {}),
+    "codes with zero points": (
+        "MatMulInteger",
+        [codes(np.uint8, 1, 130), codes(np.uint8, 130, 140), np.uint8(3), codes(np.uint8, 140)],
+        {},
+    ),
+    **{f"blocks of {bits} bits": blocks(bits) for bits in (2, 4, 8)},
+}
+
+
+def model_of(op: str, inputs: list[Any], attrs: dict[str, Any], rows: Any) -> onnx.ModelProto:
+    """A node whose inputs but the first are constants."""
+    names = [f"x{i}" for i in range(len(inputs))]
+    node = helper.make_node(op, names, ["y"], **attrs)
+    x = inputs[0]
+    info = helper.make_tensor_value_info(
+        "x0", helper.np_dtype_to_tensor_dtype(x.dtype), [rows, *x.shape[1:]]
+    )
+    constants = [
+        numpy_helper.from_array(np.asarray(a), f"x{i + 1}") for i, a in enumerate(inputs[1:])
+    ]
+    graph = helper.make_graph([node], "g", [info], [onnx.ValueInfoProto(name="y")], constants)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_constants_are_given_back_bit_by_bit_and_shared_by_plans(case: str) -> None:
+    op, inputs, attrs = CASES[case]
+    proto = model_of(op, inputs, attrs, "rows")
+    model = ps.load(proto)
+    (value,) = {v for n in model.graph.nodes for v in n.inputs if v is not None and v.name == "x1"}
+    session = ps.compile(model, backends=["native", "numpy"])
+    reference = ps.compile(proto, backends=["numpy"])
+    holders = set()
+    for rows in (1, 2, 1, 3):
+        x = np.repeat(inputs[0], rows, axis=0)
+        expected = reference.run({"x0": x})["y"]
+        np.testing.assert_allclose(session.run({"x0": x})["y"], expected, rtol=1e-3, atol=1e-3)
+        session.trim()
+        assert value.held is None
+        holders.add(value._give_back.__self__)
+    assert len(holders) == 1, "one copy for all plans"
+    assert value.const.dtype == inputs[1].dtype
+    assert np.array_equal(value.const, inputs[1])
+    assert value.const is value.const
