@@ -80,6 +80,8 @@ class PassContext:
     """Whether to round each value to its type: float16 and bfloat16 are not widened then."""
     widened: dict[Value, Value] = field(default_factory=dict)
     """Constants in float32, by those in float16 and bfloat16."""
+    halves: dict[tuple[Value, Value | None], Value | None] = field(default_factory=dict)
+    """Weights of codes in two parts, by the codes and their zero point."""
     choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None
     placement: dict[Node, Place] = field(default_factory=dict)
     """The place of each node but those of control flow, once it is decided. Passes that replace or

@@ -26,6 +26,7 @@ from penstock.passes.lowering.fuse import Fuse
 from penstock.passes.lowering.hoist_scales import HoistScales
 from penstock.passes.lowering.insert_transfers import InsertTransfers
 from penstock.passes.lowering.quantize import Quantize
+from penstock.passes.lowering.split_codes import SplitCodes
 from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
 from penstock.passes.optimize.fold_affine import FoldAffine
 from penstock.passes.optimize.fold_constants import FoldConstants
@@ -71,6 +72,7 @@ OPTIMIZE: tuple[Pass, ...] = (
 )
 
 LOWER: tuple[Pass, ...] = (
+    SplitCodes(),
     Quantize(),
     FoldQuantizedWeights(),
     HoistScales(),

@@ -79,6 +79,7 @@ class CompileContext:
     limits: Limits
     functions: Mapping[str, Graph] = field(default_factory=dict)
     widened: dict[Value, Value] = field(default_factory=dict)
+    halves: dict[tuple[Value, Value | None], Value | None] = field(default_factory=dict)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -148,6 +149,7 @@ class CompileContext:
             fold_quantized_weights=not fuses,
             strict=self.options.precision == "strict",
             widened=self.widened,
+            halves=self.halves,
             choose_places=choose_places,
             after_pass=self.options.after_pass,
             placement=placement,

@@ -118,12 +118,12 @@ def test_quantized_conv_with_a_float32_bias_equals_numpy():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "zero", "fits"),
-    [(0, 256, 128, True), (100, 200, 150, True), (0, 256, 100, False), (0, 100, 0, True)],
+    ("low", "high", "zero", "parts"),
+    [(0, 256, 128, 1), (100, 200, 150, 1), (0, 100, 0, 1), (0, 256, 100, 2), (0, 256, 0, 0)],
 )
-def test_quantized_weights_of_uint8_run_on_onednn_if_int8_holds_them(low, high, zero, fits):
-    """If they do not fit int8 less their zero points, the operation runs in float32. No run
-    dequantises them."""
+def test_quantized_weights_of_uint8_run_on_onednn_if_int8_holds_them(low, high, zero, parts):
+    """If neither they nor two parts of them fit int8 less their zero points, the operation runs in
+    float32. No run dequantises them."""
     net = Net()
     weights = rng.integers(low, high, (16, 8, 3, 3)).astype(U8)
     weights.reshape(-1)[:2] = low, high - 1
@@ -132,7 +132,8 @@ def test_quantized_weights_of_uint8_run_on_onednn_if_int8_holds_them(low, high, 
     result = net.quantize(net.add("Conv", [x, w]), 0.2, U8(90))
     taken = [("Conv QuantizeLinear", "onednn")]
     apart = [("DequantizeLinear", "numpy"), ("Conv", "onednn"), ("QuantizeLinear", "numpy")]
-    agree(net.proto(result), net.feeds, taken if fits else apart)
+    split = [("Concat", "numpy"), *taken]
+    agree(net.proto(result), net.feeds, (apart, taken, split)[parts])
 
 
 def test_quantized_weights_with_a_zero_point_for_each_filter_equal_numpy():
