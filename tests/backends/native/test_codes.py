@@ -107,25 +107,26 @@ SHAPES = [((2, 16, 5, 5), (2, 16, 5, 5)), ((2, 16, 5, 5), (1, 16, 1, 1)), ((3, 4
 
 
 @pytest.mark.parametrize("dims", SHAPES)
-@pytest.mark.parametrize("dtype", ["uint8", "int16"])
-@pytest.mark.parametrize("tail", ["", "c = Relu(c)"])
-def test_sum_of_codes_is_one_step_and_equals_numpy(tail, dtype, dims):
-    body = f"""
-        a = DequantizeLinear(x, s, zero) b = DequantizeLinear(v, t, zero)
-        c = Add(a, b) {tail.replace("c =", "d =")}
-        y = QuantizeLinear({"d" if tail else "c"}, u, zero)"""
-    constants = (
-        f"float s = {{0.03137}}, float t = {{0.01719}}, float u = {{0.05077}}, {dtype} zero = {{7}}"
-    )
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("op", ["Add", "Mul"])
+@pytest.mark.parametrize("bound", [False, True])
+def test_sum_or_product_of_codes_is_one_step_and_equals_numpy(bound, op, dtype, dims):
+    shapes = [list(d) for d in dims]
     model = model_from_text(
-        f"g ({dtype}{list(dims[0])} x, {dtype}{list(dims[1])} v) => ({dtype}{list(dims[0])} y) <{constants}> {{ {body} }}",
+        f"""g ({dtype}{shapes[0]} x, {dtype}{shapes[1]} v) => ({dtype}{shapes[0]} y)
+        <float s = {{0.03137}}, float t = {{0.01719}}, float u = {{0.05077}}, {dtype} zero = {{7}}> {{
+            a = DequantizeLinear(x, s, zero) b = DequantizeLinear(v, t, zero)
+            c = {op}(a, b) d = {"Relu" if bound else "Identity"}(c)
+            y = QuantizeLinear(d, u, zero) }}""",
         opset=21,
     )
     feeds = {"x": codes(dims[0], dtype), "v": codes(dims[1], dtype)}
     session = ps.compile(model, backends=["onednn", "native", "numpy"])
     want = ps.compile(model, backends=["numpy"]).run(feeds)["y"]
     np.testing.assert_array_equal(session.run(feeds)["y"], want, strict=True)
-    assert [step.backend for step in session.plan.steps] == ["native"]
+    (step,) = session.plan.steps
+    kernel = f"{op.lower()}_{dtype[0].replace('i', 's')}" if dims[0] == dims[1] else "elementwise:"
+    assert step.kernel.binder.implementation.startswith(kernel)
 
 
 @pytest.mark.parametrize("function", ["Sigmoid", "HardSwish", "LeakyRelu", "Gelu", "Sqrt"])

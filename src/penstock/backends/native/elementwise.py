@@ -39,8 +39,9 @@ _CONSTANT = Struct("=2i8s")  # register, bytes of an element, the element
 _KINDS = {"float32": "f4", "float64": "f8", "int32": "i4", "int64": "i8", "bool": "b1"}
 _CODES = {"uint8": "u1", "int8": "s1", "uint16": "u2", "int16": "s2"}
 _KINDS |= _CODES
-# Nanoseconds of an element from which on a table of all bytes is faster, and elements of an item.
-_TABLE_NS, _TABLE_BLOCK = 0.1, 2**14
+# Nanoseconds of an element from which on a table of all bytes is faster, and elements of an item
+# where no program is run.
+_TABLE_NS, _BLOCK = 0.1, 2**14
 _NARROW = {"float16": "half", "bfloat16": "bfloat"}
 _DTYPES = {kind: kind for kind in _KINDS.values()} | {"b1": "u1", "s1": "i1", "s2": "i2"}
 
@@ -529,6 +530,13 @@ class _Program:
         )
         if bytes_only and modes == [_DIRECT] and size > 256 and cost > _TABLE_NS:
             return self._by_table(call, result, size)
+        pair = _pair(result) if modes == [_DIRECT, _DIRECT] else None
+        if pair is not None:
+            name, (x, y), parameters = pair
+            read = Tensor(self.inputs[x]), Tensor(self.inputs[y])
+            words = (*read, self.site.result(), parameters, size, _BLOCK)
+            items = -(-size // _BLOCK)
+            return replace(call, kernel=name, words=words, items=items, item_ns=0.2 * _BLOCK)
         return call
 
     def _by_table(self, call: NativeCall, result: _Value, size: int) -> NativeCall:
@@ -543,9 +551,9 @@ class _Program:
             constants[i] = np.arange(256).astype(np.uint8).view(read.dtype)
             kernel = native_kernel(every.site, every.call(result, written))
             self.table = kernel.function(*constants).view(np.uint8)
-        words = (Tensor(i), site.result(), self.table, size, _TABLE_BLOCK)
-        items = -(-size // _TABLE_BLOCK)
-        return replace(call, kernel="table", words=words, items=items, item_ns=0.1 * _TABLE_BLOCK)
+        words = (Tensor(i), site.result(), self.table, size, _BLOCK)
+        items = -(-size // _BLOCK)
+        return replace(call, kernel="table", words=words, items=items, item_ns=0.1 * _BLOCK)
 
     def _coalesced(
         self, operands: Sequence[int], output: TensorType, strides: Sequence[Any] | None
@@ -607,6 +615,27 @@ class _Program:
             ended = [x for x in dict.fromkeys(value.arguments) if last_use[x] == i and x.operation]
             free += [registers[x] for x in ended]
         return registers, instructions
+
+
+def _pair(result: _Value) -> tuple[str, tuple[_Value, _Value], np.ndarray] | None:
+    """The kernel of a sum or product of two tensors of codes, not negative perhaps, as codes of the
+    same type; with the two, and the parameters in the order of C. None if it is something else."""
+    kind, least = result.kind, -math.inf
+    if result.operation != f"quantize_{kind}":
+        return None
+    real, *parameters = result.arguments
+    if real.operation == "max_f4" and real.arguments[1].constant == 0:
+        real, least = real.arguments[0], 0.0
+    operands = real.arguments if real.operation in ("add_f4", "mul_f4") else ()
+    if any(operand.operation != f"dequantize_{kind}" for operand in operands) or not operands:
+        return None
+    (x, *x_parameters), (y, *y_parameters) = [operand.arguments for operand in operands]
+    numbers = [v.constant for v in (*x_parameters, *y_parameters, *parameters)]
+    if x.operation or y.operation or None in numbers:
+        return None
+    if not all(1e-30 < scale < 1e30 for scale in numbers[::2] if scale is not None):
+        return None
+    return f"{real.operation[:3]}_{kind}", (x, y), np.array([*numbers, least], np.float32)
 
 
 def _tensor_type(value: Value | None) -> TensorType:

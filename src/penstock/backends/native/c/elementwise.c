@@ -260,7 +260,7 @@ static inline float quotient(float a, float b, float inverse)
             LOOP({                                                                                \
                 float real = a[i] > low ? a[i] : low;                                             \
                 real = real < high ? real : high;                                                 \
-                int32_t code = (int32_t)(rintf(quotient(real, scale, inverse)) + zero[i]);        \
+                int32_t code = __builtin_irintf(quotient(real, scale, inverse)) + (int32_t)zero[i]; \
                 code = code > lowest ? code : lowest;                                             \
                 d[i] = (type)(code < highest ? code : highest);                                   \
             });                                                                                   \
@@ -372,6 +372,48 @@ static int elementwise(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
+/* Sums and products of codes of one type as such codes, which programs take twice as long for. */
+struct pair {
+    const void *x, *y;
+    void *to;
+    const float *parameters; /* scale and zero point of x, y and the result; the least real number */
+    int64_t size, block;     /* elements, and those of an item */
+};
+
+#define DEFINE_PAIR(name, type, lowest, highest, expression)                                      \
+    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    {                                                                                             \
+        const struct pair *p = arguments;                                                         \
+        const float *f = p->parameters, x_scale = f[0], x_zero = f[1], y_scale = f[2];            \
+        const float y_zero = f[3], scale = f[4], inverse = 1 / scale;                             \
+        const int32_t zero = (int32_t)f[5];                                                       \
+        float low = -LARGEST_CODE * scale, high = LARGEST_CODE * scale;                           \
+        low = f[6] > low ? f[6] : low;                                                            \
+        int64_t at = begin * p->block, last = end * p->block < p->size ? end * p->block : p->size; \
+        const type *x = (const type *)p->x + at, *y = (const type *)p->y + at;                    \
+        type *d = (type *)p->to + at;                                                             \
+        int64_t n = last - at;                                                                    \
+        LOOP({                                                                                    \
+            float a = ((float)x[i] - x_zero) * x_scale;                                           \
+            float b = ((float)y[i] - y_zero) * y_scale;                                           \
+            float real = expression;                                                              \
+            real = real > low ? real : low;                                                       \
+            real = real < high ? real : high;                                                     \
+            int32_t code = __builtin_irintf(quotient(real, scale, inverse)) + zero;               \
+            code = code > lowest ? code : lowest;                                                 \
+            d[i] = (type)(code < highest ? code : highest);                                       \
+        });                                                                                       \
+        return 0;                                                                                 \
+    }
+DEFINE_PAIR(add_u1, uint8_t, 0, 255, a + b)
+DEFINE_PAIR(add_s1, int8_t, -128, 127, a + b)
+DEFINE_PAIR(add_u2, uint16_t, 0, 65535, a + b)
+DEFINE_PAIR(add_s2, int16_t, -32768, 32767, a + b)
+DEFINE_PAIR(mul_u1, uint8_t, 0, 255, a *b)
+DEFINE_PAIR(mul_s1, int8_t, -128, 127, a *b)
+DEFINE_PAIR(mul_u2, uint16_t, 0, 65535, a *b)
+DEFINE_PAIR(mul_s2, int16_t, -32768, 32767, a *b)
+
 /* A function of bytes: its results for all 256. */
 struct table {
     const uint8_t *x;
@@ -413,5 +455,13 @@ static int table(const void *arguments, int64_t begin, int64_t end)
 const kernel_entry elementwise_kernels[] = {
     KERNEL(elementwise, elementwise),
     KERNEL(table, table),
+    KERNEL(add_u1, pair),
+    KERNEL(add_s1, pair),
+    KERNEL(add_u2, pair),
+    KERNEL(add_s2, pair),
+    KERNEL(mul_u1, pair),
+    KERNEL(mul_s1, pair),
+    KERNEL(mul_u2, pair),
+    KERNEL(mul_s2, pair),
     END_OF_KERNELS,
 };
