@@ -33,6 +33,13 @@ from penstock.backends.native.reduce import reduction_call
 from penstock.backends.native.regions import roi_align, suppress
 from penstock.backends.native.resize import pad_by_copies, resize
 from penstock.backends.native.sampling import affine_grid, grid_sample
+from penstock.backends.native.select import (
+    eye_like,
+    hardmax,
+    one_hot,
+    reverse_sequence,
+    trilu,
+)
 from penstock.backends.native.text import TEXT_FAMILIES
 from penstock.backends.native.trees import tree_ensemble
 from penstock.backends.native.windows import col2im
@@ -107,6 +114,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("Conv", "ConvTranspose"): Family(convolution_call, convolution_seconds),
     ("CumProd", "CumSum"): Family(cumulative),
     ("DynamicQuantizeLinear",): Family(dynamic_codes, _by_memory),
+    ("EyeLike",): Family(eye_like),
     ("GRU", "LSTM", "RNN"): Family(recurrent_call, recurrent_seconds),
     (f"{MICROSOFT}.DynamicQuantizeLSTM",): Family(recurrent_call),
     ("GatherElements", "ScatterElements"): Family(by_elements, _by_memory),
@@ -118,11 +126,15 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ),
     ("Gemm", "MatMul"): Family(product, product_seconds),
     ("Pad",): Family(pad_by_copies, _by_memory),
+    ("Hardmax",): Family(hardmax),
     _POOLINGS: Family(pooling_call, _by_memory),
     ("NonMaxSuppression",): Family(suppress, data_dependent=True),
+    ("OneHot",): Family(one_hot),
     ("Resize",): Family(resize, _by_memory),
+    ("ReverseSequence",): Family(reverse_sequence),
     ("RoiAlign",): Family(roi_align, _by_memory),
     ("TopK",): Family(top_k_call, _by_memory),
+    ("Trilu",): Family(trilu),
     (_ML + "ArrayFeatureExtractor",): Family(array_feature_extractor),
     (_ML + "Imputer",): Family(imputer),
     (_ML + "LabelEncoder",): Family(label_encoder),

@@ -17,7 +17,7 @@ _ROWS, _MOST_TAIL, _PADDED_BYTES = 4, 1024, 64  # as in c/matmul.c
 
 # Approximate costs on one core: of a call, and nanoseconds of a multiplication with an addition.
 _CALL_S = 0.35e-6
-_MAC_NS = {"float32": 0.02, "float64": 0.035, "int32": 0.035, "int64": 0.08}
+_MAC_NS = {"float32": 0.02, "float64": 0.035, "int32": 0.02, "int64": 0.04}
 # Of numbers, beyond which libraries are faster; rows count at least as four, columns as 16.
 _MOST_MACS = 400_000
 

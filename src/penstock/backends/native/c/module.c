@@ -31,6 +31,7 @@ static const kernel_entry *const families[] = {
     regions_kernels,
     resize_kernels,
     sampling_kernels,
+    select_kernels,
     trees_kernels,
     windows_kernels,
     elementwise_kernels,

@@ -14,7 +14,7 @@ struct reduction {
     int64_t last;                 /* of equal elements that are the highest, the last is chosen */
 };
 
-enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256 };
+enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
 
 #define ITEMS(name, result, by_rows, by_columns)                                                  \
     static int name(const void *arguments, int64_t begin, int64_t end)                            \
@@ -102,7 +102,19 @@ enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256 };
 #define PLACES(name, type, extreme, operator)                                                     \
     static inline int64_t name##_row(const struct reduction *a, int64_t first)                    \
     {                                                                                             \
-        const type *x = (const type *)a->x + first, best = extreme##_folded(x, a->length);        \
+        const type *x = (const type *)a->x + first;                                               \
+        if (a->length <= FEW) {                                                                   \
+            int64_t few = a->last ? a->length - 1 : 0;                                            \
+            type top = x[few];                                                                    \
+            for (int64_t i = 1; i < a->length; i++) {                                             \
+                const int64_t at = a->last ? a->length - 1 - i : i;                               \
+                const int beaten = (!(x[at] operator top)) & (top == top);                        \
+                few = beaten ? at : few;                                                          \
+                top = beaten ? x[at] : top;                                                       \
+            }                                                                                     \
+            return few;                                                                           \
+        }                                                                                         \
+        const type best = extreme##_folded(x, a->length);                                         \
         const int64_t step = a->last ? -1 : 1;                                                    \
         int64_t place = a->last ? a->length - 1 : 0;                                              \
         while (best == best ? x[place] != best : x[place] == x[place])                            \

@@ -1,0 +1,161 @@
+/* Elements that are kept, set or moved by their places: parts of matrices, one-hot vectors, sequences in
+   reverse. An item is a row. Elements are any bytes, but for those that are compared. */
+#include <string.h>
+#include "native.h"
+
+/* Rows of a matrix from a diagonal on, or up to it; zeros elsewhere. */
+struct triangle {
+    const char *x;
+    char *y;
+    int64_t rows, columns, diagonal, upper, size;
+};
+
+static inline int64_t within(int64_t place, int64_t columns)
+{
+    return place < 0 ? 0 : place > columns ? columns : place;
+}
+
+static int triangle(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct triangle *a = arguments;
+    int64_t bytes = a->columns * a->size;
+    for (int64_t item = begin; item < end; item++) {
+        int64_t first = item % a->rows + a->diagonal;
+        int64_t border = within(a->upper ? first : first + 1, a->columns) * a->size;
+        const char *x = a->x + item * bytes;
+        char *y = a->y + item * bytes;
+        if (a->upper) {
+            memset(y, 0, border);
+            memcpy(y + border, x + border, bytes - border);
+        }
+        else {
+            memcpy(y, x, border);
+            memset(y + border, 0, bytes - border);
+        }
+    }
+    return 0;
+}
+
+struct diagonal {
+    char *y;
+    const char *one;
+    int64_t columns, diagonal, size;
+};
+
+static int diagonal(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct diagonal *a = arguments;
+    int64_t bytes = a->columns * a->size;
+    memset(a->y + begin * bytes, 0, (end - begin) * bytes);
+    for (int64_t row = begin; row < end; row++) {
+        int64_t place = row + a->diagonal;
+        if (place >= 0 && place < a->columns)
+            memcpy(a->y + row * bytes + place * a->size, a->one, a->size);
+    }
+    return 0;
+}
+
+/* Vectors of `depth` elements along an axis, of which one is the second of `values`. An index that is no
+   class has none. */
+struct classes {
+    const void *indices;
+    const void *values;
+    void *y;
+    int64_t depth, inner; /* inner: vectors beside one another */
+    int64_t wide;         /* indices have 64 bits */
+    int64_t from_end;     /* negative indices count from there */
+};
+
+#define CLASSES(name, type)                                                                        \
+    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+    {                                                                                              \
+        const struct classes *a = arguments;                                                       \
+        const type off = ((const type *)a->values)[0], on = ((const type *)a->values)[1];          \
+        for (int64_t item = begin; item < end; item++) {                                           \
+            type *restrict y = (type *)a->y + item * a->depth * a->inner;                          \
+            for (int64_t i = 0; i < a->depth * a->inner; i++)                                      \
+                y[i] = off;                                                                        \
+            for (int64_t j = 0; j < a->inner; j++) {                                               \
+                int64_t at = item * a->inner + j;                                                  \
+                int64_t place = a->wide ? ((const int64_t *)a->indices)[at]                        \
+                                        : ((const int32_t *)a->indices)[at];                       \
+                place += place < 0 && a->from_end ? a->depth : 0;                                  \
+                if (place >= 0 && place < a->depth)                                                \
+                    y[place * a->inner + j] = on;                                                  \
+            }                                                                                      \
+        }                                                                                          \
+        return 0;                                                                                  \
+    }
+
+CLASSES(classes_1, uint8_t)
+CLASSES(classes_2, uint16_t)
+CLASSES(classes_4, uint32_t)
+CLASSES(classes_8, uint64_t)
+
+/* 1 where a row has its first maximum, or its first NaN. */
+struct hardmax {
+    const void *x;
+    void *y;
+    int64_t length;
+};
+
+#define HARDMAX(name, type)                                                                        \
+    static int name(const void *arguments, int64_t begin, int64_t end)                             \
+    {                                                                                              \
+        const struct hardmax *a = arguments;                                                       \
+        for (int64_t row = begin; row < end; row++) {                                              \
+            const type *x = (const type *)a->x + row * a->length;                                  \
+            type *y = (type *)a->y + row * a->length, best = x[0];                                 \
+            int64_t place = 0;                                                                     \
+            for (int64_t i = 1; i < a->length; i++) {                                              \
+                int beaten = !(x[i] <= best) & (best == best);                                     \
+                place = beaten ? i : place;                                                        \
+                best = beaten ? x[i] : best;                                                       \
+            }                                                                                      \
+            memset(y, 0, a->length * sizeof(type));                                                \
+            y[place] = 1;                                                                          \
+        }                                                                                          \
+        return 0;                                                                                  \
+    }
+
+HARDMAX(hardmax_float32, float)
+HARDMAX(hardmax_float64, double)
+
+/* The first elements of each sequence in reverse; an item is a time or a sequence. */
+struct sequences {
+    const char *x;
+    const int64_t *lengths;
+    char *y;
+    int64_t times, batches, bytes;
+    int64_t time_first; /* the outer axis is that of times */
+};
+
+static int sequences(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct sequences *a = arguments;
+    int64_t inner = a->time_first ? a->batches : a->times;
+    for (int64_t i = begin; i < end; i++)
+        for (int64_t j = 0; j < inner; j++) {
+            int64_t time = a->time_first ? i : j, batch = a->time_first ? j : i;
+            int64_t length = a->lengths[batch];
+            if (length < 0 || length > a->times)
+                return 1;
+            int64_t source = time < length ? length - 1 - time : time;
+            int64_t from = a->time_first ? source * inner + batch : batch * inner + source;
+            memcpy(a->y + (i * inner + j) * a->bytes, a->x + from * a->bytes, a->bytes);
+        }
+    return 0;
+}
+
+const kernel_entry select_kernels[] = {
+    KERNEL(triangle, triangle),
+    KERNEL(diagonal, diagonal),
+    KERNEL(classes_1, classes),
+    KERNEL(classes_2, classes),
+    KERNEL(classes_4, classes),
+    KERNEL(classes_8, classes),
+    KERNEL(hardmax_float32, hardmax),
+    KERNEL(hardmax_float64, hardmax),
+    KERNEL(sequences, sequences),
+    END_OF_KERNELS,
+};

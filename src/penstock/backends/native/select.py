@@ -1,0 +1,98 @@
+"""Elements kept, set or moved by their places: triangles, one-hot vectors, sequences in reverse."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.ops.common.dtypes import INT32
+from penstock.ops.common.shape_rules import normalize_axis
+from penstock.ops.onnx.shape import flatten_axis
+from penstock.types import INT64, STRING, TensorType
+
+_BYTE_NS = 0.05
+
+
+def _size(x: TensorType | None) -> int:
+    """The bytes of an element; 0 if there is none, or it is a string."""
+    if x is None or x.dtype is None or x.dtype == STRING or not x.elements:
+        return 0
+    return x.dtype.itemsize
+
+
+def trilu(site: Site) -> NativeCall | None:
+    """Trilu with a constant diagonal."""
+    x, k = site.input(0), site.constant(1)
+    if x is None or not _size(x) or len(x.dims) < 2 or (k is None and site.input(1) is not None):
+        return None
+    rows, columns = x.dims[-2:]
+    diagonal = 0 if k is None else max(-rows, min(int(k.item()), columns))
+    words = (rows, columns, diagonal, site.attr("upper", 1), _size(x))
+    row_ns = 3 + columns * _size(x) * _BYTE_NS
+    return NativeCall("triangle", (Tensor(0), site.result(), *words), x.elements // columns, row_ns)
+
+
+def eye_like(site: Site) -> NativeCall | None:
+    """EyeLike."""
+    y = site.output()
+    if not _size(y):
+        return None
+    rows, columns = y.dims
+    words = (np.ones(1, y.dtype), columns, max(-rows, min(site.attr("k", 0), columns)), _size(y))
+    return NativeCall("diagonal", (site.result(), *words), rows, 3 + columns * _size(y) * _BYTE_NS)
+
+
+def one_hot(site: Site) -> NativeCall | None:
+    """OneHot of integers with a constant depth."""
+    indices, depth, values, y = site.input(0), site.constant(1), site.input(2), site.output()
+    if indices is None or depth is None or values is None or values.dims != (2,):
+        return None
+    if indices.dtype not in (INT32, INT64) or _size(y) not in (1, 2, 4, 8):
+        return None
+    axis = normalize_axis(site.attr("axis", -1), len(y.dims))
+    inner, from_end = math.prod(y.dims[axis + 1 :]), site.node.op.since == 11
+    words = (y.dims[axis], inner, int(indices.dtype == INT64), int(from_end))
+    return NativeCall(
+        f"classes_{_size(y)}",
+        (Tensor(0), Tensor(2), site.result(), *words),
+        items=math.prod(y.dims[:axis]),
+        item_ns=3 + inner * (2 + y.dims[axis] * _size(y) * _BYTE_NS),
+    )
+
+
+def hardmax(site: Site) -> NativeCall | None:
+    """Hardmax along the last axis, or, before version 13, along all from some axis on."""
+    x = site.input(0)
+    if x is None or f"hardmax_{x.dtype}" not in site.library.kernels or not x.dims:
+        return None
+    rank, axis = len(x.dims), site.attr("axis", -1)
+    flattens = site.node.op.since < 13
+    axis = flatten_axis(site.node.attrs, rank) if flattens else normalize_axis(axis, rank)
+    length = math.prod(x.dims[axis:])
+    if not x.elements or (not flattens and axis + 1 < rank):
+        return None
+    words = (Tensor(0), site.result(), length)
+    return NativeCall(f"hardmax_{x.dtype}", words, x.elements // length, 5 + length)
+
+
+def reverse_sequence(site: Site) -> NativeCall | None:
+    """ReverseSequence."""
+    x, lengths = site.input(0), site.input(1)
+    time_first = site.attr("time_axis", 0) == 0
+    if x is None or lengths is None or not _size(x) or len(x.dims) < 2 or lengths.dtype != INT64:
+        return None
+    times, batches = x.dims[:2] if time_first else x.dims[1::-1]
+    if {site.attr("time_axis", 0), site.attr("batch_axis", 1)} != {0, 1}:
+        return None
+    if lengths.dims != (batches,):
+        return None
+    words = (times, batches, x.nbytes // (times * batches), int(time_first))
+    return NativeCall(
+        "sequences",
+        (Tensor(0), Tensor(1), site.result(), *words),
+        items=x.dims[0],
+        item_ns=x.dims[1] * (4 + words[2] * _BYTE_NS),
+        can_fail=True,
+    )

@@ -1,0 +1,72 @@
+"""Compiled kernels of places against NumPy's, bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.types import ShapeError
+from tests.support.native_kernels import (  # noqa: F401
+    LIBRARIES,
+    check,
+    kernel_of,
+    node_of,
+    pytestmark,
+)
+
+DTYPES = ["bool", "float16", "float32", "int64", "complex128"]
+
+
+def numbers(dims: tuple[int, ...], dtype: str) -> np.ndarray:
+    return np.random.default_rng(2).integers(0, 5, dims).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("upper", [0, 1])
+@pytest.mark.parametrize("k", [None, 0, 2, -3, 2**40, -(2**40)])
+@pytest.mark.parametrize("dims", [(4, 7), (2, 5, 3)])
+def test_trilu_equals_numpy(dims, k, upper, dtype):
+    inputs = [numbers(dims, dtype), *([] if k is None else [np.array(k)])]
+    check(node_of("Trilu", inputs, [1] * (k is not None), upper=upper), inputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:-1])
+@pytest.mark.parametrize("k", [0, 3, -2, 99, -99])
+def test_eye_like_equals_numpy(k, dtype):
+    inputs = [numbers((5, 4), dtype)]
+    check(node_of("EyeLike", inputs, k=k), inputs)
+
+
+@pytest.mark.parametrize("values", ["bool", "float32", "int64"])
+@pytest.mark.parametrize("indices", ["int32", "int64"])
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("version", [10, 26])
+def test_one_hot_equals_numpy(version, axis, indices, values):
+    picked = np.random.default_rng(0).integers(-9, 9, (3, 4)).astype(indices)
+    inputs = [picked, np.array([6]), np.array([0, 3]).astype(values)]
+    check(node_of("OneHot", inputs, [1], axis=axis, version=version), inputs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("version", "axis"), [(26, -1), (26, 2), (12, 1), (12, 0), (12, 3)])
+def test_hardmax_equals_numpy(version, axis, dtype):
+    x = numbers((3, 4, 9), dtype)
+    x[0, 1, 3], x[1, 2, [4, 6]] = np.nan, [-np.inf, np.nan]
+    check(node_of("Hardmax", [x], axis=axis, version=version), [x])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("time_axis", [0, 1])
+def test_reverse_sequence_equals_numpy(time_axis, dtype):
+    x = numbers((5, 6, 3), dtype)
+    lengths = np.arange(x.shape[1 - time_axis]) % (x.shape[time_axis] + 1)
+    attrs = {"time_axis": time_axis, "batch_axis": 1 - time_axis}
+    check(node_of("ReverseSequence", [x, lengths], **attrs), [x, lengths])
+
+
+@pytest.mark.parametrize("length", [-1, 6])
+def test_reverse_sequence_of_a_length_beyond_the_times_raises_as_numpy(length):
+    inputs = [numbers((5, 2), "float32"), np.array([3, length])]
+    for library in LIBRARIES:
+        with pytest.raises(ShapeError, match="length"):
+            kernel_of(node_of("ReverseSequence", inputs), library).function(*inputs)
