@@ -69,7 +69,10 @@ def test_index_kernels_refuse_indices_out_of_range(name, index):
 @pytest.mark.parametrize("sort", [0, 1])
 @pytest.mark.parametrize(
     ("dims", "axis", "k"),
-    [((7,), 0, 3), ((5, 300), -1, 10), ((3, 70, 4), 1, 5), ((9, 20), 1, 20), ((2, 200), 1, 1)],
+    [
+        *[((7,), 0, 3), ((5, 300), -1, 10), ((3, 70, 4), 1, 5), ((9, 20), 1, 20), ((2, 200), 1, 1)],
+        *[((3, 300), 1, 300), ((2, 400, 3), 1, 150)],
+    ],
 )
 def test_top_k_kernel_equals_numpy(dims, axis, k, sort, largest, dtype):
     inputs = [draw(dims, dtype), np.array([k])]
@@ -80,5 +83,16 @@ def test_top_k_kernel_equals_numpy(dims, axis, k, sort, largest, dtype):
 @pytest.mark.parametrize("largest", [0, 1])
 def test_top_k_kernel_orders_nan_infinity_and_zeros_as_numpy(largest, dtype):
     special = [np.nan, np.inf, -np.inf, -0.0, 0.0, -np.nan, 1e-45, 3, 0.0, -0.0, np.nan, np.inf]
-    inputs = [np.array(special * 9, dtype), np.array([50])]
-    check(node_of("TopK", inputs, [1], outputs=2, largest=largest), inputs)
+    for repeats, k in ((9, 50), (20, 240)):
+        inputs = [np.array(special * repeats, dtype), np.array([k])]
+        check(node_of("TopK", inputs, [1], outputs=2, largest=largest), inputs)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "int64"])
+@pytest.mark.parametrize("largest", [0, 1])
+def test_sort_of_many_elements_equals_numpy(largest, dtype):
+    rng = np.random.default_rng(4)
+    wide = rng.integers(-(2**62), 2**62, 9000).astype(dtype)
+    for x in (wide, wide // 2**57, np.full(9000, wide[0])):
+        inputs = [x, np.array([len(x)])]
+        check(node_of("TopK", inputs, [1], outputs=2, largest=largest), inputs)

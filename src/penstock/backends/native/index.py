@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.ops.common.shape_rules import normalize_axis
-from penstock.types import INT64, TensorType
+from penstock.types import FLOAT32, INT64, TensorType
 
-_MOST_TOP = 64  # beyond, NumPy's vectorised sort of all elements is faster
+_MOST_TOP = 64  # beyond, all elements are sorted
+_MOST_SORTED = 2000  # of float32: beyond, NumPy's vectorised sort is faster
 
 
 def _strides(dims: Sequence[int]) -> list[int]:
@@ -102,11 +103,12 @@ def top_k_call(site: Site) -> NativeCall | None:
         return None
     k, axis = int(count.item()), normalize_axis(site.attr("axis", -1), len(x.dims))
     length, inner = x.dims[axis], math.prod(x.dims[axis + 1 :])
-    if not k or (k > _MOST_TOP and length > 2 * _MOST_TOP):
-        return None
+    sorts = k > _MOST_TOP and length > 2 * _MOST_TOP
     outputs = site.tensors[len(site.constants) :]
-    if len(outputs) < 2 or None in outputs:
+    if not k or len(outputs) < 2 or None in outputs:
         return None
+    if sorts:
+        return _sort(site, x, k, axis)
     return NativeCall(
         f"topk_{x.dtype}",
         (
@@ -115,4 +117,24 @@ def top_k_call(site: Site) -> NativeCall | None:
         ),
         items=math.prod(x.dims[:axis]) * inner,
         item_ns=10 + length + 8 * k * math.log2(k + 1),
+    )
+
+
+def _sort(site: Site, x: TensorType, k: int, axis: int) -> NativeCall | None:
+    """TopK by sorting all elements along the axis; None where NumPy is faster."""
+    length, inner = x.dims[axis], math.prod(x.dims[axis + 1 :])
+    if 4 * k < length or length >= 2**31 or x.dtype is None:
+        return None
+    if x.dtype == FLOAT32 and length > _MOST_SORTED:
+        return None
+    chains = math.prod(x.dims[:axis]) * inner
+    return NativeCall(
+        f"sort_{x.dtype}",
+        (
+            *(Tensor(0), site.result(0), site.result(1), WORKSPACE, length, inner, k),
+            *(1 if site.attr("largest", 1) else -1, chains),
+        ),
+        items=1,
+        item_ns=chains * length * x.dtype.itemsize * 3,
+        workspace=length * 2 * (x.dtype.itemsize + 4),
     )

@@ -316,6 +316,84 @@ TOP(float64, double, int64_t)
 TOP(int32, int32_t, int32_t)
 TOP(int64, int64_t, int64_t)
 
+/* All elements along an axis in order, of which the first k are kept: sorted by the digits of their keys,
+   the lowest first, and digits that are equal in all keys left out. One item, for its workspace holds the
+   keys and places of one chain. */
+struct sort {
+    const void *x;
+    void *values;
+    int64_t *places;
+    char *work; /* length * 2 * (bytes of a key + 4) bytes */
+    int64_t length, inner, k;
+    int64_t sign;
+    int64_t chains;
+};
+
+enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
+
+#define SORT(suffix, type, key, unsigned_key)                                                      \
+    static void suffix##_sort(const struct sort *a, const type *x, type *values, int64_t *places)  \
+    {                                                                                              \
+        const int bits = a->length < LONG_CHAIN ? 8 : 11, width = 8 * sizeof(key);                 \
+        const int digits = (width + bits - 1) / bits, buckets = 1 << bits;                         \
+        const key flip = a->sign > 0 ? (key)-1 : 0;                                                \
+        const unsigned_key highest = (unsigned_key)1 << (width - 1);                               \
+        const int64_t length = a->length;                                                          \
+        unsigned_key *keys = (unsigned_key *)a->work, *next_keys = keys + length;                  \
+        uint32_t *order = (uint32_t *)(next_keys + length), *next_order = order + length;          \
+        uint32_t counts[MOST_DIGITS][MOST_BUCKETS];                                                \
+        for (int d = 0; d < digits; d++)                                                           \
+            memset(counts[d], 0, buckets * sizeof(uint32_t));                                      \
+        for (int64_t i = 0; i < length; i++) {                                                     \
+            keys[i] = (unsigned_key)suffix##_at(x, i, a->inner, flip) ^ highest;                   \
+            order[i] = (uint32_t)i;                                                                \
+            for (int d = 0; d < digits; d++)                                                       \
+                counts[d][keys[i] >> (d * bits) & (buckets - 1)]++;                                \
+        }                                                                                          \
+        for (int d = 0; d < digits; d++) {                                                         \
+            uint32_t total = 0, *starts = counts[d];                                               \
+            if (starts[keys[0] >> (d * bits) & (buckets - 1)] == length)                           \
+                continue;                                                                          \
+            for (int b = 0; b < buckets; b++) {                                                    \
+                uint32_t count = starts[b];                                                        \
+                starts[b] = total;                                                                 \
+                total += count;                                                                    \
+            }                                                                                      \
+            for (int64_t i = 0; i < length; i++) {                                                 \
+                uint32_t to = starts[keys[i] >> (d * bits) & (buckets - 1)]++;                     \
+                next_keys[to] = keys[i];                                                           \
+                next_order[to] = order[i];                                                         \
+            }                                                                                      \
+            unsigned_key *old_keys = keys;                                                         \
+            uint32_t *old_order = order;                                                           \
+            keys = next_keys, next_keys = old_keys;                                                \
+            order = next_order, next_order = old_order;                                            \
+        }                                                                                          \
+        for (int64_t i = 0; i < a->k; i++) {                                                       \
+            places[i * a->inner] = order[i];                                                       \
+            if (values)                                                                            \
+                values[i * a->inner] = x[order[i] * a->inner];                                     \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    static int sort_##suffix(const void *arguments, int64_t begin, int64_t end)                    \
+    {                                                                                              \
+        const struct sort *a = arguments;                                                          \
+        (void)begin, (void)end;                                                                    \
+        for (int64_t chain = 0; chain < a->chains; chain++) {                                      \
+            int64_t block = chain / a->inner, column = chain % a->inner;                           \
+            int64_t to = block * a->k * a->inner + column;                                         \
+            suffix##_sort(a, (const type *)a->x + block * a->length * a->inner + column,           \
+                          a->values ? (type *)a->values + to : NULL, a->places + to);              \
+        }                                                                                          \
+        return 0;                                                                                  \
+    }
+
+SORT(float32, float, int32_t, uint32_t)
+SORT(float64, double, int64_t, uint64_t)
+SORT(int32, int32_t, int32_t, uint32_t)
+SORT(int64, int64_t, int64_t, uint64_t)
+
 #define SCATTER_ENTRIES(name)                                                                      \
     KERNEL(scatterelements_##name, elements), KERNEL(scatternd_##name, slices)
 #define MOVES(size)                                                                                \
@@ -323,7 +401,7 @@ TOP(int64, int64_t, int64_t)
         SCATTER_ENTRIES(none_##size)
 #define ENTRIES(suffix)                                                                            \
     SCATTER_ENTRIES(add_##suffix), SCATTER_ENTRIES(mul_##suffix), SCATTER_ENTRIES(max_##suffix),   \
-        SCATTER_ENTRIES(min_##suffix), KERNEL(topk_##suffix, top)
+        SCATTER_ENTRIES(min_##suffix), KERNEL(topk_##suffix, top), KERNEL(sort_##suffix, sort)
 
 const kernel_entry index_kernels[] = {
     MOVES(1),         MOVES(2),         MOVES(4),       MOVES(8),       ENTRIES(float32),
