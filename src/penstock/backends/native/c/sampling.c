@@ -2,6 +2,9 @@
    reads, and with which weight, is computed once for all channels. */
 #include <math.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 #include "native.h"
 
 struct grid_sample {
@@ -24,6 +27,28 @@ enum { POINTS = 64, MOST_TAPS = 64, MOST_RANK = 3 };
 enum { ZEROS, BORDER, REFLECTION };
 
 #define CUBIC_A (-0.75)
+
+/* Elements at POINTS places, 0 at those below 0. */
+#define PICK(type)                                                                                \
+    static inline void picked_##type(const type *x, const int32_t *places, type *values)          \
+    {                                                                                             \
+        for (int64_t p = 0; p < POINTS; p++)                                                      \
+            values[p] = places[p] < 0 ? 0 : x[places[p]];                                         \
+    }
+
+PICK(double)
+#ifdef __AVX512F__ /* compilers think that loads one by one are faster */
+static inline void picked_float(const float *x, const int32_t *places, float *values)
+{
+    for (int64_t p = 0; p < POINTS; p += 16) {
+        const __m512i at = _mm512_loadu_si512(places + p);
+        const __mmask16 inside = _mm512_cmpge_epi32_mask(at, _mm512_setzero_si512());
+        _mm512_storeu_ps(values + p, _mm512_mask_i32gather_ps(_mm512_setzero_ps(), inside, at, x, 4));
+    }
+}
+#else
+PICK(float)
+#endif
 
 #define SAMPLE(type, rint, floor, fmod)                                                           \
     static inline type reflected_##type(type x, type low, type high)                              \
@@ -108,19 +133,15 @@ enum { ZEROS, BORDER, REFLECTION };
                         }                                                                         \
                 taps *= a->taps;                                                                  \
             }                                                                                     \
-            for (int64_t c = 0; c < a->channels; c++, x += pixels, y += a->points)                \
-                if (taps == 1)                                                                    \
-                    for (int64_t p = 0; p < count; p++)                                           \
-                        y[p] = places[0][p] < 0 ? 0 : x[places[0][p]];                            \
-                else {                                                                            \
-                    type sums[POINTS] = {0};                                                      \
-                    for (int64_t t = 0; t < taps; t++)                                            \
-                        for (int64_t p = 0; p < POINTS; p++) {                                    \
-                            type value = places[t][p] < 0 ? 0 : x[places[t][p]];                  \
-                            sums[p] += value * shares[t][p];                                      \
-                        }                                                                         \
-                    memcpy(y, sums, count * sizeof(type));                                        \
+            for (int64_t c = 0; c < a->channels; c++, x += pixels, y += a->points) {              \
+                type values[POINTS], sums[POINTS] = {0};                                          \
+                for (int64_t t = 0; t < taps; t++) {                                              \
+                    picked_##type(x, places[t], values);                                          \
+                    for (int64_t p = 0; p < POINTS && taps > 1; p++)                              \
+                        sums[p] += values[p] * shares[t][p];                                      \
                 }                                                                                 \
+                memcpy(y, taps > 1 ? sums : values, count * sizeof(type));                        \
+            }                                                                                     \
         }                                                                                         \
         return 0;                                                                                 \
     }                                                                                             \
