@@ -14,7 +14,8 @@ from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.windows import Window
 from penstock.ops.onnx.pooling import pool_windows
 
-_AXES, _BUFFER, _CHUNK, _MOST_TAPS = 3, 12288, 512, 64  # as in c/pooling.c
+# As in c/pooling.c.
+_AXES, _BUFFER, _CHUNK, _MOST_TAPS, _WIDE, _MOST_LINES = 3, 12288, 512, 64, 1024, 64
 _SUFFIXES = {"float32": "float", "float64": "double"}
 _GLOBAL = {"GlobalAveragePool": "mean", "GlobalLpPool": "lp", "GlobalMaxPool": "max"}
 
@@ -60,6 +61,11 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
     chunk = min(row.count, _CHUNK, most)
     if chunk < 1 or math.prod(sizes) >= 2**31:
         raise UnsupportedError
+    span = (chunk - 1) * row.stride + row.span
+    pitch = -(-span // row.stride) * row.stride
+    lines = min(_MOST_LINES, _WIDE // (pitch // row.stride), _BUFFER // pitch)
+    lines = 1 if indices or channels > 1 or chunk < row.count else max(lines, 1)
+    total = planes * math.prod(a.count for a in axes[:-1])
     if site.attr("storage_order", 0):
         pitches = [math.prod(sizes[:i]) for i in range(_AXES)]
     else:
@@ -76,10 +82,10 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
             *(Tensor(0), site.result(), site.result(1) if indices else None),
             np.array(words, np.int64),
             np.concatenate([_counted(a, site.attr("count_include_pad", 0)) for a in axes]),
-            *(channels, chunk),
+            *(channels, chunk, total, lines, pitch),
         ),
-        items=planes * math.prod(a.count for a in axes[:-1]) * math.ceil(row.count / chunk),
-        item_ns=40 + chunk * channels * taps * 0.1,
+        items=math.ceil(total / lines) * math.ceil(row.count / chunk),
+        item_ns=lines * (20 + chunk * channels * taps * 0.1),
         restrided=partial(_call, site, kind, axes),
     )
 

@@ -1,11 +1,11 @@
 /* MaxPool, AveragePool and LpPool, with channels before the positions or behind them. An item is a
-   stretch of columns of one row of the result: rows that its windows see are combined into one, of
-   which the windows then combine columns. */
+   stretch of columns of one row of the result, or several short rows: those that the windows of one
+   see are combined into one, of which the windows then combine columns. */
 #include <math.h>
 #include <string.h>
 #include "native.h"
 
-enum { AXES = 3, BUFFER = 12288, CHUNK = 512, MOST_TAPS = 64 };
+enum { AXES = 3, BUFFER = 12288, CHUNK = 512, MOST_TAPS = 64, WIDE = 1024, MOST_LINES = 64 };
 
 typedef struct {
     int64_t size, count, kernel, stride, dilation, begin, pitch;
@@ -19,6 +19,8 @@ struct pooling {
     const double *counted; /* elements by which a mean is divided, of the windows of each axis */
     int64_t channels;      /* behind a position, or 1 */
     int64_t chunk;         /* columns of an item */
+    int64_t total, lines;  /* rows of the result, and those of an item */
+    int64_t pitch;         /* elements from one row to the next that an item combines */
 };
 
 /* The taps from `first` to `last` - 1 of window o are no padding; that of tap 0. */
@@ -98,52 +100,68 @@ static inline int64_t digit(int64_t *rest, int64_t n)
 #define POOL(name, type, start, MAP, HOW, FINISH)                                                 \
     COMBINE(name##_rows, type, MAP, HOW)                                                          \
     COMBINE(name##_columns, type, SAME, HOW)                                                      \
+    /* Combine what columns from `first` on of a line of the result see into one row. Returns by  \
+       how many rows a mean is divided. */                                                        \
+    static inline type name##_line(const struct pooling *a, int64_t line, int64_t first,          \
+                                   int64_t count, type *row)                                      \
+    {                                                                                             \
+        const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
+        const int64_t channels = a->channels, o = digit(&line, v->count);                         \
+        const int64_t d = digit(&line, u->count);                                                 \
+        const type *from[MOST_TAPS];                                                              \
+        int64_t d0, d1, h0, h1, n = 0;                                                            \
+        const int64_t depth = inside(u, d, &d0, &d1), height = inside(v, o, &h0, &h1);            \
+        /* The columns that the windows see, and those of them that are no padding. */            \
+        const int64_t left = first * w->stride - w->begin;                                        \
+        const int64_t right = left + (count - 1) * w->stride + (w->kernel - 1) * w->dilation + 1; \
+        const int64_t low = left < 0 ? 0 : left, high = right > w->size ? w->size : right;        \
+        for (int64_t i = d0; i < d1; i++)                                                         \
+            for (int64_t k = h0; k < h1; k++) {                                                   \
+                const int64_t r = (line * u->size + depth + i * u->dilation) * v->size + height + \
+                                  k * v->dilation;                                                \
+                from[n++] = (const type *)a->x + (r * w->size + low) * channels;                  \
+            }                                                                                     \
+        if (n && low < high)                                                                      \
+            name##_rows(row + (low - left) * channels, from, n, (high - low) * channels, 1);      \
+        const int64_t none = n && low < high ? low - left : right - left;                         \
+        for (int64_t j = 0; j < none * channels; j++)                                             \
+            row[j] = start;                                                                       \
+        for (int64_t j = (high - left) * channels; j < (right - left) * channels; j++)            \
+            row[j < 0 ? 0 : j] = start;                                                           \
+        return (type)(a->counted[d] * a->counted[u->count + o]);                                  \
+    }                                                                                             \
+                                                                                                  \
     static int name(const void *arguments, int64_t begin, int64_t end)                            \
     {                                                                                             \
         const struct pooling *a = arguments;                                                      \
         const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
         const int64_t channels = a->channels, chunks = (w->count + a->chunk - 1) / a->chunk;      \
-        const double *of_row = a->counted + u->count, *of_column = of_row + v->count;             \
-        type row[BUFFER];                                                                         \
+        const double *of_column = a->counted + u->count + v->count;                               \
+        const int64_t step = a->pitch / w->stride; /* results of a line, with those between lines */\
+        type row[BUFFER], wide[WIDE], rows[MOST_LINES];                                           \
         const type *from[MOST_TAPS];                                                              \
         for (int64_t item = begin; item < end; item++) {                                          \
-            int64_t line = item, plane;                                                           \
-            const int64_t first = digit(&line, chunks) * a->chunk, rest = w->count - first;       \
-            const int64_t o = (plane = line, digit(&plane, v->count));                            \
-            const int64_t d = digit(&plane, u->count);                                            \
-            const int64_t count = rest < a->chunk ? rest : a->chunk;                              \
-            int64_t d0, d1, h0, h1, n = 0;                                                        \
-            const int64_t depth = inside(u, d, &d0, &d1), height = inside(v, o, &h0, &h1);        \
-            /* The columns that the windows see, and those of them that are no padding. */        \
-            const int64_t left = first * w->stride - w->begin;                                    \
-            const int64_t right =                                                                 \
-                left + (count - 1) * w->stride + (w->kernel - 1) * w->dilation + 1;               \
-            const int64_t low = left < 0 ? 0 : left, high = right > w->size ? w->size : right;    \
-            for (int64_t i = d0; i < d1; i++)                                                     \
-                for (int64_t k = h0; k < h1; k++) {                                               \
-                    const int64_t r = (plane * u->size + depth + i * u->dilation) * v->size +     \
-                                      height + k * v->dilation;                                   \
-                    from[n++] = (const type *)a->x + (r * w->size + low) * channels;              \
-                }                                                                                 \
-            if (n && low < high)                                                                  \
-                name##_rows(row + (low - left) * channels, from, n, (high - low) * channels, 1);  \
-            const int64_t none = n && low < high ? low - left : right - left;                     \
-            for (int64_t j = 0; j < none * channels; j++)                                         \
-                row[j] = start;                                                                   \
-            for (int64_t j = (high - left) * channels; j < (right - left) * channels; j++)        \
-                row[j < 0 ? 0 : j] = start;                                                       \
+            int64_t block = item;                                                                 \
+            const int64_t first = digit(&block, chunks) * a->chunk, rest = w->count - first;      \
+            const int64_t count = rest < a->chunk ? rest : a->chunk, line = block * a->lines;     \
+            const int64_t lines = a->total - line < a->lines ? a->total - line : a->lines;        \
+            for (int64_t l = 0; l < lines; l++)                                                   \
+                rows[l] = name##_line(a, line + l, first, count, row + l * a->pitch);             \
             type *restrict y = (type *)a->y + (line * w->count + first) * channels;               \
-            const int64_t lines = channels == 1 ? 1 : count;                                      \
-            for (int64_t l = 0; l < lines; l++) {                                                 \
+            const int64_t length = (lines - 1) * step + count, apart = lines > 1 && step > count; \
+            for (int64_t j = 0; j < (channels == 1 ? 1 : count); j++) {                           \
                 for (int64_t k = 0; k < w->kernel; k++)                                           \
-                    from[k] = row + (l * w->stride + k * w->dilation) * channels;                 \
+                    from[k] = row + (j * w->stride + k * w->dilation) * channels;                 \
                 if (channels == 1)                                                                \
-                    name##_columns(y, from, w->kernel, count, w->stride);                         \
+                    name##_columns(apart ? wide : y, from, w->kernel, length, w->stride);         \
                 else                                                                              \
-                    name##_columns(y + l * channels, from, w->kernel, channels, 1);               \
+                    name##_columns(y + j * channels, from, w->kernel, channels, 1);               \
             }                                                                                     \
-            const type rows = (type)(a->counted[d] * of_row[o]);                                  \
-            FINISH                                                                                \
+            for (int64_t l = 0; l < lines; l++, y += count * channels) {                          \
+                if (apart)                                                                        \
+                    memcpy(y, wide + l * step, count * sizeof(type));                             \
+                FINISH                                                                            \
+            }                                                                                     \
         }                                                                                         \
         return 0;                                                                                 \
     }
@@ -151,7 +169,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
 #define SAME(x) (x)
 #define SQUARE(x) ((x) * (x))
 #define ABSOLUTE(x) ((x) < 0 ? -(x) : (x))
-#define NOTHING (void)rows, (void)of_column;
+#define NOTHING (void)of_column, (void)rows[l];
 #define ROOT                                                                                      \
     NOTHING                                                                                       \
     for (int64_t j = 0; j < count * channels; j++)                                                \
@@ -159,11 +177,11 @@ static inline int64_t digit(int64_t *rest, int64_t n)
 #define MEAN                                                                                      \
     if (channels == 1)                                                                            \
         for (int64_t j = 0; j < count; j++)                                                       \
-            y[j] /= rows * (__typeof__(*y))of_column[first + j];                                  \
+            y[j] /= rows[l] * (__typeof__(*y))of_column[first + j];                                  \
     else                                                                                          \
         for (int64_t j = 0; j < count; j++)                                                       \
             for (int64_t c = 0; c < channels; c++)                                                \
-                y[j * channels + c] /= rows * (__typeof__(*y))of_column[first + j];
+                y[j * channels + c] /= rows[l] * (__typeof__(*y))of_column[first + j];
 
 #define INDICES(type)                                                                             \
     static int max_pool_indices_##type(const void *arguments, int64_t begin, int64_t end)         \
