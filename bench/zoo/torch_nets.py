@@ -2,6 +2,9 @@
 
 Widths and depths are cut where the library has arguments for that, and images are small, so that a
 run takes milliseconds. A batch is of 4 images.
+
+The script exporter refuses alexnet and vgg11_bn (adaptive pooling to more places than there are),
+vit (fused attention) and eva02 (attention whose ``is_causal`` it traces); dynamo writes them.
 """
 
 from __future__ import annotations
