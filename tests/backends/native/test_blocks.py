@@ -54,3 +54,69 @@ def test_block_product_adds_a_bias(rows):
 def test_block_product_of_odd_depth_is_left_to_numpy():
     node, _ = _product((2,), 36, 32, 4, 16)
     assert kernel_of(node, LIBRARIES[0]) is None
+
+
+TOKENS, EXPERTS, HIDDEN, INNER = 45, 5, 32, 64
+
+
+def _experts(layers, bits=4, block=0, *, zeros=False, bias=False, shares=False, **attrs):
+    """A QMoE whose fc1 may be of both parts of a gated activation."""
+    rng = np.random.default_rng(9)
+    inputs = [None] * 15
+    inputs[0] = rng.standard_normal((3, TOKENS // 3, HIDDEN), np.float32)
+    inputs[1] = rng.standard_normal((TOKENS, EXPERTS), np.float32)
+    inputs[1][4] = 0.5  # of equal scores the last comes first
+    constants = []
+    for place, (rows, columns) in layers.items():
+        size = (EXPERTS, rows, columns * bits // 8)
+        blocks = columns // block if block else 1
+        scales = rng.random((EXPERTS, rows, blocks), np.float32) / 2**bits / 4
+        inputs[place] = rng.integers(0, 256, size, np.uint8)
+        inputs[place + 1] = scales if block else scales[..., 0]
+        inputs[place + 2] = rng.standard_normal((EXPERTS, rows), np.float32) if bias else None
+        constants += [place, place + 1, *([place + 2] if bias else [])]
+        if zeros:
+            at = 11 + (2, 5, 8).index(place)
+            size = (EXPERTS, rows, -(-blocks * bits // 8))
+            inputs[at] = rng.integers(0, 256, size, np.uint8)
+            constants.append(at)
+    if shares:
+        inputs[14] = rng.random((TOKENS, EXPERTS), np.float32)
+    attrs |= {"expert_weight_bits": bits, "k": 2} | ({"block_size": block} if block else {})
+    return node_of("QMoE", inputs, constants, domain=MICROSOFT, **attrs), inputs
+
+
+PLAIN = {2: (INNER, HIDDEN), 5: (HIDDEN, INNER)}
+GATED = {**PLAIN, 8: (INNER, HIDDEN)}
+SWIGLU = {"activation_type": "swiglu", "activation_alpha": 1.7, "swiglu_limit": 2.0}
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "identity"])
+@pytest.mark.parametrize("layers", [PLAIN, GATED], ids=["plain", "gated"])
+def test_experts_equal_numpy(layers, activation):
+    check(*_experts(layers, activation_type=activation), TOLERANCE)
+
+
+@pytest.mark.parametrize("fusion", [0, 1, 2])
+def test_experts_with_a_gate_in_their_first_layer_equal_numpy(fusion):
+    layers = {**PLAIN, 2: (2 * INNER, HIDDEN)} if fusion else GATED
+    check(*_experts(layers, swiglu_fusion=fusion, activation_beta=1.0, **SWIGLU), TOLERANCE)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("normalised", [0, 1])
+def test_experts_of_blocks_with_zero_points_and_given_shares_equal_numpy(bits, normalised):
+    given = {"zeros": True, "bias": True, "shares": True}
+    attrs = {"activation_type": "silu", "normalize_routing_weights": normalised}
+    check(*_experts(PLAIN, bits, 16, **given, **attrs), TOLERANCE)
+
+
+def test_experts_chosen_by_nan_equal_numpy():
+    node, inputs = _experts(PLAIN, shares=True)
+    inputs[1][2, 1:3] = np.nan
+    check(node, inputs, TOLERANCE)
+
+
+def test_experts_of_odd_sizes_are_left_to_numpy():
+    node, _ = _experts({2: (40, HIDDEN), 5: (HIDDEN, 40)})
+    assert kernel_of(node, LIBRARIES[0]) is None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.native.arrays import ARRAY_FAMILIES
-from penstock.backends.native.blocks import block_product
+from penstock.backends.native.blocks import block_product, experts_call
 from penstock.backends.native.convolution import convolution_call, convolution_seconds
 from penstock.backends.native.cumulative import cumulative
 from penstock.backends.native.elementwise import OPERATIONS, elementwise_call, estimated_ns
@@ -142,6 +142,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     (_ML + "OneHotEncoder",): Family(one_hot_encoder),
     (_ML + "Scaler",): Family(scaler),
     (f"{MICROSOFT}.MatMulNBits",): Family(block_product),
+    (f"{MICROSOFT}.QMoE",): Family(experts_call),
     tuple([_ML + name for name in _TREES]): Family(tree_ensemble),
     tuple([_ML + name for name in _VECTOR_MODELS]): Family(vector_model),
 }

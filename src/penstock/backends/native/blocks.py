@@ -1,16 +1,24 @@
-"""Products with weights of a few bits in blocks, which are dequantised in registers."""
+"""Products, and experts, with weights of a few bits in blocks, dequantised in registers."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor, Word
 from penstock.ops.common.constant_cache import Reordered, Shared, reordered, shared
+from penstock.ops.microsoft.experts import (
+    QMOE,
+    ROUTER_WEIGHTS,
+    ExpertLayer,
+    fusion_of,
+    packed_experts,
+)
 from penstock.ops.microsoft.quantized_weights import PackedWeights, unpack
-from penstock.types import FLOAT32
+from penstock.types import FLOAT32, TensorType
 
 # As in c/blocks.c.
 PANEL = 32
@@ -45,6 +53,75 @@ def block_product(site: Site) -> NativeCall | None:
         # Codes behind the last weight of a row are not in panels.
         reordered={1: codes} if packed.k == packed.blocks * packed.block else {},
     )
+
+
+_ACTIVATIONS = ("relu", "gelu", "silu", "identity", "swiglu")
+_ROWS = 32  # TOGETHER of c/blocks.c
+
+
+def experts_call(site: Site) -> NativeCall | None:
+    """QMoE: of each token's experts alone, with constant weights."""
+    x, scores, shares = (site.input(i) for i in (0, 1, ROUTER_WEIGHTS))
+    if x is None or scores is None or 0 in (*x.dims, *scores.dims):
+        return None
+    if any(t is not None and t.dtype != FLOAT32 for t in (x, scores, shares)):
+        return None
+    attrs, hidden, (tokens, count) = site.node.attrs, x.dims[-1], scores.dims
+    fusion, chosen = fusion_of(attrs), int(attrs.get("k", 1))
+    first = site.input(QMOE[0].weights)
+    assert first is not None
+    inner = first.dims[1] // (2 if fusion else 1)
+    words: list[Word] = []
+    keep: list[Any] = []
+    for layer in QMOE:
+        size = inner if layer.name == "fc2" else hidden
+        if not _add_layer(site, layer, count, size, words, keep):
+            return None
+    limit = float(attrs.get("swiglu_limit", math.inf))
+    is_normalised = shares is None or bool(attrs.get("normalize_routing_weights", 0))
+    item_bytes = 4 * _ROWS * (2 * hidden + first.dims[1] + 2 * inner)
+    activation = _ACTIVATIONS.index(attrs.get("activation_type", "relu"))
+    numbers = float(attrs.get("activation_alpha", 1.0)), float(attrs.get("activation_beta", 0.0))
+    given = None if shares is None else Tensor(ROUTER_WEIGHTS)
+    return NativeCall(
+        "experts",
+        (
+            *(Tensor(0), Tensor(1), given, *words, site.result(), WORKSPACE),
+            *(tokens, count, chosen, hidden, inner, fusion, activation, is_normalised, item_bytes),
+            *(*numbers, limit),
+        ),
+        items=count,
+        item_ns=4 * hidden * inner * tokens * chosen / count * 0.05,
+        workspace=item_bytes * count,
+        keep=keep,
+        writes=(TensorType(FLOAT32, (tokens, chosen, hidden)),),
+        finish=lambda results: results.sum(axis=1).reshape(x.dims),
+    )
+
+
+def _add_layer(
+    site: Site, layer: ExpertLayer, count: int, size: int, words: list[Word], keep: list[Any]
+) -> bool:
+    """Add the words of a layer; return whether compiled code takes it."""
+    places = layer.weights, layer.scales, layer.zeros, layer.bias
+    arrays = [site.constant(i) for i in places]
+    if any(a is None and site.input(i) is not None for i, a in zip(places, arrays, strict=True)):
+        return False
+    codes, scales, zeros, bias = arrays
+    if codes is None or scales is None:
+        words += [None] * 8
+        return layer.name == "fc3"
+    packed = packed_experts(layer, count * codes.shape[1], size, site.node.attrs)
+    # Zero points of whole rows are packed along the rows.
+    if not has_panels(packed) or codes.shape[1] % PANEL or (zeros is not None and zeros.ndim < 3):
+        return False
+    if packed.k != packed.blocks * packed.block or (bias is not None and bias.dtype != FLOAT32):
+        return False
+    panels, factors = _codes_of(packed, codes), _factors_of(packed, scales, zeros)
+    keep += [panels, factors]
+    words += [panels.value, *factors.value, bias]
+    words += [packed.k, codes.shape[1], max(packed.bits, 4), packed.block]
+    return True
 
 
 def has_panels(packed: PackedWeights) -> bool:

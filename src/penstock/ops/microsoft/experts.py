@@ -28,7 +28,7 @@ from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Dim, ShapeError, Type, dtype_name
 
 
-class _Layer(NamedTuple):
+class ExpertLayer(NamedTuple):
     """Where the inputs of a layer of all experts stand."""
 
     name: str
@@ -38,9 +38,13 @@ class _Layer(NamedTuple):
     zeros: int = -1
 
 
-_MOE = (_Layer("fc1", 2, 3), _Layer("fc2", 4, 5), _Layer("fc3", 6, 7))
-_QMOE = (_Layer("fc1", 2, 4, 3, 11), _Layer("fc2", 5, 7, 6, 12), _Layer("fc3", 8, 10, 9, 13))
-_ROUTER_WEIGHTS = 14  # of QMoE
+_MOE = (ExpertLayer("fc1", 2, 3), ExpertLayer("fc2", 4, 5), ExpertLayer("fc3", 6, 7))
+QMOE = (
+    ExpertLayer("fc1", 2, 4, 3, 11),
+    ExpertLayer("fc2", 5, 7, 6, 12),
+    ExpertLayer("fc3", 8, 10, 9, 13),
+)
+ROUTER_WEIGHTS = 14  # of QMoE
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -62,7 +66,7 @@ def _swiglu(attrs: Attrs, gate: np.ndarray, x: np.ndarray) -> np.ndarray:
     return gate * _sigmoid(alpha * gate) * (x + beta)
 
 
-def _fusion(attrs: Attrs) -> int:
+def fusion_of(attrs: Attrs) -> int:
     """How fc1 holds both layers of a gated activation: 1 row by row, 2 one after the other."""
     name = rules.choice(attrs, "activation_type", "relu", (*_ACTIVATIONS, "swiglu"))
     return int(attrs.get("swiglu_fusion", 0)) if name == "swiglu" else 0
@@ -72,7 +76,7 @@ class _Weights:
     """The weights of a layer of all experts [experts, rows, columns], float or packed."""
 
     def __init__(
-        self, layer: _Layer, types: Tensors, attrs: Attrs, consts: Consts, size: int
+        self, layer: ExpertLayer, types: Tensors, attrs: Attrs, consts: Consts, size: int
     ) -> None:
         experts, self.rows, _ = tensor(types, layer.weights).dims
         self.layer = layer
@@ -80,16 +84,14 @@ class _Weights:
         self.fixed: Shared[np.ndarray] | None = None
         self.prepared: list[int] = []
         if layer.scales >= 0:
-            sizes = experts * self.rows, size, _bits(attrs, layer), _block(attrs, size)
-            names = "N", "K", "bits", "block_size"
-            self.packed = PackedWeights(dict(zip(names, sizes, strict=True)))
+            self.packed = packed_experts(layer, experts * self.rows, size, attrs)
             ours = [i for i in (layer.weights, layer.scales, layer.zeros) if types[i] is not None]
             arrays = [array for i in ours if (array := consts[i]) is not None]
             if len(arrays) == len(ours) and experts * self.rows * size * 4 <= FIXED_BYTES:
                 every = list(consts)
                 self.prepared = ours
                 self.fixed = shared(
-                    ("QMoE", *sizes),
+                    ("QMoE", experts * self.rows, size, self.packed.bits, self.packed.block),
                     lambda: np.stack([self.of(i, every) for i in range(experts)]),
                     *arrays,
                 )
@@ -108,7 +110,13 @@ class _Weights:
         return self.packed.rows(start, start + self.rows, weights, scales, zeros, None)
 
 
-def _bits(attrs: Attrs, layer: _Layer) -> int:
+def packed_experts(layer: ExpertLayer, rows: int, size: int, attrs: Attrs) -> PackedWeights:
+    """The weights of a layer of all experts, [rows, size]."""
+    sizes = rows, size, _bits(attrs, layer), _block(attrs, size)
+    return PackedWeights(dict(zip(("N", "K", "bits", "block_size"), sizes, strict=True)))
+
+
+def _bits(attrs: Attrs, layer: ExpertLayer) -> int:
     return int(attrs.get(f"{layer.name}_expert_weight_bits", attrs.get("expert_weight_bits", 4)))
 
 
@@ -121,7 +129,7 @@ def _block(attrs: Attrs, size: Any) -> Any:
 
 
 def _check_layer(
-    layer: _Layer, types: Types, attrs: Attrs, experts: Dim, rows: Dim, columns: Dim
+    layer: ExpertLayer, types: Types, attrs: Attrs, experts: Dim, rows: Dim, columns: Dim
 ) -> None:
     """Check a layer [experts, rows, columns]."""
     check_shape(f"{layer.name}_experts_bias", tensor(types, layer.bias).shape, (experts, rows))
@@ -148,7 +156,7 @@ def _check_layer(
 
 
 def _infer(
-    layers: tuple[_Layer, ...], types: Types, attrs: Attrs, consts: Consts
+    layers: tuple[ExpertLayer, ...], types: Types, attrs: Attrs, consts: Consts
 ) -> Sequence[Type]:
     x, router = tensor(types, 0), tensor(types, 1).shape
     if x.dtype is not None and not is_float(x.dtype):
@@ -163,11 +171,11 @@ def _infer(
         raise ShapeError(f"{k} of {experts} experts cannot be chosen")
     if attrs.get("quant_type", "int") != "int" or attrs.get("weights_prepacked", -1) > 0:
         raise ShapeError("weights of other codes than integers are not supported")
-    if any(given(types, i) for i in range(_ROUTER_WEIGHTS + 1, 21)):
+    if any(given(types, i) for i in range(ROUTER_WEIGHTS + 1, 21)):
         raise ShapeError("scales of activations are not supported")
-    check_shape("router_weights", tensor(types, _ROUTER_WEIGHTS).shape, (tokens, experts))
+    check_shape("router_weights", tensor(types, ROUTER_WEIGHTS).shape, (tokens, experts))
     first, second, third = layers
-    fused, gated = _fusion(attrs), given(types, third.weights)
+    fused, gated = fusion_of(attrs), given(types, third.weights)
     swiglu = attrs.get("activation_type") == "swiglu"
     if (fused and gated) or (swiglu and not fused and not gated):
         raise ShapeError("a gated activation needs either fc3 or both layers in fc1")
@@ -189,12 +197,12 @@ def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
 
 
 @operator("MoE", domain=MICROSOFT, infer=partial(_infer, _MOE), work=_work)
-@operator("QMoE", domain=MICROSOFT, infer=partial(_infer, _QMOE), work=_work)
+@operator("QMoE", domain=MICROSOFT, infer=partial(_infer, QMOE), work=_work)
 @by_shape(arity=(15, 1), widen=False)
 def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs, quantised = node.attrs, node.op.name == "QMoE"
-    layers = _QMOE if quantised else _MOE
-    hidden, count, fused = tensor(inputs, 0).dims[-1], attrs.get("k", 1), _fusion(attrs)
+    layers = QMOE if quantised else _MOE
+    hidden, count, fused = tensor(inputs, 0).dims[-1], attrs.get("k", 1), fusion_of(attrs)
     inner = tensor(inputs, layers[0].weights).dims[1] // (2 if fused else 1)
     stacks = [
         _Weights(layer, inputs, attrs, consts, inner if layer.name == "fc2" else hidden)
@@ -227,7 +235,7 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
         scores = arguments[1].astype(FLOAT32, copy=False)
         # Of equal scores the last comes first, as in ONNX Runtime.
         chosen = np.argsort(scores, axis=1, kind="stable")[:, ::-1][:, :count]
-        shares = arguments[_ROUTER_WEIGHTS]
+        shares = arguments[ROUTER_WEIGHTS]
         given_shares = shares is not None
         if shares is None:
             shares = np.exp(scores - scores.max(axis=1, keepdims=True))

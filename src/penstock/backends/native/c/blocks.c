@@ -5,6 +5,7 @@
    uint8; both as codes less half their range. Scales are [panel][block][32], and so is `shifts`, what
    a zero point adds to each weight. A few rows take the codes through registers; for more, a part of a
    panel is written out as float32 first. */
+#include "math32.h"
 #include "native.h"
 #include "products.h"
 #if defined(__AVX2__)
@@ -161,7 +162,135 @@ static int block_product(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
+/* Experts, networks of which each token passes a few. An item is an expert. y is [tokens, chosen,
+   hidden]: the results by how well an expert was chosen, times their shares. */
+enum { RELU, GELU, SILU, IDENTITY, SWIGLU };
+enum { FC1, FC2, FC3, TOGETHER = 32 };
+
+typedef struct {
+    const char *weights; /* of all experts; fc3 may be left out */
+    const float *scales, *shifts, *bias;
+    int64_t k, n, bits, block;
+} expert_layer;
+
+struct experts {
+    const float *x, *scores, *shares; /* shares: null for those of the softmax of the scores */
+    expert_layer layers[3];
+    float *y;
+    char *workspace; /* item_bytes for each item: TOGETHER rows of x and of the results of layers */
+    int64_t tokens, count, chosen, hidden, inner, fusion, activation, is_normalised, item_bytes;
+    double alpha, beta, limit;
+};
+
+/* How many experts are better than expert e: of equal scores the last comes first, after NaN. */
+static int64_t rank_of(const float *scores, int64_t count, int64_t e)
+{
+    int64_t rank = 0;
+    float own = scores[e];
+    for (int64_t j = 0; j < count; j++) {
+        int equal = scores[j] == own || (scores[j] != scores[j] && own != own);
+        rank += equal ? j > e : scores[j] > own || scores[j] != scores[j];
+    }
+    return rank;
+}
+
+static float share_of(const struct experts *a, int64_t token, int64_t e)
+{
+    const float *scores = a->scores + token * a->count, *given = a->shares + token * a->count;
+    float most = scores[0], own = 0, sum = 0;
+    for (int64_t j = 1; j < a->count; j++)
+        most = scores[j] > most ? scores[j] : most;
+    for (int64_t j = 0; j < a->count; j++) {
+        if (rank_of(scores, a->count, j) >= a->chosen)
+            continue;
+        float weight = a->shares ? given[j] : expf(scores[j] - most);
+        sum += weight;
+        own = j == e ? weight : own;
+    }
+    return a->is_normalised ? own / sum : own;
+}
+
+static void run_layer(const struct experts *a, int i, int64_t e, const float *x, float *y, int64_t rows)
+{
+    const expert_layer *l = a->layers + i;
+    int64_t scales = e * l->n * (l->k / l->block);
+    struct block_product product = {
+        x, l->weights + e * l->n * l->k * l->bits / 8, l->scales + scales,
+        l->shifts ? l->shifts + scales : NULL, l->bias ? l->bias + e * l->n : NULL, y, NULL,
+        rows, l->k, l->n, l->bits, l->block};
+    block_product(&product, 0, l->n / PANEL);
+}
+
+/* y of `inner` numbers of a row of fc1, and of one of fc3 if there is one. */
+static void activate(const struct experts *a, const float *restrict x, const float *restrict third,
+                     float *restrict y)
+{
+    int64_t n = a->inner, step = a->fusion == 1 ? 2 : 1;
+    const float *restrict linear = a->fusion == 1 ? x + 1 : a->fusion == 2 ? x + n : third;
+    float alpha = (float)a->alpha, beta = (float)a->beta, limit = (float)a->limit;
+    for (int64_t i = 0; i < n; i++) {
+        float v = x[i * step];
+        switch (a->activation) {
+        case RELU: y[i] = v < 0 ? 0 : v; break;
+        case GELU: y[i] = v * sigmoid32(1.5957691216f * (v + 0.044715f * v * v * v)); break;
+        case SILU: y[i] = v * sigmoid32(v); break;
+        case IDENTITY: y[i] = v; break;
+        default: {
+            float u = linear[i * step];
+            v = v > limit ? limit : v;
+            u = u > limit ? limit : u < -limit ? -limit : u;
+            y[i] = v * sigmoid32(alpha * v) * (u + beta);
+        }
+        }
+        if (third && a->activation != SWIGLU)
+            y[i] *= third[i];
+    }
+}
+
+static void run_expert(const struct experts *a, int64_t e, const int64_t *tokens, int64_t rows,
+                       float *at)
+{
+    int64_t width = a->layers[FC1].n;
+    float *x = at, *first = x + TOGETHER * a->hidden, *third = first + TOGETHER * width;
+    float *inner = third + TOGETHER * a->inner, *y = inner + TOGETHER * a->inner;
+    int has_third = a->layers[FC3].weights != NULL;
+    for (int64_t r = 0; r < rows; r++)
+        memcpy(x + r * a->hidden, a->x + tokens[r] * a->hidden, a->hidden * sizeof *x);
+    run_layer(a, FC1, e, x, first, rows);
+    if (has_third)
+        run_layer(a, FC3, e, x, third, rows);
+    for (int64_t r = 0; r < rows; r++)
+        activate(a, first + r * width, has_third ? third + r * a->inner : NULL, inner + r * a->inner);
+    run_layer(a, FC2, e, inner, y, rows);
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t rank = rank_of(a->scores + tokens[r] * a->count, a->count, e);
+        float share = share_of(a, tokens[r], e);
+        float *restrict to = a->y + (tokens[r] * a->chosen + rank) * a->hidden;
+        for (int64_t i = 0; i < a->hidden; i++)
+            to[i] = y[r * a->hidden + i] * share;
+    }
+}
+
+static int experts(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct experts *a = arguments;
+    for (int64_t e = begin; e < end; e++) {
+        int64_t tokens[TOGETHER], rows = 0;
+        float *at = (float *)(a->workspace + e * a->item_bytes);
+        for (int64_t token = 0; token < a->tokens; token++) {
+            if (rank_of(a->scores + token * a->count, a->count, e) < a->chosen)
+                tokens[rows++] = token;
+            if (rows == TOGETHER || (rows && token == a->tokens - 1)) {
+                run_expert(a, e, tokens, rows, at);
+                rows = 0;
+            }
+        }
+    }
+    return 0;
+}
+
 const kernel_entry blocks_kernels[] = {
+    KERNEL(experts, experts),
     KERNEL(block_product, block_product),
     END_OF_KERNELS,
 };
