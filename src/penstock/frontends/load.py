@@ -98,9 +98,12 @@ def _read(source: Any, limits: Limits, map_weights: bool) -> Model:
 
         return load_graph_def(source, limits)
     if _is_tflite(source):
+        from penstock.frontends.onnx.type_constraints import check_types
         from penstock.frontends.tflite.importer import load_tflite
 
-        return load_tflite(source, limits, map_weights)
+        model = load_tflite(source, limits, map_weights)
+        model.check_types = check_types  # of the ONNX operations that operators have become
+        return model
     if isinstance(source, Path):
         _refuse_other_formats(source)
     from penstock.frontends.onnx.importer import load_onnx

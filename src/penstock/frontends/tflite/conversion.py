@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -54,24 +54,29 @@ class OperatorContext(Protocol):
 
 
 Rule = Callable[["OperatorConversion"], object]
-RULES: dict[str, Rule] = {}
+
+
+class RuleEntry(NamedTuple):
+    """A rule, and what ``operator_rule`` says of it."""
+
+    convert: Rule
+    outputs: int | None = None
+    moves: bool = False
+    integers: bool = False
+
+
+RULES: dict[str, RuleEntry] = {}
 QUANTIZED_RULES: dict[str, Callable[[OperatorConversion], bool]] = {}
-MOVING: set[str] = set()
-"""Operators that only move elements."""
-INTEGERS: set[str] = set()
-"""Operators whose rules read quantisations themselves."""
 
 
 def operator_rule(
-    *operators: str, moves: bool = False, integers: bool = False
+    *operators: str, outputs: int | None = 1, moves: bool = False, integers: bool = False
 ) -> Callable[[Rule], Rule]:
-    """Register a rule. ``moves``: the operators only move elements. ``integers``: the rule converts
-    quantised tensors itself."""
+    """Register a rule of operators with so many ``outputs``, or with any number. ``moves``: they
+    only move elements. ``integers``: the rule converts quantised tensors itself."""
 
     def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(operators, function))
-        MOVING.update(operators if moves else ())
-        INTEGERS.update(operators if integers else ())
+        RULES.update(dict.fromkeys(operators, RuleEntry(function, outputs, moves, integers)))
         return function
 
     return register
@@ -263,15 +268,17 @@ class OperatorConversion(NodeBuilder):
             for q in given
         )
 
-    def apply(self, convert: Rule) -> None:
+    def apply(self, entry: RuleEntry) -> None:
         """Apply a rule to the operator, whose tensors may be quantised."""
+        if entry.outputs not in (None, len(self.outputs)):
+            raise NodeError(f"has {len(self.outputs)} outputs, but {self.op} has {entry.outputs}")
         quantized = any((*self.quantizations, *self.output_quantizations))
-        integers = self.op in INTEGERS or (self.op in MOVING and self.moved_as_integers)
+        integers = entry.integers or (entry.moves and self.moved_as_integers)
         own = QUANTIZED_RULES.get(self.op)
         if not quantized or integers:
-            convert(self)
+            entry.convert(self)
         elif own is None or not own(self):
-            self._apply_to_reals(convert)
+            self._apply_to_reals(entry.convert)
 
     def _apply_to_reals(self, convert: Rule) -> None:
         for i, (value, given) in enumerate(zip(self.inputs, self.quantizations, strict=True)):

@@ -38,7 +38,7 @@ from penstock.frontends.tflite import (  # noqa: F401 - modules register their r
     rules_images,
     rules_recurrent,
 )
-from penstock.frontends.tflite.conversion import RULES, OperatorConversion
+from penstock.frontends.tflite.conversion import RULES, OperatorConversion, RuleEntry
 from penstock.frontends.tflite.file import opened_model
 from penstock.frontends.tflite.flatbuffer import FlatTable, schema
 from penstock.frontends.tflite.rules_custom import custom
@@ -324,7 +324,7 @@ class SubgraphImporter:
             output_dtypes=dtypes,
         )
         try:
-            rule = custom if op.startswith("CUSTOM:") else RULES.get(op)
+            rule = RuleEntry(custom) if op.startswith("CUSTOM:") else RULES.get(op)
             if rule is None:
                 self.diagnostics.unsupported(f"tflite.{op}", NO_KERNEL, origin)
             else:

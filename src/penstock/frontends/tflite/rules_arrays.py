@@ -46,7 +46,7 @@ def arg(c: OperatorConversion) -> None:
         c.cast_final(c.emit(op, [x], attrs), dtype)
 
 
-@operator_rule("TOPK_V2", moves=True)
+@operator_rule("TOPK_V2", moves=True, outputs=2)
 def top_k(c: OperatorConversion) -> None:
     c.take(2)
     values, indices = c.outputs
@@ -118,18 +118,18 @@ def pack(c: OperatorConversion) -> None:
     c.emit_tensorflow("Pack", c.take(1, len(c.inputs)), axis=c.option("axis"))
 
 
-@operator_rule("UNPACK", moves=True)
+@operator_rule("UNPACK", moves=True, outputs=None)
 def unpack(c: OperatorConversion) -> None:
     c.emit_tensorflow("Unpack", c.take(1), axis=c.option("axis"), num=len(c.outputs))
 
 
-@operator_rule("SPLIT", moves=True)
+@operator_rule("SPLIT", moves=True, outputs=None)
 def split(c: OperatorConversion) -> None:
     axis, x = c.take(2)
     c.emit_tensorflow("Split", [x, axis], num_split=len(c.outputs))
 
 
-@operator_rule("SPLIT_V", moves=True)
+@operator_rule("SPLIT_V", moves=True, outputs=None)
 def split_v(c: OperatorConversion) -> None:
     """Of the sizes one may be -1: it takes what the others leave."""
     x, sizes, axis = c.take(3)
@@ -204,7 +204,7 @@ def one_hot(c: OperatorConversion) -> None:
     c.emit_tensorflow("OneHot", c.take(4), axis=c.option("axis", "OneHotOptions"))
 
 
-@operator_rule("UNIQUE")
+@operator_rule("UNIQUE", outputs=2)
 def unique(c: OperatorConversion) -> None:
     places = c.output_dtypes[1]
     c.emit_tensorflow("Unique", c.take(1), out_idx="int32" if places is None else places.name)
@@ -302,7 +302,7 @@ def matrix_set_diag(c: OperatorConversion) -> None:
     c.emit_tensorflow("MatrixSetDiagV3", [x, diagonal, c.constant([0])], align="RIGHT_LEFT")
 
 
-@operator_rule("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5")
+@operator_rule("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5", outputs=None)
 def suppression(c: OperatorConversion) -> None:
     """Outputs have ``max_output_size`` entries, of which the last says how many are valid."""
     soft = c.op.endswith("V5")

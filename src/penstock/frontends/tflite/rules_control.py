@@ -42,7 +42,7 @@ def _condition(c: OperatorConversion, arguments: list[Any]) -> SubgraphScope:
     return _used(c, "cond_subgraph_index", arguments, "cond/", 1)
 
 
-@operator_rule("IF", integers=True)
+@operator_rule("IF", integers=True, outputs=None)
 def if_(c: OperatorConversion) -> None:
     condition, *arguments = c.take(1, len(c.inputs))
     branches = {}
@@ -54,7 +54,7 @@ def if_(c: OperatorConversion) -> None:
         c.effect(node)
 
 
-@operator_rule("WHILE", integers=True)
+@operator_rule("WHILE", integers=True, outputs=None)
 def while_(c: OperatorConversion) -> None:
     """A Loop whose condition is computed before it, and again at the end of each iteration."""
     carried = c.take(0, len(c.inputs))
@@ -82,7 +82,7 @@ def while_(c: OperatorConversion) -> None:
         c.effect(node)
 
 
-@operator_rule("CALL", integers=True)
+@operator_rule("CALL", integers=True, outputs=None)
 def call(c: OperatorConversion) -> None:
     scope = _used(c, "subgraph", c.take(0, len(c.inputs)), "", len(c.outputs))
     c.nodes += scope.nodes
@@ -99,7 +99,7 @@ def _name(container: str, shared_name: str) -> str:
     return "/".join(filter(None, (container, shared_name)))
 
 
-@operator_rule("CALL_ONCE")
+@operator_rule("CALL_ONCE", outputs=0)
 def call_once(c: OperatorConversion) -> None:
     """What it assigns are the values that variables start with."""
     scope = c.context.use(c.scope, c.option("init_subgraph_index"), [], f"{c.name}/")
@@ -133,7 +133,7 @@ def read_variable(c: OperatorConversion) -> None:
     c.effect(c.emit_final("ReadVariableOp", [handle], attrs, domain=TENSORFLOW))
 
 
-@operator_rule("ASSIGN_VARIABLE", integers=True)
+@operator_rule("ASSIGN_VARIABLE", integers=True, outputs=0)
 def assign_variable(c: OperatorConversion) -> None:
     c.effect(c.emit_final("AssignVariableOp", c.take(2), outputs=[], domain=TENSORFLOW))
 

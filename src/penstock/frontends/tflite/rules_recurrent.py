@@ -99,7 +99,7 @@ def unidirectional_lstm(c: OperatorConversion) -> None:
     c.emit_final("Identity", [_time_major(c, _lstm(c, x, given, states, False), time_major)])
 
 
-@operator_rule("LSTM")
+@operator_rule("LSTM", outputs=None)
 def lstm_step(c: OperatorConversion) -> None:
     """One step of a sequence, for x [batch, features]."""
     if c.option("kernel_type"):
@@ -111,7 +111,7 @@ def lstm_step(c: OperatorConversion) -> None:
     c.emit_final("Squeeze", [y, axis], outputs=c.outputs[-1:])
 
 
-@operator_rule("BIDIRECTIONAL_SEQUENCE_LSTM")
+@operator_rule("BIDIRECTIONAL_SEQUENCE_LSTM", outputs=None)
 def bidirectional_lstm(c: OperatorConversion) -> None:
     """Two layers, one of which reads the sequence from its end."""
     given = c.take(1, 48)
@@ -173,7 +173,7 @@ def rnn_step(c: OperatorConversion) -> None:
     c.emit_final("Squeeze", [y, axis])
 
 
-@operator_rule("BIDIRECTIONAL_SEQUENCE_RNN")
+@operator_rule("BIDIRECTIONAL_SEQUENCE_RNN", outputs=None)
 def bidirectional_rnn(c: OperatorConversion) -> None:
     given = c.take(1, 12)
     if given[9] is not None:

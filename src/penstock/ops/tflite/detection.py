@@ -26,7 +26,7 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return TensorType(FLOAT32, (1, count, 4)), of_each, of_each, TensorType(FLOAT32, (1,))
 
 
-@operator("TFLite_Detection_PostProcess", domain=TFLITE, infer=_infer)
+@operator("TFLite_Detection_PostProcess", domain=TFLITE, infer=_infer, arity=(3, 4))
 def detection(node: Node, types: Types) -> Kernel:
     """Encoded boxes [1, N, 4], scores of classes [1, N, C], anchors [N, 4] as (y, x, h, w). Gives
     boxes (y0, x0, y1, x1), their classes, their scores, and how many of these there are. If there
