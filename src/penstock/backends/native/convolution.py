@@ -21,7 +21,7 @@ from penstock.types import FLOAT32
 _AXES, _BUFFER, _LINE, _MOST_SLICES, _BLOCK = 3, 10240, 2048 - 16, 32, 4
 _LEAST_COLUMNS = 32
 _FLOPS_PER_NS = 40.0
-_FAST_PER_S, _SLOW_PER_S = 50e9, 25e9
+_CALL_S, _COPIES_S, _FAST_PER_S, _SLOW_PER_S = 1e-6, 5e-6, 50e9, 25e9
 
 
 class _Spread(NamedTuple):
@@ -98,11 +98,13 @@ def convolution_call(site: Site) -> NativeCall | None:
 
 def convolution_seconds(node: Node) -> float:
     """Less for groups and transposed convolutions of values that enter the graph: those that a node
-    of a network computes have their channels innermost, as oneDNN's fast convolutions have them."""
+    of a network computes have their channels innermost, as oneDNN's fast convolutions have them,
+    and would be copied."""
     x = node.inputs[0]
     direct = node.op.name == "ConvTranspose" or node.attrs.get("group", 1) > 1
-    fast = direct and x is not None and x.producer is None
-    return 1e-6 + flops(node) / (_FAST_PER_S if fast else _SLOW_PER_S)
+    if direct and x is not None and x.producer is None:
+        return _CALL_S + flops(node) / _FAST_PER_S
+    return _CALL_S + _COPIES_S + flops(node) / _SLOW_PER_S
 
 
 def _axes(node: Node, w: np.ndarray, sizes: Sequence[int]) -> list[Window]:
