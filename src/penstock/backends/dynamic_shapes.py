@@ -29,6 +29,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import fused, is_fused, parts
+from penstock.ops.work_estimate import flops
 from penstock.types import ANY, ShapeError, TensorType, Type
 
 Tensors: TypeAlias = Sequence[TensorType | None]
@@ -95,7 +96,8 @@ class SpecialisingBackend(HostBackend, Backend):
                 pays = self.gain(guess) >= self.making_s
                 cache = KernelCache(self, node, tensors, contents, pays)
                 self._caches[id(cache)] = cache
-                return Kernel(cache.function(), cached_bytes=cache.nbytes)
+                work = flops(guess)
+                return Kernel(cache.function(), cached_bytes=cache.nbytes, late_flops=work)
         return None
 
     def gain(self, node: Node) -> float:
@@ -210,15 +212,19 @@ class KernelCache:
         return function
 
 
-def expected_seconds(backends: Sequence[Backend], node: Node) -> list[float]:
-    """The estimate of each backend for a node, with plausible dims in place of unknown ones."""
+def plausible(node: Node) -> Node:
+    """The node with plausible dims in place of unknown ones, for estimates; the node itself if all
+    are known, or no guess fits the operation."""
     types = _types(node.inputs)
     tensors = None if _are_static([*types, *_types(node.outputs)]) else _tensors(types)
     guesses = [] if tensors is None else [guess for guess, _ in _guessed_nodes(node, tensors)]
-    guess = next((guess for guess in guesses if _are_static(_types(guess.outputs))), None)
-    if guess is None:
-        return [backend.seconds(node) for backend in backends]
-    return [_late_seconds(backend, guess) for backend in backends]
+    return next((guess for guess in guesses if _are_static(_types(guess.outputs))), node)
+
+
+def expected_seconds(backends: Sequence[Backend], node: Node) -> list[float]:
+    """The estimate of each backend for a node, with plausible dims in place of unknown ones."""
+    guess = plausible(node)
+    return [_late_seconds(b, guess) if guess is not node else b.seconds(node) for b in backends]
 
 
 def _late_seconds(backend: Backend, node: Node) -> float:

@@ -193,7 +193,8 @@ def share_of(
     threaded = set()
     for step in paced(plan.walk()):
         work = 0 if step.node.op.moves else flops(step.node)
-        most[step.backend] = max(work, most.get(step.backend, 0))
+        late = 0 if step.kernel is None else step.kernel.late_flops
+        most[step.backend] = max(work, late, most.get(step.backend, 0))
         if work and step.backend not in threaded and _may_use_threads(step.node):
             threaded.add(step.backend)
     own = [b for b in hosts if b.threads_of_caller and b.name in most]

@@ -80,7 +80,8 @@ class Kernel:
     them back, by input.
 
     ``code_bytes``: about what it keeps in memory of a native library, such as generated code;
-    ``cached_bytes()``: what it has come to keep during runs.
+    ``cached_bytes()``: what it has come to keep during runs. ``late_flops``: about how many
+    floating-point operations it has, if only runs know its shapes.
     """
 
     function: Callable[..., Any]
@@ -98,6 +99,7 @@ class Kernel:
     begin: Callable[..., Callable[[], object] | None] | None = None
     code_bytes: int = 0
     cached_bytes: Callable[[], int] | None = None
+    late_flops: int = 0
     absorbed: tuple[int, ...] = ()
     let_go: Callable[[], Mapping[int, Callable[[], np.ndarray]]] | None = None
 

@@ -32,6 +32,7 @@ from penstock.analysis.frames import Frames, GraphPart
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend, Device
+from penstock.backends.dynamic_shapes import plausible
 from penstock.backends.kernels import KernelTable, placed_kernels
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
@@ -224,7 +225,7 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     graph, kernels = feeds.graph, KernelTable()
     # Kernels are created for the number of threads that runs will most likely have.
     threads = context.options.threads or core_budget()
-    if threads > 1 and not worth_threads(graph.walk()):
+    if threads > 1 and not worth_threads(map(plausible, graph.walk())):
         threads = 1
     for backend in context.hosts:
         if backend.threads_of_caller:
