@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import penstock as ps
 
-MOST_CALLS = 480
+MOST_CALLS = 460
 """for each node of a chain"""
 
 

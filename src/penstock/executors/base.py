@@ -190,7 +190,7 @@ def share_of(
     """What a run of ``plan`` on ``streams`` workers enters to share the threads of kernels, of
     which the session may use ``threads``."""
     most: dict[str, int] = {}
-    threaded = set()
+    threaded = {b.name for b in hosts if b.threads_of_caller}  # whatever they run
     for step in paced(plan.walk()):
         work = 0 if step.node.op.moves else flops(step.node)
         late = 0 if step.kernel is None else step.kernel.late_flops

@@ -205,9 +205,12 @@ class Graph:
 
     def walk(self) -> Iterator[Node]:
         """Every node, those of nested graphs after the node that carries them."""
-        if len(self.nodes) <= CHECK_EVERY and True not in [node._nests for node in self.nodes]:
-            return paced(self.nodes)
-        return self._walk_nested()
+        return self._walk_nested() if self._nests else paced(self.nodes)
+
+    @property
+    def _nests(self) -> bool:
+        """Whether a node has graphs."""
+        return True in [node._nests for node in self.nodes]
 
     def _walk_nested(self) -> Iterator[Node]:
         stack = [iter(self.nodes)]
@@ -225,7 +228,7 @@ class Graph:
     def graphs(self) -> Iterator[Graph]:
         """This graph and every nested one."""
         yield self
-        for node in self.walk():
+        for node in self.walk() if self._nests else ():
             if node._nests:
                 for _, graph in node.graphs:
                     yield graph

@@ -229,8 +229,8 @@ def help_of(record: Any, name: str) -> str:
 
 def make(record: Callable[P, Result], caller: str, *arguments: Any, **options: Any) -> Result:
     """The record of these options; ``TypeError`` suggests a name for one that there is not."""
-    names = [f.name for f in fields(cast(Any, record))]
     for name in options:
+        names = [f.name for f in fields(cast(Any, record))]
         if name not in names:
             close = get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}"

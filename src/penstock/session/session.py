@@ -85,7 +85,9 @@ class Session:
     ) -> None:
         stop = StopCondition(options.timeout, options.cancel, "compiling")
         # Not of later runs, and not of a copy that is unpickled.
-        self.options = options = replace(options, timeout=None, cancel=None)
+        if stop.limited:
+            options = replace(options, timeout=None, cancel=None)
+        self.options = options
         self.limits = options.limits or DEFAULT_LIMITS
         backends = backends_of(options.backends, options.precision)
         keep_memory()

@@ -33,6 +33,8 @@ def check_overrides(
     overrides: Mapping[str, str], graph: Graph, backends: Sequence[Backend]
 ) -> None:
     """Raise ``InvalidInput`` for a name of ``place=`` that the model or ``backends`` lack."""
+    if not overrides:
+        return
     operations: dict[str, None] = {}
     names: dict[str, None] = {}
     for node in graph.walk():

@@ -136,7 +136,8 @@ class OneDnnBackend(SpecialisingBackend):
         self._releasable = False
 
     def seconds(self, node: Node) -> float:
-        if not is_fused(node) and node.op.full_name not in FAMILIES.keys() | OPERATIONS:
+        name = node.op.full_name
+        if name not in FAMILIES and name not in OPERATIONS and not is_fused(node):
             return math.inf
         values = (*node.inputs, *node.outputs)
         types_ = [v.type for v in values if v is not None and v.const is None]
@@ -144,7 +145,7 @@ class OneDnnBackend(SpecialisingBackend):
         estimate = _CALL_S + moved / _BYTES_PER_S + flops(node) / _flops_per_s(node)
         if node.op.name in ("Conv", "ConvTranspose") and values[0] and values[0].producer is None:
             estimate += moved / _REORDERED_PER_S
-        if FAMILIES.get(node.op.full_name) is recurrent:
+        if FAMILIES.get(name) is recurrent:
             steps = sum(max(t.dims[:2]) for t in types_[:1] if isinstance(t, TensorType))
             estimate += steps * _STEP_S + flops(node) / _FLOPS_PER_S
         if node.op.name in REDUCTIONS:

@@ -116,9 +116,10 @@ class _ChainSearch:
         chain = self._chain(node, _MOST_NODES)
         if len(chain) == 1:
             return
-        if self.policy.is_faster(fused(chain)):
+        whole = fused(chain)
+        if self.policy.is_faster(whole):
             scan = self._by_scan if heavy else partial(self._by_bisection, pair=pair)
-            candidate, length = scan(chain)
+            candidate, length = scan(chain, whole)
             if candidate is None:
                 return
             if length == len(chain) or self.policy.is_faster(candidate):
@@ -164,16 +165,19 @@ class _ChainSearch:
             return False
         return any(reader is not None and reader.op.name in FOLLOWERS for reader in readers)
 
-    def _by_scan(self, chain: Sequence[Node]) -> tuple[Node | None, int]:
-        """The longest beginning of ``chain`` that has a kernel, and its length. A beginning may
-        have one where shorter ones have none: an integer product must end in a Cast."""
+    def _by_scan(self, chain: Sequence[Node], whole: Node) -> tuple[Node | None, int]:
+        """The longest beginning of ``chain`` that has a kernel, and its length; ``whole`` is the
+        fused node of all. A beginning may have a kernel where shorter ones have none: an integer
+        product must end in a Cast."""
         for length in range(len(chain), 1, -1):
-            candidate = fused(chain[:length])
+            candidate = whole if length == len(chain) else fused(chain[:length])
             if self.policy.has_kernel(candidate):
                 return candidate, length
         return None, 0
 
-    def _by_bisection(self, chain: Sequence[Node], pair: Node | None) -> tuple[Node | None, int]:
+    def _by_bisection(
+        self, chain: Sequence[Node], whole: Node, pair: Node | None
+    ) -> tuple[Node | None, int]:
         """As ``_by_scan``, for chains of which every beginning has a kernel if the whole has one;
         ``pair`` is the fused node of the first two nodes, if a kernel for it is known.
 
@@ -186,7 +190,7 @@ class _ChainSearch:
         while high - low > 1:
             length = likely.pop() if likely else (low + high) // 2
             if low < length < high:
-                candidate = fused(chain[:length])
+                candidate = whole if length == len(chain) else fused(chain[:length])
                 if self.policy.has_kernel(candidate):
                     low, best = length, candidate
                 else:
