@@ -109,7 +109,7 @@ def test_tokenizer_of_another_pattern_is_left_to_numpy():
 @pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
 @pytest.mark.parametrize(("shortest", "longest", "skips"), [(1, 1, 0), (1, 3, 0), (2, 3, 2)])
 @pytest.mark.parametrize("dims", [(12,), (5, 12), (3, 1), (0, 4)])
-def test_tfidf_of_strings_equals_numpy(dims, shortest, longest, skips, mode):
+def test_tfidf_equals_numpy(dims, shortest, longest, skips, mode):
     x = some(NAMES, dims)
     pool = ["ant", "bee", "Ünï", *["ant", "bee"], *["bee", "bee"], *["bee", "ant", "Ünï"]]
     attrs = {
@@ -123,6 +123,12 @@ def test_tfidf_of_strings_equals_numpy(dims, shortest, longest, skips, mode):
         "weights": [0.5, 2.0, 3.0, 1.0, 4.0, 0.25],
     }
     check(node_of("TfIdfVectorizer", [x], **attrs), [x])
+    names = attrs.pop("pool_strings")
+    for step in (7, 2**50):  # a table of all integers between, and none
+        numbers = {name: step * i - 9 for i, name in enumerate(NAMES)}
+        ints = [numbers[name] for name in names]
+        x = np.random.default_rng(2).choice([*numbers.values(), 0, 2**40, -(2**63)], dims)
+        check(node_of("TfIdfVectorizer", [x], pool_int64s=ints, **attrs), [x])
 
 
 def test_element_that_is_no_string_is_told():

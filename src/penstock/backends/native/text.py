@@ -18,17 +18,18 @@ from penstock.ops.common.regex import members_of
 from penstock.ops.microsoft.text import check_tokenizer
 from penstock.ops.onnx.text import NgramPool, weighted
 from penstock.ops.onnx_ml.features import categories, category_names, encoded_labels, one_of
-from penstock.types import FLOAT32, STRING, ShapeError, TensorType, Type
+from penstock.types import FLOAT32, INT64, STRING, ShapeError, TensorType, Type
 
 Function = Callable[..., Any]
+_MOST_SPAN = 1 << 20  # of integers that a table numbers
 
 
-def _by_attributes(dtype: np.dtype, make: Callable[[Any, Attrs], Function | None]) -> ArrayFamily:
-    """Kernels of operations whose input has this ``dtype``, from functions that depend on
+def _by_attributes(make: Callable[[Any, Attrs], Function | None], *dtypes: np.dtype) -> ArrayFamily:
+    """Kernels of operations whose input has one of ``dtypes``, from functions that depend on
     attributes only: ``make`` returns one, or None. Nodes of the same attributes share one."""
 
     def choose(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        if not isinstance(types[0], TensorType) or types[0].dtype != dtype:
+        if not isinstance(types[0], TensorType) or types[0].dtype not in dtypes:
             return None
         key = (make, library.level, *node.attrs)
         attrs = node.attrs
@@ -114,6 +115,24 @@ def _tokenizer(functions: Any, attrs: Attrs) -> Function | None:
     return run
 
 
+def _numbering(numbers: Mapping[int, int]) -> Function:
+    """The number of each integer in arrays, 0 for those that have none: by a table where they are
+    close to one another, else by binary search."""
+    known = np.array([*sorted(numbers), 0], np.int64)  # the last stands for what is not there
+    values = np.array([numbers.get(key, 0) for key in known.tolist()], np.int64)
+    low, high = min(numbers, default=0) - 1, max(numbers, default=0) + 1
+    if high - low > _MOST_SPAN or not -(2**62) < low < 2**62:
+
+        def search(x: np.ndarray) -> np.ndarray:
+            place = np.searchsorted(known[:-1], x)
+            return np.where(known[place] == x, values[place], 0)
+
+        return search
+    table = np.zeros(high - low + 1, np.int64)
+    table[known[:-1] - low] = values[:-1]
+    return lambda x: table.take(np.clip(x, low, high) - low)
+
+
 def _tfidf(functions: Any, attrs: Attrs) -> Function:
     pool = NgramPool(attrs)
     first = np.full(pool.base, -1, np.int64)
@@ -124,22 +143,24 @@ def _tfidf(functions: Any, attrs: Attrs) -> Function:
     skips = attrs["max_skip_count"]
     weigh = weighted(attrs, pool.width)
     places, ngrams = functions.places, functions.ngrams
+    numbered = _numbering({key: n for key, n in pool.numbers.items() if isinstance(key, int)})
 
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim not in (1, 2):
             raise ShapeError(f"TfIdfVectorizer takes shapes [C] and [N, C], not {x.shape}")
         rows = x.reshape(1, -1) if x.ndim == 1 else x
-        counts = ngrams(places(rows, pool.numbers, 0), *trie, skips, pool.width)
+        tokens = places(rows, pool.numbers, 0) if x.dtype == STRING else numbered(rows)
+        counts = ngrams(tokens, *trie, skips, pool.width)
         return weigh(counts).reshape(*x.shape[:-1], pool.width)
 
     return run
 
 
 TEXT_FAMILIES: Mapping[str, ArrayFamily] = {
-    "TfIdfVectorizer": _by_attributes(STRING, _tfidf),
-    "ai.onnx.ml.CategoryMapper": _by_attributes(STRING, _category_mapper),
-    "ai.onnx.ml.LabelEncoder": _by_attributes(STRING, _label_encoder),
-    "ai.onnx.ml.OneHotEncoder": _by_attributes(STRING, _one_hot),
-    "ai.onnx.ml.ZipMap": _by_attributes(FLOAT32, _zip_map),
-    "com.microsoft.Tokenizer": _by_attributes(STRING, _tokenizer),
+    "TfIdfVectorizer": _by_attributes(_tfidf, STRING, INT64),
+    "ai.onnx.ml.CategoryMapper": _by_attributes(_category_mapper, STRING),
+    "ai.onnx.ml.LabelEncoder": _by_attributes(_label_encoder, STRING),
+    "ai.onnx.ml.OneHotEncoder": _by_attributes(_one_hot, STRING),
+    "ai.onnx.ml.ZipMap": _by_attributes(_zip_map, FLOAT32),
+    "com.microsoft.Tokenizer": _by_attributes(_tokenizer, STRING),
 }
