@@ -290,6 +290,23 @@ def test_custom_operator_is_an_operation_of_its_name() -> None:
         ps.load(model([subgraph(X, [unknown], ["y"])]))
 
 
+@pytest.mark.parametrize(("padding", "size"), [(1, (6, 8)), (2, (7, 9))])
+def test_transposed_convolution_of_mediapipe_is_one_of_onnx(padding: int, size: tuple) -> None:
+    rng = np.random.default_rng(0)
+    x, kernel, bias = (
+        rng.standard_normal(shape).astype(np.float32) for shape in ((1, 3, 4, 2), (5, 3, 3, 2), 5)
+    )
+    options = np.array([padding, 2, 2], np.int32).tobytes()
+    custom = ("CUSTOM:Convolution2DTransposeBias", ["x", "k", "b"], ["y"], options)
+    graph = subgraph({"x": ("float32", x.shape)}, [custom], ["y"], {"k": kernel, "b": bias})
+    want = np.zeros((9, 11, 5), np.float32)  # all that windows reach
+    for i, j in np.ndindex(3, 4):
+        want[2 * i : 2 * i + 3, 2 * j : 2 * j + 3] += np.moveaxis(kernel @ x[0, i, j], 0, -1)
+    got = run(model([graph]), x)
+    assert got.shape == (1, *size, 5)
+    np.testing.assert_allclose(got[0], want[: size[0], : size[1]] + bias, rtol=1e-5, atol=1e-5)
+
+
 # Formats.
 
 

@@ -324,7 +324,9 @@ class SubgraphImporter:
             output_dtypes=dtypes,
         )
         try:
-            rule = RuleEntry(custom) if op.startswith("CUSTOM:") else RULES.get(op)
+            rule = RULES.get(op)
+            if rule is None and op.startswith("CUSTOM:"):
+                rule = RuleEntry(custom)
             if rule is None:
                 self.diagnostics.unsupported(f"tflite.{op}", NO_KERNEL, origin)
             else:

@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
@@ -124,6 +125,22 @@ def conv_transpose(c: OperatorConversion) -> None:
     value = c.emit(op, inputs, attrs, domain=domain)
     value = c.emit("Transpose", [value], perm=[0, *range(2, rank), 1])
     c.emit_activated("Add", [value, bias])
+
+
+@operator_rule("CUSTOM:Convolution2DTransposeBias")
+def transposed_with_bias(c: OperatorConversion) -> None:
+    """MediaPipe's: the size of the image follows from the padding. Its options are a structure of
+    the padding, which is 1 or 2, and the strides of width and height."""
+    x, kernel, bias = c.take(3)
+    options = c.operator.content("custom_options")
+    if len(options) < 12:
+        raise NodeError(f"has options of {len(options)} bytes")
+    padding, *strides = struct.unpack_from("<3i", options)
+    if padding not in (1, 2) or min(strides) < 1:
+        raise NodeError(f"has padding {padding} and strides {strides}")
+    attrs = {"strides": strides[::-1], "auto_pad": "SAME_UPPER" if padding == 1 else "VALID"}
+    weights = c.emit("Transpose", [kernel], perm=[3, 0, 1, 2])
+    c.emit_image("ConvTranspose", [c.channels_first(x), weights, bias], attrs)
 
 
 @operator_rule("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D")
