@@ -453,7 +453,7 @@ def test_placement_puts_small_nodes_on_numpy_and_large_ones_on_onednn():
     text = "g (float[{0}, {0}] x) => (float[{0}, {0}] y) {{ y = MatMul(x, x) }}"
     found = {}
     for n in (2, 300):
-        session = compiled(text.format(n))
+        session = ps.compile(model_from_text(text.format(n)), backends=["onednn", "numpy"])
         session.run({"x": draw(n, n)})
         (step,) = session.plan.walk()
         found[n] = step.backend
