@@ -196,6 +196,23 @@ def test_buffer_of_another_size_than_the_shape_takes_is_refused(size: int) -> No
         ps.load(file)
 
 
+def test_weights_are_read_once_and_each_into_an_array_of_its_own(tmp_path: Path) -> None:
+    """So a session can let them go one by one, and tensors that share a buffer share the array."""
+    sizes = {"a": 40_000, "b": 30_000, "c": 40_000}
+    operators = [("ADD", ["x", name], [f"y{name}"], ADD) for name in sizes]
+    tensors = {name: {"shape": [n], "buffer": 1 + (n < 40_000)} for name, n in sizes.items()}
+    graph = subgraph({"x": ("float32", [1])}, operators, [f"y{name}" for name in sizes], **tensors)
+    buffers = [{}, {"data": bytes(160_000)}, {"data": bytes(120_000)}]
+    path = tmp_path / "m.tflite"
+    path.write_bytes(model([graph], buffers=buffers))
+    a, b, c = (node.inputs[1].const for node in ps.load(path).graph.nodes)
+    assert [np.shares_memory(a, other) for other in (b, c)] == [False, True]
+    assert [array.base.nbytes for array in (a, b)] == [160_000, 120_000]
+    assert not a.flags.writeable
+    mapped, *_ = (node.inputs[1].const for node in ps.load(path, map_weights=True).graph.nodes)
+    assert mapped.base is not None and not mapped.flags.writeable
+
+
 def test_float16_weights_are_computed_in_float32() -> None:
     operators = [("DEQUANTIZE", ["c"], ["d"], None), ("ADD", ["x", "d"], ["y"], ADD)]
     half = {"c": np.array([0.5, 1], np.float16)}
