@@ -105,6 +105,13 @@ def test_float16_operation_is_rounded_once(name):
     check(node_of(name, inputs), inputs, {"rtol": 2e-3, "atol": 1e-6})
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int64])
+def test_constant_of_one_element_may_have_any_rank(dtype, shape):
+    inputs = [np.arange(-5, 5).astype(dtype), np.full(shape, 3, dtype)]
+    check(node_of("Add", inputs, [1]), inputs)
+
+
 @pytest.mark.parametrize("power", [0.5, 1, 2, 3, -1, -2, -0.5, 0.3, 0])
 def test_power_by_a_constant_equals_numpy(power):
     inputs = [np.abs(values((2, 300))) + np.float32(0.01), np.array(power, np.float32)]

@@ -398,7 +398,7 @@ class _Program:
             if kind is None:
                 raise UnsupportedError
             if constant is not None and constant.size == 1:
-                return _Value(kind, constant=constant.item() if not narrow else float(constant))
+                return _Value(kind, constant=float(constant.item()) if narrow else constant.item())
             value = _Value(narrow or kind)
             self.inputs[value] = i
             return _Value("f4", f"{narrow}_f4", (value,)) if narrow else value
