@@ -116,6 +116,37 @@ def test_attention_of_fed_values_equals_numpy():
     np.testing.assert_array_equal(session.run(strided)["y"], session.run(feeds)["y"])
 
 
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("where", ["<float[40, 50] m>", ", float[40, 50] m"])
+def test_attention_with_a_transposed_mask_takes_no_reference_implementation(where, monkeypatch):
+    """oneDNN has only those for operands with gaps in their rows."""
+    created = []
+
+    class Recorded(attention.Primitive):
+        def __init__(self, *arguments) -> None:
+            super().__init__(*arguments)
+            created.append(self)
+
+    monkeypatch.setattr(attention, "Primitive", Recorded)
+    fed, constant = ("", where) if where[0] == "<" else (where, "")
+    text = f"""g (float[3, 50, 8] q, float[3, 8, 40] k, float[3, 40, 5] v{fed})
+        => (float[3, 50, 5] y) {constant} {{
+            t = Transpose <perm = [1, 0]> (m) a = MatMul(q, k) b = Add(a, t)
+            p = Softmax <axis = -1> (b) y = MatMul(p, v) }}"""
+    model = model_from_text(text)
+    feeds = {"q": draw(3, 50, 8), "k": draw(3, 8, 40), "v": draw(3, 40, 5), "m": draw(40, 50)}
+    if constant:
+        model.graph.initializer.append(numpy_helper.from_array(feeds.pop("m"), "m"))
+    session, expected = ps.compile(model), ps.compile(model, backends=["numpy"])
+    for _ in range(2):
+        y, wanted = session.run(feeds)["y"], expected.run(feeds)["y"]
+        np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)
+        if fed:
+            feeds["m"] = draw(40, 50)
+    assert created
+    assert not [p.implementation for p in created if p.is_reference_impl]
+
+
 class Helpers:
     """Takes every ``each``-th job, and runs it on a thread of its own."""
 

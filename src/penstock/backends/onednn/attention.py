@@ -74,6 +74,12 @@ class Attention:
         return math.prod(q[:-2]), q[-2], q[-1], v[-2], v[-1]
 
     @property
+    def operands(self) -> list[int]:
+        """The inputs that post-ops read, of more than one element."""
+        read = [post.tensor for post in self.post_ops if post.eltwise is None]
+        return [i for i in read if self.types[i].dims]
+
+    @property
     def rows(self) -> int:
         """Queries in a block, such that the blocks are about equal."""
         _, queries, _, keys, _ = self.dims
@@ -137,7 +143,8 @@ def attention_kernel(library: Library, node: Node, types: Sequence[Type | None])
     output = None if result is None else result.type
     if attention is None or not isinstance(output, TensorType):
         return None
-    binder = AttentionBinder(library, attention)
+    constant = [value is not None and value.const is not None for value in node.inputs]
+    binder = AttentionBinder(library, attention, constant)
     example = [np.empty(type_.dims, FLOAT32) for type_ in (*attention.types, output)]
     with _one_thread(library):
         room = np.empty(attention.nbytes, np.uint8)
@@ -165,10 +172,12 @@ def attention_kernel(library: Library, node: Node, types: Sequence[Type | None])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionBinder:
-    """Binds attention to its arguments: programs of a few primitives, one for each thread."""
+    """Binds attention to its arguments: programs of a few primitives, one for each thread.
+    ``constant``: which inputs never change."""
 
     library: Library
     attention: Attention
+    constant: Sequence[bool]
     implementation = "blocks of rows"
 
     @property
@@ -181,8 +190,15 @@ class AttentionBinder:
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         library, attention, count = self.library, self.attention, self.teams
         late = [i for i, x in enumerate(inputs) if not isinstance(x, np.ndarray)]
+        # oneDNN has only reference implementations for operands with gaps in their rows.
+        scattered = [i for i in attention.operands if i not in late and _has_gaps(inputs[i])]
+        copied = [i for i in (*late, *scattered) if not (i in scattered and self.constant[i])]
         arrays = [
-            np.empty(type_.dims, FLOAT32) if i in late else x
+            np.empty(type_.dims, FLOAT32)
+            if i in copied
+            else np.ascontiguousarray(x)
+            if i in scattered
+            else x
             for i, (type_, x) in enumerate(zip(attention.types, inputs, strict=True))
         ]
         size = count * attention.nbytes
@@ -195,15 +211,19 @@ class AttentionBinder:
                 for i, room in enumerate(np.split(workspace[:size], count))
             ]
         program = partial(_at_once, library, programs) if programs[1:] else programs[0].run
-        if not late:
+        if not copied:
             return program, ()
 
-        def run(*late_arrays: np.ndarray) -> None:
-            for i, x in zip(late, late_arrays, strict=True):
+        def run(*given: np.ndarray) -> None:
+            for i, x in zip(copied, given, strict=True):
                 np.copyto(arrays[i], x)
             program()
 
-        return run, tuple([inputs[i] for i in late])
+        return run, tuple([inputs[i] for i in copied])
+
+
+def _has_gaps(array: np.ndarray) -> bool:
+    return array.shape[-1] > 1 and array.strides[-1] != ITEM
 
 
 @contextmanager
