@@ -95,6 +95,11 @@ BATCH_NORMALIZATION = """float[4] s = {1, -2, 3, 0.5}, float[4] b = {1, 2, 3, 4}
             "a = MatMul(x, w) f = Reshape(a, two) y = BatchNormalization(f, s, b, m, v)",
             {"MatMul": 1, "Add": 1, "Reshape": 1},
         ),
+        (
+            "2, 3, 3",
+            "a = MatMul(x, w) f = Flatten <axis = 2> (a) y = BatchNormalization(f, s, b, m, v)",
+            {"MatMul": 1, "Add": 1, "Flatten": 1},
+        ),
         # A beta of its own, or a Reshape that moves channels.
         (
             "6, 3",

@@ -125,12 +125,12 @@ def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
 
 def _folded_into_matmul(node: Node, readers: Mapping[Value, Sequence[Node | None]]) -> bool:
     """Fold a normalization into the MatMul before it, if it can be; it becomes the addition of a
-    bias. With a Reshape between them that keeps the last dim, the two change places."""
+    bias. With a Reshape or Flatten between them that keeps the last dim, the two change places."""
     value, affine, reshape = node.inputs[0], _normalization(node, 0), None
     if value is None or affine is None or value.rank != 2 or readers.get(value) != [node]:
         return False
     product = value.producer
-    if product is not None and product.op.full_name == "Reshape":
+    if product is not None and product.op.full_name in ("Flatten", "Reshape"):
         value, reshape = product.inputs[0], product
         if value is None or readers.get(value) != [reshape] or reshape.control_inputs:
             return False
