@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from google.protobuf import text_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
-from penstock.algorithms.checkpoints import paced
 from penstock.errors import InvalidModel
 from penstock.frontends.common.model_files import open_inside, open_path
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedModel
+from penstock.frontends.tensorflow.text_format import parse_text
 
 Proto = TypeVar("Proto", bound=Message)
 
@@ -62,31 +60,14 @@ def parsed(data: bytes, message: Proto, where: str) -> Proto:
     return message
 
 
-# Where a line may end: behind strings, white space and punctuation. A comment ends with its line.
-_BREAKS = re.compile(
-    r"""(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[ \t,;{}<>\]])(?!\n)|\#[^\n]*""",
-)
-_LONG_LINE = 1000
-
-
-def _short_lines(text: str) -> list[str]:
-    """The lines of ``text``, and more if some are long: protobuf looks at the whole line for each
-    unknown field in it, which takes time that grows with the square of a line."""
-    lines = text.split("\n")
-    if max(map(len, lines)) <= _LONG_LINE:
-        return lines
-    text = _BREAKS.sub(lambda match: match[0] + "\n" * (match[0][0] != "#"), text)
-    return text.split("\n")
-
-
 def _contents(file: BinaryIO, path: Path, message: Proto) -> Proto:
     """Parse a file into ``message``: text, if its name says so."""
     if path.suffix not in (".pbtxt", ".prototxt"):
         return parsed(file.read(), message, path.name)
     try:
-        # Nothing here depends on fields that graphdef.proto does not declare.
-        lines = paced(_short_lines(file.read().decode()))
-        text_format.ParseLines(lines, message, allow_unknown_field=True)
-    except (text_format.ParseError, ValueError, RecursionError) as error:  # of fields, of UTF-8
-        raise InvalidModel(f"{path.name} is no {message.DESCRIPTOR.name}: {error}") from error
+        parse_text(file.read().decode(), message)
+    except ValueError as error:  # of the text, or of UTF-8
+        raise InvalidModel(
+            f"{path.name} is no {message.DESCRIPTOR.name}: {error}; correct it, or export it again"
+        ) from error
     return message
