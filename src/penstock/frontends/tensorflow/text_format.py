@@ -31,15 +31,13 @@ _VALUE = rf"""(?: {_STRING} (?: {_BLANK} {_STRING} )*+ | {_WORD}
 _ITEM = rf"{_VALUE} {_BLANK}"
 _END = rf"{_BLANK} [,;]?+ {_BLANK}"  # of a field
 _STATEMENT = re.compile(
-    rf"""(?P<close> [}}>] ) {_END}
+    rf"""(?P<close> [}}>] ) {_BLANK}
+      (?: , {_BLANK} (?P<again> [{{<] ) {_BLANK} | (?P<last> \] ) {_END} | [,;]?+ {_BLANK} )
     | (?P<name> {_WORD} | [0-9][0-9a-zA-Z_.+-]*+ | \[ [\w.+/-]++ \] ) {_BLANK}
       (?: (?P<open> (?: : {_BLANK} )?+ (?: (?P<listed> \[ ) {_BLANK} )? [{{<] ) {_BLANK}
         | : {_BLANK} (?: (?P<value> {_VALUE} ) {_END}
           | (?P<list> \[ {_BLANK} (?: {_ITEM} (?: , {_BLANK} {_ITEM} )*+ )?+ \] ) {_END} ) )""",
     re.VERBOSE,
-)
-_NEXT = re.compile(  # behind a message in a list
-    rf"{_BLANK} (?: , {_BLANK} (?P<open> [{{<] ) {_BLANK} | \] {_END} )", re.VERBOSE
 )
 _BLANKS = re.compile(_BLANK)
 _VALUES = re.compile(rf"( {_VALUE} ) | \#[^\n]*+", re.VERBOSE)
@@ -86,17 +84,15 @@ def parse_text(text: str, message: Message) -> None:
             if match is None:
                 break
             top, sort = stack[-1], match.lastgroup or ""
-            if sort == "close":
+            if match["close"]:
                 if match["close"] != top.close:
                     break
+                if top.listed != (sort != "close"):
+                    must = "a comma and a message, or ']'," if top.listed else "a field"
+                    raise ValueError(f"{must} must follow")
                 _close(stack)
-                if top.listed:
-                    position = match.end("close")
-                    match = _NEXT.match(text, position)
-                    if match is None:
-                        raise ValueError("a comma and a message, or ']', must follow")
-                    if match["open"]:
-                        _open(stack, top.field, match["open"], listed=True)
+                if sort == "again":
+                    _open(stack, top.field, match["again"], listed=True)
             elif match["name"][0] == "[" and top.message is not None:
                 raise ValueError(f"write the file without the extension {_excerpt(match['name'])}")
             elif sort == "open":
@@ -156,9 +152,11 @@ def _assign(message: Message, field: _Field, text: str, is_list: bool) -> None:
     """Set a field to one value, or append one or a list to it."""
     if is_list and not field.repeated:
         raise ValueError(f"{field.name} must be one value, not a list")
-    texts = [item for item in _VALUES.findall(text) if item] if is_list else [text]
     try:
-        values = [field.read(item) for item in paced(texts)]
+        if is_list:
+            values = [field.read(item) for item in paced(_VALUES.findall(text)) if item]
+        else:
+            values = [field.read(text)]
         if not field.repeated:
             _check_unset(message, field)
             setattr(message, field.name, values[0])
@@ -226,11 +224,14 @@ def _bool(text: str) -> bool:
 
 
 def _bytes(text: str) -> bytes:
-    if text[0] not in "'\"":
+    quote = text[0]
+    if quote not in "'\"":
         raise ValueError("it must be in quotes")
-    # A line break cannot stand in a string: between two, it ends an escape and is dropped.
-    pieces = "\n".join([piece[1:-1] for piece in _PIECE.findall(text) if piece[0] != "#"])
-    data = pieces.encode()
+    if text[-1] == quote and text.count(quote) == 2:
+        data = text[1:-1].encode()
+    else:  # a line break cannot stand in a string: between two, it ends an escape and is dropped
+        matches = paced(_PIECE.finditer(text))
+        data = "\n".join([match[0][1:-1] for match in matches if match[0][0] != "#"]).encode()
     return _ESCAPE.sub(_unescaped, data) if b"\\" in data else data.replace(b"\n", b"")
 
 
