@@ -147,6 +147,10 @@ static inline __attribute__((always_inline)) void add_taps(
         for (int64_t at = 0; at < end;)                                                           \
             if (end - at > (WIDE - 1) * LANES)                                                    \
                 TAPS(number, WIDE);                                                               \
+            else if (WIDE > 2 && end - at > 2 * LANES)                                            \
+                TAPS(number, 3);                                                                  \
+            else if (WIDE > 2 && end - at > LANES)                                                \
+                TAPS(number, 2);                                                                  \
             else                                                                                  \
                 TAPS(number, 1);                                                                  \
     }
