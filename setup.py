@@ -27,6 +27,10 @@ OPTIONS = [
     *["-O3", "-std=c11", "-fwrapv", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"],
     *["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unknown-pragmas"],
 ]
+# PENSTOCK_SANITIZE=1 finds what kernels do beyond their memory or the language (CONTRIBUTING.md).
+SANITIZE = bool(os.environ.get("PENSTOCK_SANITIZE"))
+SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=undefined"]
+SANITIZERS = [*SANITIZERS, "-O1", "-g"] if SANITIZE else []
 # Products, whose order of sums is not NumPy's anyway, use fused multiply-add.
 _PRODUCTS = ("blocks.c", "convolution.c", "matmul.c", "recurrent.c")
 CONTRACTED = {name: ["-ffp-contract=fast"] for name in _PRODUCTS}
@@ -57,7 +61,8 @@ class BuildKernels(build_ext):
     def _build(self, ext: Extension, openmp: list[str]) -> None:
         import numpy
 
-        folder = Path("build", f"kernels-{self.plat_name}-{sys.implementation.cache_tag}", ext.name)
+        name = f"{'sanitized' if SANITIZE else 'kernels'}-{self.plat_name}"
+        folder = Path("build", f"{name}-{sys.implementation.cache_tag}", ext.name)
         headers = [Path(__file__), *C.glob("*.h")]
 
         def compiled(source: str) -> str:
@@ -72,7 +77,7 @@ class BuildKernels(build_ext):
                     output_dir=str(folder),
                     macros=ext.define_macros,
                     include_dirs=[numpy.get_include()],
-                    extra_postargs=[*OPTIONS, *chosen, *openmp],
+                    extra_postargs=[*OPTIONS, *chosen, *openmp, *SANITIZERS],
                 )
             return target
 
@@ -80,7 +85,9 @@ class BuildKernels(build_ext):
             objects = list(pool.map(compiled, ext.sources))
         path = self.get_ext_fullpath(ext.name)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self.compiler.link_shared_object(objects, path, extra_postargs=[*openmp, "-lm"])
+        self.compiler.link_shared_object(
+            objects, path, extra_postargs=[*openmp, *SANITIZERS, "-lm"]
+        )
 
 
 class StableWheel(bdist_wheel):

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.native_kernels import check, node_of, pytestmark  # noqa: F401
+from tests.support.native_kernels import (  # noqa: F401
+    LIBRARIES,
+    check,
+    kernel_of,
+    node_of,
+    pytestmark,
+)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint32", "uint64"])
@@ -31,3 +37,15 @@ def test_cumulative_sum_keeps_the_sign_of_a_first_zero_and_spreads_nan():
     inputs = [np.array([[-0.0, 1, np.nan, 2]], np.float32), np.array(1)]
     for exclusive in (0, 1):
         check(node_of("CumSum", inputs, [1], exclusive=exclusive), inputs)
+
+
+@pytest.mark.parametrize("dims", [(3, 0), (2, 0, 3)])
+def test_exclusive_sum_of_an_empty_axis_writes_nothing(dims):
+    x, axis = np.zeros(dims), np.array(1)
+    node = node_of("CumSum", [x, axis], [1], exclusive=1)
+    memory = np.full(20, 7.0)
+    for library in LIBRARIES:
+        kernel = kernel_of(node, library)
+        assert kernel is not None and kernel.into is not None
+        kernel.into(x, axis, memory[8:8].reshape(dims))
+    np.testing.assert_array_equal(memory, 7)

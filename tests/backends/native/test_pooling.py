@@ -8,6 +8,7 @@ import pytest
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,
+    expected,
     kernel_of,
     node_of,
     pytestmark,
@@ -84,3 +85,12 @@ def test_pool_of_many_taps_or_another_power_has_no_compiled_kernel(kernel, p):
     x = draw((1, 1, 10, 10, 10), np.float32)
     node = node_of("LpPool", [x], kernel_shape=list(kernel), p=p)
     assert kernel_of(node, LIBRARIES[0]) is None
+
+
+@pytest.mark.parametrize("attrs", [{"strides": [2**63 - 1]}, {"dilations": [2**62]}])
+def test_pooling_beyond_32_bits_has_no_kernel(attrs):
+    x = draw((2, 3, 7), "float64")
+    pads = [2**62, 2**62] if "dilations" in attrs else [2, 1]
+    node = node_of("MaxPool", [x], outputs=2, kernel_shape=[3], pads=pads, **attrs)
+    assert all(kernel_of(node, library) is None for library in LIBRARIES)
+    assert expected(node, [x])[0].shape == node.outputs[0].type.dims

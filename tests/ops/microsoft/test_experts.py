@@ -261,6 +261,7 @@ def test_qmoe_of_mixed_bits_with_a_gate_equals_moe_of_the_same_weights(fusion: i
         (0, normal(TOKENS, HIDDEN), {"activation_type": "tanh"}),
         (0, normal(TOKENS, HIDDEN), SWIGLU),
         (0, normal(TOKENS, HIDDEN), SWIGLU | {"swiglu_fusion": 1}),
+        (0, normal(TOKENS, HIDDEN), SWIGLU | {"swiglu_fusion": -2}),
     ],
 )
 def test_moe_with_misfit_inputs_is_refused(

@@ -199,6 +199,8 @@ def test_label_encoder_of_wrong_attributes_is_refused() -> None:
     fails("LabelEncoder", [text("a")], {"keys_int64s": [1], "values_int64s": [1]}, 4)
     fails("LabelEncoder", [text("a")], {"keys_strings": ["a"], "values_int64s": [1, 2]}, 4)
     fails("LabelEncoder", [text("a")], {"keys_strings": ["a"]}, 4)
+    numbers, empty = {"keys_int64s": [1], "values_int64s": [1]}, from_array(np.zeros(0, np.int64))
+    fails("LabelEncoder", [np.array([1])], {**numbers, "default_tensor": empty}, 4)
     both = {"keys_strings": ["a"], "keys_int64s": [1], "values_int64s": [1]}
     fails("LabelEncoder", [text("a")], both, 4)
 

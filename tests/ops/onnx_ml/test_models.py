@@ -117,6 +117,7 @@ def test_svm_regressor_without_vectors() -> None:
     check_node("SVMRegressor", [X], attrs, **ML)
     fails("SVMRegressor", {"coefficients": floats(3)}, outputs=1)
     fails("SVMRegressor", {**attrs, "n_supports": 2}, outputs=1)
+    fails("SVMRegressor", {**attrs, "kernel_params": [0.0, 0.0, np.inf]}, outputs=1)
     fails("SVMRegressor", attrs, X[:, :2], outputs=1)
 
 

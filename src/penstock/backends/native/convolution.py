@@ -60,6 +60,8 @@ def convolution_call(site: Site) -> NativeCall | None:
         return None
     transposed = site.node.op.name == "ConvTranspose"
     axes = [Window(1, 1, 1)] * (_AXES - len(sizes)) + _axes(site.node, w, sizes)
+    if not all(axis.addressable for axis in axes):
+        return None
     depth, rows, columns = axes[0], _spread(axes[1], transposed), _spread(axes[2], transposed)
     channels, filters = x.dims[1] // group, y.dims[1] // group
     copied = channels * depth.kernel * rows.splits * columns.splits

@@ -25,7 +25,7 @@ def cumulative(site: Site) -> NativeCall | None:
     place = normalize_axis(int(axis.item()), len(x.dims))
     outer, length, inner = math.prod(x.dims[:place]), x.dims[place], math.prod(x.dims[place + 1 :])
     exclusive, reverse = site.attr("exclusive", 0), site.attr("reverse", 0)
-    last = inner == 1
+    last, outer = inner == 1, outer if length else 0
     return NativeCall(
         f"{site.node.op.name.lower()}_{suffix}",
         (Tensor(0), site.result(), outer, length, inner, exclusive, reverse),

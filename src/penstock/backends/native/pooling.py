@@ -36,6 +36,8 @@ def pooling_call(site: Site) -> NativeCall | None:
     taps = math.prod(axis.kernel for axis in axes[:-1])
     if len(axes) > _AXES or max(taps, axes[-1].kernel) > _MOST_TAPS:
         return None
+    if not all(axis.addressable for axis in axes):
+        return None
     kind = f"l{p}" if name == "LpPool" else name.removesuffix("Pool").lower()
     axes = (*[Window(1, 1, 1)] * (_AXES - len(axes)), *axes)
     try:

@@ -27,6 +27,8 @@ def trilu(site: Site) -> NativeCall | None:
     x, k = site.input(0), site.constant(1)
     if x is None or not _size(x) or len(x.dims) < 2 or (k is None and site.input(1) is not None):
         return None
+    if k is not None and k.size != 1:
+        return None
     rows, columns = x.dims[-2:]
     diagonal = 0 if k is None else max(-rows, min(int(k.item()), columns))
     words = (rows, columns, diagonal, site.attr("upper", 1), _size(x))

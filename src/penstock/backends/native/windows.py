@@ -19,7 +19,7 @@ def col2im(site: Site) -> NativeCall | None:
     if x is None or site.constant(1) is None or block is None or str(x.dtype) not in _SUFFIXES:
         return None
     axes = windows(site.node.attrs, [int(k) for k in block], y.dims[2:])
-    if len(axes) > _AXES or 0 in (*x.dims, *y.dims):
+    if len(axes) > _AXES or 0 in (*x.dims, *y.dims) or not all(a.addressable for a in axes):
         return None
     rows = [(1, 1, 1, 1, 1, 0)] * (_AXES - len(axes))
     rows += [(a.size, a.count, a.kernel, a.stride, a.dilation, a.begin) for a in axes]

@@ -54,6 +54,12 @@ class Window:
         return self.span == self.stride == 1 and self.begin == 0 and self.size == self.count
 
     @property
+    def addressable(self) -> bool:
+        """Whether sums of products of these numbers fit into 64 bits, as compiled code needs."""
+        numbers = self.size, self.count, self.kernel, self.stride, self.dilation, self.begin
+        return all(abs(number) < 2**31 for number in numbers)
+
+    @property
     def padded(self) -> bool:
         """Whether some window covers padding."""
         return self.begin > 0 or (self.count - 1) * self.stride + self.span > self.size + self.begin

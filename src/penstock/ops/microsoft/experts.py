@@ -69,7 +69,10 @@ def _swiglu(attrs: Attrs, gate: np.ndarray, x: np.ndarray) -> np.ndarray:
 def fusion_of(attrs: Attrs) -> int:
     """How fc1 holds both layers of a gated activation: 1 row by row, 2 one after the other."""
     name = rules.choice(attrs, "activation_type", "relu", (*_ACTIVATIONS, "swiglu"))
-    return int(attrs.get("swiglu_fusion", 0)) if name == "swiglu" else 0
+    fusion = int(attrs.get("swiglu_fusion", 0)) if name == "swiglu" else 0
+    if fusion not in (0, 1, 2):
+        raise ShapeError(f"swiglu_fusion is {fusion} instead of 0, 1 or 2")
+    return fusion
 
 
 class _Weights:

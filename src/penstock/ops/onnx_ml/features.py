@@ -259,6 +259,8 @@ def encoded_labels(attrs: Attrs) -> tuple[np.ndarray, np.ndarray, Any]:
     if len(keys) != len(values):
         raise ShapeError(f"{len(keys)} keys for {len(values)} values")
     default: Any = attrs.get("default_tensor")
+    if default is not None and not np.size(default):
+        raise ShapeError("default_tensor is empty")
     if default is not None:
         default = np.asarray(default).reshape(-1)[0]
     else:

@@ -7,6 +7,7 @@ where a regression has one target: of the transforms only PROBIT is applied to t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -247,6 +248,8 @@ def _kernel(attrs: Attrs) -> tuple[str, float, float, int]:
     if len(parameters) != 3:
         raise ShapeError(f"kernel_params are gamma, coef0 and degree, not {list(parameters)}")
     gamma, coef0, degree = [float(p) for p in parameters]
+    if not math.isfinite(degree):
+        raise ShapeError(f"a kernel of degree {degree}")
     return choice(attrs, "kernel_type", "LINEAR", KERNELS), gamma, coef0, int(degree)
 
 

@@ -11,9 +11,9 @@ enum { TILE = 32, FEW = 8 };
 typedef uint16_t AT_ANY_ADDRESS bytes_2;
 typedef uint32_t AT_ANY_ADDRESS bytes_4;
 typedef uint64_t AT_ANY_ADDRESS bytes_8;
-typedef struct {
+typedef struct __attribute__((packed, may_alias)) {
     uint64_t low, high;
-} AT_ANY_ADDRESS bytes_16;
+} bytes_16;
 
 static void move_dim(int64_t *values, int at, int place)
 {

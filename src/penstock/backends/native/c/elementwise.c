@@ -145,8 +145,10 @@ const char *const elementwise_operations[] = {SIMPLE(NAME) SPECIAL(NAME) NULL};
 #define LOOP(...)                                                                                 \
     _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) __VA_ARGS__
 
+/* Floats beyond the range of integers become what the processor makes of them, as NumPy's do. */
 #define DEFINE(name, to_type, type, expression)                                                   \
-    static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
+    __attribute__((no_sanitize("float-cast-overflow"))) static void name(                         \
+        void *to, const void *x, const void *y, const void *z, int64_t n)                         \
     {                                                                                             \
         to_type *d = to;                                                                          \
         const type *xs = x, *ys = y;                                                              \

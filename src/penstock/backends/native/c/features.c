@@ -16,14 +16,15 @@ struct columns {
     {                                                                                             \
         const struct columns *a = arguments;                                                      \
         const int64_t *restrict places = a->places;                                               \
-        for (int64_t i = 0; i < a->count; i++)                                                    \
-            if (places[i] < 0 || places[i] >= a->width)                                           \
-                return 1;                                                                         \
         for (int64_t row = begin; row < end; row++) {                                             \
             const type *restrict x = (const type *)a->x + row * a->width;                         \
             type *restrict y = (type *)a->y + row * a->count;                                     \
-            for (int64_t i = 0; i < a->count; i++)                                                \
-                y[i] = x[places[i]];                                                              \
+            for (int64_t i = 0; i < a->count; i++) {                                              \
+                const int64_t place = places[i];                                                  \
+                if (place < 0 || place >= a->width)                                               \
+                    return 1;                                                                     \
+                y[i] = x[place];                                                                  \
+            }                                                                                     \
         }                                                                                         \
         return 0;                                                                                 \
     }

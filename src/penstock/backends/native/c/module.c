@@ -147,14 +147,15 @@ static int run_all(const Call *call, const word *words, int *status)
 static PyArrayObject *usable(PyObject *given, const late_array *late)
 {
     PyArrayObject *array = NULL;
-    if (PyArray_Check(given) && PyArray_ISCARRAY_RO((PyArrayObject *)given)) {
+    if (PyArray_Check(given) && PyArray_ISCARRAY_RO((PyArrayObject *)given) &&
+        (!late->written || PyArray_ISWRITEABLE((PyArrayObject *)given))) {
         array = (PyArrayObject *)given;
         Py_INCREF(given);
     }
     else if (!late->written)
         array = (PyArrayObject *)PyArray_FROM_OF(given, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);
     else
-        PyErr_SetString(PyExc_ValueError, "memory for a result is not contiguous");
+        PyErr_SetString(PyExc_ValueError, "memory for a result is not contiguous, or read-only");
     if (array && PyArray_NBYTES(array) != late->nbytes) {
         PyErr_Format(PyExc_ValueError, "an array of %zd bytes is given for one of %lld",
                      (Py_ssize_t)PyArray_NBYTES(array), (long long)late->nbytes);

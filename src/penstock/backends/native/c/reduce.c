@@ -117,8 +117,10 @@ enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
         const type best = extreme##_folded(x, a->length);                                         \
         const int64_t step = a->last ? -1 : 1;                                                    \
         int64_t place = a->last ? a->length - 1 : 0;                                              \
-        while (best == best ? x[place] != best : x[place] == x[place])                            \
-            place += step;                                                                        \
+        /* Another thread may have changed the elements since. */                                 \
+        for (int64_t i = 1; i < a->length; i++, place += step)                                    \
+            if (best == best ? x[place] == best : x[place] != x[place])                           \
+                break;                                                                            \
         return place;                                                                             \
     }                                                                                             \
                                                                                                   \

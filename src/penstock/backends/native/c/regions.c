@@ -32,7 +32,7 @@ static int samples_of(samples *s, float start, float end, int64_t bins, int64_t 
     if (ratio <= 0 && grid * bins > MOST_SAMPLES)
         return 0;
     s->grid = ratio > 0 ? ratio : grid > 0 ? (int64_t)grid : 0;
-    return s->grid * bins <= MOST_SAMPLES;
+    return s->grid <= MOST_SAMPLES / bins;
 }
 
 /* Of sample `i` of all bins: the element before it, and the weights of that and of the next. */

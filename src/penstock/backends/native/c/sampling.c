@@ -109,7 +109,6 @@ PICK(float)
         int64_t blocks = (a->points + POINTS - 1) / POINTS, pixels = 1;                           \
         int32_t places[MOST_TAPS][POINTS], own[4][POINTS];                                        \
         type shares[MOST_TAPS][POINTS], weights[4][POINTS];                                       \
-        memset(own, 0, sizeof own); /* sums are of all POINTS */                                  \
         memset(weights, 0, sizeof weights);                                                       \
         for (int64_t i = 0; i < a->rank; i++)                                                     \
             pixels *= a->sizes[i];                                                                \
@@ -119,6 +118,7 @@ PICK(float)
             const type *grid = (const type *)a->grid + (image * a->points + first) * a->rank;     \
             const type *x = (const type *)a->x + image * a->channels * pixels;                    \
             type *y = (type *)a->y + image * a->channels * a->points + first;                     \
+            memset(own, 0, sizeof own); /* sums are of all POINTS, which are inside */            \
             for (int64_t axis = 0; axis < a->rank; axis++) {                                      \
                 neighbours_##type(a, grid + a->rank - 1 - axis, a->sizes[axis], count, own,       \
                                   weights);                                                       \

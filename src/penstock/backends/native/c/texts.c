@@ -157,7 +157,8 @@ PyObject *text_tokens(PyObject *module, PyObject *const *arguments, Py_ssize_t c
     int failed = !tokens;
     for (npy_intp i = 0; !failed && i < length; i++) {
         Py_ssize_t size;
-        const char *text = PyUnicode_AsUTF8AndSize(((PyObject **)PyArray_DATA(x))[i], &size);
+        PyObject *element = ((PyObject **)PyArray_DATA(x))[i];
+        const char *text = PyUnicode_AsUTF8AndSize(element ? element : Py_None, &size);
         int64_t number = text ? append_tokens(tokens, &c, text, size) : -1;
         ((int64_t *)PyArray_DATA(counts))[i] = number;
         failed = number < 0;
@@ -264,9 +265,13 @@ PyObject *text_ngrams(PyObject *module, PyObject *const *arguments, Py_ssize_t c
                   PyArray_DATA(arrays[4]), PyArray_DATA(arrays[5]), PyArray_SIZE(arrays[1]),
                   PyArray_SIZE(arrays[4]) - 1, PyLong_AsLongLong(arguments[6])};
         int64_t shortest = PyLong_AsLongLong(arguments[7]), skips = PyLong_AsLongLong(arguments[8]);
-        npy_intp rows = PyArray_DIM(arrays[0], 0), length = PyArray_DIM(arrays[0], 1);
+        int is_matrix = PyArray_NDIM(arrays[0]) == 2;
+        npy_intp rows = is_matrix ? PyArray_DIM(arrays[0], 0) : 0;
+        npy_intp length = is_matrix ? PyArray_DIM(arrays[0], 1) : 0;
         npy_intp dims[2] = {rows, PyLong_AsSsize_t(arguments[9])};
-        if (!PyErr_Occurred() && PyArray_NDIM(arrays[0]) == 2)
+        if (!is_matrix)
+            PyErr_SetString(PyExc_ValueError, "tokens are a matrix");
+        if (!PyErr_Occurred())
             y = (PyArrayObject *)PyArray_ZEROS(2, dims, NPY_FLOAT, 0);
         if (y) {
             Py_BEGIN_ALLOW_THREADS
