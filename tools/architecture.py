@@ -31,7 +31,7 @@ ORDER = (
 # sub-folders do not import their siblings at all.
 SUBFOLDERS = {
     "ops": ("common", "onnx", "onnx_ml", "microsoft", "tensorflow", "tflite", "internal"),
-    "frontends": ("common", "onnx", "tensorflow", "tflite"),
+    "frontends": ("common", "onnx", "tensorflow", "tflite", "nnpackage"),
 }
 
 

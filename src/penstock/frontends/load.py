@@ -26,11 +26,11 @@ def load(
 ) -> Model:
     """Load a model from a path, from bytes, or from an ``onnx.ModelProto``, and verify it.
 
-    Reads ONNX models, TFLite and Circle files, TensorFlow's GraphDefs (``.pb``, ``.pbtxt``) and
-    folders of SavedModels; the format is recognised by the path and the first bytes. Raises
-    ``InvalidModel`` with all faults of the model, or ``Unsupported`` with all operations that have
-    no kernel; ``DeadlineExceeded`` after ``timeout`` seconds, ``Cancelled`` once the
-    ``CancelToken`` is cancelled.
+    Reads ONNX models, TFLite and Circle files, nnpackages of these, TensorFlow's GraphDefs
+    (``.pb``, ``.pbtxt``) and folders of SavedModels; the format is recognised by the path and the
+    first bytes. Raises ``InvalidModel`` with all faults of the model, or ``Unsupported`` with all
+    operations that have no kernel; ``DeadlineExceeded`` after ``timeout`` seconds, ``Cancelled``
+    once the ``CancelToken`` is cancelled.
 
     ``map_weights``: files of weights (ONNX's external data, the shards of a SavedModel, a TFLite
     file itself) are mapped into memory instead of being read: see ``penstock.compile``.
@@ -84,6 +84,13 @@ _TEXT = (".pbtxt", ".prototxt")
 
 def _read(source: Any, limits: Limits, map_weights: bool) -> Model:
     """The model as the front end of its format reads it."""
+    if isinstance(source, Path) and _is_package(source):
+        from penstock.frontends.nnpackage.package import load_package
+        from penstock.frontends.onnx.type_constraints import check_types
+
+        model = load_package(source, limits)
+        model.check_types = check_types
+        return model
     if isinstance(source, Path) and (source.is_dir() or source.stem == "saved_model"):
         from penstock.frontends.tensorflow.saved_model import load_saved_model
 
@@ -109,6 +116,16 @@ def _read(source: Any, limits: Limits, map_weights: bool) -> Model:
     from penstock.frontends.onnx.importer import load_onnx
 
     return load_onnx(source, limits, map_weights)
+
+
+def _is_package(path: Path) -> bool:
+    if not path.is_dir():
+        with open_path(path) as file:
+            if file.read(2) != b"PK":
+                return False
+    from penstock.frontends.nnpackage.package import is_package
+
+    return is_package(path)
 
 
 def _is_graph_def(path: Path) -> bool:

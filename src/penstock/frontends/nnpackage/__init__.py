@@ -1,0 +1,1 @@
+"""Packages of models: folders or zip files with a manifest."""

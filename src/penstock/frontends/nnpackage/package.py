@@ -1,0 +1,195 @@
+"""Packages of TFLite and Circle models, a folder or a zip file, to one graph.
+
+The manifest connects outputs of models to inputs of others; the entries of all models become one
+graph, whose names are made unique. A package is not trusted: its files lie inside it, and a file of
+a zip is read no further than the size that the limits allow.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import InvalidModel
+from penstock.frontends.common.builder import UniqueNames
+from penstock.frontends.common.model_files import open_inside, open_path
+from penstock.frontends.tflite.importer import load_tflite
+from penstock.ir.graph import Graph, Model, Value
+from penstock.limits import DEFAULT_LIMITS, Limits
+
+MANIFEST = "metadata/MANIFEST"
+_MAX_MANIFEST = 2**20
+_MAX_GROWTH = 1100  # deflate expands a byte to at most 1032
+_MAX_MODELS = 1024
+_TYPES = ("tflite", "circle")
+
+
+def is_package(path: Path) -> bool:
+    """Whether a folder or a zip file has a manifest."""
+    if path.is_dir():
+        return (path / MANIFEST).exists()
+    with open_path(path) as file:
+        if file.read(4) != b"PK\x03\x04":
+            return False
+        try:
+            return MANIFEST in zipfile.ZipFile(file).namelist()
+        except (zipfile.BadZipFile, ValueError, NotImplementedError):
+            return False
+
+
+def load_package(path: Path, limits: Limits = DEFAULT_LIMITS) -> Model:
+    """Read a package. Raises ``InvalidModel`` for violations of the format or of ``limits``,
+    ``Unsupported`` for operators without a kernel."""
+    if path.is_dir():
+        return _Package(path, lambda name, most: _from_folder(path, name, most), limits).model()
+    with open_path(path) as file, zipfile.ZipFile(file) as archive:
+        return _Package(path, lambda name, most: _from_zip(archive, name, most), limits).model()
+
+
+def _from_folder(folder: Path, name: str, most: int | None) -> bytes:
+    with open_inside(folder, name) as file:
+        return file.read(-1 if most is None else most + 1)
+
+
+def _from_zip(archive: zipfile.ZipFile, name: str, most: int | None) -> bytes:
+    if name.startswith("/") or ".." in name.replace("\\", "/").split("/"):
+        raise ValueError("that leads out of the package")
+    try:
+        entry = archive.getinfo(name)
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError("that is compressed by another method than deflate")
+        if (entry.external_attr >> 16) & 0o170000 == 0o120000:
+            raise ValueError("that is a symbolic link; pack the file")
+        if entry.file_size > _MAX_GROWTH * (entry.compress_size + 1):
+            raise ValueError("that says to expand further than deflate can")
+        with archive.open(entry) as file:
+            return file.read(-1 if most is None else most + 1)
+    except KeyError:
+        raise ValueError("there is no such file") from None
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+        raise ValueError(str(error)) from error
+    except Exception as error:
+        if type(error).__module__ == "zlib":
+            raise ValueError(str(error)) from error
+        raise
+
+
+class _Package:
+    def __init__(
+        self, path: Path, read: Callable[[str, int | None], bytes], limits: Limits
+    ) -> None:
+        self.path, self.read_file, self.limits = path, read, limits
+        self.manifest = self.read_manifest()
+        self.graphs: list[Graph] = []
+
+    def fault(self, message: str) -> InvalidModel:
+        return InvalidModel(f"the package {self.path.name!r} {message}")
+
+    def read(self, name: Any, most: int | None) -> bytes:
+        try:
+            if not isinstance(name, str):
+                raise ValueError("that is not the name of a file")
+            data = self.read_file(name, most)
+            if most is not None and len(data) > most:
+                raise ValueError(f"that has more than {most} bytes")
+            return data
+        except ValueError as error:
+            raise self.fault(f"lists {name!r}, which cannot be read: {error}") from error
+
+    def read_manifest(self) -> dict[str, Any]:
+        try:
+            manifest = json.loads(self.read(MANIFEST, _MAX_MANIFEST))
+        except (ValueError, RecursionError) as error:
+            raise self.fault(f"has a {MANIFEST} that is not JSON: {error}") from error
+        if not isinstance(manifest, dict):
+            raise self.fault(f"has a {MANIFEST} that is no JSON object")
+        return manifest
+
+    def entries(self, key: str) -> list[Any]:
+        entries = self.manifest.get(key, [])
+        if not isinstance(entries, list):
+            raise self.fault(f"has {key!r} that is no list")
+        return entries
+
+    def model(self) -> Model:
+        names, types = self.entries("models"), self.entries("model-types")
+        if not 0 < len(names) <= _MAX_MODELS:
+            raise self.fault(f"lists {len(names)} models, not 1 to {_MAX_MODELS}")
+        if types and (len(types) != len(names) or any(type not in _TYPES for type in types)):
+            raise self.fault(f"has model types {types!r}: each model needs one of {_TYPES}")
+        models = []
+        for name in names:
+            data = self.read(name, self.limits.max_bytes)
+            models.append(load_tflite(data, self.limits))
+        self.graphs = [model.graph for model in models]
+        fed = self.connect()
+        inputs = self.ports(
+            "pkg-inputs", [v for g in self.graphs for v in g.inputs if v not in fed]
+        )
+        sources = set(fed.values())
+        outputs = [v for g in self.graphs for v in g.outputs if v not in sources]
+        outputs = self.ports("pkg-outputs", outputs)
+        if missing := [
+            v.name for g in self.graphs for v in g.inputs if (v in fed) == (v in inputs)
+        ]:
+            raise self.fault(f"must feed input {missing[0]!r} once: by an input or an edge")
+        self.rename(inputs + outputs)
+        nodes = [node for graph in self.graphs for node in graph.nodes]
+        graph = Graph(inputs, outputs, nodes, "main")
+        metadata = models[0].metadata
+        aliases = models[0].aliases if len(models) == 1 else {}
+        return Model({"main": graph}, "main", {}, metadata, str(self.path), aliases, resizable=True)
+
+    def port(self, place: Any, inputs: bool) -> Value:
+        """The value of ``model:subgraph:io``."""
+        parts = place.split(":") if isinstance(place, str) else []
+        if len(parts) == 3 and all(p.isascii() and p.isdigit() and len(p) < 9 for p in parts):
+            model, subgraph, io = map(int, parts)
+            if model < len(self.graphs) and subgraph == 0:
+                graph = self.graphs[model]
+                values = graph.inputs if inputs else graph.outputs
+                if io < len(values):
+                    return values[io]
+        side = "input" if inputs else "output"
+        raise self.fault(f"refers to {place!r}, which is no {side} of a model's first subgraph")
+
+    def ports(self, key: str, otherwise: list[Value]) -> list[Value]:
+        values = [self.port(place, key == "pkg-inputs") for place in self.entries(key)]
+        if len(set(values)) < len(values):
+            raise self.fault(f"lists a tensor twice in {key!r}")
+        return values or otherwise
+
+    def connect(self) -> dict[Value, Value]:
+        """Replace the inputs at the ends of edges by the outputs where they start."""
+        fed: dict[Value, Value] = {}
+        for edge in self.entries("model-connect"):
+            if not isinstance(edge, dict) or not isinstance(edge.get("to"), list):
+                raise self.fault("has an edge that is no object with 'from' and 'to'")
+            source = self.port(edge.get("from"), inputs=False)
+            if source.producer is None:
+                raise self.fault(f"has an edge from {source.name!r}, an input that is passed on")
+            for place in edge["to"]:
+                if fed.setdefault(self.port(place, inputs=True), source) is not source:
+                    raise self.fault(f"feeds {place!r} by two edges")
+        for graph in [g for entry in self.graphs for g in entry.graphs()]:
+            graph.outputs = [fed.get(value, value) for value in graph.outputs]
+            for node in graph.nodes:
+                node.inputs = [None if v is None else fed.get(v, v) for v in node.inputs]
+        return fed
+
+    def rename(self, ports: list[Value]) -> None:
+        """Give each value and node a name of its own; those of the package come first."""
+        names = UniqueNames(list, numbered="{}#{}")
+        values = dict.fromkeys(ports)
+        for model, entry in enumerate(self.graphs):
+            for graph in entry.graphs():
+                values.update(dict.fromkeys(graph.inputs))
+                for node in graph.nodes:
+                    node.name = f"{model}/{node.name}" if len(self.graphs) > 1 else node.name
+                    both = (*node.inputs, *node.outputs)
+                    values.update(dict.fromkeys(v for v in both if v is not None))
+        for value in values if len(self.graphs) > 1 else ():
+            value.name = names.unique(value.name)
