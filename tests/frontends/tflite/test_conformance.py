@@ -1,6 +1,6 @@
 """The corpus of TFLite and Circle models, with LiteRT's results.
 
-Its folders ``quant`` and ``nnpkg`` come with integer arithmetic and with packages.
+Its folder ``nnpkg`` comes with packages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import penstock as ps
 from penstock.errors import InternalError
 from tests.support.tflite_cases import Case, cases, follow
 
-RUNS = list(cases("op", "control", "dynamic", "net", "circle"))
+RUNS = list(cases("op", "quant", "control", "dynamic", "net", "circle"))
 REFUSED = list(cases("error"))
 SAMPLE = [case for case in RUNS if case.file.parent.name != "op"] + RUNS[:300:7]
 
@@ -24,7 +24,7 @@ def name_of(case: Case) -> str:
 
 
 def test_corpus_is_complete() -> None:
-    assert len(RUNS) == 347
+    assert len(RUNS) == 417
     assert len(REFUSED) == 8
 
 
