@@ -129,7 +129,8 @@ def test_compile_asks_a_slower_backend_for_nothing():
     assert not backend.asked
 
 
-def test_compile_estimates_few_nodes_of_a_chain_and_each_chain_a_few_times():
+def test_compile_estimates_few_nodes_of_a_chain_and_each_chain_a_few_times(monkeypatch, tmp_path):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))  # without what other tests have measured
     fast, slow = Counting("fast"), Counting("slow", seconds=1.0)
     ps.compile(chain_model(N), backends=[slow, fast, "numpy"], shapes={})
     for backend in (fast, slow):

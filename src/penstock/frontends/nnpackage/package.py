@@ -8,6 +8,7 @@ a zip is read no further than the size that the limits allow.
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +52,8 @@ def load_package(path: Path, limits: Limits = DEFAULT_LIMITS) -> Model:
 
 def _from_folder(folder: Path, name: str, most: int | None) -> bytes:
     with open_inside(folder, name) as file:
-        return file.read(-1 if most is None else most + 1)
+        size = os.fstat(file.fileno()).st_size  # read(n) allocates n bytes first
+        return file.read(-1 if most is None else min(size, most) + 1)
 
 
 def _from_zip(archive: zipfile.ZipFile, name: str, most: int | None) -> bytes:
