@@ -9,6 +9,7 @@ from penstock.executors.control import Control
 from penstock.frontends.load import load
 from penstock.host.current_run import Budget, BudgetError, working_for
 from penstock.ir.graph import Node
+from penstock.ops.registry import TENSORFLOW, standard
 from penstock.ops.result_bytes import counted, result_bytes
 from tests.support.onnx_text import model_from_text
 
@@ -74,3 +75,10 @@ def test_counted_result_with_more_dims_than_the_limit_is_refused():
     kernel = counted(node_of(TILE), lambda x, n: x.reshape(1, 1, -1))
     with pytest.raises(BudgetError, match=r"3 dims, more than Limits.max_dims = 2"):
         working_for(control_of(10**6, 2), kernel, X, np.array([1]))
+
+
+def test_result_bytes_of_space_to_batch_follow_from_its_padding():
+    node = Node(standard("SpaceToBatchND", TENSORFLOW), [None] * 3, [None])
+    x, block = np.ones((1, 4, 4, 2), np.float32), np.array([2, 2])
+    assert result_bytes(node, [x, block, np.array([[0, 8_000_000], [0, 0]])]) == 256_000_128
+    assert result_bytes(node, [x, block, np.array([[0, -1], [0, 0]])]) == 0  # refused by the kernel

@@ -23,7 +23,20 @@ def _blocks(block: np.ndarray, pairs: np.ndarray, rank: int) -> list[int]:
     return [int(size) for size in block]
 
 
-@array_operator("SpaceToBatchND", infer=dtype_only(), strings=True)
+def _space_to_batch_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, (block, pads) = tensor(types, 0), consts[1:3]
+    if x.shape is None or block is None or pads is None:
+        return (TensorType(x.dtype),)
+    dims: list[Dim] = list(x.shape)
+    for axis, side in enumerate(_blocks(block, pads, len(dims)), 1):
+        batch, dim = dims[0], dims[axis]
+        if not isinstance(batch, int) or not isinstance(dim, int):
+            return (TensorType(x.dtype),)
+        dims[0], dims[axis] = batch * side, (dim + sum(pads[axis - 1].tolist())) // side
+    return (TensorType(x.dtype, tuple(dims)),)
+
+
+@array_operator("SpaceToBatchND", infer=_space_to_batch_type, strings=True)
 def space_to_batch(x: np.ndarray, block: np.ndarray, pads: np.ndarray) -> np.ndarray:
     sides = _blocks(block, pads, x.ndim)
     n = len(sides)
@@ -33,7 +46,7 @@ def space_to_batch(x: np.ndarray, block: np.ndarray, pads: np.ndarray) -> np.nda
     inner = [part for d, s in zip(x.shape[1:], sides, strict=False) for part in (d // s, s)]
     split = x.reshape(x.shape[0], *inner, *x.shape[n + 1 :])
     order = [*range(2, 2 * n + 1, 2), 0, *range(1, 2 * n, 2), *range(2 * n + 1, split.ndim)]
-    return split.transpose(order).reshape(-1, *inner[::2], *x.shape[n + 1 :]).copy()
+    return split.transpose(order).reshape(-1, *inner[::2], *x.shape[n + 1 :])
 
 
 @array_operator("BatchToSpaceND", infer=dtype_only(), strings=True)
