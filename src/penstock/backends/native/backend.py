@@ -147,7 +147,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     tuple([_ML + name for name in _VECTOR_MODELS]): Family(vector_model),
 }
 FAMILIES = {name: family for names, family in _FAMILIES.items() for name in names}
-"""by operation, how a compiled kernel of it is chosen"""
+"""the families of compiled kernels, by the full name of the operation"""
 _OF_ANY_SHAPES = {**ARRAY_FAMILIES, **TEXT_FAMILIES}
 
 

@@ -106,8 +106,8 @@ def integer_seconds(node: Node) -> float:
 
 
 def _constant(site: Site, i: int, size: int) -> np.ndarray | None:
-    """A constant of one element, or of ``size``, as so many elements: zeros if it is left out, None
-    if it is another."""
+    """A constant of one element or of ``size``, as a vector of ``size``; zeros if it is left out,
+    None if it has another size."""
     if i < 0 or site.input(i) is None:
         return np.zeros(size, INT32)
     constant = site.constant(i)

@@ -15,11 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InvalidModel
-from penstock.frontends.common.builder import UniqueNames
+from penstock.frontends.common.builder import NodeBuilder, UniqueNames
+from penstock.frontends.common.diagnostics import InexpressibleError
+from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.common.model_files import open_inside, open_path
-from penstock.frontends.tflite.importer import load_tflite
+from penstock.frontends.tflite.conversion import dequantized, emit_quantized
+from penstock.frontends.tflite.importer import load_with_ports
+from penstock.frontends.tflite.tensors import Port
 from penstock.ir.graph import Graph, Model, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.ops.common.shape_rules import element_number
+from penstock.types import dtype_name
 
 MANIFEST = "metadata/MANIFEST"
 _MAX_MANIFEST = 2**20
@@ -86,6 +92,7 @@ class _Package:
         self.path, self.read_file, self.limits = path, read, limits
         self.manifest = self.read_manifest()
         self.graphs: list[Graph] = []
+        self.declared: dict[Value, Port] = {}
 
     def fault(self, message: str) -> InvalidModel:
         return InvalidModel(f"the package {self.path.name!r} {message}")
@@ -125,7 +132,9 @@ class _Package:
         models = []
         for name in names:
             data = self.read(name, self.limits.max_bytes)
-            models.append(load_tflite(data, self.limits))
+            loaded, ports = load_with_ports(data, self.limits)
+            models.append(loaded)
+            self.declared |= ports
         self.graphs = [model.graph for model in models]
         fed = self.connect()
         inputs = self.ports(
@@ -174,13 +183,42 @@ class _Package:
             if source.producer is None:
                 raise self.fault(f"has an edge from {source.name!r}, an input that is passed on")
             for place in edge["to"]:
-                if fed.setdefault(self.port(place, inputs=True), source) is not source:
+                target = self.port(place, inputs=True)
+                if target in fed:
                     raise self.fault(f"feeds {place!r} by two edges")
+                fed[target] = source
+        converted = {target: self.converted(fed[target], target) for target in fed}
         for graph in [g for entry in self.graphs for g in entry.graphs()]:
-            graph.outputs = [fed.get(value, value) for value in graph.outputs]
+            graph.outputs = [converted.get(value, value) for value in graph.outputs]
             for node in graph.nodes:
-                node.inputs = [None if v is None else fed.get(v, v) for v in node.inputs]
+                node.inputs = [None if v is None else converted.get(v, v) for v in node.inputs]
         return fed
+
+    def converted(self, source: Value, target: Value) -> Value:
+        """What feeds ``target``: ``source``, converted if its element type is another, or if both
+        are quantised and its integers stand for other numbers."""
+        (dtype, given), (wanted_dtype, wanted) = self.declared[source], self.declared[target]
+        alike = given is None or wanted is None or given.equals(wanted)
+        if dtype == wanted_dtype and alike:
+            return source
+        if dtype is None or wanted_dtype is None or "O" in (dtype.kind, wanted_dtype.kind):
+            kinds = ["handle" if t is None else dtype_name(t) for t in (dtype, wanted_dtype)]
+            edge = f"{source.name!r} to {target.name!r}, from {' to '.join(kinds)}"
+            raise self.fault(f"has an edge from {edge}, which cannot be converted")
+        name = f"{source.name}_to_{target.name}"
+        builder = NodeBuilder(name, [source], [], {}, types=InferredTypes(), origin=name)
+        try:
+            real = source if given is None else dequantized(builder, source, given)
+        except InexpressibleError as error:
+            raise self.fault(f"has an edge from {source.name!r}: {error}") from error
+        result = Value(name)
+        if wanted is None:
+            to = element_number(wanted_dtype.name)
+            builder.append("Cast", "", [real], [result], {"to": to}, name)
+        else:
+            emit_quantized(builder, real, wanted, result, wanted_dtype)
+        self.graphs[0].nodes += builder.nodes
+        return result
 
     def rename(self, ports: list[Value]) -> None:
         """Give each value and node a name of its own; those of the package come first."""

@@ -3,12 +3,10 @@
 A rule is a function of an ``OperatorConversion``, registered by the names of its operators. It
 gets the operator's inputs as values, integers where the file has quantised tensors:
 ``quantizations`` and ``output_quantizations`` say what these stand for. Quantised tensors reach a
-rule in one of three ways:
+rule in one of two ways:
 
 * ``@operator_rule(..., moves=True)``: the operator only moves elements, so that the integers move
   as they are where inputs and outputs have the same quantisation;
-* ``@quantized_rule``: a rule of its own, in integers, which is asked first where one of the
-  operator's tensors is quantised; it returns False to leave the operator to the next way;
 * by default the rule of real numbers, between DequantizeLinear and QuantizeLinear nodes, which
   later passes may take up into kernels of 8-bit codes.
 """
@@ -66,27 +64,16 @@ class RuleEntry(NamedTuple):
 
 
 RULES: dict[str, RuleEntry] = {}
-QUANTIZED_RULES: dict[str, Callable[[OperatorConversion], bool]] = {}
 
 
 def operator_rule(
     *operators: str, outputs: int | None = 1, moves: bool = False, integers: bool = False
 ) -> Callable[[Rule], Rule]:
-    """Register a rule of operators with so many ``outputs``, or with any number. ``moves``: they
+    """Register a rule of operators with this number of ``outputs``, or any. ``moves``: they
     only move elements. ``integers``: the rule converts quantised tensors itself."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(operators, RuleEntry(function, outputs, moves, integers)))
-        return function
-
-    return register
-
-
-def quantized_rule(*operators: str) -> Callable[[Callable[[OperatorConversion], bool]], object]:
-    """Register a rule for operators of which a tensor is quantised."""
-
-    def register(function: Callable[[OperatorConversion], bool]) -> object:
-        QUANTIZED_RULES.update(dict.fromkeys(operators, function))
         return function
 
     return register
@@ -236,37 +223,11 @@ class OperatorConversion(NodeBuilder):
 
     # Quantised tensors.
 
-    def dequantized(self, value: Value, given: Quantization) -> Value:
-        """The real numbers that a quantised tensor stands for."""
-        dtype = self._dtype_of(value) or np.dtype(np.int8)
-        scale = self.constant(given.scale if given.per_channel else given.scale[0], FLOAT32)
-        attrs = {"axis": given.axis} if given.per_channel else {}
-        point = given.zero_point if given.per_channel else given.zero_point[0]
-        if dtype == INT64:  # biases of 16-bit activations
-            if given.per_channel and given.axis:
-                raise InexpressibleError("it has int64 codes with a scale for each channel")
-            return self.emit("Mul", [self.cast(value, FLOAT32), scale])
-        zero = None if dtype == np.int32 else self.constant(point, dtype)
-        return self.emit("DequantizeLinear", [value, scale, zero], attrs)
-
-    def emit_quantized(self, value: Value, given: Quantization, output: Value, dtype: Any) -> None:
-        """Emit ``output``, of integers that stand for the real numbers of ``value``."""
-        per_channel = given.per_channel
-        scale = self.constant(given.scale if per_channel else given.scale[0], FLOAT32)
-        point = given.zero_point if per_channel else given.zero_point[0]
-        inputs = [value, scale, self.constant(point, dtype)]
-        attrs = {"axis": given.axis} if per_channel else {}
-        self.append("QuantizeLinear", "", inputs, [output], attrs, f"{self.name}/{output.name}")
-
     @property
     def moved_as_integers(self) -> bool:
         """Whether inputs and outputs have one quantisation, so that moving integers is exact."""
         given = [q for q in (*self.quantizations, *self.output_quantizations) if q is not None]
-        return all(
-            np.array_equal(q.scale, given[0].scale)
-            and np.array_equal(q.zero_point, given[0].zero_point)
-            for q in given
-        )
+        return all(q.equals(given[0]) for q in given)
 
     def apply(self, entry: RuleEntry) -> None:
         """Apply a rule to the operator, whose tensors may be quantised."""
@@ -274,16 +235,15 @@ class OperatorConversion(NodeBuilder):
             raise NodeError(f"has {len(self.outputs)} outputs, but {self.op} has {entry.outputs}")
         quantized = any((*self.quantizations, *self.output_quantizations))
         integers = entry.integers or (entry.moves and self.moved_as_integers)
-        own = QUANTIZED_RULES.get(self.op)
         if not quantized or integers:
             entry.convert(self)
-        elif own is None or not own(self):
+        else:
             self._apply_to_reals(entry.convert)
 
     def _apply_to_reals(self, convert: Rule) -> None:
         for i, (value, given) in enumerate(zip(self.inputs, self.quantizations, strict=True)):
             if value is not None and given is not None:
-                self.inputs[i] = self.dequantized(value, given)  # type: ignore[index]
+                self.inputs[i] = dequantized(self, value, given)  # type: ignore[index]
         outputs = self.outputs
         reals = [
             value if given is None or value is None else Value(self.fresh("real"))
@@ -296,7 +256,32 @@ class OperatorConversion(NodeBuilder):
             self._output_types(), dtypes, reals, outputs, strict=True
         ):
             if given is not None and value is not None and output is not None:
-                self.emit_quantized(value, given, output, dtype)
+                emit_quantized(self, value, given, output, dtype)
 
     def _output_types(self) -> list[tuple[Quantization | None, np.dtype | None]]:
         return list(zip(self.output_quantizations, self.output_dtypes, strict=True))
+
+
+def dequantized(b: NodeBuilder, value: Value, given: Quantization) -> Value:
+    """The real numbers that a quantised tensor stands for."""
+    dtype = value.dtype or b.types.tensor(value).dtype or np.dtype(np.int8)
+    scale = b.constant(given.scale if given.per_channel else given.scale[0], FLOAT32)
+    attrs = {"axis": given.axis} if given.per_channel else {}
+    point = given.zero_point if given.per_channel else given.zero_point[0]
+    if dtype == INT64:  # biases of 16-bit activations
+        if given.per_channel and given.axis:
+            raise InexpressibleError("it has int64 codes with a scale for each channel")
+        return b.emit("Mul", [b.emit("Cast", [value], to=element_number("float32")), scale])
+    zero = None if dtype == np.int32 else b.constant(point, dtype)
+    return b.emit("DequantizeLinear", [value, scale, zero], attrs)
+
+
+def emit_quantized(
+    b: NodeBuilder, value: Value, given: Quantization, output: Value, dtype: Any
+) -> None:
+    """Emit ``output``, of integers that stand for the real numbers of ``value``."""
+    scale = b.constant(given.scale if given.per_channel else given.scale[0], FLOAT32)
+    point = given.zero_point if given.per_channel else given.zero_point[0]
+    inputs = [value, scale, b.constant(point, dtype)]
+    attrs = {"axis": given.axis} if given.per_channel else {}
+    b.append("QuantizeLinear", "", inputs, [output], attrs, f"{b.name}/{output.name}")

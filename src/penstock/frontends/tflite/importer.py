@@ -44,6 +44,7 @@ from penstock.frontends.tflite.flatbuffer import FlatTable, schema
 from penstock.frontends.tflite.rules_custom import custom
 from penstock.frontends.tflite.scope import SubgraphScope
 from penstock.frontends.tflite.tensors import (
+    Port,
     Quantization,
     TensorContents,
     dtype_of,
@@ -64,12 +65,20 @@ def load_tflite(
 ) -> Model:
     """Read a ``.tflite`` or ``.circle`` file, or its bytes. Raises ``InvalidModel`` for violations
     of the format or of ``limits``, ``Unsupported`` for operators without a kernel."""
+    return load_with_ports(source, limits, map_weights)[0]
+
+
+def load_with_ports(
+    source: Path | bytes, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False
+) -> tuple[Model, dict[Value, Port]]:
+    """As ``load_tflite``, with what the file declares of the entry's inputs and outputs."""
     path = None if isinstance(source, bytes) else source
     with opened_model(source, map_weights) as (model, weights):
         where = "the model" if path is None else path.name
         reader = TensorContents(limits, model.buffers, weights)
         importer = SubgraphImporter(model, reader, Diagnostics(where, limits, lambda: weights.size))
-        return importer.model(path)
+        loaded = importer.model(path)
+        return loaded, importer.ports(loaded.graph)
 
 
 class SubgraphImporter:
@@ -108,6 +117,15 @@ class SubgraphImporter:
         aliases = self.aliases(graph)
         source = None if path is None else str(path)
         return Model({"main": graph}, "main", {}, self.metadata, source, aliases, resizable=True)
+
+    def ports(self, graph: Graph) -> dict[Value, Port]:
+        """The ports of the entry, by their values."""
+        scope = SubgraphScope(0, self.table.subgraphs[0], self.where, "", ())
+        indices = [*scope.table.inputs, *scope.table.outputs]
+        return {
+            value: Port(dtype_of(self.tensor(scope, index)), self.quantization(scope, index))
+            for value, index in zip([*graph.inputs, *graph.outputs], indices, strict=True)
+        }
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 
 from penstock.frontends.common.diagnostics import InexpressibleError
-from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
+from penstock.frontends.tflite.conversion import (
+    OperatorConversion,
+    dequantized,
+    emit_quantized,
+    operator_rule,
+)
 from penstock.ir.graph import Value
 from penstock.ops.registry import TENSORFLOW
 from penstock.types import FLOAT32, INT64
@@ -224,7 +229,7 @@ def dequantize(c: OperatorConversion) -> None:
     if given is None:  # of float16
         c.cast_final(x, FLOAT32)
     else:
-        c.emit_final("Identity", [c.dequantized(x, given)])
+        c.emit_final("Identity", [dequantized(c, x, given)])
 
 
 @operator_rule("QUANTIZE", integers=True)
@@ -234,8 +239,8 @@ def quantize(c: OperatorConversion) -> None:
     given, (wanted,), (output,) = c.quantizations[0], c.output_quantizations, c.outputs
     if wanted is None or output is None:
         raise InexpressibleError("its output has no scale")
-    real = x if given is None else c.dequantized(x, given)
-    c.emit_quantized(real, wanted, output, c.output_dtypes[0])
+    real = x if given is None else dequantized(c, x, given)
+    emit_quantized(c, real, wanted, output, c.output_dtypes[0])
 
 
 @operator_rule("FAKE_QUANT")

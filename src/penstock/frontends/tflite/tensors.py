@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,6 +49,19 @@ class Quantization:
     @property
     def per_channel(self) -> bool:
         return self.scale.size > 1
+
+    def equals(self, other: Quantization) -> bool:
+        """Whether integers stand for the same numbers in both."""
+        same_scale = np.array_equal(self.scale, other.scale)
+        return same_scale and np.array_equal(self.zero_point, other.zero_point)
+
+
+class Port(NamedTuple):
+    """The tensor of an input or an output of a subgraph, as the file declares it; ``dtype`` is
+    None for a handle."""
+
+    dtype: np.dtype | None
+    quantization: Quantization | None
 
 
 def dtype_of(tensor: FlatTable) -> np.dtype | None:
