@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import MAX_NAME
-from penstock.frontends.common.diagnostics import NO_KERNEL, InexpressibleError
+from penstock.frontends.common.diagnostics import NO_KERNEL, InexpressibleError, NodeError
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Op
-from penstock.ops.common.shape_rules import all_known
+from penstock.ops.common.shape_rules import all_known, element_number
 from penstock.ops.registry import find
 from penstock.types import ANY, FLOAT32, INT64, Dim, Shape, TensorType, Type
 
@@ -100,6 +100,30 @@ class NodeBuilder:
         if array is None or array.dtype.kind not in "iu" or array.size > _MAX_INTEGERS:
             return None
         return [int(element) for element in array.reshape(-1)]
+
+    def constant_integers(self, index: int, role: str) -> list[int]:
+        """As ``integers``. Raises ``InexpressibleError`` if the input is none; ``role`` is what the
+        message calls it."""
+        elements = self.integers(index)
+        if elements is None:
+            raise InexpressibleError(
+                f"its {role} is not a constant; export the model with a constant one"
+            )
+        return elements
+
+    def vector(self, index: int, *, transposed: bool = False) -> Value:
+        """Input ``index``, of integers, as the vector of int64 that ONNX takes. Paddings [n, 2] are
+        ``transposed``: in ONNX, those at the beginning of all axes come first."""
+        array = self.input_constant(index)
+        if array is not None:
+            if array.dtype.kind not in "iu":
+                raise NodeError(f"has {array.dtype} as input {index}, which must be integers")
+            return self.constant((array.T if transposed else array).reshape(-1))
+        source = self.inputs[index]
+        if transposed:
+            source = self.emit("Transpose", [source], perm=[1, 0])
+        flat = self.emit("Reshape", [source, self.constant([-1])])
+        return self.emit("Cast", [flat], to=element_number("int64"))
 
     def integer(self, index: int) -> int | None:
         """The element of input ``index`` if it is a constant of one integer."""

@@ -21,7 +21,7 @@ from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.common.model_files import open_inside, open_path
 from penstock.frontends.tflite.conversion import dequantized, emit_quantized
 from penstock.frontends.tflite.importer import load_with_ports
-from penstock.frontends.tflite.tensors import Port
+from penstock.frontends.tflite.tensors import DeclaredTensor
 from penstock.ir.graph import Graph, Model, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.common.shape_rules import element_number
@@ -92,7 +92,7 @@ class _Package:
         self.path, self.read_file, self.limits = path, read, limits
         self.manifest = self.read_manifest()
         self.graphs: list[Graph] = []
-        self.declared: dict[Value, Port] = {}
+        self.declared: dict[Value, DeclaredTensor] = {}
 
     def fault(self, message: str) -> InvalidModel:
         return InvalidModel(f"the package {self.path.name!r} {message}")

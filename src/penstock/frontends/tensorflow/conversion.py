@@ -10,14 +10,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.frontends.common.builder import NodeBuilder, UniqueNames, short_name
-from penstock.frontends.common.diagnostics import Diagnostics, InexpressibleError
+from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
 from penstock.frontends.tensorflow.scope import DeclaredNode, GraphScope, Reference
 from penstock.frontends.tensorflow.variables import Variables
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, standard
 
 Rule: TypeAlias = Callable[["Conversion"], None]
@@ -98,28 +97,6 @@ class Conversion(NodeBuilder):
         source = self.references[index].source
         # In a loop, a constant may be converted after the nodes that read it.
         return self.scope.constant(source) if array is None and source else array
-
-    def constant_integers(self, index: int, role: str) -> list[int]:
-        """As ``integers``. Raises ``InexpressibleError`` if the input is none; ``role`` is what the
-        message calls it."""
-        elements = self.integers(index)
-        if elements is None:
-            raise InexpressibleError(
-                f"its {role} is not a constant; export the model with a constant one"
-            )
-        return elements
-
-    def vector(self, index: int, *, transposed: bool = False) -> Value:
-        """Input ``index``, of integers, as the vector of int64 that ONNX takes. Paddings [n, 2] are
-        ``transposed``: in ONNX, those at the beginning of all axes come first."""
-        array = self.input_constant(index)
-        if array is not None:
-            return self.constant((array.T if transposed else array).reshape(-1))
-        source = self.inputs[index]
-        if transposed:
-            source = self.emit("Transpose", [source], {"perm": [1, 0]})
-        flat = self.emit("Reshape", [source, self.constant([-1])])
-        return self.emit("Cast", [flat], {"to": element_number("int64")})
 
     def fresh(self, hint: str) -> str:
         return f"{self.stem}#{hint}_{len(self.nodes)}"

@@ -117,28 +117,6 @@ class OperatorConversion(NodeBuilder):
             raise NodeError(f"leaves out input {self.inputs.index(None)}, which {self.op} needs")
         return [*self.inputs, *[None] * ((most or least) - count)]
 
-    def constant_integers(self, index: int, role: str) -> list[int]:
-        """As ``integers``. Raises ``InexpressibleError`` if the input is no constant."""
-        elements = self.integers(index)
-        if elements is None:
-            raise InexpressibleError(
-                f"its {role} is not a constant; export the model with a constant one"
-            )
-        return elements
-
-    def vector(self, index: int, *, transposed: bool = False) -> Value:
-        """Input ``index``, of integers, as the vector of int64 that ONNX takes. Paddings [n, 2] are
-        ``transposed``: in ONNX, those at the beginning of all axes come first."""
-        array = self.input_constant(index)
-        if array is not None:
-            if array.dtype.kind not in "iu":
-                raise NodeError(f"has {array.dtype} as input {index}, which must be integers")
-            return self.constant((array.T if transposed else array).reshape(-1))
-        source = self.inputs[index]
-        if transposed:
-            source = self.emit("Transpose", [source], perm=[1, 0])
-        return self.cast(self.emit("Reshape", [source, self.constant([-1])]), INT64)
-
     def cast(self, value: Value, dtype: np.dtype) -> Value:
         return self.emit("Cast", [value], to=element_number(dtype.name))
 

@@ -44,7 +44,7 @@ from penstock.frontends.tflite.flatbuffer import FlatTable, schema
 from penstock.frontends.tflite.rules_custom import custom
 from penstock.frontends.tflite.scope import SubgraphScope
 from penstock.frontends.tflite.tensors import (
-    Port,
+    DeclaredTensor,
     Quantization,
     TensorContents,
     dtype_of,
@@ -70,7 +70,7 @@ def load_tflite(
 
 def load_with_ports(
     source: Path | bytes, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False
-) -> tuple[Model, dict[Value, Port]]:
+) -> tuple[Model, dict[Value, DeclaredTensor]]:
     """As ``load_tflite``, with what the file declares of the entry's inputs and outputs."""
     path = None if isinstance(source, bytes) else source
     with opened_model(source, map_weights) as (model, weights):
@@ -118,12 +118,14 @@ class SubgraphImporter:
         source = None if path is None else str(path)
         return Model({"main": graph}, "main", {}, self.metadata, source, aliases, resizable=True)
 
-    def ports(self, graph: Graph) -> dict[Value, Port]:
+    def ports(self, graph: Graph) -> dict[Value, DeclaredTensor]:
         """The ports of the entry, by their values."""
         scope = SubgraphScope(0, self.table.subgraphs[0], self.where, "", ())
         indices = [*scope.table.inputs, *scope.table.outputs]
         return {
-            value: Port(dtype_of(self.tensor(scope, index)), self.quantization(scope, index))
+            value: DeclaredTensor(
+                dtype_of(self.tensor(scope, index)), self.quantization(scope, index)
+            )
             for value, index in zip([*graph.inputs, *graph.outputs], indices, strict=True)
         }
 

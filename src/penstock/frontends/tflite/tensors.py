@@ -56,7 +56,7 @@ class Quantization:
         return same_scale and np.array_equal(self.zero_point, other.zero_point)
 
 
-class Port(NamedTuple):
+class DeclaredTensor(NamedTuple):
     """The tensor of an input or an output of a subgraph, as the file declares it; ``dtype`` is
     None for a handle."""
 
