@@ -32,6 +32,7 @@ from penstock.backends.native.recurrent import recurrent_call, recurrent_seconds
 from penstock.backends.native.reduce import reduction_call
 from penstock.backends.native.regions import roi_align, suppress
 from penstock.backends.native.resize import pad_by_copies, resize
+from penstock.backends.native.rotary import rotary
 from penstock.backends.native.sampling import affine_grid, grid_sample
 from penstock.backends.native.select import (
     eye_like,
@@ -132,6 +133,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("OneHot",): Family(one_hot),
     ("Resize",): Family(resize, _by_memory),
     ("ReverseSequence",): Family(reverse_sequence),
+    ("RotaryEmbedding", f"{MICROSOFT}.RotaryEmbedding"): Family(rotary, _by_memory),
     ("RoiAlign",): Family(roi_align, _by_memory),
     ("TopK",): Family(top_k_call, _by_memory),
     ("Trilu",): Family(trilu),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Types
+from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.common.shape_rules import all_known, check_shape, given, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.onnx.attention import share
@@ -143,9 +143,9 @@ def _streams(attrs: Attrs, half: Dim) -> np.ndarray:
 @operator("MRotaryEmbedding", domain=MICROSOFT, infer=partial(_infer_rotary, _MICROSOFT))
 @by_shape(arity=(4, 1))
 def rotary_embedding(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    order, attrs = _MICROSOFT if node.op.domain == MICROSOFT else _ONNX, node.attrs
+    order, attrs = cache_places(node.op), node.attrs
     x, half = tensor(inputs, 0), tensor(inputs, order[0]).dims[-1]
-    batch, heads, length, size = all_known(_heads(x.dims, attrs, half)) or (0,) * 4
+    batch, heads, length, size = heads_of(x.dims, attrs, half) or (0,) * 4
     four, layout = len(x.dims) == 4, Scratch()
     interleaved = bool(attrs.get("interleaved", 0))
     rotation = Rotation(layout, (batch, heads, length), half, x.dtype, interleaved)
@@ -166,6 +166,16 @@ def rotary_embedding(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
         rotation.run(x, cos, sin, out, workspace)
 
     return Routine(into, layout.size)
+
+
+def cache_places(op: Op) -> tuple[int, int, int]:
+    """Where an operation has cosines, sines and positions among its inputs."""
+    return _MICROSOFT if op.domain == MICROSOFT else _ONNX
+
+
+def heads_of(dims: Sequence[int], attrs: Attrs, half: int) -> tuple[int, ...] | None:
+    """[batch, heads, sequence, size] of an input of known shape."""
+    return all_known(_heads(tuple(dims), attrs, half))
 
 
 def _infer_gemma(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

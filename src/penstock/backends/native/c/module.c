@@ -30,6 +30,7 @@ static const kernel_entry *const families[] = {
     reduce_kernels,
     regions_kernels,
     resize_kernels,
+    rotary_kernels,
     sampling_kernels,
     select_kernels,
     trees_kernels,

@@ -44,6 +44,7 @@ extern const kernel_entry recurrent_kernels[];
 extern const kernel_entry reduce_kernels[];
 extern const kernel_entry regions_kernels[];
 extern const kernel_entry resize_kernels[];
+extern const kernel_entry rotary_kernels[];
 extern const kernel_entry sampling_kernels[];
 extern const kernel_entry select_kernels[];
 extern const kernel_entry trees_kernels[];
