@@ -1,9 +1,9 @@
 """Fuzz Penstock: ``python -m tools.fuzz [--seconds 120] [--seed N] [--out FOLDER]``.
 
 Cases are mutants of the models of the tests: ONNX files, GraphDefs, SavedModels, TFLite and Circle
-files, and graphs as text. Each is loaded, compiled and run by every executor within tight limits,
-in a worker process that a watchdog observes. What must never happen is reported, with the smallest
-file that was found to show it under ``--out``:
+files, nnpackages as folders and zip files, and graphs as text. Each is loaded, compiled and run by
+every executor within tight limits, in a worker process that a watchdog observes. What must never
+happen is reported, with the smallest file that was found to show it under ``--out``:
 
 - crash: the worker has died;
 - hang: loading, compiling and running by one executor took more than 10 s;
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import io
 import json
 import os
 import random
@@ -32,6 +33,7 @@ import tempfile
 import time
 import traceback
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -49,12 +51,20 @@ from tests.support.random_graphs import seeded
 
 import penstock as ps
 from penstock.frontends.load import load_text
+from penstock.frontends.nnpackage.package import MANIFEST
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedModel
 from penstock.ir.graph import Model
 from penstock.ops.registry import registered
 from penstock.textual.printer import format_model
-from tools.mutations import change_message, changed_bytes, changed_numbers, changed_text, shrunk
+from tools.mutations import (
+    change_message,
+    changed_bytes,
+    changed_json,
+    changed_numbers,
+    changed_text,
+    shrunk,
+)
 
 MAX_BYTES = 2**26
 LIMITS = ps.Limits(
@@ -109,13 +119,18 @@ def graph_defs() -> Mapping[str, GraphDef]:
 
 @cache
 def saved_models() -> Mapping[str, Mapping[str, bytes]]:
+    return files_of_folders(SAVED_MODELS)
+
+
+def files_of_folders(parent: Path) -> Mapping[str, Mapping[str, bytes]]:
+    """By the name of each folder in ``parent``, its files by their path below it."""
     return {
         folder.name: {
             str(path.relative_to(folder)): path.read_bytes()
             for path in sorted(folder.rglob("*"))
             if path.is_file()
         }
-        for folder in sorted(SAVED_MODELS.iterdir())
+        for folder in sorted(parent.iterdir())
         if folder.is_dir()
     }
 
@@ -182,6 +197,51 @@ def tflite_case(draw: random.Random, _: bool) -> Case:
     return Case("model.tflite", {"": change(draw.choice(flat_buffers()), draw)})
 
 
+@cache
+def packages() -> Mapping[str, Mapping[str, bytes]]:
+    return {
+        name: files
+        for name, files in files_of_folders(tflite_cases.FOLDER / "nnpkg").items()
+        if "error" not in name
+    }
+
+
+# Values worth trying in a manifest: places of inputs and outputs, types and files.
+_MANIFEST_WORDS = (
+    *("0:0:0", "1:0:0", "0:0:1", "0:1:0", "9:0:0", "-1:0:0", "0:0", "00:00:00"),
+    *("tflite", "circle", "a.tflite", "../a.tflite", "/dev/zero", MANIFEST, "metadata", "."),
+    *([], {}, None, True, [["0:0:0"]], {"from": "0:0:0", "to": ["1:0:0"]}),
+)
+
+
+def package_case(draw: random.Random, _: bool) -> Case:
+    name = draw.choice(sorted(packages()))
+    files = dict(packages()[name])
+    chance = draw.random()
+    if chance < 0.5:
+        files[MANIFEST] = changed_json(files[MANIFEST], draw, _MANIFEST_WORDS)
+    elif chance < 0.6:
+        files[MANIFEST] = changed_bytes(files[MANIFEST], draw)
+    elif chance < 0.9:
+        below = draw.choice(sorted(files.keys() - {MANIFEST}))
+        files[below] = draw.choice([changed_bytes, changed_numbers])(files[below], draw)
+    if draw.random() < 0.5:
+        return Case(name, files)
+    data = packed(files, draw.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
+    if chance >= 0.9 or draw.random() < 0.2:
+        data = draw.choice([changed_bytes, changed_numbers])(data, draw)
+    return Case("package.zip", {"": data})
+
+
+def packed(files: Mapping[str, bytes], compression: int) -> bytes:
+    """A zip file of ``files`` by name, of which each is written at a fixed date."""
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w", compression) as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name), data, compression)
+    return memory.getvalue()
+
+
 def text_case(draw: random.Random, _: bool) -> Case:
     graph = seeded(draw.randrange(1000), 6)
     text = format_model(Model({graph.name: graph}, graph.name))
@@ -192,6 +252,7 @@ _CASES = (
     *(onnx_case,) * 5,
     *(graph_def_case,) * 4,
     *(tflite_case,) * 3,
+    *(package_case,) * 2,
     saved_model_case,
     text_case,
 )

@@ -1,4 +1,5 @@
-"""Random changes of files: of bytes, of tokens of a text, and of the fields of protobuf messages.
+"""Random changes of files: of bytes, of tokens of a text, of the values of JSON, and of the fields
+of protobuf messages.
 
 All is drawn from the generator that is passed in, so that a seed says which change it was.
 """
@@ -6,6 +7,7 @@ All is drawn from the generator that is passed in, so that a seed says which cha
 from __future__ import annotations
 
 import copy
+import json
 import random
 import re
 import struct
@@ -79,6 +81,34 @@ def changed_text(text: str, draw: random.Random) -> str:
         tokens[at : at + draw.randrange(2)] = [token] * draw.choice([0, 1, 1, 1, 1, 40])
         tokens = tokens or [""]
     return "".join(tokens)
+
+
+def changed_json(data: bytes, draw: random.Random, words: Sequence[Any]) -> bytes:
+    """One to four changes of values: replaced by others of the file or by ``words``, repeated, or
+    taken away."""
+    tree = [json.loads(data)]
+    for _ in range(draw.choice([1, 1, 2, 4])):
+        places = list(_json_places(tree))
+        container, key = draw.choice(places)
+        holder, other = draw.choice(places)
+        value = copy.deepcopy(holder[other])
+        chance = draw.random()
+        if chance < 0.15 and container is not tree:
+            del container[key]
+        elif chance < 0.35 and isinstance(container, list) and container is not tree:
+            container.insert(key, value)
+        else:
+            container[key] = draw.choice([value, draw.choice(words), draw.choice(_INTS + _TEXTS)])
+    return json.dumps(tree[0]).encode()
+
+
+def _json_places(container: Any) -> Iterator[tuple[Any, Any]]:
+    """All containers within a list or dict, itself included, with each of their keys."""
+    keys = range(len(container)) if isinstance(container, list) else list(container)
+    for key in keys:
+        yield container, key
+        if isinstance(container[key], list | dict):
+            yield from _json_places(container[key])
 
 
 def parts(message: Message) -> Iterator[Message]:

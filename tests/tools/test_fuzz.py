@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
 import signal
 import threading
+from collections import Counter
 
 import numpy as np
 import onnx
@@ -19,11 +22,12 @@ from tools.fuzz import (
     drawn,
     graph_def_case,
     onnx_case,
+    package_case,
     saved_model_case,
     text_case,
     tflite_case,
 )
-from tools.mutations import changed_bytes, changed_text, shrunk
+from tools.mutations import changed_bytes, changed_json, changed_text, shrunk
 
 
 def test_drawn_case_follows_from_seed_and_number():
@@ -33,7 +37,8 @@ def test_drawn_case_follows_from_seed_and_number():
 
 
 @pytest.mark.parametrize(
-    "draw", [onnx_case, graph_def_case, saved_model_case, text_case, tflite_case]
+    "draw",
+    [onnx_case, graph_def_case, saved_model_case, text_case, tflite_case, package_case],
 )
 def test_worker_reports_on_cases_of_each_format(draw, tmp_path):
     with Worker() as worker:
@@ -102,3 +107,23 @@ def test_changed_bytes_and_text_may_be_empty():
         draw = random.Random(seed)
         assert isinstance(changed_bytes(b"", draw), bytes)
         assert isinstance(changed_text("", draw), str)
+
+
+def test_changed_json_is_json_of_other_values():
+    data = b'{"models": ["a", "b"], "model-connect": [{"from": "0:0:0", "to": ["1:0:0"]}]}'
+    results = {changed_json(data, random.Random(seed), ["word"]) for seed in range(200)}
+    trees = [json.loads(result) for result in results]
+    assert len(results) > 100
+    assert any(isinstance(tree, dict) and "model-connect" not in tree for tree in trees)
+    assert any(b"word" in result for result in results)
+
+
+def test_package_cases_are_folders_and_zip_files_that_mostly_load(tmp_path):
+    counts = Counter[str]()
+    for seed in range(60):
+        case = package_case(random.Random(seed), False)
+        form = "zip" if case.name.endswith(".zip") else "folder"
+        with contextlib.suppress(ps.PenstockError):
+            ps.load(case.write(tmp_path / str(seed)))
+            counts[form] += 1
+    assert min(counts["zip"], counts["folder"]) > 3
