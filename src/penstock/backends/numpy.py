@@ -37,7 +37,12 @@ _OVERHEADS = {
 _OVERHEAD = {name: time for time, names in _OVERHEADS.items() for name in names.split()}
 
 # Seconds of each floating-point operation beyond the usual estimate: products run in a BLAS.
-_PER_FLOP_S = {"Gemm": -1 / 30e9, "MatMul": -1 / 30e9, "GridSample": 7e-9, "RoiAlign": 70e-9}
+_PER_FLOP_S = {
+    **dict.fromkeys(("Gemm", "MatMul"), -1 / 30e9),
+    **dict.fromkeys(("MatMulInteger", "QGemm", "QLinearMatMul"), -1 / 25e9),
+    "GridSample": 7e-9,
+    "RoiAlign": 70e-9,
+}
 
 
 class NumpyBackend(HostBackend):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from penstock.backends.native import integers
 from penstock.ops.registry import MICROSOFT
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
@@ -93,3 +96,17 @@ def test_dynamic_codes_of_odd_numbers_equal_numpy(odd):
         x = np.full(70, base, np.float32)
         x[[0, 3, 69]] = odd
         check(node_of("DynamicQuantizeLinear", [x], outputs=3), [x])
+
+
+def test_estimate_of_a_product_is_of_this_processors_instructions(monkeypatch):
+    x, w = np.zeros((128, 64), np.uint8), np.zeros((64, 96), np.int8)
+    node = node_of("MatMulInteger", [x, w], [1])
+    seconds = []
+    for speed in (40, 80, 1000):
+        functions = SimpleNamespace(integer_speed=speed)
+        monkeypatch.setattr(integers, "library", lambda f=functions: SimpleNamespace(functions=f))
+        seconds.append(integers.integer_seconds(node))
+    work = 2 * x.size * w.shape[1] * 1e-9
+    assert seconds[0] - seconds[1] == pytest.approx(work / 80)
+    assert seconds[1] - seconds[2] == pytest.approx(work / 80 - work / 1000)
+    assert all(library.functions.integer_speed >= 40 for library in LIBRARIES)

@@ -9,17 +9,20 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
+from penstock.backends.native.library import NativeLibrary, library
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.work_estimate import flops
-from penstock.types import FLOAT32
+from penstock.types import FLOAT32, TensorType
 
 # As in c/integers.c.
 _PANEL, _QUAD, _GROUP, _BLOCK, _TILE = 32, 4, 4, 64, 16
 _RESULTS = (INT32, FLOAT32, UINT8, INT8)
 
-_CALL_S, _OPERATIONS_PER_S = 0.4e-6, 300e9
+_CALL_S = 0.4e-6
+# Operations in a nanosecond that weights of a cache allow: of one row, and for each further one.
+_SPEED_OF_ROW, _SPEED_OF_FURTHER = 150, 50
 
 
 class _Places(NamedTuple):
@@ -86,7 +89,7 @@ def integer_product(site: Site) -> NativeCall | None:
             *(rows, k, n, x.dtype == INT8, _RESULTS.index(result.dtype), int(y_zero[0])),
         ),
         items=blocks * groups,
-        item_ns=50 + work / (_OPERATIONS_PER_S * 1e-9),
+        item_ns=50 + work / _speed(site.library, rows),
         reordered={places.w[0]: held},
     )
 
@@ -102,7 +105,17 @@ def dynamic_codes(site: Site) -> NativeCall | None:
 
 def integer_seconds(node: Node) -> float:
     """An estimate of the time of a product."""
-    return _CALL_S + flops(node) / _OPERATIONS_PER_S
+    y, loaded = node.outputs[0], library()
+    if loaded is None or y is None or not isinstance(y.type, TensorType) or not y.type.static:
+        return math.inf
+    rows = math.prod(y.type.dims[:-1])
+    return _CALL_S + flops(node) / _speed(loaded, rows) * 1e-9
+
+
+def _speed(loaded: NativeLibrary, rows: int) -> int:
+    """Operations in a nanosecond, with the instructions that this processor has."""
+    speed: int = loaded.functions.integer_speed
+    return min(speed, _SPEED_OF_ROW + _SPEED_OF_FURTHER * (rows - 1))
 
 
 def _constant(site: Site, i: int, size: int) -> np.ndarray | None:

@@ -486,6 +486,7 @@ PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
         failed = append_name(operations, elementwise_operations[i]) < 0;
     failed = failed || PyModule_AddObjectRef(module, "kernels", names) < 0 ||
              PyModule_AddObjectRef(module, "elementwise_operations", operations) < 0 ||
+             PyModule_AddIntConstant(module, "integer_speed", integer_speed()) < 0 ||
              PyModule_AddStringConstant(module, "checksum", TEXT(CHECKSUM)) < 0 ||
              PyModule_AddObjectRef(module, "Call", type) < 0;
     Py_XDECREF(names);

@@ -50,6 +50,8 @@ extern const kernel_entry select_kernels[];
 extern const kernel_entry trees_kernels[];
 extern const kernel_entry windows_kernels[];
 
+int integer_speed(void); /* of integers.c */
+
 /* Names of the operations of elementwise programs; the last is NULL. */
 extern const char *const elementwise_operations[];
 
