@@ -41,15 +41,17 @@ def test_bench_has_a_row_for_each_combination(dense):
     ]
     assert [r["runs"] for r in rows] == [5, 10, 5, 10]
     for row in rows:
-        assert 0 < row["least_ms"] <= row["median_ms"]
-        assert row["first_ms"] > 0
+        assert 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"]
+        assert row["min_ms"] <= row["geomean_ms"] * 1.0001 <= row["mean_ms"] * 1.0002
+        assert row["first_ms"] > 0 and row["prepare_ms"] > 0
         assert row["runs_per_s"] > 0
 
 
 def test_bench_prints_a_table(dense):
     done = invoke(dense, "--seconds", "0", "--input", "x=random:4x3")
     assert done.exit_code == 0, done.output
-    assert "median ms" in done.output
+    assert "inputs x: float32[4, 3]" in done.output
+    assert "geomean" in done.output and "runs/s" in done.output
     assert "auto" in done.output
 
 

@@ -33,7 +33,8 @@ Show = Callable[[Mapping[str, Any]], None]
 
 def command(show: Show) -> Callable[[Callable[..., dict[str, Any]]], click.Command]:
     """Register a command: it returns what ``--json`` prints, or else ``show`` shows. A
-    ``PenstockError`` ends it with exit code 1, and so does a result that is not ``ok``."""
+    ``PenstockError`` or a file that cannot be written ends it with exit code 1, and so does a
+    result that is not ``ok``."""
 
     def register(function: Callable[..., dict[str, Any]]) -> click.Command:
         @main.command(function.__name__)
@@ -43,7 +44,7 @@ def command(show: Show) -> Callable[[Callable[..., dict[str, Any]]], click.Comma
             try:
                 with _progress(function.__name__, quiet=as_json):
                     result = function(*arguments, **options)
-            except PenstockError as error:
+            except (PenstockError, OSError) as error:
                 title = type(error).__name__
                 result = {"ok": False, "error": {"type": title, "message": str(error)}}
                 if not as_json:
@@ -103,6 +104,7 @@ def compile_option(name: str, **settings: Any) -> Callable[[Any], Any]:
     return click.option(flag, name, help=help_of(CompileOptions, name), **settings)
 
 
+SIGNATURE = compile_option("signature", metavar="NAME")
 EXECUTOR = compile_option(
     "executor", type=click.Choice(EXECUTORS), default="auto", show_default=True
 )

@@ -5,20 +5,23 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
-from penstock.cli.base import MODEL, PLANNER, command, show_table
+from penstock.cli.base import MODEL, PLANNER, SIGNATURE, command, show_table
 from penstock.cli.run import INPUTS, SEED, read_feeds
 from penstock.frontends.load import load
 from penstock.host.threads import core_budget
+from penstock.session.feeds import convert
 from penstock.session.options import EXECUTORS
 from penstock.session.session import Session, compile
+from penstock.types import type_of
 
 _WARM_UP_RUNS = 3
 _MIN_RUNS = 5
@@ -27,23 +30,38 @@ _COLUMNS = (
     ("executor", "executor", ""),
     ("threads", "threads", ""),
     ("clients", "clients", ""),
-    ("first ms", "first_ms", ".2f"),
-    ("median ms", "median_ms", ".3f"),
-    ("least ms", "least_ms", ".3f"),
-    ("runs/s", "runs_per_s", ".1f"),
+    ("prepare", "prepare_ms", ".1f"),
+    ("first", "first_ms", ".2f"),
+    ("mean", "mean_ms", ".3f"),
+    ("min", "min_ms", ".3f"),
+    ("max", "max_ms", ".3f"),
+    ("geomean", "geomean_ms", ".3f"),
+    ("runs/s", "runs_per_s", ".0f"),
 )  # title, key and format
+_STATISTICS: dict[str, Callable[[list[float]], float]] = {
+    "mean_ms": statistics.fmean,
+    "min_ms": min,
+    "max_ms": max,
+    "geomean_ms": statistics.geometric_mean,
+    "median_ms": statistics.median,
+}
 
 
 def _show_bench(result: Mapping[str, Any]) -> None:
     click.echo(f"{result['model']}: loaded in {result['load_ms']:.1f} ms")
+    click.echo(
+        f"inputs {', '.join(f'{name}: {type_}' for name, type_ in result['inputs'].items())}"
+    )
     rows = [[format(row[key], form) for _, key, form in _COLUMNS] for row in result["rows"]]
     show_table([title for title, _, _ in _COLUMNS], rows)
+    click.echo("times in ms")
 
 
 @command(_show_bench)
 @MODEL
 @INPUTS
 @SEED
+@SIGNATURE
 @click.option(
     "--executor",
     "-e",
@@ -78,27 +96,40 @@ def bench(
     model: Path,
     inputs: Sequence[str],
     seed: int,
+    signature: str | None,
     executors: Sequence[str],
     planner: str,
     threads: Sequence[int],
     clients: Sequence[int],
     seconds: float,
 ) -> dict[str, Any]:
-    """Time a model: its first run, the median and the minimum of many runs, and runs a second.
+    """Time a model: loading, preparing (compiling a plan for the inputs), the first run, and the
+    mean, minimum, maximum, geometric mean and median of many runs.
 
-    Inputs that are not given are random.
+    Inputs that are not given are random, with 1 for dims that are not known.
     """
     begin = time.perf_counter()
-    loaded = load(model)
+    loaded = load(model, signature=signature)
     load_ms = 1e3 * (time.perf_counter() - begin)
+    with compile(loaded) as session:
+        feeds = read_feeds(session, inputs, seed, fill=True)
+        fed = {p.name: convert(p.name, feeds[p.name], p.type) for p in session.inputs}
+    feeds |= fed
+    tensors = all(isinstance(value, np.ndarray) for value in fed.values())
+    shapes = {name: value.shape for name, value in fed.items()} if tensors else None
     counts = sorted(set(threads) or {1, core_budget()})
     rows = []
     for executor, count, client_count in product(executors or ("auto",), counts, clients or (1,)):
-        with compile(loaded, executor=executor, threads=count, memory_planner=planner) as session:
-            feeds = read_feeds(session, inputs, seed, fill=True)
-            begin = time.perf_counter()
+        options: dict[str, Any] = {
+            "executor": executor,
+            "threads": count,
+            "memory_planner": planner,
+        }
+        begin = time.perf_counter()
+        with compile(loaded, shapes=shapes, **options) as session:
+            prepared = time.perf_counter()
             session.run(feeds)
-            first = time.perf_counter() - begin
+            first = time.perf_counter()
             for _ in range(_WARM_UP_RUNS):
                 session.run(feeds)
             times, elapsed = _timed(session, feeds, client_count, seconds)
@@ -107,14 +138,15 @@ def bench(
                 "executor": executor,
                 "threads": count,
                 "clients": client_count,
-                "first_ms": 1e3 * first,
-                "median_ms": 1e3 * statistics.median(times),
-                "least_ms": 1e3 * min(times),
+                "prepare_ms": 1e3 * (prepared - begin),
+                "first_ms": 1e3 * (first - prepared),
+                **{key: 1e3 * function(times) for key, function in _STATISTICS.items()},
                 "runs": len(times),
                 "runs_per_s": len(times) / elapsed,
             }
         )
-    return {"model": str(model), "load_ms": load_ms, "rows": rows}
+    types = {name: str(type_of(value)) for name, value in feeds.items()}
+    return {"model": str(model), "load_ms": load_ms, "inputs": types, "rows": rows}
 
 
 def _timed(

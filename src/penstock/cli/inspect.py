@@ -17,6 +17,7 @@ from penstock.cli.base import (
     EXECUTOR,
     MODEL,
     SHAPES,
+    SIGNATURE,
     all_shapes,
     command,
     compile_option,
@@ -47,6 +48,8 @@ def _show_info(result: Mapping[str, Any]) -> None:
             declared = f": {ports[name]}" if title == "inputs" else ""
             here = f", here {plan[title][name]}" if plan else ""
             click.echo(f"  {name}{declared}{here}")
+    for title, lines in result["structure"].items():
+        click.echo("\n  ".join([title, *lines]))
     parameters = f"{result['parameters']:,} ({format_bytes(result['parameter_bytes'])})"
     click.echo(f"parameters  {parameters}")
     for name, what in result["backends"].items():
@@ -66,15 +69,17 @@ def _show_info(result: Mapping[str, Any]) -> None:
 @command(_show_info)
 @MODEL
 @SHAPES
-def info(model: Path, shapes: Sequence[str]) -> dict[str, Any]:
-    """Inputs, outputs, operations, parameters, work and memory of a model."""
-    loaded = load(model)
+@SIGNATURE
+def info(model: Path, shapes: Sequence[str], signature: str | None) -> dict[str, Any]:
+    """Inputs, outputs, parts, operations, parameters, work and memory of a model."""
+    loaded = load(model, signature=signature)
     graph = loaded.graph
     inputs = (v for node in graph.walk() for v in node.inputs if v is not None)
     constants = {id(v.const): v.const for v in inputs if v.const is not None}.values()
     result: dict[str, Any] = {
         "model": str(model),
         "metadata": loaded.metadata,
+        "structure": loaded.structure,
         "inputs": {v.name: str(v.type) for v in graph.inputs},
         "outputs": [v.name for v in graph.outputs],
         "nodes": sum(1 for _ in graph.walk()),
@@ -163,6 +168,7 @@ def _show_plan(result: Mapping[str, Any]) -> None:
     help="Plan the graph that this file has in text form, as --after prints it, instead of MODEL.",
 )
 @SHAPES
+@SIGNATURE
 @click.option(
     "--after",
     type=click.Choice([*PASSES]),
@@ -191,6 +197,7 @@ def plan(
     model: Path | None,
     text_file: Path | None,
     shapes: Sequence[str],
+    signature: str | None,
     after: str | None,
     max_elements: int | None,
     source: bool,
@@ -204,7 +211,7 @@ def plan(
     """How a model will run: its steps and their memory, or the generated program, its streams, a
     forecast, or the arenas of all memory planners; or its graph after a compiler pass."""
     if model is not None and text_file is None:
-        loaded = load(model)
+        loaded = load(model, signature=signature)
     elif text_file is not None and model is None:
         loaded = _read_text(text_file)
     else:

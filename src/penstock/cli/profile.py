@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import EXECUTOR, MODEL, command, show_table
+from penstock.cli.base import EXECUTOR, MODEL, SIGNATURE, command, show_table
 from penstock.cli.run import INPUTS, SEED, read_feeds
 from penstock.frontends.load import load
 from penstock.observers.profile import Row
@@ -46,6 +46,7 @@ def _show_profile(result: Mapping[str, Any]) -> None:
 @MODEL
 @INPUTS
 @SEED
+@SIGNATURE
 @click.option(
     "--runs",
     type=click.IntRange(min=1),
@@ -64,6 +65,7 @@ def profile(
     model: Path,
     inputs: Sequence[str],
     seed: int,
+    signature: str | None,
     runs: int,
     executor: str,
     trace: Path | None,
@@ -74,7 +76,7 @@ def profile(
     The costs are kept in the user's cache folder; from then on they decide where nodes run and
     what runs in parallel. Inputs that are not given are random.
     """
-    loaded = load(model)
+    loaded = load(model, signature=signature)
     session = compile(loaded)
     feeds = read_feeds(session, inputs, seed, fill=True)
     measured = session.profile(feeds, runs=runs)

@@ -13,7 +13,16 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.cli.base import EXECUTOR, MODEL, PLANNER, command, known_dims, read_dims, show_table
+from penstock.cli.base import (
+    EXECUTOR,
+    MODEL,
+    PLANNER,
+    SIGNATURE,
+    command,
+    known_dims,
+    read_dims,
+    show_table,
+)
 from penstock.errors import InvalidInput
 from penstock.limits import DEFAULT_LIMITS
 from penstock.observers.trace import Trace
@@ -49,9 +58,12 @@ def _show_run(result: Mapping[str, Any]) -> None:
 
 @command(_show_run)
 @MODEL
+@SIGNATURE
 @INPUTS
+@click.option("--load", type=click.Path(), metavar="FILE.npz", help="File with inputs by name.")
 @click.option("--fetch", "-f", "fetches", multiple=True, metavar="NAME", help="Any value by name.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Folder for .npy files.")
+@click.option("--dump", type=click.Path(), metavar="FILE.npz", help="File for outputs by name.")
 @click.option("--timeout", type=float, help="Seconds after which the run is stopped.")
 @EXECUTOR
 @PLANNER
@@ -61,9 +73,12 @@ def _show_run(result: Mapping[str, Any]) -> None:
 @SEED
 def run(
     model: Path,
+    signature: str | None,
     inputs: Sequence[str],
+    load: str | None,
     fetches: Sequence[str],
     output: Path | None,
+    dump: str | None,
     timeout: float | None,
     executor: str,
     planner: str,
@@ -72,9 +87,9 @@ def run(
 ) -> dict[str, Any]:
     """Run a model once, and show or save its outputs."""
     begin = time.perf_counter()
-    session = compile(model, executor=executor, memory_planner=planner)
+    session = compile(model, executor=executor, memory_planner=planner, signature=signature)
     recording = None if trace is None else Trace()
-    feeds = read_feeds(session, inputs, seed)
+    feeds = read_feeds(session, inputs, seed, load=load)
     compiled = time.perf_counter()
     outputs = session.run(feeds, list(fetches) or None, timeout=timeout, trace=recording)
     ended = time.perf_counter()
@@ -85,6 +100,8 @@ def run(
         output.mkdir(parents=True, exist_ok=True)
         for name, value in outputs.items():
             summaries[name]["file"] = str(_save(output, name, value))
+    if dump is not None:
+        _dump(dump, outputs)
     return {
         "outputs": summaries,
         "seconds": {"load": compiled - begin, "compile_and_run": ended - compiled},
@@ -92,15 +109,28 @@ def run(
 
 
 def read_feeds(
-    session: Session, texts: Sequence[str], seed: int, *, fill: bool = False
+    session: Session,
+    texts: Sequence[str],
+    seed: int,
+    *,
+    fill: bool = False,
+    load: str | None = None,
 ) -> dict[str, Any]:
-    """Feeds by the names of inputs, from the texts of ``--input``. An input that none of them names
-    is random with ``fill``; without, that is an error unless another value is fed instead."""
+    """Feeds by the names of inputs, from the file ``load`` and the texts of ``--input``. An input
+    that none of them names is random with ``fill``; without, that is an error unless another value
+    is fed instead."""
     ports = {port.name: port for port in session.inputs}
     aliases = {a: ports[name] for a, name in session.model.aliases.items() if name in ports}
     by_name = {**aliases, **ports}
     rng = np.random.default_rng(seed)
     feeds: dict[str, Any] = {}
+
+    def add(file: str) -> None:
+        arrays = _read_arrays(file)
+        feeds.update((by_name[n].name if n in by_name else n, a) for n, a in arrays.items())
+
+    if load is not None:
+        add(load)
     for text in texts:
         # Names may have an equals sign of their own: those of inputs come first.
         name = next((n for n in by_name if text.startswith(f"{n}=")), text.partition("=")[0])
@@ -109,8 +139,7 @@ def read_feeds(
         if name == text:
             if not text.endswith(".npz"):
                 raise click.UsageError(f"--input {text!r} must be NAME=WHAT or a .npz file")
-            arrays = _read_arrays(text)
-            feeds.update((by_name[n].name if n in by_name else n, a) for n, a in arrays.items())
+            add(text)
         elif port is None and what.partition(":")[0] in ("random", "zeros"):
             raise InvalidInput(f"cannot generate {name!r}: {suggest(name, by_name)}")
         else:
@@ -189,13 +218,29 @@ def _save(folder: Path, name: str, value: Any) -> Path:
     safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".") or "output"
     if isinstance(value, np.ndarray) and value.dtype != STRING:
         path = folder / f"{safe}.npy"
-        # Formats that .npy files lack are saved as float32.
-        native = value.dtype.kind in "biufc" and type(value.dtype).__module__.startswith("numpy")
-        np.save(path, value if native else value.astype(np.float32))
+        np.save(path, _storable(value))
         return path
     path = folder / f"{safe}.json"
     path.write_text(json.dumps(_plain(value)))
     return path
+
+
+def _dump(path: str, outputs: Mapping[str, Any]) -> None:
+    """Save values as a .npz file, which ``np.savez`` cannot with any names."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, value in outputs.items():
+            if not isinstance(value, np.ndarray):
+                raise InvalidInput(f"{path} can have no {type(value).__name__}, as output {name!r}")
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, _storable(value), allow_pickle=False)
+
+
+def _storable(array: np.ndarray) -> np.ndarray:
+    """An array that .npy files can have: of formats that they lack, as float32."""
+    if array.dtype == STRING:
+        return array.astype(str)
+    native = array.dtype.kind in "biufc" and type(array.dtype).__module__.startswith("numpy")
+    return array if native else array.astype(np.float32)
 
 
 def _plain(value: Any) -> Any:

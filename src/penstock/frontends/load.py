@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.analysis.verify import verify
-from penstock.errors import InvalidModel, ProblemList
+from penstock.errors import InvalidInput, InvalidModel, ProblemList
 from penstock.frontends.common.model_files import open_path
 from penstock.host import gc_pause
 from penstock.host.stop_condition import Cancellation, StopCondition
@@ -21,6 +22,7 @@ def load(
     *,
     limits: Limits | None = None,
     map_weights: bool = False,
+    signature: str | None = None,
     timeout: float | None = None,
     cancel: Cancellation | None = None,
 ) -> Model:
@@ -34,6 +36,8 @@ def load(
 
     ``map_weights``: files of weights (ONNX's external data, the shards of a SavedModel, a TFLite
     file itself) are mapped into memory instead of being read: see ``penstock.compile``.
+    ``signature``: the one of a SavedModel or a TFLite file that is the entry. Raises
+    ``InvalidInput`` if there is none of that name.
     """
     limits = limits or DEFAULT_LIMITS
     if isinstance(source, str | os.PathLike):
@@ -43,11 +47,24 @@ def load(
         source = path
     stop = StopCondition(timeout, cancel, "loading the model")
     with stopped_by(stop), gc_pause.paused():
-        model = _read(source, limits, map_weights)
+        model = _read(source, limits, map_weights, signature)
+        if signature is not None:
+            model = entered(model, signature)
         check_and_sort(model, limits)
         if model.check_types is not None:
             model.check_types(model.graph, {})
     return model
+
+
+def entered(model: Model, signature: str) -> Model:
+    """The model with a signature as the entry. Raises ``InvalidInput`` if it has none such."""
+    if signature in model.graphs:
+        return replace(model, entry=signature)
+    if signature in model.signatures:
+        hint = "it was loaded without: give signature= to penstock.load"
+    else:
+        hint = f"it has {', '.join(map(repr, model.signatures)) or 'none'}"
+    raise InvalidInput(f"the model has no signature {signature!r}; {hint}")
 
 
 def check_and_sort(model: Model, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -82,20 +99,20 @@ _GRAPH_DEF = (b"\x0a", b"\x12", b"\x22")
 _TEXT = (".pbtxt", ".prototxt")
 
 
-def _read(source: Any, limits: Limits, map_weights: bool) -> Model:
+def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None) -> Model:
     """The model as the front end of its format reads it."""
     if isinstance(source, Path) and _is_package(source):
         from penstock.frontends.nnpackage.package import load_package
         from penstock.frontends.onnx.type_constraints import check_types
 
-        model = load_package(source, limits)
+        model = load_package(source, limits, map_weights)
         model.check_types = check_types
         return model
     if isinstance(source, Path) and (source.is_dir() or source.stem == "saved_model"):
         from penstock.frontends.tensorflow.saved_model import load_saved_model
 
         folder = source if source.is_dir() else source.parent
-        return load_saved_model(folder, limits, map_weights)
+        return load_saved_model(folder, limits, map_weights, signature)
     if isinstance(source, Path):
         graph_def = _is_graph_def(source)
     else:
@@ -108,7 +125,7 @@ def _read(source: Any, limits: Limits, map_weights: bool) -> Model:
         from penstock.frontends.onnx.type_constraints import check_types
         from penstock.frontends.tflite.importer import load_tflite
 
-        model = load_tflite(source, limits, map_weights)
+        model = load_tflite(source, limits, map_weights, signature)
         model.check_types = check_types  # of the ONNX operations that operators have become
         return model
     if isinstance(source, Path):

@@ -243,7 +243,9 @@ class Model:
 
     ``aliases`` are further names by which values of the entry can be fed and fetched.
     ``check_types`` is the format's own check of types, for the entry and for types of values that
-    are fed, by name, if the format has one; it raises ``InvalidModel``.
+    are fed, by name, if the format has one; it raises ``InvalidModel``. ``signatures`` are names of
+    entries that the file has; ``structure`` has lines about its parts, by title; ``options`` are
+    those of compiling that it wishes for.
     """
 
     graphs: dict[str, Graph]
@@ -254,6 +256,9 @@ class Model:
     aliases: dict[str, str] = field(default_factory=dict)
     check_types: Callable[[Graph, Mapping[str, Type]], None] | None = None
     resizable: bool = False
+    signatures: Sequence[str] = ()
+    structure: dict[str, list[str]] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:

@@ -72,6 +72,11 @@ class CompileOptions:
         "lives: one that is cut short ends the process (SIGBUS), one that is written changes "
         "answers. Replacing a file by renaming another is safe.",
     )
+    signature: str | None = option(
+        None,
+        "The signature of a SavedModel or a TFLite file to run, with its names of inputs and "
+        'outputs; by default "serving_default", or a TFLite file\'s first subgraph.',
+    )
     autotune: bool = option(
         False, "Measure nodes on all backends that can run them when a plan is compiled."
     )

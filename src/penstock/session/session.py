@@ -17,7 +17,7 @@ from penstock.codegen.constants import let_go_constants
 from penstock.errors import InvalidInput, InvalidModel, PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import NEVER, CancelToken
-from penstock.frontends.load import load
+from penstock.frontends.load import entered, load
 from penstock.host import gc_pause
 from penstock.host.fork import renewed
 from penstock.host.malloc import give_back_memory, keep_memory
@@ -38,6 +38,7 @@ from penstock.session.plan_cache import PlanCache
 from penstock.session.run import Job, PreparedRun, Run
 from penstock.session.stages import CompileContext
 from penstock.session.subgraphs import Subgraph, Subgraphs
+from penstock.session.wishes import with_wishes
 from penstock.tuning.placement import check_overrides
 from penstock.types import TensorType, Type, type_of
 
@@ -87,17 +88,22 @@ class Session:
         # Not of later runs, and not of a copy that is unpickled.
         if stop.limited:
             options = replace(options, timeout=None, cancel=None)
-        self.options = options
         self.limits = options.limits or DEFAULT_LIMITS
-        backends = backends_of(options.backends, options.precision)
         keep_memory()
         self._closed = False
         self._compiled = 0
         self._plans = PlanCache(self.limits.max_plans_bytes)
         with stopped_by(stop), gc_pause.paused():
             if not isinstance(model, Model):
-                model = load(model, limits=self.limits, map_weights=options.map_weights)
+                map_weights, signature = options.map_weights, options.signature
+                model = load(
+                    model, limits=self.limits, map_weights=map_weights, signature=signature
+                )
+            elif options.signature is not None:
+                model = entered(model, options.signature)
             self.model = model
+            self.options = options = with_wishes(options, model)
+            backends = backends_of(options.backends, options.precision)
             functions = own_stores({"": model.graph, **model.functions})
             graph = functions.pop("")
             self._compiler = Compiler(
@@ -279,7 +285,8 @@ class Session:
         """Sessions are pickled as the path and the options they were made with."""
         if self.model.path is None:
             raise TypeError("only a session of a model loaded from a path can be pickled")
-        return Session, (self.model.path, self.options)
+        entry = self.model.entry if self.model.entry in self.model.signatures else None
+        return Session, (self.model.path, replace(self.options, signature=entry))
 
     def __repr__(self) -> str:
         ports = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))

@@ -22,6 +22,7 @@ def test_corpus_is_complete() -> None:
     assert (len(RUNS), len(REFUSED)) == (13, 8)
 
 
+@pytest.mark.filterwarnings("ignore:.*SOMETHING_ELSE")
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "interpret"])
 @pytest.mark.parametrize("case", RUNS, ids=name_of)
 def test_package_gives_what_litert_gives(case: Case, executor: str) -> None:

@@ -108,7 +108,7 @@ def test_names_of_signatures_stand_for_those_of_tensors() -> None:
     session = ps.compile(file)
     assert list(session.run({"image": ONE})) == ["y"]
     np.testing.assert_array_equal(session.run({"x": ONE}, ["answer"])["answer"], -ONE)
-    assert session.model.metadata["signatures"] == "serving_default"
+    assert session.model.signatures == ["serving_default"]
 
 
 def test_output_that_is_listed_twice_or_is_an_input_or_a_constant_has_a_name() -> None:

@@ -8,19 +8,21 @@ a zip is read no further than the size that the limits allow.
 from __future__ import annotations
 
 import json
-import os
+import sys
 import zipfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
-from penstock.errors import InvalidModel
+from penstock.errors import InvalidModel, shortened
 from penstock.frontends.common.builder import NodeBuilder, UniqueNames
 from penstock.frontends.common.diagnostics import InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.common.model_files import open_inside, open_path
 from penstock.frontends.tflite.conversion import dequantized, emit_quantized
-from penstock.frontends.tflite.importer import load_with_ports
+from penstock.frontends.tflite.importer import FileTotals, importing
 from penstock.frontends.tflite.tensors import DeclaredTensor
 from penstock.ir.graph import Graph, Model, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
@@ -28,7 +30,8 @@ from penstock.ops.common.shape_rules import element_number
 from penstock.types import dtype_name
 
 MANIFEST = "metadata/MANIFEST"
-_MAX_MANIFEST = 2**20
+_MAX_TEXT = 2**20
+_CHUNK = 2**20
 _MAX_GROWTH = 1100  # deflate expands a byte to at most 1032
 _MAX_MODELS = 1024
 _TYPES = ("tflite", "circle")
@@ -47,49 +50,61 @@ def is_package(path: Path) -> bool:
             return False
 
 
-def load_package(path: Path, limits: Limits = DEFAULT_LIMITS) -> Model:
-    """Read a package. Raises ``InvalidModel`` for violations of the format or of ``limits``,
-    ``Unsupported`` for operators without a kernel."""
+def load_package(path: Path, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False) -> Model:
+    """Read a package. Raises ``InvalidModel`` for violations of the format or of ``limits``, which
+    bound all of its files together, ``Unsupported`` for operators without a kernel. The models of a
+    folder are mapped into memory if ``map_weights``; those of a zip file are always read."""
     if path.is_dir():
-        return _Package(path, lambda name, most: _from_folder(path, name, most), limits).model()
+        return _Package(path, partial(open_inside, path), limits, map_weights).model()
     with open_path(path) as file, zipfile.ZipFile(file) as archive:
-        return _Package(path, lambda name, most: _from_zip(archive, name, most), limits).model()
+        if len(archive.infolist()) > len(archive.NameToInfo):
+            raise InvalidModel(f"the package {path.name!r} has several files of one name")
+        return _Package(path, partial(_open_entry, archive), limits, False).model()
 
 
-def _from_folder(folder: Path, name: str, most: int | None) -> bytes:
-    with open_inside(folder, name) as file:
-        size = os.fstat(file.fileno()).st_size  # read(n) allocates n bytes first
-        return file.read(-1 if most is None else min(size, most) + 1)
-
-
-def _from_zip(archive: zipfile.ZipFile, name: str, most: int | None) -> bytes:
+def _open_entry(archive: zipfile.ZipFile, name: str) -> BinaryIO:
+    """A file of a zip. Raises ``ValueError`` with a reason."""
     if name.startswith("/") or ".." in name.replace("\\", "/").split("/"):
         raise ValueError("that leads out of the package")
+    entry = archive.NameToInfo.get(name)
+    if entry is None:
+        raise ValueError("there is no such file")
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError("that is compressed by another method than deflate")
+    if (entry.external_attr >> 16) & 0o170000 not in (0, 0o100000):
+        raise ValueError("that is a symbolic link or no regular file; pack the file")
+    if entry.file_size > _MAX_GROWTH * (entry.compress_size + 1):
+        raise ValueError("that says to expand further than deflate can")
     try:
-        entry = archive.getinfo(name)
-        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError("that is compressed by another method than deflate")
-        if (entry.external_attr >> 16) & 0o170000 == 0o120000:
-            raise ValueError("that is a symbolic link; pack the file")
-        if entry.file_size > _MAX_GROWTH * (entry.compress_size + 1):
-            raise ValueError("that says to expand further than deflate can")
-        with archive.open(entry) as file:
-            return file.read(-1 if most is None else most + 1)
-    except KeyError:
-        raise ValueError("there is no such file") from None
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+        return cast(BinaryIO, archive.open(entry))
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
         raise ValueError(str(error)) from error
-    except Exception as error:
-        if type(error).__module__ == "zlib":
-            raise ValueError(str(error)) from error
-        raise
+
+
+def _read(file: BinaryIO, most: int) -> bytes:
+    """The contents of a file. Raises ``ValueError`` if it has more than ``most`` bytes or is
+    damaged."""
+    parts: list[bytes] = []  # read(n) of a large n allocates as much first
+    try:
+        while part := file.read(min(_CHUNK, most + 1)):
+            parts.append(part)
+            most -= len(part)
+            if most < 0:
+                raise ValueError("with it, the package has more bytes than its limit")
+    except (zipfile.BadZipFile, EOFError, OSError, zlib.error) as error:
+        raise ValueError(str(error)) from error
+    return b"".join(parts)
 
 
 class _Package:
+    """``open_file`` opens a file of the package, or raises ``ValueError`` with a reason."""
+
     def __init__(
-        self, path: Path, read: Callable[[str, int | None], bytes], limits: Limits
+        self, path: Path, open_file: Callable[[str], BinaryIO], limits: Limits, map_weights: bool
     ) -> None:
-        self.path, self.read_file, self.limits = path, read, limits
+        self.path, self.open_file, self.limits = path, open_file, limits
+        self.map_weights = map_weights
+        self.totals = FileTotals()
         self.manifest = self.read_manifest()
         self.graphs: list[Graph] = []
         self.declared: dict[Value, DeclaredTensor] = {}
@@ -97,20 +112,24 @@ class _Package:
     def fault(self, message: str) -> InvalidModel:
         return InvalidModel(f"the package {self.path.name!r} {message}")
 
-    def read(self, name: Any, most: int | None) -> bytes:
+    def opened(self, name: Any) -> BinaryIO:
         try:
             if not isinstance(name, str):
                 raise ValueError("that is not the name of a file")
-            data = self.read_file(name, most)
-            if most is not None and len(data) > most:
-                raise ValueError(f"that has more than {most} bytes")
-            return data
+            return self.open_file(name)
         except ValueError as error:
             raise self.fault(f"lists {name!r}, which cannot be read: {error}") from error
 
+    def read(self, name: Any, most: int) -> bytes:
+        with self.opened(name) as file:
+            try:
+                return _read(file, most)
+            except ValueError as error:
+                raise self.fault(f"lists {name!r}, which cannot be read: {error}") from error
+
     def read_manifest(self) -> dict[str, Any]:
         try:
-            manifest = json.loads(self.read(MANIFEST, _MAX_MANIFEST))
+            manifest = json.loads(self.read(MANIFEST, _MAX_TEXT))
         except (ValueError, RecursionError) as error:
             raise self.fault(f"has a {MANIFEST} that is not JSON: {error}") from error
         if not isinstance(manifest, dict):
@@ -129,12 +148,10 @@ class _Package:
             raise self.fault(f"lists {len(names)} models, not 1 to {_MAX_MODELS}")
         if types and (len(types) != len(names) or any(type not in _TYPES for type in types)):
             raise self.fault(f"has model types {types!r}: each model needs one of {_TYPES}")
-        models = []
-        for name in names:
-            data = self.read(name, self.limits.max_bytes)
-            loaded, ports = load_with_ports(data, self.limits)
-            models.append(loaded)
-            self.declared |= ports
+        models = [
+            self.import_model(name, type_)
+            for name, type_ in zip(names, types or [None] * len(names), strict=True)
+        ]
         self.graphs = [model.graph for model in models]
         fed = self.connect()
         inputs = self.ports(
@@ -150,9 +167,64 @@ class _Package:
         self.rename(inputs + outputs)
         nodes = [node for graph in self.graphs for node in graph.nodes]
         graph = Graph(inputs, outputs, nodes, "main")
-        metadata = models[0].metadata
-        aliases = models[0].aliases if len(models) == 1 else {}
-        return Model({"main": graph}, "main", {}, metadata, str(self.path), aliases, resizable=True)
+        return Model(
+            {"main": graph},
+            "main",
+            metadata=models[0].metadata,
+            path=str(self.path),
+            aliases=models[0].aliases if len(models) == 1 else {},
+            structure=self.structure(models, inputs, outputs),
+            options=self.options(),
+            resizable=True,
+        )
+
+    def import_model(self, name: Any, type_: str | None) -> Model:
+        source: Any = partial(self.opened, name)
+        if not self.path.is_dir():
+            most = sys.maxsize if self.limits.max_bytes is None else self.limits.max_bytes
+            source = self.read(name, most - self.totals.size)
+        title = f"{shortened(str(name))} in {self.path.name}"
+        given = self.limits, self.map_weights, self.totals, type_
+        with importing(source, title, *given) as importer:
+            model = importer.model()
+            self.declared |= importer.ports(model.graph)
+            return model
+
+    def options(self) -> dict[str, str]:
+        """What the configuration file sets, by key."""
+        options = {}
+        for file in self.entries("configs")[:1]:
+            text = self.read(f"metadata/{file}", _MAX_TEXT).decode("utf-8", "replace")
+            for line in map(str.strip, text.splitlines()):
+                key, _, value = line.partition("=")
+                if line and not line.startswith("#"):
+                    options[key.strip()] = value.strip().strip("\"'")
+        return options
+
+    def structure(
+        self, models: Sequence[Model], inputs: Sequence[Value], outputs: Sequence[Value]
+    ) -> dict[str, list[str]]:
+        """The parts of the package, for people."""
+        names = [f"{i}: {name}" for i, name in enumerate(self.entries("models"))]
+        places = {
+            value: f"{index}:0:{io} {shortened(value.name)}"
+            for index, graph in enumerate(self.graphs)
+            for values in (graph.inputs, graph.outputs)
+            for io, value in enumerate(values)
+        }
+        structure = {
+            "models": names,
+            "pkg-inputs": [places[value] for value in inputs],
+            "pkg-outputs": [places[value] for value in outputs],
+            "connections": [
+                f"{shortened(edge['from'])} -> {shortened(', '.join(edge['to']))}"
+                for edge in self.entries("model-connect")
+            ],
+        }
+        for index, model in enumerate(models):
+            for title, lines in model.structure.items():
+                structure[f"{title} of model {index}"] = lines
+        return structure
 
     def port(self, place: Any, inputs: bool) -> Value:
         """The value of ``model:subgraph:io``."""

@@ -30,7 +30,10 @@ def read_saved_model(folder: Path) -> SavedModel:
         if os.path.lexists(folder / name):
             with open_part(folder, name) as file:
                 return _contents(file, folder / name, SavedModel())
-    raise InvalidModel(f"there is no saved_model.pb in {str(folder)!r}; it is no SavedModel")
+    raise InvalidModel(
+        f"there is no saved_model.pb in {str(folder)!r}, nor metadata/MANIFEST: it is neither a "
+        "SavedModel nor an nnpackage"
+    )
 
 
 def open_part(folder: Path, location: str) -> BinaryIO:

@@ -1,10 +1,10 @@
 """SavedModels: folders with graphs, their signatures, and the values of their variables.
 
 Each signature becomes a graph of the model, with the signature's own names for inputs and outputs;
-the entry is "serving_default", or else the first. A signature that needs an operation without a
-kernel is left out, unless it is the entry, and noted in the metadata. Variables that no signature
-assigns to are constants. The graph itself names the tensor of the checkpoint for each variable,
-where it restores them.
+the entry is the one asked for, "serving_default", or else the first. A signature that needs an
+operation without a kernel is left out, unless it is the entry, and noted in the metadata. Variables
+that no signature assigns to are constants. The graph itself names the tensor of the checkpoint for
+each variable, where it restores them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import InvalidModel, Unsupported
+from penstock.errors import InvalidModel, Unsupported, shortened
 from penstock.frontends.common.diagnostics import Diagnostics, TensorError
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.tensorflow.file import read_saved_model
@@ -47,10 +47,13 @@ _INTERNAL = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
 
 
 def load_saved_model(
-    folder: Path, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False
+    folder: Path,
+    limits: Limits = DEFAULT_LIMITS,
+    map_weights: bool = False,
+    signature: str | None = None,
 ) -> Model:
     """Read a SavedModel, with a graph for each signature: of its graphs the one with the tag
-    "serve", or else the first.
+    "serve", or else the first. ``signature`` is the entry, if there is one of that name.
 
     Raises ``InvalidModel`` for violations of the format or of ``limits``, ``Unsupported`` for
     operations without a kernel. Variables are read, or mapped into memory if ``map_weights``.
@@ -61,7 +64,7 @@ def load_saved_model(
         raise InvalidModel(
             f"{folder.name} has no graphs: it is no SavedModel, or an empty one; export it again"
         )
-    return _Reader((serving or graphs)[0], folder, limits, map_weights).model()
+    return _Reader((serving or graphs)[0], folder, limits, map_weights).model(signature)
 
 
 class _Reader:
@@ -75,7 +78,7 @@ class _Reader:
         self.nodes = {node.name: node for node in proto.graph_def.node}
         self.library = FunctionLibrary(proto.graph_def.library, folder.name, limits)
 
-    def model(self) -> Model:
+    def model(self, wanted: str | None) -> Model:
         signatures = {
             name: signature
             for name, signature in self.proto.signature_def.items()
@@ -83,7 +86,7 @@ class _Reader:
         }
         if not signatures:
             raise InvalidModel(f"{self.folder.name} has no signatures: save it with some")
-        entry = DEFAULT if DEFAULT in signatures else min(signatures)
+        entry = next((n for n in (wanted, DEFAULT) if n in signatures), None) or min(signatures)
         parts = self.parts(signatures)
         values = self.values()
         changes = any(_assigns(part, self.library.functions) for part in parts.values())
@@ -111,7 +114,17 @@ class _Reader:
             finally:
                 nodes = diagnostics.nodes
             functions.update(importer.functions)
-        return Model(graphs, entry, functions, metadata, str(self.folder), aliases)
+        names = sorted(graphs)
+        return Model(
+            graphs,
+            entry,
+            functions,
+            metadata,
+            str(self.folder),
+            aliases,
+            signatures=names,
+            structure={"signatures": [_listed(graphs[name]) for name in names]},
+        )
 
     # Signatures.
 
@@ -297,3 +310,9 @@ def _assigns(part: Sequence[NodeDef], library: Mapping[str, FunctionDef]) -> boo
                     seen.add(name)
                     bodies.append(library[name].node_def)
     return False
+
+
+def _listed(graph: Graph) -> str:
+    """The name of a signature with those of its inputs and outputs."""
+    sides = (shortened(", ".join(v.name for v in side)) for side in (graph.inputs, graph.outputs))
+    return f"{shortened(repr(graph.name))} {' -> '.join(f'({side})' for side in sides)}"

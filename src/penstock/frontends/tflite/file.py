@@ -6,21 +6,18 @@ its own: a file is never held as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
 from penstock.errors import InvalidModel
-from penstock.frontends.common.model_files import open_path
 from penstock.frontends.common.weight_file import WeightFile
-from penstock.frontends.tflite.flatbuffer import FlatBuffer, FlatTable
+from penstock.frontends.tflite.flatbuffer import FlatBuffer, FlatTable, Read
 
-IDENTIFIERS = {b"TFL3": "TFLite", b"CIR0": "Circle"}
-SUFFIXES = (".tflite", ".circle", ".lite")
+IDENTIFIERS = {b"TFL3": "tflite", b"CIR0": "circle"}
+OpenFile = Callable[[], BinaryIO]
 _HEAD = 8  # bytes: the offset of the model, and the identifier
 
 
@@ -46,30 +43,32 @@ class _Given:
 
 @contextmanager
 def opened_model(
-    source: Path | bytes, map_weights: bool = False
+    source: OpenFile | bytes, name: str, map_weights: bool = False, wanted: str | None = None
 ) -> Iterator[tuple[FlatTable, FileBytes]]:
     """The ``Model`` table of a file, whose fields can be read while the context is open, and its
-    weights. Raises ``InvalidModel``."""
+    weights. Raises ``InvalidModel``, also if the file is not of the ``wanted`` format, and what
+    opening it raises."""
     if isinstance(source, bytes):
         data = memoryview(source)
-        yield _model("the bytes given", len(data), lambda at, n: data[at : at + n]), _Given(source)
+        yield _model(name, len(data), lambda at, n: data[at : at + n], wanted), _Given(source)
         return
-    with open_path(source) as file:
-        weights = WeightFile(partial(open_path, source), map_weights)
+    with source() as file:
+        weights = WeightFile(source, map_weights)
 
         def read(offset: int, size: int) -> bytes:
             file.seek(offset)
             return file.read(size)
 
-        yield _model(source.name, weights.size, read), weights
+        yield _model(name, weights.size, read, wanted), weights
 
 
-def _model(name: str, size: int, read: object) -> FlatTable:
-    assert callable(read)
+def _model(name: str, size: int, read: Read, wanted: str | None) -> FlatTable:
     identifier = bytes(read(4, 4)) if size >= _HEAD else b""
     if identifier not in IDENTIFIERS:
         raise InvalidModel(
             f"{name} is no TFLite or Circle file: its bytes 4 to 8 are {identifier!r}, not one of "
             f"{', '.join(map(repr, IDENTIFIERS))}; it is cut short, damaged or of another format"
         )
+    if wanted not in (None, IDENTIFIERS[identifier]):
+        raise InvalidModel(f"{name} is a {IDENTIFIERS[identifier]} file, not a {wanted} file")
     return FlatBuffer(name, size, read).root("Model")

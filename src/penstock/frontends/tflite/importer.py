@@ -1,9 +1,9 @@
 """TFLite and Circle files to graphs.
 
-The first subgraph is the entry; a subgraph that an operator uses becomes a nested graph or, where
-it is called, part of the graph around it, each time that it is used. A tensor becomes a value of
-its name, an operator the nodes that its rule emits (``rules``). Operators come in the order in
-which they run, so that each reads what the ones before it have written.
+The first subgraph is the entry, or that of a signature; a subgraph that an operator uses becomes a
+nested graph or, where it is called, part of the graph around it, each time that it is used. A
+tensor becomes a value of its name, an operator the nodes that its rule emits (``rules``). Operators
+come in the order in which they run, so that each reads what the ones before it have written.
 
 Shapes in the file, except those of the inputs, are what the converter has inferred; they are not
 used. Names of the signatures' inputs and outputs are further names of the entry's.
@@ -14,14 +14,17 @@ reported at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
-from penstock.errors import InvalidModel
+from penstock.errors import InvalidModel, shortened
 from penstock.frontends.common.builder import UniqueNames
 from penstock.frontends.common.diagnostics import (
     NO_KERNEL,
@@ -31,6 +34,7 @@ from penstock.frontends.common.diagnostics import (
     TensorError,
 )
 from penstock.frontends.common.inferred_types import InferredTypes
+from penstock.frontends.common.model_files import open_path
 from penstock.frontends.tflite import (  # noqa: F401 - modules register their rules
     rules,
     rules_arrays,
@@ -39,7 +43,7 @@ from penstock.frontends.tflite import (  # noqa: F401 - modules register their r
     rules_recurrent,
 )
 from penstock.frontends.tflite.conversion import RULES, OperatorConversion, RuleEntry
-from penstock.frontends.tflite.file import opened_model
+from penstock.frontends.tflite.file import OpenFile, opened_model
 from penstock.frontends.tflite.flatbuffer import FlatTable, schema
 from penstock.frontends.tflite.rules_custom import custom
 from penstock.frontends.tflite.scope import SubgraphScope
@@ -56,29 +60,53 @@ from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.registry import standard
 from penstock.ops.tensorflow.state import Store
 
-_SIGNATURE = "signature"
-_OLD_CODES = 127  # operators numbered from here on have their number in another field
-
 
 def load_tflite(
-    source: Path | bytes, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False
+    source: Path | bytes,
+    limits: Limits = DEFAULT_LIMITS,
+    map_weights: bool = False,
+    signature: str | None = None,
 ) -> Model:
-    """Read a ``.tflite`` or ``.circle`` file, or its bytes. Raises ``InvalidModel`` for violations
-    of the format or of ``limits``, ``Unsupported`` for operators without a kernel."""
-    return load_with_ports(source, limits, map_weights)[0]
-
-
-def load_with_ports(
-    source: Path | bytes, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False
-) -> tuple[Model, dict[Value, DeclaredTensor]]:
-    """As ``load_tflite``, with what the file declares of the entry's inputs and outputs."""
+    """Read a ``.tflite`` or ``.circle`` file, or its bytes: the subgraph of ``signature``, if the
+    file has such a one, or else the first. Raises ``InvalidModel`` for violations of the format or
+    of ``limits``, ``Unsupported`` for operators without a kernel."""
     path = None if isinstance(source, bytes) else source
-    with opened_model(source, map_weights) as (model, weights):
-        where = "the model" if path is None else path.name
+    opened = source if isinstance(source, bytes) else partial(open_path, source)
+    name = "the model" if path is None else path.name
+    with importing(opened, name, limits, map_weights) as importer:
+        return importer.model(path, signature)
+
+
+@dataclass
+class FileTotals:
+    """What files that are read as one model have together."""
+
+    nodes: int = 0
+    size: int = 0
+    constant_bytes: int = 0
+
+
+@contextmanager
+def importing(
+    source: OpenFile | bytes,
+    name: str,
+    limits: Limits,
+    map_weights: bool,
+    before: FileTotals | None = None,
+    wanted: str | None = None,
+) -> Iterator[SubgraphImporter]:
+    """The importer of a file, which can be used while the context is open. ``before`` has the
+    totals of other files, which count for the limits, too; this one's are added in the end.
+    ``wanted``: the format that the file must have."""
+    before = before or FileTotals()
+    with opened_model(source, name, map_weights, wanted) as (model, weights):
         reader = TensorContents(limits, model.buffers, weights)
-        importer = SubgraphImporter(model, reader, Diagnostics(where, limits, lambda: weights.size))
-        loaded = importer.model(path)
-        return loaded, importer.ports(loaded.graph)
+        reader.total = before.constant_bytes
+        size = before.size + weights.size
+        diagnostics = Diagnostics(name, limits, lambda: size, before.nodes)
+        yield SubgraphImporter(model, reader, diagnostics)
+        before.nodes, before.size = diagnostics.nodes, size
+        before.constant_bytes = reader.total
 
 
 class SubgraphImporter:
@@ -96,27 +124,45 @@ class SubgraphImporter:
         self._constants: dict[tuple[int, int], Value] = {}
         self._quantizations: dict[tuple[int, int], Quantization | None] = {}
 
-    def model(self, path: Path | None) -> Model:
-        """The model whose entry is the first subgraph."""
+    def model(self, path: Path | None = None, signature: str | None = None) -> Model:
+        """The model whose entry is the subgraph of a signature, with its names, or else the
+        first."""
         if not self.table.subgraphs:
             raise InvalidModel(f"{self.where} has no subgraphs; export it again")
-        scope = SubgraphScope(0, self.table.subgraphs[0], self.where, "", ())
+        keys = [entry.signature_key for entry in self.table.signature_defs]
+        entry = None if signature not in keys else self.table.signature_defs[keys.index(signature)]
+        name, index = ("main", 0) if entry is None else (signature or "", entry.subgraph_index)
+        if index >= len(self.table.subgraphs):
+            self.fault(f"signature {name!r} of {self.where} is subgraph {index}, which is missing")
+        scope = SubgraphScope(index, self.table.subgraphs[index], self.where, "", ())
+        names = {} if entry is None else {x.tensor_index: x.name for x in entry.inputs}
         inputs = []
         for index in scope.table.inputs:
             tensor = self.tensor(scope, index)
-            value = Value(self.names.unique(tensor.name or f"input_{index}"), input_type(tensor))
+            given = names.get(index) or tensor.name or f"input_{index}"
+            value = Value(self.names.unique(given), input_type(tensor))
             if scope.values.setdefault(index, value) is value:
                 inputs.append(value)
             else:
                 self.fault(f"{self.where} lists input {tensor.name!r} twice")
+        wanted = [(index, "") for index in scope.table.outputs]
+        if entry is not None:
+            wanted = [(x.tensor_index, self.names.unique(x.name)) for x in entry.outputs]
         self.run(scope)
-        outputs = self.results(scope)
+        outputs = self.results(scope, wanted)
         self.diagnostics.raise_collected()
         self.store.initial = self.initial
-        graph = Graph(inputs, outputs, scope.nodes, "main")
-        aliases = self.aliases(graph)
-        source = None if path is None else str(path)
-        return Model({"main": graph}, "main", {}, self.metadata, source, aliases, resizable=True)
+        graph = Graph(inputs, outputs, scope.nodes, name)
+        return Model(
+            {name: graph},
+            name,
+            metadata={"description": self.table.description} if self.table.description else {},
+            path=None if path is None else str(path),
+            aliases=self.aliases(graph) if entry is None else {},
+            signatures=keys,
+            structure=self.structure(),
+            resizable=True,
+        )
 
     def ports(self, graph: Graph) -> dict[Value, DeclaredTensor]:
         """The ports of the entry, by their values."""
@@ -129,23 +175,34 @@ class SubgraphImporter:
             for value, index in zip([*graph.inputs, *graph.outputs], indices, strict=True)
         }
 
-    @property
-    def metadata(self) -> dict[str, str]:
-        keys = (signature.signature_key for signature in self.table.signature_defs)
-        texts = {"description": self.table.description, "signatures": ", ".join(keys)}
-        return {key: text for key, text in texts.items() if text}
+    def structure(self) -> dict[str, list[str]]:
+        """The subgraphs and signatures of the file, for people."""
+        subgraphs = [
+            f"{index}: {shortened(repr(table.name))}, {len(table.inputs)} inputs, "
+            f"{len(table.outputs)} outputs, {len(table.operators)} operators"
+            for index, table in enumerate(self.table.subgraphs)
+        ]
+        signatures = []
+        for entry in self.table.signature_defs:
+            sides = (shortened(", ".join(x.name for x in s)) for s in (entry.inputs, entry.outputs))
+            ports = " -> ".join(f"({side})" for side in sides)
+            key = shortened(repr(entry.signature_key))
+            signatures.append(f"{key} {ports}, subgraph {entry.subgraph_index}")
+        return {"subgraphs": subgraphs} | ({"signatures": signatures} if signatures else {})
 
-    def results(self, scope: SubgraphScope) -> list[Value]:
-        """The outputs of the entry, which wait for its effects. Each has a name of its own."""
+    def results(self, scope: SubgraphScope, wanted: Sequence[tuple[int, str]]) -> list[Value]:
+        """The outputs of the entry, which wait for its effects. Each has a name of its own: the one
+        that is ``wanted`` for its tensor, if there is one."""
         results: list[Value] = []
-        for position, index in enumerate(scope.table.outputs):
+        for position, (index, own) in enumerate(wanted):
             value = scope.values.get(index)
             if value is None:
                 self.unwritten(scope, index, f"output {position} of {scope.where}")
                 continue
-            if value in results or value.const is not None or scope.effect is not None:
-                name = self.names.unique(value.name)
-                if scope.effect is not None and value.producer is not None:
+            shared = value in results or (own and value.producer is None)
+            if shared or value.const is not None or scope.effect is not None:
+                name = own or self.names.unique(value.name)
+                if scope.effect is not None and value.producer is not None and not own:
                     name, value.name = value.name, name
                 output = Value(name, value.type)
                 origin = f"output {position} of {scope.where}"
@@ -153,6 +210,8 @@ class SubgraphImporter:
                 node.control_inputs += [] if scope.effect is None else [scope.effect]
                 scope.nodes.append(node)
                 value = output
+            elif own:
+                value.name = own
             results.append(value)
         return results
 

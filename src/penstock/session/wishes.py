@@ -1,0 +1,81 @@
+"""Options of compiling that a model's file wishes for, as the configuration of a package does.
+
+They hold where the caller has left the option at its default. The keys are those of onert.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from penstock.backends.registry import available
+from penstock.errors import shortened
+from penstock.ir.graph import Model
+from penstock.session.options import CompileOptions
+
+_PLACE = "OP_BACKEND_"
+_ANY = "cpu"  # the backend of onert for which all of ours, which run on processors, stand
+_SWITCH = {"0": False, "1": True}
+_VALUES: dict[str, tuple[str, dict[str, Any]]] = {
+    "CPU_MEMORY_PLANNER": (
+        "memory_planner",
+        {"Bump": "bump", "FirstFit": "first_fit", "WIC": "wic"},
+    ),
+    "EXECUTOR": (
+        "executor",
+        {name.capitalize(): name for name in ("linear", "dataflow", "parallel")},
+    ),
+    "PROFILING_MODE": ("autotune", _SWITCH),
+}
+
+
+def with_wishes(options: CompileOptions, model: Model) -> CompileOptions:
+    """``options`` with those of the model's file. Warns of keys and values without a meaning."""
+    operations = {node.op.name for node in model.graph.walk()} if model.options else ()
+    wishes: dict[str, Any] = {}
+    ignored = []
+    for key, text in model.options.items():
+        meaning = _meaning(key, text, operations)
+        if meaning is None:
+            ignored.append(f"{key}={text}")
+        elif isinstance(meaning.get("place"), dict):
+            wishes.setdefault("place", {}).update(meaning["place"])
+        else:
+            wishes |= meaning
+    if ignored:
+        entries = shortened(", ".join(ignored))
+        warnings.warn(
+            f"the configuration of {model.path} has {entries}, which is ignored: there is no such "
+            "key, or it has no such value here",
+            UserWarning,
+            stacklevel=5,
+        )
+    default = CompileOptions()
+    unset = {n: value for n, value in wishes.items() if getattr(options, n) == getattr(default, n)}
+    return replace(options, **unset) if unset else options
+
+
+def _meaning(key: str, text: str, operations: Collection[str]) -> dict[str, Any] | None:
+    """The options that ``key=text`` stands for; ``None`` if it is not understood."""
+    if key in _VALUES:
+        name, values = _VALUES[key]
+        return {name: values[text]} if text in values else None
+    if key == "NUM_THREADS":
+        valid = text.isascii() and text.isdigit() and int(text[:9]) > 0 and len(text) < 9
+        return {"threads": int(text)} if valid else None
+    if key == "USE_SCHEDULER" or (key == "TRACING_MODE" and text == "0"):
+        return {}  # costs always decide, and a run is traced if its caller wants a trace
+    if key in ("BACKENDS", "OP_BACKEND_ALLOPS"):
+        names = text.split(";")
+        if _ANY in names:
+            return {}
+        return {"backends": tuple(names)} if set(names) <= set(available()) else None
+    if key.startswith(_PLACE):
+        operation = key.removeprefix(_PLACE)
+        if text == _ANY:
+            return {}
+        if operation in operations and text in available():
+            return {"place": {operation: text}}
+    return None
