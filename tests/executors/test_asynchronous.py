@@ -13,6 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
+from penstock.host.threads import Workers
 from penstock.ir.op import Kernel, Outcome, asynchronous
 from penstock.ops import operator
 from penstock.ops.common.shape_rules import same_type
@@ -159,12 +160,13 @@ def test_asynchronous_kernels_run_in_loops_and_branches(executor):
     assert asked.cancelled.wait(SOON)
 
 
-def test_frames_run_other_nodes_while_a_kernel_waits():
+@pytest.mark.parametrize("executor", [*EXECUTORS, "auto"])
+def test_executor_runs_other_nodes_while_kernels_wait(executor):
     session = compile(
         """g (float[2] x) => (float[2] y) {
             a = com.example.Ask(x) b = com.example.Ask(x) c = Neg(x) y = Sum(a, b, c)
         }""",
-        "frames",
+        executor,
     )
     seen: list[str] = []
 
@@ -181,12 +183,60 @@ def test_frames_run_other_nodes_while_a_kernel_waits():
     assert seen == ["Neg", "Ask", "Ask", "Sum"]
 
 
-def test_frames_error_cancels_pending_asynchronous_kernels():
+@pytest.mark.parametrize("executor", [*EXECUTORS, "auto"])
+def test_caller_of_a_run_waits_for_all_asynchronous_kernels_at_once(executor):
+    session = compile(
+        """g (float[2] x, bool p) => (float[2] y) {
+            a = com.example.Ask(x) b = Exp(x) c = com.example.Ask(b)
+            d = If (p) <then_branch = t () => (float[2] u) { u = com.example.Ask(b) },
+                        else_branch = e () => (float[2] v) { v = Neg(x) }>
+            y = Sum(a, c, d)
+        }""",
+        executor,
+    )
+
+    def answer() -> None:
+        for asked in [ASKED.get(timeout=SOON) for _ in range(3)]:  # only when all wait
+            asked.done(asked.x)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    outputs = session.run({"x": X, "p": np.array(True)})
+    thread.join(SOON)
+    np.testing.assert_array_equal(outputs["y"], X + np.exp(X) + np.exp(X))
+
+
+@pytest.mark.parametrize("executor", [*EXECUTORS, "auto"])
+def test_waiting_runs_hold_no_thread_of_the_pool(executor):
+    pool = Workers("one", 1)
+    proto = model_from_text(ONE, domains={"com.example": 1})
+    with ps.compile(proto, executor=executor, backends=["numpy"], pool=pool) as session:
+        futures = [session.submit({"x": X + i}) for i in range(4)]
+        for asked in [ASKED.get(timeout=SOON) for _ in futures]:
+            asked.done(asked.x)
+        for i, future in enumerate(futures):
+            np.testing.assert_array_equal(future.result(SOON)["y"], -np.exp(X + i))
+    pool.close()
+
+
+def test_stopped_run_leaves_its_asynchronous_kernel_a_copy_of_its_inputs():
+    session = compile(ONE, "linear")
+    with pytest.raises(ps.DeadlineExceeded):
+        session.run({"x": X}, timeout=0.02)
+    abandoned = ASKED.get(timeout=SOON)
+    future = session.submit({"x": X + 1})
+    ASKED.get(timeout=SOON).done(X)
+    future.result(SOON)
+    np.testing.assert_array_equal(abandoned.x, np.exp(X))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_error_cancels_pending_asynchronous_kernels(executor):
     session = compile(
         """g (float[2] x, int64[1] i) => (float[2] y) {
             a = com.example.Ask(x) b = com.example.Ask(x) [bad] c = Gather(a, i) y = Add(b, c)
         }""",
-        "frames",
+        executor,
     )
     future = session.submit({"x": X, "i": np.array([9])})
     first, second = ASKED.get(timeout=SOON), ASKED.get(timeout=SOON)
@@ -197,8 +247,9 @@ def test_frames_error_cancels_pending_asynchronous_kernels():
     assert not first.cancelled.is_set()
 
 
-def test_unanswered_asynchronous_kernel_keeps_no_run_alive():
-    session = compile(ONE, "frames")
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_unanswered_asynchronous_kernel_keeps_no_run_alive(executor):
+    session = compile(ONE, executor)
     kept = []
     for way in ("late", "never"):
         with pytest.raises(ps.DeadlineExceeded):
@@ -208,9 +259,9 @@ def test_unanswered_asynchronous_kernel_keeps_no_run_alive():
             asked.done(X)
         kept.append(asked)
     gc.collect()
-    found = [each for each in gc.get_objects() if type(each).__name__ == "FramesRun"]
+    runs = [x for x in gc.get_objects() if type(x).__name__ in ("FramesRun", "TaskRun")]
     assert len(kept) == 2
-    assert not found
+    assert not runs
 
 
 def test_asynchronous_kernel_refuses_strings():

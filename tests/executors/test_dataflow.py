@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import penstock as ps
 from tests.executors.conformance import ExecutorConformance, Recorder
@@ -79,17 +78,3 @@ def test_dataflow_runs_graphs_of_unknown_shapes():
         if np.count_nonzero(x) == 1:
             continue  # Squeeze would take that dim, too
         np.testing.assert_array_equal(session(x), np.exp(x[x != 0]))
-
-
-@pytest.mark.parametrize("depth", [19, 25])
-def test_dataflow_loops_nest_deeper_than_python_blocks(depth):
-    def nest(left: int) -> str:
-        if not left:
-            return "w0 = Neg(v0)"
-        return f"""w{left} = Loop (n, , v{left}) <body = b{left}
-            (int64 i{left}, bool c{left}, float[2] v{left - 1}) => (bool d{left}, float[2] w{left - 1})
-            {{ d{left} = Identity(c{left}) {nest(left - 1)} }}>"""
-
-    text = f"g (float[2] v{depth}) => (float[2] y) <int64 n = {{1}}> {{ {nest(depth)} y = Abs(w{depth}) }}"
-    session = compile_text(text, executor="dataflow", backends=["numpy"])
-    assert session(np.array([1, -2], np.float32)).tolist() == [1, 2]

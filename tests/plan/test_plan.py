@@ -230,7 +230,7 @@ def test_explain_says_where_everything_lives():
         shapes={},
     )
     text = session.explain()
-    assert "arena 256 B (planner quick, lower bound 256 B)" in text
+    assert "arena 256 B (planner quick, lower bound 256 B; best 256 B, " in text
     assert "u @" in text
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.onednn.library import library
+from penstock.inspect.explain import format_bytes
 from penstock.observers.trace import Trace
 from penstock.ops import find
 from penstock.session.options import CompileOptions, RunOptions
@@ -31,6 +32,7 @@ def model() -> ps.ir.graph.Model:
         (ps.compile, CompileOptions),
         (Session.run, RunOptions),
         (Session.submit, RunOptions),
+        (Session.run_async, RunOptions),
         (Session.arun, RunOptions),
         (ps.Stream.run, RunOptions),
     ],
@@ -142,6 +144,9 @@ def test_memory_planner_by_name_plans_the_arena(executor) -> None:
         plans[name] = session.latest.arena_plan
         assert plans[name].planner == name
         assert f"planner {name}" in session.explain()
+    explained = session.explain().splitlines()[0]  # of "bump", which compares the others
+    for name in ("quick", "best", "wic", "first_fit"):
+        assert f"{name} {format_bytes(plans[name].size)}" in explained
     for output in outputs:
         np.testing.assert_array_equal(output, outputs[0])
     assert plans["best"].size <= plans["wic"].size < plans["bump"].size

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import threading
@@ -522,6 +523,26 @@ def test_trim_gives_arenas_back(session):
 
 
 # Other ways to run.
+
+
+def test_run_async_returns_before_the_run_and_calls_back(session):
+    gate, ended = threading.Event(), queue.Queue()
+
+    class Waits(ps.Observer):
+        def run_begin(self, run):
+            assert gate.wait(SOON)
+
+    x = {"x": X, "scale": SCALE}
+    assert session.run_async(lambda *end: ended.put(end), x, observers=[Waits()]) is None
+    assert ended.empty()
+    gate.set()
+    outputs, error = ended.get(timeout=SOON)
+    np.testing.assert_array_equal(outputs["y"], session.run(x)["y"])
+    assert error is None
+    session.run_async(lambda *end: ended.put(end), {"nope": 1})
+    outputs, error = ended.get(timeout=SOON)
+    assert outputs is None
+    assert isinstance(error, ps.InvalidInput)
 
 
 def test_submit_and_arun_return_the_outputs_of_run(session):

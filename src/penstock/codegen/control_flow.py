@@ -26,27 +26,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeGuard
 
 from penstock.codegen.steps import StepWriter, comment
-from penstock.errors import LimitExceeded
 from penstock.ops.onnx.control_flow import ScanLayout, row_type
 from penstock.plan.plan import Carry, Step
 from penstock.plan.tasks import reads
 from penstock.types import MapType, SequenceType, TensorType, Type
 
-# CPython compiles at most 20 nested loops, and 100 levels of indentation.
-_MOST_NESTED_LOOPS = 18
-_MOST_LEVELS = 90
-
 
 def write_control_flow(writer: StepWriter, step: Step) -> None:
-    """An If or a loop; raises ``LimitExceeded`` if it is nested deeper than CPython compiles."""
-    label = step.node.label
-    if writer.depth > _MOST_LEVELS:
-        raise LimitExceeded(f"{label}: more than {_MOST_LEVELS} branches nest")
+    """An If or a loop, which does not nest deeper than CPython compiles (``nests_deep``)."""
     if step.node.op.name == "If":
         _write_if(writer, step)
         return
-    if writer.loops == _MOST_NESTED_LOOPS:
-        raise LimitExceeded(f"{label}: more than {_MOST_NESTED_LOOPS} loops nest")
     writer.loops += 1
     writer.line(f"# {comment(step)}")
     _LOOPS[step.node.op.name](writer, step)

@@ -48,10 +48,15 @@ def ended(control: Any, step: Step, *outputs: Any) -> None:
             observer.allocation(run, nbytes)
 
 
-def awaited(control: Any, begin: Callable[..., Any], *inputs: Any) -> Any:
-    """The outputs of an asynchronous kernel, unless the run is stopped before they come."""
+def begun(control: Any, begin: Callable[..., Any], *inputs: Any) -> Outcome:
+    """Begin an asynchronous kernel; it ends, too, when the run is stopped."""
     outcome = Outcome(begin, inputs)
     control.add_listener(outcome.stop)
+    return outcome
+
+
+def awaited(control: Any, outcome: Outcome) -> Any:
+    """The outputs of an asynchronous kernel, unless the run is stopped before they come."""
     try:
         return outcome.wait()
     finally:
@@ -106,7 +111,20 @@ def too_many(limit: int, label: str) -> None:
 
 
 _FUNCTIONS = (
-    *(array_of, awaited, began, contiguous, copied, element_of, ended, freed, keep, own, rows_of),
+    *(
+        array_of,
+        awaited,
+        began,
+        begun,
+        contiguous,
+        copied,
+        element_of,
+        ended,
+        freed,
+        keep,
+        own,
+        rows_of,
+    ),
     *(same_length, stack, too_many, truth, unshared),
 )
 

@@ -47,18 +47,18 @@ from penstock.types import TensorType
 
 
 class Call(NamedTuple):
-    """The name of a kernel's function, and the text of its arguments. ``awaited``: the function
-    only begins an asynchronous kernel."""
+    """The name of a kernel's function, and the text of its arguments. ``begins``: the function
+    only begins an asynchronous kernel, and the call gives its ``Outcome``."""
 
     function: str
     arguments: str
-    awaited: bool = False
+    begins: bool = False
 
     def text(self, stream: str = "") -> str:
         """The call; through a device's ``stream``, if the name of one is given."""
         function, arguments = self.function, self.arguments
-        if self.awaited:
-            function, arguments = "awaited", _joined("control", function, arguments)
+        if self.begins:
+            function, arguments = "begun", _joined("control", function, arguments)
         if stream:
             function, arguments = f"{stream}.call", _joined(function, arguments)
         return f"{function}({arguments})"

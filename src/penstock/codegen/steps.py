@@ -57,6 +57,7 @@ class StepWriter:
         self.max_iterations = max_iterations
         self.observed = observed
         self.counts = False
+        self.in_tasks = tasks is not None
         self.expanded: Mapping[Step, Sequence[int]] = {} if tasks is None else tasks.expanded
         self.stream = ""
         self.loops = 0
@@ -141,6 +142,8 @@ class StepWriter:
             self.work = 0
             self.check_for_stop(step)
         call = self._calls[step].text(self.stream)
+        if kernel.begin is not None:
+            call = self._awaited(call, step)
         if step.into:
             if kernel.check is not None:
                 name = self._checks.setdefault(kernel.check, f"check{len(self._checks)}")
@@ -156,6 +159,15 @@ class StepWriter:
         self.line(f"{', '.join(targets) or '_'} = {call}", step, comment(step))
         if "_" in targets:
             self.line("del _")
+
+    def _awaited(self, begun: str, step: Step) -> str:
+        """The outputs of an asynchronous kernel that the call ``begun`` begins. A task steps aside
+        until they come; the program of a plan that is one function waits."""
+        if self.in_tasks:
+            self.line(f"e = {begun}", step)
+            self.line("if not e.query(): yield e", step)
+            begun = "e"
+        return f"awaited(control, {begun})"
 
     def _wait(self, signal: int) -> None:
         """Wait for a signal, and for the work that an event stands for."""

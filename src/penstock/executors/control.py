@@ -232,8 +232,10 @@ def compile_run() -> Iterator[Control]:
 
 
 def end_run(control: Control, watchdog: Watchdog = WATCHDOG) -> None:
-    """Release what ``begin_run`` set up, and the error, whose frames refer to the control."""
+    """Release what ``begin_run`` set up, and what leads to the run: the error, whose frames refer
+    to the control, and what was to be told of a stop."""
     control.error = None
+    control.listeners.clear()
     if isinstance(control.cancel, CancelToken):
         control.cancel.detach(control)
     if control.timeout is not None:

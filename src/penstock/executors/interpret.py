@@ -8,13 +8,13 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from penstock.analysis.interpreter import Interpreter, evaluate
 from penstock.backends.base import Backend
-from penstock.codegen.helpers import awaited, too_many, unshared
+from penstock.codegen.helpers import awaited, begun, too_many, unshared
 from penstock.errors import InternalError
 from penstock.executors.base import InlineExecutor, budget_of, quiet, share_of
 from penstock.executors.control import Control
@@ -85,6 +85,10 @@ class InterpretExecutor(InlineExecutor):
             raise run_error("the outputs", lack) from lack
 
 
+def _awaited(control: Control, begin: Callable[..., Any], *inputs: Any) -> Any:
+    return awaited(control, begun(control, begin, *inputs))
+
+
 def _ends(value: Any) -> Any:
     """``value``, or the first and last elements of a long sequence. A sequence that a node makes of
     another has elements that were looked at before: to look at all of them after each insertion
@@ -118,7 +122,7 @@ class _CheckedInterpreter(Interpreter):
                 if step.contract is not None:
                     kernel = guarded(step.contract, kernel)
                 if kernel.begin is not None:
-                    kernel = Kernel(partial(awaited, control, kernel.begin))
+                    kernel = Kernel(partial(_awaited, control, kernel.begin))
                 outputs = evaluate(node, inputs, Kernel(counted(node, kernel.function)))
         except Exception as error:
             if getattr(error, "__notes__", None):

@@ -22,7 +22,8 @@ from penstock.errors import Cancelled, InternalError
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.host.threads import Workers
-from penstock.plan.tasks import Tasks
+from penstock.ir.op import Outcome
+from penstock.plan.tasks import Tasks, is_asynchronous
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,10 @@ class Flow:
         # Those that may step aside: their functions are generators.
         self.expanded = tuple(
             [
-                bool(task.blocks) or t in signals.devices or not waits.isdisjoint(task.steps)
+                bool(task.blocks)
+                or t in signals.devices
+                or not waits.isdisjoint(task.steps)
+                or any(map(is_asynchronous, task.steps))
                 for t, task in enumerate(tasks.tasks)
             ]
         )
@@ -81,7 +85,7 @@ class TaskRun:
     """
 
     __slots__ = (
-        *("S", "V", "adopt", "blocked", "caller_waits", "control", "ended", "error"),
+        *("S", "V", "adopt", "away", "blocked", "caller_waits", "control", "ended", "error"),
         *("events", "failed", "flow", "functions", "generators", "lock", "observe", "on_end"),
         *("parked", "ready", "remaining", "running", "signal", "uses", "waits", "workers"),
         "worthwhile",
@@ -121,6 +125,8 @@ class TaskRun:
         self.parked: dict[int, list[int]] = {}
         self.events: list[tuple[Event, int]] = []
         self.blocked = False
+        # How many tasks wait for asynchronous kernels.
+        self.away = 0
         self.running = 0
         self.failed = False
         self.error: BaseException | None = None
@@ -269,6 +275,10 @@ class TaskRun:
                 del self.generators[task]
                 return True
             with self.lock:
+                if isinstance(needed, Outcome):
+                    self.away += 1
+                    needed.notify(partial(self._resume, task))
+                    return False
                 if needed.__class__ is not int:
                     self.events.append((needed, task))
                     return False
@@ -278,6 +288,17 @@ class TaskRun:
                 if not self.S[~needed]:
                     self.parked.setdefault(~needed, []).append(task)
                     return False
+
+    def _resume(self, task: int) -> None:
+        """The asynchronous kernel that a task waits for has ended; on any thread."""
+        with self.lock:
+            self.away -= 1
+            if self.failed or self.ended:
+                return
+            self._push(task)
+            queue = self.flow.queue[task]
+            if not self.workers[queue] or self.worthwhile[queue]:
+                self._wake(queue)
 
     def _arguments(self) -> tuple[Any, ...]:
         """What the functions of tasks take."""
@@ -390,7 +411,7 @@ class TaskRun:
         if self.remaining[0] and not self.failed:
             if self.control.stopped:  # since we looked, and no other worker will
                 self._stopped()
-            elif any(self.workers):
+            elif self.away or any(self.workers):
                 self.caller_waits |= caller
                 return False
             else:

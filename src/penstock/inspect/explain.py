@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from penstock.algorithms.arena_planner import MEMORY_PLANNERS
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import parts
 from penstock.plan.arena_layout import ArenaPlan
@@ -20,14 +21,14 @@ from penstock.plan.tasks import Tasks
 def format_plan(plan: StepTable, arena_plan: ArenaPlan | None, tasks: Tasks | None = None) -> str:
     """A plan with a line for each step; offsets are in bytes from the start of the arena. With
     ``tasks``, steps are listed under their tasks, the most urgent first. Without an ``arena_plan``,
-    neither an order nor memory is planned."""
+    neither an order nor memory is planned; with one, the arenas of all planners are compared."""
     memory = "no order and no arena planned"
     if arena_plan is not None:
         views = plan.views if isinstance(plan, Plan) else 0
         planner = f"planner {arena_plan.planner}, " if arena_plan.planner else ""
         memory = (
             f"{views} free views, arena {format_bytes(arena_plan.size)} "
-            f"({planner}lower bound {format_bytes(arena_plan.lower_bound)})"
+            f"({planner}lower bound {format_bytes(arena_plan.lower_bound)}{_others(arena_plan)})"
         )
     lines = [
         f"plan {plan.name!r}: {sum(1 for _ in plan.walk())} steps, {memory}, "
@@ -43,6 +44,15 @@ def format_plan(plan: StepTable, arena_plan: ArenaPlan | None, tasks: Tasks | No
     else:
         lines.extend(formatter.tasks(tasks, 0, 0))
     return "\n".join(lines) + "\n"
+
+
+def _others(arena_plan: ArenaPlan) -> str:
+    """The arenas that other planners make of the same plan."""
+    if arena_plan.by is None:
+        return ""
+    others = [name for name in MEMORY_PLANNERS if name != arena_plan.planner]
+    sizes = [f"{name} {format_bytes(arena_plan.by(name).size)}" for name in others]
+    return f"; {', '.join(sizes)}"
 
 
 class _Formatter:

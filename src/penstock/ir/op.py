@@ -143,7 +143,8 @@ def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
     without waiting; later results are dropped. If ``done`` is never called, the run goes on until
     it is stopped.
 
-    The frames executor runs other nodes meanwhile; ``function`` blocks until the work is complete.
+    Executors run other nodes meanwhile, on no thread of its own; ``function`` blocks until the work
+    is complete.
     """
 
     def function(*inputs: Any) -> Any:
@@ -153,14 +154,16 @@ def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
 
 
 class Outcome:
-    """The ``done`` of an asynchronous kernel for a thread that waits for the result."""
+    """What comes of an asynchronous kernel, for whatever waits for it."""
 
     def __init__(self, begin: Callable[..., Any], inputs: Sequence[Any]) -> None:
         self._future: Future[Any] = Future()
         self._cancel: Callable[[], object] | None = None
-        self._cancel = begin(self, *inputs)
+        self._done = _Done(self)
+        self._cancel = begin(self._done, *inputs)
 
-    def __call__(self, outputs: Any = None, error: BaseException | None = None) -> None:
+    def end(self, outputs: Any = None, error: BaseException | None = None) -> None:
+        """The work has ended with ``outputs``, or failed with ``error``."""
         with suppress(InvalidStateError):  # only the first call counts
             if error is None:
                 self._future.set_result(outputs)
@@ -168,11 +171,21 @@ class Outcome:
                 self._future.set_exception(error)
 
     def stop(self, error: BaseException) -> None:
-        """Wake the waiting thread with ``error``, and cancel the work."""
+        """Wake what waits with ``error``, and cancel the work."""
+        self._done.outcome = None
         if not self._future.done():
-            self(error=error)
+            self.end(error=error)
             if self._cancel is not None:
                 self._cancel()
+
+    def query(self) -> bool:
+        """Whether the work has ended."""
+        return self._future.done()
+
+    def notify(self, function: Callable[[], object]) -> None:
+        """Call ``function`` once the work has ended: now, or on the thread that ends it."""
+        pending = [function]  # which the future would hold for as long as it lives
+        self._future.add_done_callback(lambda _: pending.pop()())
 
     def wait(self) -> Any:
         """Wait for the outputs; raise the error if the work failed."""
@@ -185,6 +198,21 @@ class Outcome:
                 self._cancel()
             raise
         return self._future.result()
+
+
+class _Done:
+    """The ``done`` of an asynchronous kernel. It refers to the outcome, and so to the run, until it
+    is called or the run is stopped: the kernel may keep it for longer."""
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome: Outcome | None = outcome
+
+    def __call__(self, outputs: Any = None, error: BaseException | None = None) -> None:
+        outcome, self.outcome = self.outcome, None
+        if outcome is not None:
+            outcome.end(outputs, error)
 
 
 def array_of(value: Any) -> Any:

@@ -27,7 +27,8 @@ bytes of one of them:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 
 from penstock.algorithms.arena_planner import Buffer, lower_bound, plan_memory, plan_memory_dag
@@ -44,7 +45,7 @@ class ArenaPlan:
 
     ``offsets`` maps arena slots to bytes from the start of the arena; ``buffer_of`` to the buffer
     they share with others. No arena for this order can be smaller than ``lower_bound``. ``planner``
-    chose the offsets (``plan_memory``).
+    chose the offsets (``plan_memory``); ``by(planner)`` is what another one would have made of it.
     """
 
     order: tuple[int, ...]
@@ -53,11 +54,13 @@ class ArenaPlan:
     size: int
     lower_bound: int
     planner: str = ""
+    by: Callable[[str], ArenaPlan] | None = field(default=None, compare=False, repr=False)
 
 
 def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     """Choose order and offsets: of the given order and a memory-aware one, the smaller arena."""
     best = plan_arena_in_order(plan, range(len(plan.steps)), planner)
+    best = replace(best, by=partial(plan_arena, plan))
     if len(plan.steps) <= 2:
         return best
     dag = step_dag(plan.slots, plan.steps)
@@ -67,7 +70,8 @@ def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     buffers = assign_buffers(plan, Intervals(plan, order))
     if lower_bound(buffers.live(plan)) >= best.lower_bound:
         return best
-    return min(best, _arena_plan(plan, order, buffers, planner), key=attrgetter("size"))
+    other = replace(_arena_plan(plan, order, buffers, planner), by=best.by)
+    return min(best, other, key=attrgetter("size"))
 
 
 def plan_arena_in_order(plan: Plan, order: Sequence[int], planner: str = "quick") -> ArenaPlan:
@@ -85,7 +89,8 @@ def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "quick") -> Ar
     if len(buffers.owners) > _MOST_BUFFERS and planner != "bump":
         planner = "reuse"
         precedes = partial_order(tasks, exclusive=False)
-    return _arena_plan(plan, order, buffers, planner, precedes)
+    arena_plan = _arena_plan(plan, order, buffers, planner, precedes)
+    return replace(arena_plan, by=partial(plan_arena_for_tasks, plan, tasks))
 
 
 def _arena_plan(

@@ -201,8 +201,10 @@ class _Builder:
             type_ = TensorType(np.dtype(np.uint8), (kernel.workspace,))
             workspace = self.add(Slot(f"{node.name}/workspace", type_, SlotKind.ARENA))
         copied: tuple[int, ...] = ()
-        if not all(_is_tensor(value.type) for value in node.outputs if value is not None):
-            # A list or an optional keeps the tensors that it is made of.
+        tensors = all(_is_tensor(value.type) for value in node.outputs if value is not None)
+        if not tensors or kernel.begin is not None:
+            # A list or an optional keeps the tensors that it is made of; and an asynchronous kernel
+            # may read its inputs after its run was stopped.
             copied = tuple([i for i, index in enumerate(inputs) if self.roots(index)])
         parts = (inputs, outputs, into, workspace, copied)
         return Step(node, kernel, *parts, backend=backend.name, contract=contract)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from math import inf
 
@@ -12,7 +12,7 @@ from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import list_schedule
 from penstock.algorithms.ordering import critical_path
 from penstock.plan.plan import Step, StepTable, walk
-from penstock.plan.tasks import Grouping, step_dag
+from penstock.plan.tasks import Grouping, is_asynchronous, nests_deep, step_dag
 
 Seconds = Callable[[Step], float]
 
@@ -28,6 +28,30 @@ _WORTH_S = 4 * HAND_OVER_S
 _CHAIN = 0.95
 # The trip count of a loop whose limit is not a constant.
 DEFAULT_TRIP_COUNT = 10
+
+
+class OrderedGrouping(Grouping):
+    """As few tasks as the steps of a plan can run in one by one. Blocks that nest too deep for one
+    function have tasks of their own. Where kernels are asynchronous, each step is a task, so that
+    all others run meanwhile. ``queues`` as for ``ClusteredGrouping``."""
+
+    def __init__(self, plan: StepTable, queues: Mapping[str, int] | None = None) -> None:
+        self.asynchronous = any(map(is_asynchronous, plan.steps))
+        self.one = not self.asynchronous and not any(map(self.expands, plan.steps))
+        """whether one function runs the whole plan"""
+        self._queues = queues or {}
+
+    def expands(self, step: Step) -> bool:
+        return step.control and (is_asynchronous(step) or nests_deep(step))
+
+    def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
+        if self.asynchronous:
+            return super().groups(dag, steps)
+        alone = [1 + i if self.expands(step) else 0 for i, step in enumerate(steps)]
+        return cluster(dag, [0.0] * dag.n, inf, alone)
+
+    def queue(self, step: Step) -> int:
+        return self._queues.get(step.backend, 0)
 
 
 class ClusteredGrouping(Grouping):
@@ -62,7 +86,8 @@ class ClusteredGrouping(Grouping):
 
     def expands(self, step: Step) -> bool:
         if step not in self._expanded:
-            self._expanded[step] = any(self._wins(block.steps) for block in step.blocks)
+            wins = any(self._wins(block.steps) for block in step.blocks)
+            self._expanded[step] = wins or nests_deep(step)
         return self._expanded[step]
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:

@@ -17,7 +17,16 @@ from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, control_flow_cost
 from penstock.plan.plan import Plan, Step, StepTable
-from penstock.plan.tasks import Arranger, Draft, Grouping, Signals, Tasks, arrange, step_dag
+from penstock.plan.tasks import (
+    Arranger,
+    Draft,
+    Grouping,
+    Signals,
+    Tasks,
+    arrange,
+    nests_deep,
+    step_dag,
+)
 
 # Several streams must take less than this part of the time of one.
 _MARGIN = 0.95
@@ -80,7 +89,7 @@ class StreamSchedules(Grouping):
 
     def expands(self, step: Step) -> bool:
         """Whether the blocks of a step have streams of their own."""
-        return not all(self._is_inline(block.steps) for block in step.blocks)
+        return nests_deep(step) or not all(self._is_inline(block.steps) for block in step.blocks)
 
     def _is_inline(self, steps: Sequence[Step]) -> bool:
         """Whether a block runs in place of its step, on one stream of the host."""

@@ -128,13 +128,38 @@ class Grouping:
         return sum(estimated(inner.node) for inner in walk((step,)) if not inner.control)
 
 
+def is_asynchronous(step: Step) -> bool:
+    """Whether a step has an asynchronous kernel, or a step of its blocks has."""
+    kernels = [inner.kernel for inner in walk((step,))]
+    return any(kernel is not None and kernel.begin is not None for kernel in kernels)
+
+
+# CPython compiles at most 20 nested loops, and 100 levels of indentation.
+_MOST_LOOPS, _MOST_LEVELS = 18, 88
+
+
+def nests_deep(step: Step) -> bool:
+    """Whether the blocks of a step nest too deep for one function of Python, so that they must
+    have tasks, and so functions, of their own."""
+    loops, levels = _nesting(step)
+    return loops > _MOST_LOOPS or levels > _MOST_LEVELS
+
+
+def _nesting(step: Step) -> tuple[int, int]:
+    """How many loops nest in a step, itself included, and how many levels of indentation."""
+    inner = [_nesting(s) for block in step.blocks for s in block.steps if s.blocks]
+    loops, levels = (max((pair[i] for pair in inner), default=0) for i in (0, 1))
+    return (loops, levels + 1) if step.node.op.name == "If" else (loops + 1, levels + 2)
+
+
 def arrange(plan: Plan, grouping: Grouping) -> Tasks:
     """The tasks of ``plan``, with its steps grouped by ``grouping``."""
     return Arranger(plan, grouping).arrange()
 
 
 def step_dag(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
-    """The dependencies between steps of one block: through slots, control inputs and effects."""
+    """The dependencies between steps of one block: through slots, control inputs and effects. Those
+    of asynchronous kernels come at any time, as they do in frames."""
     producer = {slot: i for i, step in enumerate(steps) for slot in step.outputs if slot >= 0}
     place = {step.node: i for i, step in enumerate(steps)}
     edges = []
@@ -146,11 +171,15 @@ def step_dag(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
                 edges.append((source, i))
         if step.node.control_inputs:
             edges.extend((a, i) for a in _waits(step.node, place))
-        if any(not inner.node.op.pure for inner in walk((step,))):
+        if any(map(_has_effect, walk((step,)))):
             if effect >= 0:
                 edges.append((effect, i))
             effect = i
     return Dag(len(steps), edges)
+
+
+def _has_effect(step: Step) -> bool:
+    return not step.node.op.pure and (step.kernel is None or step.kernel.begin is None)
 
 
 def _waits(node: Node, place: Mapping[Node, int]) -> Iterator[int]:

@@ -148,7 +148,8 @@ class CompileOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run takes: ``Session.run``, ``submit`` and ``arun``, and ``Stream.run``."""
+    """What a run takes: ``Session.run``, ``submit``, ``run_async`` and ``arun``, and
+    ``Stream.run``."""
 
     feeds: Mapping[str, Any] | None = option(
         None,

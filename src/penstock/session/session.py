@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 
@@ -44,6 +44,8 @@ from penstock.types import TensorType, Type, type_of
 
 DEFAULT_OPTIONS = CompileOptions()
 
+RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
+"""Takes the outputs of a run by name, or else the error that it ended with."""
 
 # Plans from which on kernels are preferred that leave nothing behind when they are freed.
 _MANY_PLANS = 8
@@ -167,6 +169,17 @@ class Session:
             job.refuse(error)
             raise
         return future
+
+    @takes(RunOptions, after=(cast(type[RunDone], object),))
+    def run_async(self, done: RunDone, *arguments: Any, **options: Any) -> None:
+        """``submit`` with a callback: return at once, and call ``done(outputs, None)`` when the run
+        has ended, or ``done(None, error)``, on the thread on which it ends."""
+
+        def tell(future: Future[dict[str, Any]]) -> None:
+            error = future.exception()
+            done(None if error else future.result(), error)
+
+        self.submit(*arguments, **options).add_done_callback(tell)
 
     def job(self, options: RunOptions, future: Future[dict[str, Any]]) -> Job:
         """A run to be called later, on a thread that may do its work: see ``submit``."""

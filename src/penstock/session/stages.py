@@ -61,10 +61,10 @@ from penstock.passes.pipeline import LOWER, optimize, run_passes
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
 from penstock.plan.arena_layout import ArenaPlan, plan_arena, plan_arena_for_tasks
 from penstock.plan.builder import compile_plan
-from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds
+from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, OrderedGrouping, Seconds
 from penstock.plan.plan import Plan
 from penstock.plan.streams import StreamSchedules, stream_programs, stream_segments
-from penstock.plan.tasks import Grouping, Tasks, arrange
+from penstock.plan.tasks import Grouping, Tasks, arrange, is_asynchronous
 from penstock.session.options import CompileOptions
 from penstock.tuning.measure import CostModel, GraphProfiler
 from penstock.tuning.placement import Placement, choose
@@ -316,9 +316,28 @@ class Scheduled:
 
 
 def schedule_in_order(planned: Planned, context: CompileContext, name: str = "linear") -> Scheduled:
-    """All steps in one order that keeps few bytes alive."""
-    arena_plan = plan_arena(planned.plan, context.options.memory_planner)
-    return Scheduled(planned.plan, arena_plan, planned.costs, name)
+    """All steps in one order that keeps few bytes alive; as tasks, if one function cannot run them
+    all (``OrderedGrouping``)."""
+    plan, planner = planned.plan, context.options.memory_planner
+    parallel = context.executor == "parallel" and any(map(is_asynchronous, plan.steps))
+    queues, queue_of = _queues(context, context.workers) if parallel else _queues(context, 1, [])
+    grouping = OrderedGrouping(plan, queue_of)
+    if grouping.one:
+        return Scheduled(plan, plan_arena(plan, planner), planned.costs, name)
+    tasks = arrange(plan, grouping)
+    arena_plan = plan_arena_for_tasks(plan, tasks, planner)
+    name, worthwhile = ("parallel", HAND_OVER_S) if parallel else (name, inf)
+    return Scheduled(plan, arena_plan, planned.costs, name, tasks, queues, worthwhile)
+
+
+def _queues(
+    context: CompileContext, workers: int, backends: Sequence[Backend] | None = None
+) -> tuple[list[Queue], dict[str, int]]:
+    """A queue with up to ``workers`` for the host and one for each of ``backends``, by default all,
+    that has a memory of its own; and the numbers of the latter by name."""
+    away = [b for b in (context.backends if backends is None else backends) if b.memory != HOST]
+    queues = [Queue(b.workers, pool(b.name, b.workers)) for b in away]
+    return [Queue(workers, context.pool), *queues], {b.name: i for i, b in enumerate(away, 1)}
 
 
 def schedule_step_by_step(planned: Planned, context: CompileContext) -> Scheduled:
@@ -327,7 +346,9 @@ def schedule_step_by_step(planned: Planned, context: CompileContext) -> Schedule
     plan = planned.plan
     order = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
     tasks = arrange(plan, Grouping())
-    return Scheduled(plan, order, planned.costs, "dataflow", tasks, [Queue(1, None)], inf)
+    # A run whose caller does not wait goes on there when an asynchronous kernel has ended.
+    workers = context.pool if any(map(is_asynchronous, plan.steps)) else None
+    return Scheduled(plan, order, planned.costs, "dataflow", tasks, [Queue(1, workers)], inf)
 
 
 # A parallel schedule must beat the serial one by simulation, for "auto" by a tenth; and then by
@@ -339,14 +360,15 @@ _TRIED = {"auto": 0.95, "parallel": 1.02, "streams": 1.02}
 def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     """Steps grouped into tasks for several workers; all in order where that is no slower."""
     plan, costs, executor = planned.plan, planned.costs, context.executor
-    away = [b for b in context.backends if b.memory != HOST]
-    queue_of = {backend.name: i for i, backend in enumerate(away, 1)}
     workers = context.workers
+    queues, queue_of = _queues(context, workers)
 
     def grouped(seconds: Seconds, count: int = workers) -> ClusteredGrouping:
         return context.options.grouping(plan, seconds, count, queue_of)
 
     in_order = partial(schedule_in_order, planned, context)
+    if any(map(is_asynchronous, plan.steps)):
+        return in_order()
     if not grouped(lambda step: costs.estimate(step.node)).promising:
         return in_order()
     # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
@@ -361,14 +383,13 @@ def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     serial = grouped(context.seconds(costs, single_threaded=False), 1).serial
     if len(tasks.tasks) <= 1 or grouping.makespan > _SIMULATED[executor] * serial:
         return in_order()
-    queues = [Queue(b.workers, pool(b.name, b.workers)) for b in away]
     return Scheduled(
         plan,
         plan_arena_for_tasks(plan, tasks, context.options.memory_planner),
         costs,
         "parallel",
         tasks,
-        [Queue(workers, context.pool), *queues],
+        queues,
         grouping.hand_over_s,
         trial=_TRIED[executor],
     )
@@ -387,7 +408,7 @@ def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
 
     in_order = partial(schedule_in_order, planned, context, "streams")
     streams = on_streams(lambda step: costs.estimate(step.node))
-    if streams.one:
+    if streams.one or (not forced and any(map(is_asynchronous, plan.steps))):
         return in_order()
     if not forced:
         costs.complete(single_threaded=True)

@@ -101,3 +101,19 @@ class Loops(ExecutorTests):
                         { d = Identity(c) w = Concat<axis = 1>(x) }>
                 }""")
             )(np.ones(1, np.float32), np.array(1))
+
+    @pytest.mark.parametrize("depth", [18, 19, 30])
+    def test_loops_nest_deeper_than_python_blocks(self, depth):
+        def nest(left: int) -> str:
+            if not left:
+                return "w0 = Add(v0, v0)"
+            return f"""w{left} = Loop (n, , v{left}) <body = b{left}
+                (int64 i{left}, bool c{left}, float[2] v{left - 1}) => (bool d{left}, float[2] w{left - 1})
+                {{ d{left} = Identity(c{left}) {nest(left - 1)} }}>"""
+
+        text = (
+            f"g (float[2] v{depth}, int64 n) => (float[2] y) {{ {nest(depth)} y = Abs(w{depth}) }}"
+        )
+        session = self.compile(model_from_text(text))
+        assert session(np.array([1, -2], np.float32), np.array(1)).tolist() == [2, 4]
+        assert session(np.array([1, -2], np.float32), np.array(0)).tolist() == [1, 2]

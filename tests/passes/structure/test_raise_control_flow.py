@@ -426,8 +426,11 @@ def test_merge_of_sides_of_two_conditions_stays() -> None:
     assert SIDES in reasons(g, ["out"])
 
 
-@pytest.mark.parametrize("depth", [5, 20])
-def test_nested_loops_beyond_the_limit_of_python_stay(depth: int) -> None:
+@pytest.mark.parametrize(("depth", "max_depth"), [(5, 64), (20, 64), (5, 4)])
+def test_nested_loops_beyond_the_limit_of_graphs_stay(monkeypatch, depth, max_depth) -> None:
+    limits = ps.Limits(max_depth=max_depth)
+    monkeypatch.setattr("penstock.passes.structure.raise_control_flow.DEFAULT_LIMITS", limits)
+
     def nested(number: int) -> Any:
         def inside(g: Loops, value: str) -> str:
             return g.loop(value, f"f{number}/most", f"f{number + 1}", nested(number + 1))
@@ -437,7 +440,7 @@ def test_nested_loops_beyond_the_limit_of_python_stay(depth: int) -> None:
     g = loops()
     out = g.loop("x", "most", "f1", nested(1))
     made, stays = raised(g.bytes(), [out])
-    assert bool(stays) == (depth > 16)
+    assert bool(stays) == (depth > max_depth)
     assert answers(g, [out], fed(most=2)) == [2]
     if stays:
         assert "more loops" in stays[0].reason

@@ -24,6 +24,7 @@ from penstock.analysis.frames import Frame, Frames
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, clone, dependencies, ordered
 from penstock.ir.op import Role
+from penstock.limits import DEFAULT_LIMITS
 from penstock.ops.tensorflow.control_flow import is_framed, is_primitive
 from penstock.passes.context import Pass, PassContext, Property, Unraised
 from penstock.passes.structure.branches import Branches, UnraisedError
@@ -146,9 +147,8 @@ class _Raising:
         self.loops[parent].append(as_loop)
         if not raised:
             return
-        loops, levels = _nesting(raised[0])
-        if loops > _MAX_LOOPS or levels > _MAX_LEVELS:
-            self.retract(as_loop, "more loops and conditions nest in it than a program can have")
+        if _depth(raised[0]) > DEFAULT_LIMITS.max_depth:
+            self.retract(as_loop, "more loops and conditions nest in it than a graph may have")
         self.nodes[parent] += raised
         replaced = set(nodes) - set(raised)
         targets = [raised[0] if node in replaced else node for node in self.graph.targets]
@@ -230,13 +230,6 @@ class _Raising:
         return None
 
 
-def _nesting(node: Node) -> tuple[int, int]:
-    """How many loops nest in a node, itself included, and how many levels of indentation."""
-    inner = [_nesting(n) for _, graph in node.graphs for n in graph.nodes if n.graphs]
-    loops, levels = (max((pair[i] for pair in inner), default=0) for i in (0, 1))
-    return (loops, levels + 1) if node.op.name == "If" else (loops + 1, levels + 2)
-
-
-# Python allows 20 nested loops, and 100 levels of indentation.
-_MAX_LOOPS = 16
-_MAX_LEVELS = 80
+def _depth(node: Node) -> int:
+    """How many loops and conditions nest in a node, itself included."""
+    return 1 + max((_depth(n) for _, g in node.graphs for n in g.nodes if n.graphs), default=0)
