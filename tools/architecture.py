@@ -22,7 +22,8 @@ GENERATED = ("_pb2.py", "_dnnl.py")
 # it imports from itself and from names above it. New files need no entry.
 ORDER = (
     *("types", "errors", "limits"),
-    *("algorithms", "host", "ir", "ops", "analysis", "textual", "frontends", "passes"),
+    *("algorithms", "host", "ir", "ops", "analysis", "textual", "frontends", "build"),
+    *("passes",),
     *("backends", "plan", "observers", "codegen", "executors", "inspect", "tuning", "session"),
     *("__init__", "cli", "onnx_backend"),
 )

@@ -18,10 +18,12 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 from onnx import AttributeProto, FunctionProto
 
 from penstock.frontends.common.encoding import decode_text
+from penstock.ir.graph import Graph
 
 FILE = Path(__file__).with_name("schemas.txt")
 OPTIONAL, VARIADIC = 1, 2
@@ -29,6 +31,20 @@ OPTIONAL, VARIADIC = 1, 2
 
 # Attributes that operations of the first versions may have, and that have no meaning.
 LEGACY = frozenset({"consumed_inputs"})
+
+# Python's types of attributes, and of the elements of lists, by the kind of the list.
+_KINDS: Mapping[int, tuple[type, ...]] = {
+    AttributeProto.INT: (int,),
+    AttributeProto.FLOAT: (float,),
+    AttributeProto.STRING: (str,),
+    AttributeProto.TENSOR: (np.ndarray,),
+    AttributeProto.GRAPH: (Graph,),
+}
+_LISTS: Mapping[int, int] = {
+    AttributeProto.INTS: AttributeProto.INT,
+    AttributeProto.FLOATS: AttributeProto.FLOAT,
+    AttributeProto.STRINGS: AttributeProto.STRING,
+}
 
 TYPE_NAMES: Mapping[int, str] = {
     code: name for name, code in AttributeProto.AttributeType.items() if code
@@ -94,6 +110,24 @@ class OnnxSchema:
     def defaults(self) -> Mapping[str, Any]:
         """The values of the ``default_protos``."""
         return {key: _value(proto) for key, proto in self.default_protos.items()}
+
+    def as_kind(self, name: str, x: Any) -> Any:
+        """``x``, with integers as floats where the attribute is of floats."""
+        kind = self.attributes[name].type if name in self.attributes else 0
+        if kind == AttributeProto.FLOAT and type(x) is int:
+            return float(x)
+        if kind == AttributeProto.FLOATS and isinstance(x, list):
+            return [float(element) if type(element) is int else element for element in x]
+        return x
+
+    def kind_of(self, name: str, x: Any) -> int:
+        """The kind of an attribute's value, as ``faults`` takes it; 0 if it is of none."""
+        wanted = self.attributes[name].type if name in self.attributes else 0
+        if isinstance(x, list):
+            kinds = [wanted, *_LISTS] if wanted in _LISTS else list(_LISTS)
+            found = (k for k in kinds if all(isinstance(e, _KINDS[_LISTS[k]]) for e in x))
+            return next(found, 0)
+        return next((kind for kind, types in _KINDS.items() if isinstance(x, types)), 0)
 
     def faults(
         self, types: Mapping[str, int], inputs: Sequence[Any], outputs: int

@@ -46,6 +46,13 @@ def check_types(graph: Graph, fed: Mapping[str, Type]) -> None:
     checker.problems.raise_any()
 
 
+def type_faults(node: Node) -> Sequence[str]:
+    """What ONNX does not allow of the types of a node's inputs, as ends of sentences that begin
+    with the node."""
+    names = [None if value is None else name_of(value.type) for value in node.inputs]
+    return _outcome(node.op, len(node.outputs), names)[0]
+
+
 # Names of types.
 
 _ELEMENTS = {
