@@ -16,18 +16,25 @@ COMPUTING = frozenset({"Conv", "Gemm", "MatMul"})
 
 
 def quantized_weights(graph: Graph) -> Collection[Node]:
-    """The DequantizeLinear nodes of constants that are multiplied with values that are dequantised
-    during the run."""
+    """The DequantizeLinear nodes of constants that are multiplied, perhaps transposed, with values
+    that are dequantised during the run."""
     weights = set()
     for node in graph.walk():
         if node.op.name not in COMPUTING or node.op.domain:
             continue
-        sources = [producer(value, "DequantizeLinear") for value in node.inputs]
+        sources = [producer(_untransposed(value), "DequantizeLinear") for value in node.inputs]
         operands = [source for source in sources if source is not None]
         constant = [source for source in operands if _has_constant_inputs(source)]
         if len(constant) < len(operands):
             weights.update(constant)
     return weights
+
+
+def _untransposed(value: Value | None) -> Value | None:
+    """``value``, or what Transposes made it of."""
+    while value is not None and value.producer and value.producer.op.full_name == "Transpose":
+        value = value.producer.inputs[0]
+    return value
 
 
 def has_quantized_weights(graph: Graph) -> bool:
@@ -52,4 +59,5 @@ def producer(value: Value | None, name: str) -> Node | None:
 
 
 def _has_constant_inputs(node: Node) -> bool:
-    return all(value is None or value.const is not None for value in node.inputs)
+    values = [_untransposed(value) for value in node.inputs]
+    return all(value is None or value.const is not None for value in values)

@@ -18,6 +18,7 @@ from penstock.passes.context import PassContext
 from penstock.passes.optimize.sink_transposes import SinkTransposes
 from penstock.passes.pipeline import optimize
 from penstock.textual.parser import parse_graph
+from tests.support.onnx_text import model_from_text
 
 FIRST, LAST = [0, 3, 1, 2], [0, 2, 3, 1]
 RNG = np.random.default_rng(0)
@@ -283,3 +284,43 @@ def test_identities_around_a_function_with_a_gradient_of_its_own_are_gone():
     session = ps.compile(model)
     np.testing.assert_allclose(session.run({"x": x})["y"], x / (1 + np.exp(-x)), rtol=1e-5)
     assert [step.node.op.name for step in session.plan.steps] == ["Swish"]
+
+
+QUANTIZED = """
+    a = Transpose <perm = [0, 3, 1, 2]> (dx) c = Conv <pads = [1, 1, 1, 1]> (a, fw, db)
+    r = Relu(c) l = Transpose <perm = [0, 2, 3, 1]> (r) q = QuantizeLinear(l, s, z)
+    d = DequantizeLinear(q, s, z) f = Transpose <perm = [0, 3, 1, 2]> (d)
+    e = Conv <pads = [1, 1, 1, 1]> (f, fw, db) g = Transpose <perm = [0, 2, 3, 1]> (e)
+    p = QuantizeLinear(g, s, z) dp = DequantizeLinear(p, s, z) u = Add(dp, d)
+    y = QuantizeLinear(u, s, z)
+"""
+
+
+def test_transposes_move_codes_until_convolutions_stand_between_conversions():
+    """As TFLite's networks are written: the weights with their filters first, each with a scale."""
+    rng = np.random.default_rng(0)
+    weights = rng.integers(-9, 9, 2 * 3 * 3 * 2).tolist()
+    model = model_from_text(
+        f"""g (int8[1, 5, 4, 2] x) => (int8[1, 5, 4, 2] y)
+        <float s = {{0.5}}, int8 z = {{3}}, int8 n = {{0}}, int32[2] b = {{5, 6}},
+         float[2] t = {{0.25, 0.125}}, int8[2, 3, 3, 2] w = {{{str(weights)[1:-1]}}},
+         int8[2] zeros = {{0, 0}}>
+        {{ dx = DequantizeLinear(x, s, z) dw = DequantizeLinear <axis = 0> (w, t, zeros)
+        fw = Transpose <perm = [0, 3, 1, 2]> (dw) db = DequantizeLinear <axis = 0> (b, t)
+        {QUANTIZED} }}""",
+        opset=21,
+    )
+    x = rng.integers(-20, 20, (1, 5, 4, 2)).astype(np.int8)
+    want = ReferenceEvaluator(model).run(None, {"x": x})[0]
+    session = ps.compile(model)
+    np.testing.assert_allclose(session.run({"x": x})["y"], want, atol=1)
+    graph = ps.load(model).graph
+    optimize(graph, PassContext(fold_quantized_weights=False))
+    assert ops(graph)["Transpose"] == 2  # of the input and the output
+    convolutions = [node for node in graph.walk() if node.op.name == "Conv"]
+    for node in convolutions:
+        before = [value.producer for value in node.inputs]
+        assert [source.op.name for source in before] == ["DequantizeLinear"] * 3
+    assert [node.op.name for node in graph.walk()].count("QuantizeLinear") == 3
+    fused = [step.node.attrs.get("ops", "") for step in session.plan.steps]
+    assert sum("Conv" in names and "QuantizeLinear" in names for names in fused) == 2

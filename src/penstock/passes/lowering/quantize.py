@@ -78,7 +78,11 @@ class _Moving:
             return None
         value, output = node.inputs[0], node.outputs[0]
         moving = None if value is None else value.producer
-        if value is None or output is None or moving is None or moving.op.domain:
+        if value is None or output is None or moving is None:
+            return None
+        if is_conversion(moving, "DequantizeLinear") and _are_inverse(moving, node):
+            return (moving.inputs[0],)
+        if moving.op.domain:
             return None
         alone = len(self.readers.get(value, ())) == 1 and _is_alone(moving, self.awaited)
         if not alone or moving.op.name not in MOVING:

@@ -3,7 +3,8 @@
 A graph that has its channels last has each convolution between two Transposes, one in front and one
 behind. They cost nothing, but what is element by element between two convolutions is not next to
 the first. Done before the Transpose it is, and can be taken in; and the Transpose meets the one in
-front of the next convolution, and both are gone.
+front of the next convolution, and both are gone. A Transpose to channels first, or of constant
+codes, is moved before DequantizeLinear, which is then next to the convolution.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.quantized_weights import producer
 from penstock.types import TensorType
 
 # With fewer axes, what has channels last is a sequence of vectors more often than an image.
@@ -34,8 +36,8 @@ class _Moved(NamedTuple):
 
 
 class SinkTransposes(Pass):
-    """Move Transposes behind their readers, and those between a Pad and a convolution before the
-    Pad."""
+    """Move Transposes behind their readers, and those between a Pad or a DequantizeLinear and a
+    convolution before that."""
 
     name = "sink_transposes"
     requires = frozenset({Property.TYPED})
@@ -49,7 +51,9 @@ class SinkTransposes(Pass):
             readers = readers or readers_of(graph)
             nodes: list[Node] = []
             for node in paced(inner.nodes):
-                replacement = _through(node) or _before_pad(node, readers)
+                replacement = (
+                    _through(node) or _before_pad(node, readers) or _before_dequantization(node)
+                )
                 changed |= replacement is not None
                 nodes += replacement or (node,)
             inner.nodes = nodes
@@ -212,7 +216,16 @@ def _reduction(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved
     return _Moved([sources[0], Value(_own(node, 1), const=np.array(reduced))], perm, {})
 
 
+def _conversion(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
+    """A QuantizeLinear or DequantizeLinear of all elements, or along an axis, as one."""
+    axis = _axes(np.array([node.attrs.get("axis", 1)]), _last(rank))
+    if sources[0] is None or axis is None or node.attrs.get("block_size"):
+        return None
+    return _Moved([sources[0], *node.inputs[1:]], _last(rank), {"axis": axis[0]})
+
+
 _RULES: dict[str, _Rule] = {
+    **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _conversion),
     "PRelu": _prelu,
     "Concat": _concat,
     "Pad": _pad,
@@ -239,3 +252,25 @@ def _before_pad(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence
     if inputs is None:
         return None
     return _transposed(source, first, perm, node), pad.derived(inputs, [output])
+
+
+def _before_dequantization(node: Node) -> Sequence[Node] | None:
+    """A Transpose of what DequantizeLinear computes, to channels first or of a constant, as one of
+    its codes."""
+    if node.op.full_name != "Transpose" or node.control_inputs:
+        return None
+    conversion = producer(node.inputs[0], "DequantizeLinear")
+    perm, output = node.attrs.get("perm"), node.outputs[0]
+    codes = None if conversion is None else conversion.inputs[0]
+    if conversion is None or codes is None or output is None or not perm or codes.rank != len(perm):
+        return None
+    is_constant = all(value is None or value.const is not None for value in conversion.inputs)
+    if not is_constant and (len(perm) < _FEWEST_AXES or perm != _first(len(perm))):
+        return None
+    axis = conversion.attrs.get("axis", 1)
+    if conversion.attrs.get("block_size") or not -len(perm) <= axis < len(perm):
+        return None
+    first = Value(f"{output.name}/codes", TensorType(codes.dtype, output.shape))
+    attrs = {**conversion.attrs, "axis": perm.index(axis % len(perm))}
+    converted = conversion.derived([first, *conversion.inputs[1:]], [output], attrs)
+    return _transposed(codes, first, perm, node), converted

@@ -1,0 +1,32 @@
+"""Quantised TFLite models: which steps compute on 8-bit codes."""
+
+from __future__ import annotations
+
+import pytest
+
+import penstock as ps
+from tests.support.tflite_cases import cases
+
+NETS = {case.name: case for case in cases("net")}
+
+
+@pytest.mark.parametrize("name", ["mini_mobilenet_v2_int8", "mini_resnet_int8"])
+def test_quantized_network_convolves_codes_alone(name: str) -> None:
+    case = NETS[name]
+    steps = ps.compile(case.path).plan.steps
+    expected = sum(case.data["ops"].get(op, 0) for op in ("CONV_2D", "DEPTHWISE_CONV_2D"))
+    names = [step.node.attrs.get("ops", step.node.op.name).split() for step in steps]
+    codes = [ops for ops in names if "Conv" in ops and ops[0] == "DequantizeLinear"]
+    assert expected > 3
+    assert len(codes) == expected
+    assert all(ops[-1] == "QuantizeLinear" for ops in codes)
+    assert not any("Conv" in ops for ops in names if ops not in codes)
+
+
+@pytest.mark.parametrize("suffix", ["", "_int8"])
+def test_mobilenet_is_transposed_at_its_input_alone(suffix: str) -> None:
+    session = ps.compile(NETS[f"mini_mobilenet_v2{suffix}"].path)
+    names = [step.node.op.name for step in session.plan.steps]
+    assert names.index("Transpose") == 0
+    assert names.count("Transpose") == 1
+    assert session.plan.views == 0
