@@ -109,6 +109,7 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
         model.check_types = check_types
         return model
     if isinstance(source, Path) and (source.is_dir() or source.stem == "saved_model"):
+        _refuse_other_formats(source)
         from penstock.frontends.tensorflow.saved_model import load_saved_model
 
         folder = source if source.is_dir() else source.parent
@@ -169,23 +170,28 @@ def _is_tflite(source: Any) -> bool:
 
 _EXPORT = "export it to ONNX, TFLite or a SavedModel"
 _TORCH = "a PyTorch file", "export the model with torch.onnx.export"
+_CHECKPOINT = "part of a TensorFlow checkpoint", "export the model to a SavedModel"
 _KERAS = "a Keras file", "export it to a SavedModel or to TFLite"
 _OTHER_FORMATS = {
     **dict.fromkeys((".h5", ".hdf5", ".keras"), _KERAS),
-    **dict.fromkeys((".pt", ".pth", ".ckpt", ".safetensors"), _TORCH),
+    **dict.fromkeys((".pt", ".pth", ".pt2"), _TORCH),
     **dict.fromkeys((".pkl", ".joblib"), ("a pickled object", "convert it with skl2onnx")),
     **dict.fromkeys((".mlmodel", ".mlpackage"), ("a Core ML model", _EXPORT)),
     **dict.fromkeys((".engine", ".plan"), ("a TensorRT engine", "load what it was built from")),
     **dict.fromkeys((".gguf", ".ggml"), ("a llama.cpp file", _EXPORT)),
     ".caffemodel": ("a Caffe model", _EXPORT),
     ".pdmodel": ("a PaddlePaddle model", "convert it with paddle2onnx"),
-    ".index": ("part of a TensorFlow checkpoint", "export the model to a SavedModel"),
+    ".ckpt": ("a checkpoint of PyTorch or TensorFlow", "export the model to ONNX or a SavedModel"),
+    ".safetensors": ("a file of weights without a graph", "export the model to ONNX"),
+    ".xml": ("an OpenVINO model", "load the model that it was converted from, or " + _EXPORT),
+    **dict.fromkeys((".index", ".meta", ".data"), _CHECKPOINT),
     ".ort": ("in ONNX Runtime's own format", "load the ONNX model that it was made from"),
 }
 
 
 def _refuse_other_formats(path: Path) -> None:
     """Raise ``InvalidModel`` for a file whose name says that it is of an unsupported format."""
-    if path.suffix.lower() in _OTHER_FORMATS:
-        form, advice = _OTHER_FORMATS[path.suffix.lower()]
+    suffix = path.suffix.lower().partition("-")[0]  # of .data-00000-of-00001
+    if suffix in _OTHER_FORMATS:
+        form, advice = _OTHER_FORMATS[suffix]
         raise InvalidModel(f"{path.name} is {form}, which cannot be loaded: {advice}")

@@ -327,16 +327,6 @@ def test_transposed_convolution_of_mediapipe_is_one_of_onnx(padding: int, size: 
 # Formats.
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("m.h5", "a Keras file"), ("m.pt", "torch.onnx.export"), ("m.ort", "ONNX Runtime's own")],
-)
-def test_file_of_another_format_is_named(tmp_path: Path, name: str, reason: str) -> None:
-    (tmp_path / name).write_bytes(b"\x89HDF" + bytes(100))
-    with pytest.raises(ps.InvalidModel, match=reason):
-        ps.load(tmp_path / name)
-
-
 def test_tflite_file_is_recognised_by_its_content(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     path.write_bytes(calling(1))
