@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from penstock.backends.native.recurrent import recurrent_seconds
+from penstock.backends.onednn.backend import OneDnnBackend
+from penstock.backends.onednn.library import library as onednn_library
 from penstock.ops.registry import MICROSOFT
 from tests.support.native_kernels import check, node_of, pytestmark  # noqa: F401
 
@@ -149,3 +152,14 @@ def test_lstm_of_codes_equals_numpy(directions, batch, steps, width, hidden, dty
     )
     # A state between two codes may become either of them.
     check(node, inputs, {"rtol": 0, "atol": 0.01})
+
+
+@pytest.mark.skipif(onednn_library() is None, reason="there is no oneDNN")
+def test_small_layers_run_on_compiled_kernels_and_large_ones_on_onednn():
+    chosen = []
+    for hidden, rows in ((16, 1), (16, 16), (128, 16), (512, 4), (16, 0)):
+        x = np.zeros((16, rows, hidden), np.float32)
+        w = np.zeros((1, 4 * hidden, hidden), np.float32)
+        node = node_of("LSTM", [x, w, w], [1, 2], hidden_size=hidden)
+        chosen.append(recurrent_seconds(node) < OneDnnBackend().seconds(node))
+    assert chosen == [True, True, False, False, True]

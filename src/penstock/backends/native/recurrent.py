@@ -15,7 +15,7 @@ from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import Reordered, Shared, reordered, shared
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
-from penstock.ops.onnx.recurrent import Layer, parse_layer
+from penstock.ops.onnx.recurrent import Layer, parse_layer, steps_and_rows
 from penstock.ops.work_estimate import flops
 from penstock.types import FLOAT32
 
@@ -37,8 +37,10 @@ _MOST_WORK = 5_000_000_000
 _OPERATIONS_PER_NS = 20.0
 
 
-# Operations a second, with weights that stay in a cache near the core and others, and their size.
-_NEAR_PER_S, _FAR_PER_S, _NEAR_BYTES = 50e9, 10e9, 1 << 19
+# Operations a second, of many rows with weights that stay in a cache near the core, and with
+# others, and their size; and rows that take as long as waiting for the weights.
+_NEAR_PER_S, _FAR_PER_S, _NEAR_BYTES, _WAIT_ROWS = 125e9, 23e9, 1 << 19, 0.7
+_STEP_S = 0.1e-6
 
 
 class _CodeMatrix(NamedTuple):
@@ -131,7 +133,10 @@ def recurrent_seconds(node: Node) -> float:
     """An estimate of the time of a recurrent layer."""
     weights = [value.const for value in node.inputs[1:3] if value is not None]
     nbytes = sum(array.nbytes for array in weights if array is not None)
-    return 1e-6 + flops(node) / (_NEAR_PER_S if nbytes <= _NEAR_BYTES else _FAR_PER_S)
+    steps, rows = steps_and_rows(node)
+    near_per_s = _NEAR_PER_S * rows / (rows + _WAIT_ROWS)
+    per_s = near_per_s if nbytes <= _NEAR_BYTES else _FAR_PER_S
+    return 1e-6 + steps * _STEP_S + flops(node) / per_s
 
 
 def _held_weights(site: Site, cell: str, has_codes: bool) -> _Held | None:

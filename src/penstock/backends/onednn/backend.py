@@ -41,6 +41,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
+from penstock.ops.onnx.recurrent import steps_and_rows
 from penstock.ops.work_estimate import flops
 from penstock.types import FLOAT32, TensorType, Type
 
@@ -79,7 +80,9 @@ _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 100e9
 _FEW_CHANNELS, _REORDERED_PER_S = 16, 6e9
 """of convolutions; and bytes a second of images whose channels are brought innermost and back"""
-_STEP_S = 0.5e-6  # of a recurrent layer, whose products take twice as long
+_STEP_S, _STEPS_PER_S, _WAIT_ROWS = 0.35e-6, 160e9, 0.9
+"""of recurrent layers: seconds of a step, operations a second of many rows, and rows that take as
+long as waiting for the weights"""
 
 # Operations of a product from which on rounding its operands to bfloat16 takes less than it saves.
 _WORTH_ROUNDING = 5_000_000
@@ -146,8 +149,9 @@ class OneDnnBackend(SpecialisingBackend):
         if node.op.name in ("Conv", "ConvTranspose") and values[0] and values[0].producer is None:
             estimate += moved / _REORDERED_PER_S
         if FAMILIES.get(name) is recurrent:
-            steps = sum(max(t.dims[:2]) for t in types_[:1] if isinstance(t, TensorType))
-            estimate += steps * _STEP_S + flops(node) / _FLOPS_PER_S
+            steps, rows = steps_and_rows(node)
+            per_s = _STEPS_PER_S * rows / (rows + _WAIT_ROWS)
+            return _CALL_S + steps * _STEP_S + flops(node) / per_s
         if node.op.name in REDUCTIONS:
             estimate += _short_rows(types_) * _SHORT_ROW_S
         return estimate

@@ -106,6 +106,17 @@ def parse_layer(cell: str, attrs: Attrs, peepholes: bool = False) -> Layer:
     )
 
 
+def steps_and_rows(node: Node) -> tuple[int, int]:
+    """The steps of a layer, and the samples that it takes together, at least one; one each if they
+    are unknown."""
+    x = node.inputs[0]
+    if x is None or not isinstance(x.type, TensorType) or not x.type.static:
+        return 1, 1
+    first, second = x.type.dims[:2]
+    steps, rows = (second, first) if node.attrs.get("layout") else (first, second)
+    return steps, max(rows, 1)
+
+
 def sizes_of(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
     """The sizes T (steps), B (batch), I (input) and H (hidden), from the shapes of the inputs.
     Raises ``ShapeError`` where two inputs disagree."""

@@ -9,7 +9,7 @@
 enum { PANEL = 32 };
 
 #if defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, MOST_ROWS = 6 };
+enum { VECTOR_BYTES = 64, MOST_ROWS = 8 };
 #elif defined(__AVX__)
 enum { VECTOR_BYTES = 32, MOST_ROWS = 2 };
 #else
@@ -62,6 +62,10 @@ static inline void add_product(float *c, int64_t c_step, const float *a, int64_t
         for (int64_t p = 0; p < panels; p++)
             add_block(c + row * c_step + p * PANEL, c_step, a + row * a_step, a_step,
                       b + p * k * PANEL, k, MOST_ROWS, 1);
+    for (; row + 4 <= rows && MOST_ROWS > 4; row += 4)
+        for (int64_t p = 0; p < panels; p++)
+            add_block(c + row * c_step + p * PANEL, c_step, a + row * a_step, a_step,
+                      b + p * k * PANEL, k, 4, 1);
     for (; row + 2 <= rows && MOST_ROWS > 2; row += 2)
         for (int64_t p = 0; p < panels; p++)
             add_block(c + row * c_step + p * PANEL, c_step, a + row * a_step, a_step,

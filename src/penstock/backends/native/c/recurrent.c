@@ -146,10 +146,10 @@ static void fill_codes(code_rows *q, const float *x, int64_t rows)
 }
 
 /* Add the product of `rows` rows from `first` on, each `apart` rows behind the one before, to the
-   gates. */
+   gates, whose rows are `gates_step` apart. */
 static void add_code_product(const struct recurrent *a, const code_matrix *m, int64_t d,
                              const code_rows *q, int64_t first, int64_t apart, int64_t rows,
-                             float *gates)
+                             float *gates, int64_t gates_step)
 {
     enum { MOST = 64 };
     int64_t quads = (q->width + QUAD - 1) / QUAD, panels = a->gates / PANEL;
@@ -169,7 +169,7 @@ static void add_code_product(const struct recurrent *a, const code_matrix *m, in
                 const int32_t *restrict from = c + r * GROUP * PANEL;
                 const int32_t *restrict column_sums = m->sums + at, *restrict zeros = m->zeros + at;
                 const float *restrict scales = m->scales + at;
-                float *restrict to = gates + (row + r) * a->gates + p * PANEL;
+                float *restrict to = gates + (row + r) * gates_step + p * PANEL;
                 for (int64_t j = 0; j < group * PANEL; j++) {
                     int32_t sum = from[j] - q->zero * column_sums[j] - sums[r] * zeros[j];
                     to[j] += (float)sum * (scales[j] * q->scale);
@@ -191,7 +191,7 @@ static void step(const struct recurrent *a, int64_t d, int64_t rows, float *gate
     if (a->cell != GRU) {
         if (a->r_codes.panels) {
             fill_codes(&m->h_codes, m->h, rows);
-            add_code_product(a, &a->r_codes, d, &m->h_codes, 0, 1, rows, gates);
+            add_code_product(a, &a->r_codes, d, &m->h_codes, 0, 1, rows, gates, a->gates);
         } else
             add_product(gates, width, m->h, n, a->r + d * n * width, n, rows, panels);
         for (int64_t b = 0; b < rows; b++)
@@ -240,6 +240,31 @@ static float *taken(char **from, int64_t count)
     return start;
 }
 
+/* The gates of the next steps from X and the bias, [step][row]: of all those of a row at once, or of all
+   rows of a step, whichever are more. */
+static void add_inputs(const struct recurrent *a, int64_t d, int64_t s, int64_t count, int64_t first,
+                       int64_t rows, memory *m)
+{
+    int64_t width = a->gates, reverse = d ? 1 : a->first_reverse, of_row = count > rows;
+    int64_t start = reverse ? a->steps - 1 - s : s, x_step = a->batch_first ? 1 : a->batch;
+    int64_t x_row = a->batch_first ? a->steps : 1;
+    int64_t at = start * x_step + first * x_row;
+    x_step = reverse ? -x_step : x_step;
+    int64_t one = of_row ? x_row : x_step, next = of_row ? x_step : x_row;
+    int64_t to_one = of_row ? width : rows * width, to_next = of_row ? rows * width : width;
+    for (int64_t i = 0; i < count * rows; i++)
+        memcpy(m->inputs + i * width, a->bias + d * width, width * sizeof(float));
+    for (int64_t i = 0; i < (of_row ? rows : count); i++) {
+        int64_t together = of_row ? count : rows, row = at + i * one;
+        float *to = m->inputs + i * to_one;
+        if (a->w_codes.panels)
+            add_code_product(a, &a->w_codes, d, &m->x_codes, row, next, together, to, to_next);
+        else
+            add_product(to, to_next, a->x + row * a->input, next * a->input,
+                        a->w + d * a->input * width, a->input, together, width / PANEL);
+    }
+}
+
 static void run_direction(const struct recurrent *a, int64_t d, int64_t first, int64_t rows, char *at)
 {
     int64_t n = a->hidden, width = a->gates, reverse = d ? 1 : a->first_reverse;
@@ -264,23 +289,8 @@ static void run_direction(const struct recurrent *a, int64_t d, int64_t first, i
         }
     for (int64_t s = 0; s < a->steps; s++) {
         int64_t within = s % a->chunk, left = a->steps - s;
-        if (!within) /* X of the next steps at once */
-            for (int64_t k = 0; k < a->chunk && k < left; k++) {
-                int64_t t = reverse ? a->steps - 1 - s - k : s + k;
-                float *to = m.inputs + k * rows * width;
-                for (int64_t b = 0; b < rows; b++)
-                    memcpy(to + b * width, a->bias + d * width, width * sizeof(float));
-                int64_t row = a->batch_first ? first * a->steps + t : t * a->batch + first;
-                int64_t apart = a->batch_first ? a->steps : 1;
-                if (!a->w_codes.panels)
-                    add_product(to, width, a->x + row * a->input, apart * a->input,
-                                a->w + d * a->input * width, a->input, rows, width / PANEL);
-                else if (rows > 1)
-                    add_code_product(a, &a->w_codes, d, &m.x_codes, row, apart, rows, to);
-            }
-        if (!within && a->w_codes.panels && rows == 1)
-            add_code_product(a, &a->w_codes, d, &m.x_codes, reverse ? a->steps - 1 - s : s,
-                             reverse ? -1 : 1, left < a->chunk ? left : a->chunk, m.inputs);
+        if (!within)
+            add_inputs(a, d, s, left < a->chunk ? left : a->chunk, first, rows, &m);
         int64_t t = reverse ? a->steps - 1 - s : s;
         memcpy(m.next_h, m.h, rows * n * sizeof(float));
         memcpy(m.next_c, m.c, rows * n * sizeof(float));
