@@ -50,9 +50,11 @@ class ValueMemory:
     ``strides``: of each value in the arena, in bytes; empty for C order. ``orders``: of each node
     whose kernel writes into the arena, the order of its outputs' dims. ``alternating``: the
     updated values of loops that may be written straight into a buffer of the loop, each with the
-    body's input whose buffers these are. ``copied``: nodes that view only what their kernel cannot
-    view in these strides. ``invalid``: nodes whose kernel rejects the shapes of its inputs, with
-    the error. ``escapes``: values that outlive the run, the iteration or the branch.
+    body's input whose buffers these are. ``expected``: the order of dims of Transposes of dynamic
+    values, which are assumed to have their dims in their own. ``copied``: nodes that view only what
+    their kernel cannot view in these strides. ``invalid``: nodes whose kernel rejects the shapes of
+    its inputs, with the error. ``escapes``: values that outlive the run, the iteration or the
+    branch.
     """
 
     escapes: Collection[Value]
@@ -60,6 +62,7 @@ class ValueMemory:
     strides: dict[Value, tuple[int, ...]] = field(default_factory=dict)
     views: dict[Value, View] = field(default_factory=dict)
     orders: dict[Node, Order] = field(default_factory=dict)
+    expected: dict[Value, Order] = field(default_factory=dict)
     copied: set[Node] = field(default_factory=set)
     invalid: dict[Node, Exception] = field(default_factory=dict)
 
@@ -71,7 +74,8 @@ class ValueMemory:
         if value.const is not None or not is_plannable(type_):
             return True
         if view is None and value not in self.strides:
-            return list(order) == sorted(order)
+            expected = dense_strides(type_, self.expected.get(value, ()))
+            return _matches(type_, expected, order)
         return _matches(type_, self.strides_of(value), order)
 
     def strides_of(self, value: Value) -> tuple[int, ...]:
@@ -268,6 +272,9 @@ class _Annotator:
         fixed = all(value is None or value.const is not None for value in rest)
         # A node with control inputs needs a step: others may wait for it.
         if dummy is None or source is None or not fixed or node.control_inputs:
+            (value, *_), perm = node.outputs, node.attrs.get("perm")
+            if node.op.full_name == "Transpose" and value is not None and is_plannable(value.type):
+                self.memory.expected[value] = tuple(np.argsort(perm).tolist()) if perm else ()
             return
         try:
             arrays = kernel.function(dummy, *[None if v is None else v.const for v in rest])

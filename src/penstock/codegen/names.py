@@ -39,6 +39,7 @@ import numpy as np
 from penstock.algorithms.checkpoints import paced
 from penstock.codegen.helpers import HELPERS
 from penstock.ir.contract import Guard
+from penstock.ir.layout import LateArray
 from penstock.ir.op import Kernel
 from penstock.ops.result_bytes import counted
 from penstock.plan.arena_layout import ArenaPlan
@@ -175,7 +176,7 @@ def bind_names(
     for index, slot in enumerate(paced(plan.slots)):
         name = names.slots[index]
         if slot.kind in (SlotKind.DYNAMIC, SlotKind.CONSTANT):
-            values.append(object())  # a placeholder, for ``Kernel.bind``
+            values.append(LateArray(slot.strides))
             if slot.kind is SlotKind.CONSTANT and name in read:
                 namespace[name] = slot.const
             continue

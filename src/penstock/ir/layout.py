@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +16,15 @@ def address(array: np.ndarray) -> int:
     start = array.__array_interface__["data"][0]
     assert isinstance(start, int)
     return start
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LateArray:
+    """Stands for an array that is given during the run, when a kernel is bound. It may have any
+    strides; the ones that are expected are given if its dims are not in memory in their own order.
+    """
+
+    strides: tuple[int, ...] = ()
 
 
 def packed_strides(

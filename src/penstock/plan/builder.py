@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
-from penstock.analysis.value_memory import ValueMemory, has_buffers, value_memory
+from penstock.analysis.value_memory import (
+    ValueMemory,
+    dense_strides,
+    has_buffers,
+    value_memory,
+)
 from penstock.backends.base import Backend, transfer_kernel
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InternalError
@@ -248,7 +253,10 @@ class _Builder:
             return None
         source = inputs[0]
         roots, base, owned = self.roots(source), self.holder(source), self.slots[source].owned
-        slots = self.define_all(node.outputs, roots=roots, base=base, owned=owned)
+        place = {"roots": roots, "base": base, "owned": owned}
+        if outputs and (order := self.memory.expected.get(outputs[0])):
+            place["strides"] = dense_strides(outputs[0].type, order)
+        slots = self.define_all(node.outputs, **place)
         return Step(node, kernel, inputs, slots, backend=backend.name, contract=contract)
 
     def copying(self, node: Node, kernel: Kernel, inputs: tuple[int, ...]) -> Step:

@@ -67,9 +67,10 @@ class Slot:
     """One value of a plan.
 
     ``base``, ``offset`` (bytes from the start of ``base``) and ``strides`` (bytes) place an alias.
-    An arena slot has ``strides`` if its dims are not in memory in their own order. ``roots`` are
-    the arena slots whose memory a dynamic value may share. An ``owned`` dynamic value shares memory
-    with its own views alone (whose ``base`` it is), so that the caller can have it without a copy.
+    An arena slot has ``strides`` if its dims are not in memory in their own order, a dynamic one if
+    they are expected not to be. ``roots`` are the arena slots whose memory a dynamic value may
+    share. An ``owned`` dynamic value shares memory with its own views alone (whose ``base`` it is),
+    so that the caller can have it without a copy.
     """
 
     name: str

@@ -80,6 +80,15 @@ def test_pool_of_channels_last_images_reads_and_writes_them_where_they_are(name)
     np.testing.assert_allclose(y, wanted, rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["AveragePool", "LpPool", "MaxPool"])
+def test_pool_with_one_window_of_all_elements_equals_numpy_and_is_a_reduction(name):
+    x = draw((2, 3, 9, 11), np.float32)
+    node = node_of(name, [x], kernel_shape=[9, 11])
+    check(node, [x], TOLERANCE["float32"])
+    kernel = kernel_of(node, LIBRARIES[0])
+    assert "pool" not in kernel.binder.implementation
+
+
 @pytest.mark.parametrize(("kernel", "p"), [((9, 9, 1), 2), ((2, 2, 2), 3)])
 def test_pool_of_many_taps_or_another_power_has_no_compiled_kernel(kernel, p):
     x = draw((1, 1, 10, 10, 10), np.float32)

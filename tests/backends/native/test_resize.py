@@ -86,6 +86,36 @@ def test_pad_with_copies_equals_numpy(pads, mode, dtype):
     check(node_of("Pad", inputs, [1, 3], mode=mode), inputs)
 
 
-def test_pad_with_a_constant_has_no_compiled_kernel():
-    inputs = [image((2, 3), "float32"), np.array([1, 1, 0, 0])]
+PADS = [(0, 0, 2, 3, 0, 0, 1, 2), (0, 2, 0, 0, 1, 3, 0, 0), (0, 0, 0, 0, 0, 4, 0, 0)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "int64"])
+@pytest.mark.parametrize("pads", PADS)
+def test_pad_with_a_constant_equals_numpy(pads, dtype):
+    inputs = [image((2, 3, 5, 7), dtype), np.array(pads)]
+    check(node_of("Pad", inputs, [1]), inputs)
+    inputs = [
+        image((4, 3, 40), dtype),
+        np.array([5, 1, 4, 0]),
+        np.array(3, dtype),
+        np.array([-1, 0]),
+    ]
+    check(node_of("Pad", inputs, [1, 2, 3]), inputs)
+
+
+@pytest.mark.parametrize("pads", PADS)
+def test_pad_of_channels_last_images_reads_and_writes_them_where_they_are(pads):
+    x = np.moveaxis(image((2, 5, 7, 3), "float32"), 3, 1)
+    node = node_of("Pad", [x, np.array(pads)], [1])
+    wanted = node.op.compile(node, [x.type for x in node.inputs]).function(x, np.array(pads))
+    n, c, h, w = wanted.shape
+    y = np.moveaxis(np.empty((n, h, w, c), np.float32), 3, 1)
+    function, arguments = kernel_of(node, LIBRARIES[0]).bind([x, node.inputs[1].const], [y], None)
+    assert not arguments
+    function()
+    np.testing.assert_array_equal(y, wanted)
+
+
+def test_pad_that_cuts_off_and_pads_with_a_constant_has_no_compiled_kernel():
+    inputs = [image((2, 3), "float32"), np.array([1, -1, 0, 0])]
     assert kernel_of(node_of("Pad", inputs, [1]), LIBRARIES[0]) is None

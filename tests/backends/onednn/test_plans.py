@@ -338,6 +338,21 @@ def test_channels_last_network_copies_nothing():
     assert "Transpose" not in steps(session)
 
 
+def test_channels_last_input_is_read_where_it_is_whatever_its_strides():
+    text = """g (float[2, 20, 20, 8] x) => (float[2, 16, 20, 20] y) {
+        w = ConstantOfShape <value = float[1] {0.1}> (s)
+        s = Constant <value_ints = [16, 8, 3, 3]> ()
+        a = Transpose <perm = [0, 3, 1, 2]> (x)
+        y = Conv <pads = [1, 1, 1, 1]> (a, w)
+    }"""
+    x = draw(2, 20, 20, 8)
+    session = close(text, {"x": x})
+    assert "Reorder" not in steps(session)
+    wanted = session.run({"x": x})["y"]
+    for strided in (np.asfortranarray(x), np.repeat(x, 2, axis=3)[..., ::2]):
+        np.testing.assert_array_equal(session.run({"x": strided})["y"], wanted)
+
+
 def test_outputs_of_a_run_are_in_c_order():
     session = close(BLOCK, {"x": draw(1, 3, 32, 32)})
     (y,) = session.run({"x": draw(1, 3, 32, 32)}).values()

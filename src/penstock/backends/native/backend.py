@@ -31,7 +31,7 @@ from penstock.backends.native.pooling import pooling_call
 from penstock.backends.native.recurrent import recurrent_call, recurrent_seconds
 from penstock.backends.native.reduce import reduction_call
 from penstock.backends.native.regions import roi_align, suppress
-from penstock.backends.native.resize import pad_by_copies, resize
+from penstock.backends.native.resize import pad, resize
 from penstock.backends.native.rotary import rotary
 from penstock.backends.native.sampling import affine_grid, grid_sample
 from penstock.backends.native.select import (
@@ -126,7 +126,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
         integer_product, integer_seconds
     ),
     ("Gemm", "MatMul"): Family(product, product_seconds),
-    ("Pad",): Family(pad_by_copies, _by_memory),
+    ("Pad",): Family(pad, _by_memory),
     ("Hardmax",): Family(hardmax),
     _POOLINGS: Family(pooling_call, _by_memory),
     ("NonMaxSuppression",): Family(suppress, data_dependent=True),

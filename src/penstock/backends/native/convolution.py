@@ -15,13 +15,13 @@ from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.onnx.deconvolution import transposed_windows
 from penstock.ops.work_estimate import flops
-from penstock.types import FLOAT32
+from penstock.types import FLOAT32, TensorType
 
 # As in c/convolution.c.
 _AXES, _BUFFER, _LINE, _MOST_SLICES, _BLOCK = 3, 10240, 2048 - 16, 32, 4
 _LEAST_COLUMNS = 32
 _FLOPS_PER_NS = 40.0
-_CALL_S, _COPIES_S, _FAST_PER_S, _SLOW_PER_S = 1e-6, 5e-6, 50e9, 25e9
+_CALL_S, _COPIES_S, _FAST_PER_S, _SLOW_PER_S, _COPIED_PER_S = 1e-6, 5e-6, 50e9, 25e9, 6e9
 
 
 class _Spread(NamedTuple):
@@ -106,7 +106,9 @@ def convolution_seconds(node: Node) -> float:
     direct = node.op.name == "ConvTranspose" or node.attrs.get("group", 1) > 1
     if direct and x is not None and x.producer is None:
         return _CALL_S + flops(node) / _FAST_PER_S
-    return _CALL_S + _COPIES_S + flops(node) / _SLOW_PER_S
+    types_ = [value.type for value in (x, *node.outputs) if value is not None]
+    copied = sum([t.nbytes for t in types_ if isinstance(t, TensorType) and t.static])
+    return _CALL_S + _COPIES_S + flops(node) / _SLOW_PER_S + copied / _COPIED_PER_S
 
 
 def _axes(node: Node, w: np.ndarray, sizes: Sequence[int]) -> list[Window]:

@@ -17,7 +17,7 @@ from penstock.ops.onnx.pooling import pool_windows
 # As in c/pooling.c.
 _AXES, _BUFFER, _CHUNK, _MOST_TAPS, _WIDE, _MOST_LINES = 3, 12288, 512, 64, 1024, 64
 _SUFFIXES = {"float32": "float", "float64": "double"}
-_GLOBAL = {"GlobalAveragePool": "mean", "GlobalLpPool": "lp", "GlobalMaxPool": "max"}
+_KINDS = {"AveragePool": "mean", "MaxPool": "max"}
 
 _Strides = Sequence[tuple[int, ...] | None]
 
@@ -29,10 +29,11 @@ def pooling_call(site: Site) -> NativeCall | None:
         return None
     if "Lp" in name and p not in (1, 2):
         return None
-    if name in _GLOBAL:
-        kind = f"l{p}" if "Lp" in name else _GLOBAL[name]
+    axes = () if name.startswith("Global") else pool_windows(site.node.attrs, x.dims)
+    indices = len(site.tensors) > 2 and site.tensors[2] is not None
+    if not indices and all(_is_whole(axis) for axis in axes):
+        kind = f"l{p}" if "Lp" in name else _KINDS[name.removeprefix("Global")]
         return reduction_over(site, kind, range(2, len(x.dims)))
-    axes = pool_windows(site.node.attrs, x.dims)
     taps = math.prod(axis.kernel for axis in axes[:-1])
     if len(axes) > _AXES or max(taps, axes[-1].kernel) > _MOST_TAPS:
         return None
@@ -44,6 +45,11 @@ def pooling_call(site: Site) -> NativeCall | None:
         return _call(site, kind, axes, (None,) * len(site.tensors))
     except UnsupportedError:
         return None
+
+
+def _is_whole(axis: Window) -> bool:
+    """Whether there is one window, of all elements."""
+    return axis.count == 1 and axis.kernel == axis.size and not axis.padded
 
 
 def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> NativeCall:

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.ir.layout import packed_strides
-from penstock.ops.onnx.pad import padded_places
+from penstock.ops.onnx.pad import pad_widths, padded_places
 from penstock.ops.onnx.resize import Table, resize_tables
 from penstock.types import TensorType
 
@@ -38,25 +38,72 @@ def resize(site: Site) -> NativeCall | None:
     return _by_tables(site, f"resize_nearest_{size}" if nearest else f"resize_{x.dtype}", tables)
 
 
-def pad_by_copies(site: Site) -> NativeCall | None:
-    """Pad with copies of elements, of constant widths."""
-    x, y, mode = site.input(0), site.output(), site.attr("mode", "constant")
-    inputs = range(1, len(site.constants))
-    if (
-        x is None
-        or mode == "constant"
-        or any(site.input(i) and site.constant(i) is None for i in inputs)
-    ):
+def pad(site: Site) -> NativeCall | None:
+    """Pad of constant widths, with a constant or with copies of elements."""
+    x, y, inputs = site.input(0), site.output(), range(1, len(site.constants))
+    if x is None or any(site.input(i) and site.constant(i) is None for i in inputs):
         return None
     size = 0 if x.dtype is None else x.dtype.itemsize
     if size not in (1, 2, 4, 8) or 0 in (*x.dims, *y.dims) or max(x.dims) >= _MOST_INDEX:
         return None
+    if site.attr("mode", "constant") == "constant":
+        value = site.constant(2)
+        value = np.zeros(1, x.dtype) if value is None else value
+        widths = pad_widths(x.dims, site.constants)
+        if value.size != 1 or min(map(min, widths), default=0) < 0:
+            return None
+        return _pad_call(site, f"pad_{size}", widths, value, (None,) * len(site.tensors))
     tables = []
     for axis, places in enumerate(padded_places(x.dims, site.node.attrs, site.constants)):
         if not np.array_equal(places, np.arange(x.dims[axis])):
             ones = np.ones((1, len(places)))
             tables.append(Table(axis, x.dims[axis], len(places), places[None], ones, None))
     return _by_tables(site, f"resize_nearest_{size}", tables) if tables else None
+
+
+def _pad_call(
+    site: Site,
+    name: str,
+    widths: Sequence[tuple[int, int]],
+    value: np.ndarray,
+    strides: _Strides,
+) -> NativeCall:
+    """The call of a Pad with a constant, for tensors of these strides. Raises
+    ``UnsupportedError``."""
+    x, y = site.input(0), site.output()
+    assert x is not None
+    x_strides = strides[0] or packed_strides(x.dims, 1)
+    y_strides = strides[len(site.constants)] or packed_strides(y.dims, 1)
+    axes = [axis for axis in range(len(y.dims)) if y.dims[axis] > 1]
+    axes.sort(key=lambda axis: -y_strides[axis])
+    before, length, width = 0, 1, 1
+    # Elements of a row, as long as these are adjacent in both.
+    while axes and before == 0 and length == width:
+        axis = axes[-1]
+        if y_strides[axis] != width or (x.dims[axis] > 1 and x_strides[axis] != length):
+            break
+        before, length, width = (n * width for n in (widths[axis][0], x.dims[axis], y.dims[axis]))
+        axes.pop()
+    rows: list[tuple[int, ...]] = []
+    for i in axes:
+        count, steps = y.dims[i], (x_strides[i], y_strides[i])
+        outer = rows[-1] if rows else ()
+        if outer and x.dims[i] == count and outer[3:] == tuple([count * step for step in steps]):
+            # All of the axis: those of the one around it follow each other.
+            rows[-1] = tuple([n * count for n in outer[:3]]) + steps
+        else:
+            rows.append((count, widths[i][0], x.dims[i], *steps))
+    return NativeCall(
+        name,
+        (
+            *(Tensor(0), site.result(), value),
+            np.array(rows, np.int64).reshape(-1, 5),
+            *(len(rows), before, length, width),
+        ),
+        items=math.prod(y.dims[axis] for axis in axes),
+        item_ns=10 + 0.05 * width,
+        restrided=partial(_pad_call, site, name, widths, value),
+    )
 
 
 def _by_tables(site: Site, name: str, tables: Sequence[Table]) -> NativeCall | None:

@@ -6,7 +6,7 @@ import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from penstock.backends.onednn.primitive import (
     reorder_primitive,
 )
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext, Strides
-from penstock.ir.layout import address, packed_strides
+from penstock.ir.layout import LateArray, address, packed_strides
 from penstock.ir.op import Kernel
 from penstock.types import TensorType
 
@@ -158,7 +158,7 @@ class PrimitiveCache:
             dims, itemsize, order = type_.dims, _itemsize(type_), self.spec.dims_order
             if i in self.spec.weights:
                 strides.append(self.packed_strides[i])
-            elif isinstance(x, np.ndarray):
+            elif isinstance(x, np.ndarray) or (isinstance(x, LateArray) and x.strides):
                 strides.append(canonical_strides(dims, x.strides, order, itemsize))
             else:
                 strides.append(packed_strides(dims, itemsize))
@@ -174,8 +174,8 @@ class PrimitiveCache:
         """The call of a primitive that was created for these tensors."""
         library, primitive = self.library, bound.primitive
         memories = bound.fixed()
-        # Memory objects of arrays that are given during the run, the array, and if it is read.
-        late: list[tuple[Any, Any, bool]] = []
+        # The arrays that are given during the run, each with what sets its address.
+        late: list[tuple[Any, _Handle]] = []
         conversions: list[Call] = []
         for argument, i in bound.tensors.items():
             x = tensors[i]
@@ -191,7 +191,8 @@ class PrimitiveCache:
                 arguments = {SRC: own_memory, DST: target, **scaling.arguments(library, attr)}
                 conversions.append(reorder_primitive(library, own, taken, attr).call(arguments))
             if array is None:
-                late.append((own_memory, x, i not in self.spec.desc.outputs))
+                is_read = i not in self.spec.desc.outputs
+                late.append((x, _Handle(own_memory, is_read, _dims_order(x))))
         for argument in bound.dropped:
             memories[argument] = new_memory(library, primitive.query_argument(argument))
         # Given even where none is needed, so that calls with other threads have as many arguments.
@@ -201,8 +202,8 @@ class PrimitiveCache:
             call = _in_turn([*conversions, call]), ()
         if not late:
             return call
-        run = _with_handles(library, call, [(memory, is_read) for memory, _, is_read in late])
-        return run, tuple([x for _, x, _ in late])
+        run = _with_handles(library, call, [handle for _, handle in late])
+        return run, tuple([x for x, _ in late])
 
     def _call_on_copies(self, tensors: Sequence[Any], workspace: np.ndarray | None) -> Call:
         """As ``call``, on copies without gaps, where oneDNN has no primitive for the tensors."""
@@ -271,18 +272,29 @@ def _in_turn(calls: Sequence[Call]) -> Callable[[], int]:
     return run
 
 
-def _with_handles(
-    library: Library, call: Call, memories: Sequence[tuple[Any, bool]]
-) -> Callable[..., None]:
+class _Handle(NamedTuple):
+    """A memory object whose address is set at each call. Its dims are in memory in ``order``, None
+    if that is their own."""
+
+    memory: Any
+    is_read: bool
+    order: tuple[int, ...] | None
+
+
+def _dims_order(x: Any) -> tuple[int, ...] | None:
+    strides = x.strides if isinstance(x, LateArray) else ()
+    return tuple(sorted(range(len(strides)), key=lambda i: -strides[i])) or None
+
+
+def _with_handles(library: Library, call: Call, handles: Sequence[_Handle]) -> Callable[..., None]:
     """The call, with some addresses set each time; of tensors that are read, also of copies."""
     function, arguments = call
     set_handle, from_buffer = library.lib.dnnl_memory_set_data_handle, library.ffi.from_buffer
-    targets = [tensor_memory for tensor_memory, _ in memories]
 
     def run(*arrays: np.ndarray) -> None:
         try:
-            for target, x in zip(targets, arrays, strict=True):
-                set_handle(target, from_buffer(x))
+            for (target, _, order), x in zip(handles, arrays, strict=True):
+                set_handle(target, from_buffer(x.transpose(order) if order else x))
         except ValueError:  # an array with gaps, or without a buffer
             run_on_copies(*arrays)
         else:
@@ -290,12 +302,13 @@ def _with_handles(
 
     def run_on_copies(*arrays: np.ndarray) -> None:
         used = []
-        for (tensor_memory, is_read), x in zip(memories, arrays, strict=True):
+        for (target, is_read, order), x in zip(handles, arrays, strict=True):
+            x = x.transpose(order) if order else x
             if not x.flags.c_contiguous:
                 assert is_read, "memory set aside for a result is not contiguous"
                 x = np.ascontiguousarray(x)
             used.append(x)  # copies live until the call is over
-            set_handle(tensor_memory, pointer(library, x))
+            set_handle(target, pointer(library, x))
         library.check(function(*arguments))
 
     return run

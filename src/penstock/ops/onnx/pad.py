@@ -153,12 +153,18 @@ def _padded_data(x: TensorType, pads: tuple[Dim, Dim], mode: str, consts: Consts
     return (*[value] * before, *x.data, *[value] * after)
 
 
-def padded_places(dims: Sequence[int], attrs: Attrs, consts: Consts) -> list[np.ndarray]:
-    """For each axis of a Pad of constant widths the elements of the input that it copies."""
+def pad_widths(dims: Sequence[int], consts: Consts) -> list[tuple[int, int]]:
+    """The constant widths of a Pad, before and after each axis."""
     _, widths, _, axes = rules.pad_with_none(consts, 4)
     by_axis: Any = _by_axis(
         len(dims), widths.reshape(-1).tolist(), None if axes is None else axes.reshape(-1).tolist()
     )
+    return by_axis
+
+
+def padded_places(dims: Sequence[int], attrs: Attrs, consts: Consts) -> list[np.ndarray]:
+    """For each axis of a Pad of constant widths the elements of the input that it copies."""
+    by_axis = pad_widths(dims, consts)
     return [
         _padded(np.arange(n), pads, _mode(attrs)) for n, pads in zip(dims, by_axis, strict=True)
     ]

@@ -104,6 +104,21 @@ PLACES(places_double, double)
         const axis *along = &a->axes[a->n_axes - 1];                                              \
         const type *weights = (const type *)a->weights + along->first;                            \
         int64_t count = along->count, inner = a->inner;                                           \
+        if (n_rows == 2 && along->taps == 2) {                                                    \
+            const int32_t *left = a->indices + along->first, *right = left + count;               \
+            for (int64_t j = 0; j < count; j++, y += inner) {                                     \
+                const type *p = x + offsets[0] + left[j] * inner;                                 \
+                const type *q = x + offsets[1] + left[j] * inner;                                 \
+                const type *r = x + offsets[0] + right[j] * inner;                                \
+                const type *s = x + offsets[1] + right[j] * inner;                                \
+                type u = weights[j], v = weights[count + j];                                      \
+                type a0 = u * shares[0], a1 = u * shares[1], b0 = v * shares[0],                  \
+                     b1 = v * shares[1];                                                          \
+                for (int64_t i = 0; i < inner; i++)                                               \
+                    y[i] = p[i] * a0 + q[i] * a1 + r[i] * b0 + s[i] * b1;                         \
+            }                                                                                     \
+            return;                                                                               \
+        }                                                                                         \
         for (int64_t j = 0; j < count; j++)                                                       \
             for (int64_t from = 0; from < inner; from += BLOCK) {                                 \
                 int64_t width = inner - from < BLOCK ? inner - from : BLOCK;                      \
@@ -203,7 +218,62 @@ NEAREST(resize_nearest_2, uint16_t)
 NEAREST(resize_nearest_4, uint32_t)
 NEAREST(resize_nearest_8, uint64_t)
 
+/* A constant tensor with another in it. An item is a row of the result: `width` elements, of which
+   `length` are copied behind `before` others. */
+typedef struct {
+    int64_t count, before, length, x_stride, y_stride;
+} padded_axis;
+
+struct pad {
+    const void *x;
+    void *y;
+    const void *value;
+    const padded_axis *axes; /* those of the rows */
+    int64_t n_axes, before, length, width;
+};
+
+#define PAD(name, type)                                                                           \
+    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    {                                                                                             \
+        const struct pad *a = arguments;                                                          \
+        const type value = *(const type *)a->value;                                               \
+        const padded_axis one = {1, 0, 1, 0, 0}, *rows = a->n_axes ? a->axes + a->n_axes - 1 : &one;\
+        for (int64_t item = begin; item < end;) {                                                 \
+            const type *x = a->x;                                                                 \
+            type *y = a->y;                                                                       \
+            const int64_t first = item % rows->count, left = end - item;                          \
+            const int64_t stop = rows->count - first < left ? rows->count : first + left;         \
+            int64_t rest = item / rows->count, inside = 1;                                        \
+            for (int64_t i = a->n_axes - 2; i >= 0; rest /= a->axes[i--].count) {                 \
+                const int64_t at = rest % a->axes[i].count, from = at - a->axes[i].before;        \
+                y += at * a->axes[i].y_stride;                                                    \
+                x += from * a->axes[i].x_stride;                                                  \
+                inside &= from >= 0 && from < a->axes[i].length;                                  \
+            }                                                                                     \
+            for (int64_t r = first; r < stop; r++) {                                              \
+                const int64_t from = r - rows->before, before = a->before;                        \
+                const int64_t length =                                                            \
+                    inside && from >= 0 && from < rows->length ? a->length : 0;                   \
+                type *row = y + r * rows->y_stride;                                               \
+                for (int64_t i = 0; i < before; i++)                                              \
+                    row[i] = value;                                                               \
+                if (length)                                                                       \
+                    memcpy(row + before, x + from * rows->x_stride, length * sizeof(type));       \
+                for (int64_t i = before + length; i < a->width; i++)                              \
+                    row[i] = value;                                                               \
+            }                                                                                     \
+            item += stop - first;                                                                 \
+        }                                                                                         \
+        return 0;                                                                                 \
+    }
+
+PAD(pad_1, uint8_t)
+PAD(pad_2, uint16_t)
+PAD(pad_4, uint32_t)
+PAD(pad_8, uint64_t)
+
 const kernel_entry resize_kernels[] = {
+    KERNEL(pad_1, pad), KERNEL(pad_2, pad), KERNEL(pad_4, pad), KERNEL(pad_8, pad),
     KERNEL(resize_float32, resize),   KERNEL(resize_float64, resize),
     KERNEL(resize_nearest_1, resize), KERNEL(resize_nearest_2, resize),
     KERNEL(resize_nearest_4, resize), KERNEL(resize_nearest_8, resize),
