@@ -156,12 +156,52 @@ def test_stream_destination_on_another_stream_is_waited_for():
 
 
 def test_costs_say_which_chain_is_the_longest():
-    #   A -> B -> D      C takes longer than B and E together
+    #   A -> B -> E -> D      F takes longer than E
+    #    '-> C -> F ---^
+    graph = ("A B C D E F", "A>B A>C B>E C>F E>D F>D")
+    it = Named(*graph, cost=[1, 1, 1, 1, 2, 5])
+    assert str(it) == "A:0!0 B:1?0 C:0 D:0?1 E:1!1 F:0"
+    it = Named(*graph, cost=[0] * 6)
+    assert str(it) == "A:0!0 B:0 C:1?0 D:0?1 E:0 F:1!1"
+
+
+def test_own_cost_of_a_node_is_not_behind_it():
+    #   A -> B -> D      as much comes after B as after C, which takes longer: the first edge decides
     #    '-> C ---^
     it = Named("A B C D", "A>B A>C B>D C>D", cost=[1, 2, 5, 1])
-    assert str(it) == "A:0!0 B:1?0!1 C:0 D:0?1"
-    it = Named("A B C D", "A>B A>C B>D C>D", cost=[0, 0, 0, 0])
     assert str(it) == "A:0!0 B:0 C:1?0!1 D:0?1"
+
+
+def test_command_goes_where_it_has_run_before_if_chains_are_equal():
+    #   A(x) -> B(y) -> D
+    #    '----> C(x) ---^
+    graph, commands = ("A B C D", "A>B A>C B>D C>D"), ["x", "y", "x", "z"]
+    for cost in (None, [3, 2, 5, 1], [3, 5, 2, 1]):
+        it = Named(*graph, commands=commands, cost=cost)
+        assert str(it) == "A:0!0 B:1?0!1 C:0 D:0?1"
+
+
+def test_longer_chain_goes_before_the_same_command():
+    #   A(x) -> B(y) -> E -> D
+    #    '----> C(x) --------^
+    it = Named("A B C D E", "A>B A>C B>E C>D E>D", commands=["x", "y", "x", "z", "w"])
+    assert str(it) == "A:0!0 B:0 C:1?0!1 D:0?1 E:0"
+
+
+def test_stream_that_ran_the_command_is_taken_over_first():
+    #   A -> B(x) -> E -> F
+    #    |-> C(y) ---^'-> G(z)      G takes over the stream of C or of D
+    #    '-> D(z) ---^
+    graph = ("A B C D E F G", "A>B A>C A>D B>E C>E D>E E>F E>G")
+    for commands in (["a", "x", "y", "z", "e", "f", "z"], ["a", "x", "z", "y", "e", "f", "z"]):
+        stream = Named(*graph, commands=commands).schedule.stream
+        assert stream[6] == stream[commands.index("z")] != stream[0]
+
+
+def test_shared_stream_is_one_that_ran_the_command_if_it_is_free_as_soon():
+    #   A(x)   B(y)   C(y)   D(x)
+    it = Named("A B C D", "", commands=["x", "y", "y", "x"], max_streams=2)
+    assert it.schedule.programs == [[0, 3], [1, 2]]
 
 
 def test_a_stream_is_not_taken_over_while_its_last_node_may_run():
@@ -288,6 +328,7 @@ def test_stream_timeline_counts_the_signal_that_begins_the_run():
     ("arguments", "message"),
     [
         ({"devices": [0]}, "devices has 1 entries for 2 nodes"),
+        ({"commands": "xyz"}, "commands has 3 entries for 2 nodes"),
         ({"cost": []}, "cost has 0 entries for 2 nodes"),
         ({"cost": [1, -1]}, "node 1 cannot cost -1"),
         ({"cost": [math.nan, 1]}, "node 0 cannot cost nan"),

@@ -74,6 +74,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
     several = draw(st.sampled_from([1, 1, 2, 3]))
     arguments["devices"] = draw(each(st.integers(0, several - 1)))
+    arguments["commands"] = draw(st.none() | each(st.sampled_from([None, "x", "y"])))
     arguments["cost"] = draw(st.none() | each(st.sampled_from([0, 1, 2.5, float("inf")])))
     if draw(st.booleans()):
         least = len(set(arguments["devices"]))

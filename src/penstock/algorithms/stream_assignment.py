@@ -13,7 +13,7 @@ width of the graph, which following the longest chains alone does not ensure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain
@@ -24,6 +24,7 @@ from penstock.algorithms.dag import Dag, expect_one_per_node
 from penstock.algorithms.ordering import ranks, topological_order
 
 _NONE = -1
+_NEAREST = 16  # paths that are searched for a command
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ def assign_streams(
     dag: Dag,
     *,
     devices: Sequence[int] | None = None,
+    commands: Sequence[Hashable] | None = None,
     cost: Sequence[float] | None = None,
     max_streams: int = 0,
 ) -> StreamSchedule:
@@ -73,42 +75,46 @@ def assign_streams(
 
     Node i runs on a stream of device ``devices[i]``, by default 0. A node is followed on its stream
     by the successor with the longest chain of nodes behind it, where nodes count ``cost[i]`` (any
-    unit), by default 1. These paths are then joined where a node depends on the last one of a path.
+    unit), by default 1; of equal ones, by one whose ``commands[i]`` the path has run before, as
+    streams keep what commands need; else by the one whose edge comes first. None as a command
+    equals no other. These paths are then joined where a node depends on the last one of a path,
+    preferably one that has run the same command.
 
     On each device, there are no more streams than nodes that can run at once in any order of the
     graph; nodes of one stream then depend on each other. ``max_streams``, if not 0, bounds the
     streams of all devices together, at least one for each. If it is less, independent paths share
     streams: they are taken by the length of the chain that they begin, longest first, and one that
-    does not follow another goes where it could start first.
+    does not follow another goes where it could start first, if possible where its command ran last.
 
     Time is nearly linear in nodes and mostly local edges, times devices; memory is linear.
 
     Raises:
-        ValueError: ``devices`` or ``cost`` does not have one entry per node; a cost is negative or
-            not a number; ``max_streams`` is negative, or less than the devices used.
+        ValueError: ``devices``, ``commands`` or ``cost`` does not have one entry per node; a cost
+            is negative or not a number; ``max_streams`` is negative, or less than the devices used.
     """
     devices = [0] * dag.n if devices is None else devices
+    commands = [None] * dag.n if commands is None else commands
     cost = [1.0] * dag.n if cost is None else cost
-    expect_one_per_node(dag, devices=devices, cost=cost)
+    expect_one_per_node(dag, devices=devices, commands=commands, cost=cost)
     _expect_costs(cost)
     used = list(dict.fromkeys(devices))
     if max_streams < 0 or 0 < max_streams < len(used):
         raise ValueError(f"max_streams is {max_streams}, for nodes on {len(used)} devices")
     dag = transitive_reduction(dag)
-    # The length of the longest chain that begins with each node.
-    urgency = [own + rest for own, rest in zip(cost, ranks(dag, cost), strict=True)]
+    behind = ranks(dag, cost)
     order = _chain_order(dag)
     # A -> C, A -> D, B -> C: with C behind A, B and D would get streams of their own.
     stream = [_NONE] * dag.n
     width: dict[int, int] = {}
     for d in used:
-        paths = _paths(dag, order, [on == d for on in devices], urgency)
+        paths = _paths(dag, order, [on == d for on in devices], behind, commands)
         chains = fewest_chains(dag, order, paths)
         width[d] = max(chains) + 1
         stream = [s if c == _NONE else c for s, c in zip(stream, chains, strict=True)]
     if 0 < max_streams < sum(width.values()):
-        order = topological_order(dag, urgency)
-        stream = _share(dag, order, devices, cost, stream, width, max_streams)
+        # The length of the longest chain that begins with each node.
+        order = topological_order(dag, [a + b for a, b in zip(cost, behind, strict=True)])
+        stream = _share(dag, order, devices, commands, cost, stream, width, max_streams)
     return _schedule(dag, order, stream, devices)
 
 
@@ -170,28 +176,39 @@ def _chain_order(dag: Dag) -> list[int]:
 
 
 def _paths(
-    dag: Dag, order: Sequence[int], own: Sequence[bool], urgency: Sequence[float]
+    dag: Dag,
+    order: Sequence[int],
+    own: Sequence[bool],
+    behind: Sequence[float],
+    commands: Sequence[Hashable],
 ) -> list[int]:
     """The path of each node that is ``own``, by number; -1 for others.
 
     Along ``order``, each node that is on no path takes over one that has ended above it, or begins
-    one, and is followed by the most urgent successor that is on none. The paths that have ended
-    above a node are known to its successors, and after the last of these to that one's successors,
-    so that not every node below an end finds it.
+    one, and is followed by the successor on none that has the longest chain ``behind`` it. The
+    paths that have ended above a node are known to its successors, and after the last of these to
+    that one's successors, so that not every node below an end finds it.
     """
     path = [_NONE if o else dag.n for o in own]
     ended: list[list[int]] = [[] for _ in order]
     last: dict[int, int] = {}  # the last node of each path
+    ran: list[set[Hashable]] = []  # the commands of each path
     readers = [len(after) for after in dag.succ]
     for first in paced(order):
         i, before = first, dag.pred[first]
         if path[i] == _NONE:
-            number = next((ended[p].pop() for p in before if ended[p]), len(last))
+            number = _taken_over([ended[p] for p in before if ended[p]], ran, commands[i])
+            if number == _NONE:
+                number = len(ran)
+                ran.append(set())
             while i != _NONE:
                 path[i] = number
                 last[number] = i
+                if commands[i] is not None:
+                    ran[number].add(commands[i])
                 free = [j for j in dag.succ[i] if path[j] == _NONE]
-                i = max(free, key=urgency.__getitem__, default=_NONE)
+                values = [(behind[j], commands[j] in ran[number]) for j in free]
+                i = free[values.index(max(values))] if free else _NONE
         known = [[path[first]]] if last.get(path[first]) == first else [[]]
         for p in before:
             readers[p] -= 1
@@ -202,6 +219,16 @@ def _paths(
             known[-1] += fewer
         ended[first] = known[-1]
     return [_NONE if p == dag.n else p for p in path]
+
+
+def _taken_over(ended: Sequence[list[int]], ran: Sequence[set[Hashable]], command: Hashable) -> int:
+    """Take one of the paths that have ended: of the nearest one that has run ``command``, else the
+    nearest; -1 if there is none."""
+    for paths in ended:
+        for k in range(len(paths) - 1, max(len(paths) - 1 - _NEAREST, -1), -1):
+            if command in ran[paths[k]]:
+                return paths.pop(k)
+    return ended[0].pop() if ended else _NONE
 
 
 @dataclass(slots=True)
@@ -225,6 +252,7 @@ def _share(
     dag: Dag,
     order: Sequence[int],
     devices: Sequence[int],
+    commands: Sequence[Hashable],
     cost: Sequence[float],
     chain: Sequence[int],
     width: dict[int, int],
@@ -246,17 +274,22 @@ def _share(
     end = {path[i]: i for i in order}
     stream, finish = [_NONE] * dag.n, [0.0] * dag.n
     of_path: dict[int, int] = {}
+    latest: dict[tuple[int, Hashable], int] = {}  # the stream that has run a command last
     for i in paced(order):
         device = on[devices[i]]
+        alike = latest.get((devices[i], commands[i]), _NONE)
+        ready = max([finish[p] for p in dag.pred[i]], default=0.0)
         s = of_path.get(path[i], _NONE)
         if s == _NONE:
             # One that a node before has just left, a new one, or the one that is idle first.
             before = [p for p in dag.pred[i] if devices[p] == devices[i] and end[path[p]] == p]
             free = [stream[p] for p in before if device.paths[stream[p]] == path[p]]
             if free:
-                s = min(free)
+                s = alike if alike in free else min(free)
             elif device.idle and (not left or len(device.idle) >= device.most):
                 s = device.next()
+                if alike != _NONE and device.idle[alike] <= max(device.idle[s], ready):
+                    s = alike
             else:
                 left -= bool(device.idle)
                 s = len(device.idle)
@@ -264,7 +297,8 @@ def _share(
                 device.paths.append(_NONE)
             of_path[path[i]], device.paths[s] = s, path[i]
         stream[i] = s
-        ready = max([finish[p] for p in dag.pred[i]], default=0.0)
+        if commands[i] is not None:
+            latest[devices[i], commands[i]] = s
         finish[i] = device.idle[s] = max(ready, device.idle[s]) + cost[i]
         heappush(device.soonest, (finish[i], s))
     return stream

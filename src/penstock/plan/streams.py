@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from math import inf, log2
 
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
@@ -123,12 +124,16 @@ class StreamSchedules(Grouping):
     def _schedule(self, steps: Sequence[Step]) -> BlockSchedule:
         dag = step_dag(self.plan.slots, steps)
         cost = [self.seconds(step) for step in paced(steps)]
+        rough = list(map(_rough, cost))
         devices = [self.device(step) for step in steps]
+        commands = [None if step.control else step.node.op.full_name for step in steps]
         used = len(set(devices))
 
         def scheduled(most: int) -> BlockSchedule:
             bound = max(most, used)
-            schedule = assign_streams(dag, devices=devices, cost=cost, max_streams=bound)
+            schedule = assign_streams(
+                dag, devices=devices, commands=commands, cost=rough, max_streams=bound
+            )
             start, finish = simulate_streams(dag, schedule, cost, HAND_OVER_S)
             return BlockSchedule(dag, schedule, start, finish, self._segments(schedule, steps))
 
@@ -154,6 +159,12 @@ class StreamSchedules(Grouping):
                 cut = alone or bool(schedule.emits[i])
             segments.append(list(map(sorted, pieces)))
         return tuple(segments)
+
+
+def _rough(seconds: float) -> float:
+    """A cost as a power of the root of two: measured ones of equal work differ, and would leave no
+    ties for the commands of streams to decide."""
+    return 2.0 ** (round(2 * log2(seconds)) / 2) if 0 < seconds < inf else seconds
 
 
 class _StreamArranger(Arranger):

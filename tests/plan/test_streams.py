@@ -1,0 +1,49 @@
+"""Plans on streams: which steps share one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.backends.base import Backend
+from penstock.build import GraphBuilder
+from penstock.ir.graph import Node
+from penstock.tuning.measure import CostModel
+
+
+class NoisyCosts(CostModel):
+    """Milliseconds by operation, each off by a few percent, as if they were measured."""
+
+    def __init__(self, **milliseconds: float) -> None:
+        super().__init__()
+        self.milliseconds = milliseconds
+
+    def seconds(self, node: Node, backend: Backend, *, single_threaded: bool) -> float:
+        return 1e-3 * self.milliseconds.get(node.op.name, 1.0)
+
+
+def streams_of(costs: CostModel, *branches: str) -> dict[str, int]:
+    """The stream of each step of Exp, followed by these operations, followed by their product."""
+    b = GraphBuilder()
+    first = b.op("Exp", b.input("x", np.float32, [8]), name="first")
+    ends = [b.op(name, first, name=name.lower()) for name in branches]
+    product = b.op("Mul", *ends, name="last")
+    b.output("y", product)
+    options = {"executor": "streams", "backends": ["numpy"], "cost_model": costs}
+    session = ps.compile(b.model(), **options)
+    session(np.zeros(8, np.float32))
+    (chart,) = session.schedule(max_streams=2)
+    lanes = enumerate(chart.streams)
+    return {bar.origin.split()[0]: lane for lane, bars in lanes for bar in bars}
+
+
+@pytest.mark.parametrize("sine", [0.95, 1.0, 1.05])
+def test_stream_goes_on_with_its_own_operation_whatever_was_measured(sine: float) -> None:
+    streams = streams_of(NoisyCosts(Sin=sine, Exp=1.02), "Sin", "Exp")
+    assert streams["exp"] == streams["first"] != streams["sin"]
+
+
+def test_stream_goes_on_with_the_first_edge_if_no_operation_is_its_own() -> None:
+    streams = streams_of(NoisyCosts(Cos=1.04), "Sin", "Cos")
+    assert streams["sin"] == streams["first"] != streams["cos"]
