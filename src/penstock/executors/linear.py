@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +19,14 @@ from penstock.host.current_run import working_for
 from penstock.limits import Limits
 
 Run = Callable[..., tuple[Any, ...]]
+
+
+class Sampler(Protocol):
+    """Runs an executor in its own way, as long as it is the executor's ``sampler``."""
+
+    def run(
+        self, executor: LinearExecutor, inputs: Sequence[Any], control: Control
+    ) -> tuple[Any, ...]: ...
 
 
 def _bind_run(program: Program, memory: np.ndarray) -> Run:
@@ -44,15 +52,19 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
     ) -> None:
         super().__init__(program, name, hosts, threads)
         self._arguments = hosts, limits, threads, name
+        self.sampler: Sampler | None = None
         self._arenas = self._allocate(hosts[0], limits, partial(_bind_run, program))
 
     def observed(self) -> LinearExecutor:
         return LinearExecutor(self._program.with_observers(), *self._arguments)
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
-        if control is not NEVER or self._counts:
+        if control is not NEVER or self._counts or self.sampler is not None:
             control = self._counting(control)
             if THREAD.run is not control:
+                sampler = self.sampler
+                if sampler is not None:
+                    return sampler.run(self, inputs, control.own())
                 return working_for(control, self.run, inputs, control)
         arenas = self._arenas
         try:

@@ -22,12 +22,21 @@ HAND_OVER_S = 30e-6
 """the time to hand a task to another worker and to see its result"""
 PYTHON_S = 2e-6
 """the part of a step's time in which it holds Python's lock"""
-# A second worker pays only for plans that take longer than this, and if the time on several workers
-# is less than this part of the time on one.
-_WORTH_S = 4 * HAND_OVER_S
+WORTH_S = 4 * HAND_OVER_S
+"""a second worker pays only for plans that take longer than this"""
+# And if the time on several workers is less than this part of the time on one.
 _CHAIN = 0.95
 # The trip count of a loop whose limit is not a constant.
 DEFAULT_TRIP_COUNT = 10
+
+
+def is_chain(plan: StepTable) -> bool:
+    """Whether no two steps of a plan, nested ones included, could run at the same time."""
+    steps = plan.steps
+    if any(step.control for step in steps):
+        return False
+    dag = step_dag(plan.slots, steps)
+    return sum(not b for b in dag.pred) <= 1 and all(len(after) <= 1 for after in dag.succ)
 
 
 class OrderedGrouping(Grouping):
@@ -101,14 +110,10 @@ class ClusteredGrouping(Grouping):
         steps = self.plan.steps
         if any(self.queue(step) for step in self.plan.walk()):
             return True
+        if self.workers == 1 or is_chain(self.plan) or self.serial < WORTH_S:
+            return False
         graphs = any(step.control for step in steps)
-        if self.workers == 1 or (len(steps) == 1 and not graphs):
-            return False
         dag = step_dag(self.plan.slots, steps)
-        starts = sum(not before for before in dag.pred)
-        is_chain = starts <= 1 and all(len(after) <= 1 for after in dag.succ)
-        if (not graphs and is_chain) or self.serial < _WORTH_S:
-            return False
         longest = critical_path(dag, list(map(self.seconds, steps)))
         if not graphs and longest > _CHAIN * self.serial:
             return False

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeGuard, cast
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -109,7 +110,13 @@ class Session:
             functions = own_stores({"": model.graph, **model.functions})
             graph = functions.pop("")
             self._compiler = Compiler(
-                CompileContext(options, tuple(backends), self.limits, functions)
+                CompileContext(
+                    options,
+                    tuple(backends),
+                    self.limits,
+                    functions,
+                    adopt=WeakMethod(self._plans.replace),
+                )
             )
             check_overrides(options.place or {}, graph, backends)
             self._subgraphs = Subgraphs(

@@ -61,13 +61,20 @@ from penstock.passes.pipeline import LOWER, optimize, run_passes
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
 from penstock.plan.arena_layout import ArenaPlan, plan_arena, plan_arena_for_tasks
 from penstock.plan.builder import compile_plan
-from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, OrderedGrouping, Seconds
+from penstock.plan.grouping import (
+    HAND_OVER_S,
+    ClusteredGrouping,
+    OrderedGrouping,
+    Seconds,
+    is_chain,
+)
 from penstock.plan.plan import Plan
 from penstock.plan.streams import StreamSchedules, stream_programs, stream_segments
 from penstock.plan.tasks import Grouping, Tasks, arrange, is_asynchronous
 from penstock.session.options import CompileOptions
 from penstock.tuning.measure import CostModel, GraphProfiler
 from penstock.tuning.placement import Placement, choose
+from penstock.tuning.run_sampler import Adopt, RunSampler, no_adoption
 from penstock.types import OptionalType, TensorType, Type
 
 
@@ -81,6 +88,7 @@ class CompileContext:
     functions: Mapping[str, Graph] = field(default_factory=dict)
     widened: dict[Value, Value] = field(default_factory=dict)
     halves: dict[tuple[Value, Value | None], Value | None] = field(default_factory=dict)
+    adopt: Adopt = no_adoption
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -301,7 +309,8 @@ class Scheduled:
     Without ``tasks`` all steps run in the order of the arena plan. Else ``queues`` has the workers
     of the tasks, of which another one is asked for if a task takes at least ``worthwhile`` seconds;
     ``devices`` have the streams of tasks, by backend. With ``trial`` the executor is used only if a
-    run of it takes at most this part of the time of the plan in one order.
+    run of it takes at most this part of the time of the plan in one order. ``undecided``: only
+    estimates speak for this order, and runs are to show whether tasks are faster.
     """
 
     plan: Plan
@@ -313,6 +322,7 @@ class Scheduled:
     worthwhile: float = 0.0
     devices: Mapping[str, Device] = field(default_factory=dict)
     trial: float | None = None
+    undecided: bool = False
 
 
 def schedule_in_order(planned: Planned, context: CompileContext, name: str = "linear") -> Scheduled:
@@ -353,81 +363,112 @@ def schedule_step_by_step(planned: Planned, context: CompileContext) -> Schedule
 
 # A parallel schedule must beat the serial one by simulation, for "auto" by a tenth; and then by
 # measured times, of which it may take at most this part.
-_SIMULATED = {"auto": 0.9, "parallel": 1.0}
+_SIMULATED = {"auto": 0.9, "parallel": 1.0, "streams": 1.0}
 _TRIED = {"auto": 0.95, "parallel": 1.02, "streams": 1.02}
+# "auto" takes streams if these take at most this part of the time of tasks.
+_CLEARLY = 0.95
 
 
 def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     """Steps grouped into tasks for several workers; all in order where that is no slower."""
-    plan, costs, executor = planned.plan, planned.costs, context.executor
-    workers = context.workers
-    queues, queue_of = _queues(context, workers)
-
-    def grouped(seconds: Seconds, count: int = workers) -> ClusteredGrouping:
-        return context.options.grouping(plan, seconds, count, queue_of)
-
+    plan, costs = planned.plan, planned.costs
+    queue_of = _queues(context, 1)[1]
     in_order = partial(schedule_in_order, planned, context)
     if any(map(is_asynchronous, plan.steps)):
         return in_order()
-    if not grouped(lambda step: costs.estimate(step.node)).promising:
-        return in_order()
+    guess = partial(costs.guess, context.by_name)
+    if not context.options.grouping(plan, guess, context.workers, queue_of).promising:
+        return replace(in_order(), undecided=True)
     # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
-    wanted = executor == "parallel" or context.options.autotune
+    wanted = context.executor == "parallel" or context.options.autotune
     threaded = any(backend.threads_of_caller for backend in context.hosts)
     if threaded and not wanted and not costs.complete_already():
-        return in_order()
+        return replace(in_order(), undecided=True)
     costs.complete(single_threaded=True)
     costs.complete(single_threaded=False)
-    grouping = grouped(context.seconds(costs, single_threaded=True))
-    tasks = arrange(plan, grouping)
-    serial = grouped(context.seconds(costs, single_threaded=False), 1).serial
-    if len(tasks.tasks) <= 1 or grouping.makespan > _SIMULATED[executor] * serial:
-        return in_order()
-    return Scheduled(
-        plan,
-        plan_arena_for_tasks(plan, tasks, context.options.memory_planner),
-        costs,
-        "parallel",
-        tasks,
-        queues,
-        grouping.hand_over_s,
-        trial=_TRIED[executor],
-    )
+    return schedule_by_costs(planned, context) or in_order()
 
 
 def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
     """Steps on streams, as many as pay off or ``max_streams``; all in order where one is best."""
     plan, costs = planned.plan, planned.costs
-    workers, forced = context.workers, context.options.max_streams is not None
-    devices = context.accelerators
-
-    def on_streams(seconds: Seconds) -> StreamSchedules:
-        return StreamSchedules(
-            plan, seconds, context.options.max_streams or workers, forced=forced, devices=devices
-        )
-
+    forced = context.options.max_streams is not None
     in_order = partial(schedule_in_order, planned, context, "streams")
-    streams = on_streams(lambda step: costs.estimate(step.node))
-    if streams.one or (not forced and any(map(is_asynchronous, plan.steps))):
+    streams = _streams(planned, context, partial(costs.guess, context.by_name))
+    if forced and not streams.one:
+        return _on_streams(planned, context, streams)
+    if any(map(is_asynchronous, plan.steps)):
         return in_order()
-    if not forced:
-        costs.complete(single_threaded=True)
-        costs.complete(single_threaded=False)
-        streams = on_streams(context.seconds(costs, single_threaded=True))
-        serial = StreamSchedules(plan, context.seconds(costs, single_threaded=False), 1)
-        slower = streams.of(plan.steps).makespan > serial.of(plan.steps).makespan
-        if streams.one or (slower and not devices):
-            return in_order()
+    if streams.one:
+        return replace(in_order(), undecided=not forced)
+    costs.complete(single_threaded=True)
+    costs.complete(single_threaded=False)
+    return schedule_by_costs(planned, context) or in_order()
+
+
+def schedule_by_costs(
+    planned: Planned, context: CompileContext, serial: float | None = None
+) -> Scheduled | None:
+    """Tasks or streams, as the executor that was asked for allows, whose simulated schedule beats
+    one order, that takes ``serial`` seconds, by default as its steps add up to; None if none does.
+    """
+    plan, costs, executor = planned.plan, planned.costs, context.executor
+    one = context.seconds(costs, single_threaded=True)
+    queue_of = _queues(context, 1)[1]
+    if serial is None:
+        all_threads = context.seconds(costs, single_threaded=False)
+        serial = context.options.grouping(plan, all_threads, 1, queue_of).serial
+    most = _SIMULATED[executor] * serial
+    grouping = context.options.grouping(plan, one, context.workers, queue_of)
+    streams = _streams(planned, context, one)
+    on_streams = streams.of(plan.steps).makespan
+    # Tasks are as fast by and large, and better where costs are wrong.
+    if executor != "parallel" and not streams.one:
+        waits_for_device = executor == "streams" and bool(context.accelerators)
+        others = grouping.makespan if executor == "auto" else inf
+        if waits_for_device or on_streams <= min(most, _CLEARLY * others):
+            return _on_streams(planned, context, streams)
+    if executor == "streams" or grouping.makespan > most:
+        return None
+    tasks = arrange(plan, grouping)
+    return None if len(tasks.tasks) <= 1 else _on_tasks(planned, context, grouping, tasks)
+
+
+def _on_tasks(
+    planned: Planned, context: CompileContext, grouping: ClusteredGrouping, tasks: Tasks
+) -> Scheduled:
+    plan = planned.plan
     return Scheduled(
         plan,
-        plan_arena_for_tasks(plan, stream_segments(plan, streams), context.options.memory_planner),
-        costs,
+        plan_arena_for_tasks(plan, tasks, context.options.memory_planner),
+        planned.costs,
+        "parallel",
+        tasks,
+        _queues(context, context.workers)[0],
+        grouping.hand_over_s,
+        trial=_TRIED[context.executor],
+    )
+
+
+def _streams(planned: Planned, context: CompileContext, seconds: Seconds) -> StreamSchedules:
+    most, devices = context.options.max_streams, context.accelerators
+    bound = most or context.workers
+    forced = most is not None
+    return StreamSchedules(planned.plan, seconds, bound, forced=forced, devices=devices)
+
+
+def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedules) -> Scheduled:
+    plan, devices, planner = planned.plan, context.accelerators, context.options.memory_planner
+    return Scheduled(
+        plan,
+        plan_arena_for_tasks(plan, stream_segments(plan, streams), planner),
+        planned.costs,
         "streams",
         stream_programs(plan, streams),
-        [Queue(workers, context.pool)],
-        0.0 if forced else HAND_OVER_S,
+        [Queue(context.workers, context.pool)],
+        0.0 if streams.forced else HAND_OVER_S,
         devices,
-        None if forced or devices else _TRIED["streams"],
+        None if streams.forced or devices else _TRIED[context.executor],
     )
 
 
@@ -525,9 +566,11 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
     where the schedule asks for a trial."""
     schedule, threads = programmed.schedule, context.options.threads
     if schedule.tasks is None:
-        return LinearExecutor(
-            programmed.program, context.hosts, context.limits, threads=threads, name=schedule.name
-        )
+        parts = programmed.program, context.hosts, context.limits
+        linear = LinearExecutor(*parts, threads=threads, name=schedule.name)
+        if schedule.undecided and context.workers > 1 and not is_chain(schedule.plan):
+            linear.sampler = _sampler(programmed, context)
+        return linear
     executor = ParallelExecutor(
         programmed.program,
         context.hosts,
@@ -540,9 +583,30 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
     )
     if schedule.trial is None:
         return executor
-    name = "linear" if schedule.name == "parallel" else schedule.name
+    name = "streams" if context.executor == "streams" else "linear"
     serial = _executor_in_order(Planned(schedule.plan, schedule.costs), context, name)
     return schedule.costs.faster(executor, serial, schedule.trial)
+
+
+def _sampler(programmed: Programmed, context: CompileContext) -> RunSampler | None:
+    """What learns from runs whether a plan in one order is faster as tasks."""
+    if context.options.cost_model is not None:
+        return None
+    # Without the values that the profiler of this compilation measures on.
+    planned = Planned(programmed.schedule.plan, CostModel(context.backends))
+
+    def observed() -> Executor:
+        program = programmed.program.with_observers()
+        return LinearExecutor(program, context.hosts, context.limits, threads=1)
+
+    def reconsidered(serial: float) -> Executor | None:
+        schedule = schedule_by_costs(planned, context, serial)
+        if schedule is None:
+            return None
+        return bind(generate_program(replace(schedule, trial=None), context), context)
+
+    margin = _TRIED[context.executor]
+    return RunSampler(planned, observed, reconsidered, margin, context.pool, context.adopt)
 
 
 def _executor_in_order(planned: Planned, context: CompileContext, name: str) -> Executor:

@@ -112,6 +112,19 @@ class CostModel:
             known = self._table.estimate(backend.name, signature, threads)
         return estimated(node) if known is None else known
 
+    def guess(self, by_name: Mapping[str, Backend], step: Step) -> float:
+        """The seconds of a step with a kernel, without measuring it now: measured before, or else
+        estimated from its work, or by its backend (of ``by_name``) if that expects more."""
+        node, backend = step.node, by_name.get(step.backend)
+        if backend is None or is_transfer(node):
+            return self.estimate(node)
+        if self._own or self._table.knows(node.op.full_name):
+            known = self.known(node, backend, True)
+            if known is not None:
+                return known
+        expected = backend.seconds(node)
+        return max(self.estimate(node), 0.0 if expected == inf else expected)
+
     def estimate(self, node: Node) -> float:
         """The seconds of ``node`` estimated from its work, without any measurement."""
         return estimated(node)
@@ -151,6 +164,24 @@ class CostModel:
             return self.seconds(node, by_name[step.backend], single_threaded=single_threaded)
         size = sum(tensor_bytes(value) or 0 for value in node.outputs)
         return self.transfer(node.attrs["source"], node.attrs["target"], size)
+
+    def record(self, profile: Profile, single_threaded: bool) -> None:
+        """Keep what nodes and transfers took in runs, with one thread or with all; ``save`` writes
+        it to the table's file."""
+        threads = {b.name: threads_of(b, self.backends, single_threaded) for b in self.backends}
+        for entry in profile:
+            node, name = entry.step.node, entry.step.backend
+            self._own[node.label, name, single_threaded] = entry.best
+            signature = node_signature(node)
+            if is_transfer(node):
+                source, target = node.attrs["source"], node.attrs["target"]
+                for size in filter(None, map(tensor_bytes, node.outputs)):
+                    self._table.record_transfer(source, target, size, entry.best)
+            elif signature is not None:
+                self._table.record(name, signature, threads[name], entry.best)
+
+    def save(self) -> None:
+        self._table.save()
 
     # A model without a graph has nothing to measure.
 
@@ -259,16 +290,7 @@ class GraphProfiler(CostModel):
         with ThreadShare(hosts, _ALL) if single_threaded else nullcontext():
             fed, limit = _contiguous(self.values), inf if runs else _MOST_SECONDS
             profile = profile_runs(executor, fed, runs or _MOST_RUNS, limit)
-        for entry in profile:
-            node, name = entry.step.node, entry.step.backend
-            self._own[node.label, name, single_threaded] = entry.best
-            signature = node_signature(node)
-            if is_transfer(node):
-                source, target = node.attrs["source"], node.attrs["target"]
-                for size in filter(None, map(tensor_bytes, node.outputs)):
-                    self._table.record_transfer(source, target, size, entry.best)
-            elif signature is not None:
-                self._table.record(name, signature, threads[name], entry.best)
+        self.record(profile, single_threaded)
         return profile
 
     def _placed_on(

@@ -1,0 +1,172 @@
+"""Costs from the runs of users: what they speak for is tried in later runs.
+
+A plan of which only estimates say that it runs best in one order learns from its runs::
+
+    run 1 2 3 4       5 6 7 8                    9 ...          ... 12 runs          from then on
+        timed         each step is measured,     as usual       by turns in order    whichever
+                      on one thread                             and as tasks         was faster
+
+After the eighth run a thread of the pool schedules the plan anew by these costs. The rest follows
+only if several workers are faster in that schedule, and none of it for plans that take less than
+handing work to others. No run is added, and when it is over, nothing of it is left in a run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from math import inf
+from time import perf_counter
+from typing import Any, Protocol
+
+from penstock.executors.base import Executor
+from penstock.executors.control import Control
+from penstock.executors.linear import LinearExecutor
+from penstock.host.current_run import working_for
+from penstock.host.threads import Workers, fulfil
+from penstock.observers.base import ObservedRun
+from penstock.observers.profile import Profile
+from penstock.plan.grouping import WORTH_S
+from penstock.plan.plan import StepTable
+from penstock.tuning.measure import CostModel
+
+_TIMED, _MEASURED, _TRIED = 4, 3, 6
+
+Adopt = Callable[[], Callable[[Executor, Executor], None] | None]
+"""Gives a function that replaces an executor by another; None if nobody needs either any more."""
+
+Runner = Callable[[LinearExecutor, Sequence[Any], Control], tuple[Any, ...]]
+Course = Generator[Runner, float, Executor | None]
+
+
+class Measurable(Protocol):
+    """A plan, and the costs of its steps."""
+
+    @property
+    def plan(self) -> StepTable: ...
+
+    @property
+    def costs(self) -> CostModel: ...
+
+
+def no_adoption() -> None:
+    """For sessions that keep no executor."""
+
+
+class RunSampler:
+    """Chooses how the runs of an executor are run, until it is known which way is fastest.
+
+    ``observed()`` is an executor of the plan with one thread that tells observers of its steps.
+    ``reconsidered(seconds)`` is an executor that should take less than ``seconds``, by the costs of
+    ``planned``, if there is one: it takes the place of the first, by ``adopt``, if it takes at most
+    ``margin`` of its time. Of concurrent runs one is sampled.
+    """
+
+    def __init__(
+        self,
+        planned: Measurable,
+        observed: Callable[[], Executor],
+        reconsidered: Callable[[float], Executor | None],
+        margin: float,
+        workers: Workers,
+        adopt: Adopt,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._course = _course(planned, observed, reconsidered, margin, workers)
+        self._next = next(self._course)
+        self._adopt = adopt
+
+    def run(
+        self, executor: LinearExecutor, inputs: Sequence[Any], control: Control
+    ) -> tuple[Any, ...]:
+        if not self._lock.acquire(blocking=False):
+            return _in_order(executor, inputs, control)
+        try:
+            begin = perf_counter()
+            outputs = self._next(executor, inputs, control)
+            self._advance(executor, perf_counter() - begin)
+            return outputs
+        finally:
+            self._lock.release()
+
+    def _advance(self, executor: LinearExecutor, seconds: float) -> None:
+        """A run took ``seconds``."""
+        try:
+            self._next = self._course.send(seconds)
+        except StopIteration as end:
+            executor.sampler = None
+            adopt = self._adopt()
+            if end.value is not None and adopt is not None:
+                adopt(executor, end.value)
+
+
+def _course(
+    planned: Measurable,
+    observed: Callable[[], Executor],
+    reconsidered: Callable[[float], Executor | None],
+    margin: float,
+    workers: Workers,
+) -> Course:
+    """How each run is run, which is sent the seconds that the run took; returns the executor that
+    is faster, if one is."""
+    serial = inf
+    for _ in range(_TIMED):
+        serial = min(serial, (yield _in_order))
+    if serial < WORTH_S:
+        return None
+    profile, executor = Profile(), observed()
+    yield partial(_measured, executor, Profile())  # to warm up
+    for _ in range(_MEASURED):
+        yield partial(_measured, executor, profile)
+
+    def decide() -> Executor | None:
+        planned.costs.record(profile, True)
+        planned.costs.save()
+        return reconsidered(serial)
+
+    decision: Future[Executor | None] = Future()
+    try:
+        workers.submit(partial(fulfil, decision, decide))
+    except RuntimeError:  # the pool is closed, or the process ends
+        return None
+    while not decision.done():
+        yield _in_order
+    candidate = None if decision.exception() else decision.result()
+    if candidate is None:
+        return None
+    best = [inf, inf]
+    for _ in range(_TRIED):
+        best[0] = min(best[0], (yield _in_order))
+        best[1] = min(best[1], (yield partial(_instead, candidate)))
+    return candidate if best[1] <= margin * best[0] else None
+
+
+def _in_order(executor: LinearExecutor, inputs: Sequence[Any], control: Control) -> Any:
+    return working_for(control, executor.run, inputs, control)
+
+
+def _instead(
+    candidate: Executor, _: LinearExecutor, inputs: Sequence[Any], control: Control
+) -> Any:
+    return candidate.run(inputs, control)
+
+
+def _measured(
+    observed: Executor, profile: Profile, _: LinearExecutor, inputs: Sequence[Any], control: Control
+) -> Any:
+    """Run ``observed``, with nobody else watching."""
+    outer = control.observer, control.run
+    control.observer, control.run = profile, ObservedRun(observed.table, observed.name)
+    error: BaseException | None = None
+    try:
+        profile.run_begin(control.run)
+        return observed.run(inputs, control)
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        profile.run_end(control.run, error)
+        control.observer, control.run = outer
+        del error  # it holds this frame

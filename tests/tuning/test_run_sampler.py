@@ -1,0 +1,222 @@
+"""Costs from the runs of users, and what the measured costs of a plug-in's kernels decide."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from math import inf
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.backends.numpy import NumpyBackend
+from penstock.executors.linear import LinearExecutor
+from penstock.executors.parallel import ParallelExecutor
+from penstock.host.threads import Workers, core_budget
+from penstock.ir.op import Kernel
+from penstock.session import stages
+from penstock.tuning import run_sampler
+from penstock.tuning.measure import CostModel, GraphProfiler
+from tests.support.costs import measured_variants
+from tests.support.onnx_text import compile_text
+from tests.support.timing import SOON, wait_until
+
+SIX = """g (float[2] x) => (float[2] y) {
+    a = Sin(x) b = Sin(a) c = Cos(x) d = Exp(x) e = Neg(x) f = Abs(x) y = Sum(b, c, d, e, f) }"""
+X = {"x": np.array([0.5, 2], np.float32)}
+
+needs_cores = pytest.mark.skipif(core_budget() < 2, reason="one core runs one thing at a time")
+
+
+class Clock:
+    """The time that kernels say they take, and nothing else; each thread has its own."""
+
+    def __init__(self) -> None:
+        self.here = threading.local()
+
+    def __call__(self) -> float:
+        return getattr(self.here, "now", 0.0)
+
+    def passes(self, seconds: float) -> None:
+        self.here.now = self() + seconds
+
+
+class Company:
+    """A kernel that is alone waits for a second one: none comes if they run one by one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.met = threading.Event()
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.inside += 1
+            if self.inside == 2:
+                self.met.set()
+        assert self.met.wait(SOON)
+
+    def __exit__(self, *exception: object) -> None:
+        with self.lock:
+            self.inside -= 1
+
+
+class SlowBackend(NumpyBackend):
+    """Kernels of small tensors that take 20 ms by ``clock``, and have ``company`` if told to."""
+
+    name = "slow"
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock
+        self.company: AbstractContextManager = nullcontext()
+
+    def kernel(self, node, types) -> Kernel:
+        kernel = super().kernel(node, types)
+
+        def run(*inputs):
+            if self.clock is not None:
+                self.clock.passes(0.02)
+            with self.company:
+                return kernel.function(*inputs)
+
+        return Kernel(run)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """The clock of profiles and samplers."""
+    made = Clock()
+    monkeypatch.setattr("penstock.observers.profile.perf_counter_ns", lambda: int(made() * 1e9))
+    monkeypatch.setattr(run_sampler, "perf_counter", made)
+    return made
+
+
+@needs_cores
+@pytest.mark.parametrize("executor", ["parallel", "streams", "auto"])
+def test_measured_costs_of_small_tensors_decide(cache, clock, monkeypatch, executor):
+    backend = SlowBackend(clock)
+    options = {"executor": executor, "backends": [backend]}
+    before = compile_text(SIX, **options)
+    before.run(X)
+    assert isinstance(before.latest, LinearExecutor)
+    monkeypatch.setattr(GraphProfiler, "faster", lambda self, one, other, margin: one)
+    before.profile(X)
+    session = compile_text(SIX, **options)
+    session.run(X)
+    assert isinstance(session.latest, ParallelExecutor)
+    assert session.forecast(2).makespan < 0.6 * session.forecast(2).serial
+    backend.company = Company()
+    np.testing.assert_array_equal(session.run(X)["y"], wanted(X["x"]))
+
+
+def wanted(x):
+    return np.sin(np.sin(x)) + np.cos(x) + np.exp(x) - x + np.abs(x)
+
+
+@needs_cores
+def test_estimate_of_a_plug_in_decides_what_was_not_measured(cache, monkeypatch):
+    class Estimating(SlowBackend):
+        name = "estimating"
+
+        def seconds(self, node):
+            return 0.02
+
+    measured = []
+    complete = GraphProfiler.complete
+    monkeypatch.setattr(
+        GraphProfiler,
+        "complete",
+        lambda self, **options: measured.append(options) or complete(self, **options),
+    )
+    compile_text(SIX, executor="parallel", backends=[SlowBackend()], shapes={})
+    assert not measured
+    compile_text(SIX, executor="parallel", backends=[Estimating()], shapes={})
+    assert measured
+
+
+def run_until_settled(session: ps.Session, pool: Workers) -> None:
+    linear = session.latest
+    assert isinstance(linear, LinearExecutor)
+    for _ in range(30):
+        if linear.sampler is None:
+            return
+        session.run(X)
+        wait_until(lambda: pool._free == pool.threads)
+    raise AssertionError("the plan is still being sampled")
+
+
+@needs_cores
+@pytest.mark.parametrize("executor", ["auto", "parallel", "streams"])
+def test_runs_that_were_sampled_make_a_plan_parallel(cache, clock, monkeypatch, executor):
+    monkeypatch.setitem(stages._TRIED, executor, inf)  # kernels take no time but by the clock
+    pool = Workers("sampler", 2)
+    backend = SlowBackend(clock)
+    session = compile_text(SIX, executor=executor, backends=[backend], pool=pool)
+    session.run(X)
+    run_until_settled(session, pool)
+    session.run(X)
+    assert isinstance(session.latest, ParallelExecutor)
+    assert measured_variants(cache / "costs.sqlite")["slow"].keys() >= {"Sin", "Cos", "Exp"}
+    backend.company = Company()
+    np.testing.assert_array_equal(session.run(X)["y"], wanted(X["x"]))
+    backend.company = Company()
+    np.testing.assert_array_equal(session.submit(X).result(SOON)["y"], wanted(X["x"]))
+    pool.close()
+
+
+@needs_cores
+def test_plan_of_little_work_is_timed_and_nothing_else(cache, clock):
+    pool = Workers("sampler", 2)
+    backend = SlowBackend()  # whose kernels take no time by the clock
+    session = compile_text(SIX, executor="auto", backends=[backend], pool=pool)
+    session.run(X)
+    run_until_settled(session, pool)
+    assert session.latest.name == "linear"
+    assert not pool.threads
+    assert not (cache / "costs.sqlite").exists()
+    pool.close()
+
+
+@needs_cores
+def test_no_run_is_added_by_sampling(cache, clock):
+    pool = Workers("sampler", 2)
+    ran: Counter[str] = Counter()
+
+    class Counting(SlowBackend):
+        def kernel(self, node, types):
+            kernel = super().kernel(node, types)
+
+            def run(*inputs):
+                ran[node.op.name] += 1
+                return kernel.function(*inputs)
+
+            return Kernel(run)
+
+    session = compile_text(SIX, executor="auto", backends=[Counting(clock)], pool=pool)
+    for number in range(1, 26):
+        session.run(X)
+        wait_until(lambda: pool._free == pool.threads)
+        assert ran == {
+            "Sin": 2 * number,
+            **dict.fromkeys(("Cos", "Exp", "Neg", "Abs", "Sum"), number),
+        }
+    pool.close()
+
+
+@pytest.mark.parametrize("options", [{"executor": "linear"}, {"cost_model": CostModel()}])
+def test_sessions_that_say_how_to_run_are_not_sampled(options):
+    session = compile_text(SIX, backends=["numpy"], shapes={}, **options)
+    assert session.latest.sampler is None
+
+
+def test_chains_are_not_sampled():
+    session = compile_text("g (float[2] x) => (float[2] y) { a = Sin(x) y = Exp(a) }", shapes={})
+    assert session.latest.sampler is None
