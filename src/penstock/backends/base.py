@@ -20,11 +20,7 @@ class Event(Protocol):
     """A point in a stream of a device."""
 
     def query(self) -> bool:
-        """Whether the stream has passed the point."""
-        ...
-
-    def synchronize(self) -> None:
-        """Block until the stream has passed the point."""
+        """Whether the stream has passed the point; called on one thread for all runs."""
         ...
 
 

@@ -16,11 +16,11 @@ from heapq import heappop, heappush
 from typing import Any
 
 from penstock.algorithms.checkpoints import THREAD, await_release
-from penstock.backends.base import Event
 from penstock.codegen.helpers import freed
 from penstock.errors import Cancelled, InternalError
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
+from penstock.host.event_watch import EVENTS
 from penstock.host.threads import Workers
 from penstock.ir.op import Outcome
 from penstock.plan.tasks import Tasks, is_asynchronous
@@ -85,8 +85,8 @@ class TaskRun:
     """
 
     __slots__ = (
-        *("S", "V", "adopt", "away", "blocked", "caller_waits", "control", "ended", "error"),
-        *("events", "failed", "flow", "functions", "generators", "lock", "observe", "on_end"),
+        *("S", "V", "adopt", "away", "caller_waits", "control", "ended", "error"),
+        *("failed", "flow", "functions", "generators", "lock", "observe", "on_end"),
         *("parked", "ready", "remaining", "running", "signal", "uses", "waits", "workers"),
         "worthwhile",
     )
@@ -121,12 +121,9 @@ class TaskRun:
         self.generators: dict[int, Generator[Any, None, None]] = {}
         # Which signals have been emitted.
         self.S: list[Any] = [False] * flow.signals
-        # Tasks that wait for a signal, and for events of devices; whether a worker blocks for one.
+        # Tasks that wait for a signal, and for an asynchronous kernel or a device.
         self.parked: dict[int, list[int]] = {}
-        self.events: list[tuple[Event, int]] = []
-        self.blocked = False
-        # How many tasks wait for asynchronous kernels.
-        self.away = 0
+        self.away: set[int] = set()
         self.running = 0
         self.failed = False
         self.error: BaseException | None = None
@@ -220,10 +217,6 @@ class TaskRun:
                             self._finished(block[task])
                     if others:
                         self._wake_others(queue)
-                    while self.events and not (
-                        ready or self.blocked or self.failed or control.stopped
-                    ):
-                        self._block()
                     if self.failed or not ready:
                         ended = self._leave(queue, caller)
                         break
@@ -275,12 +268,13 @@ class TaskRun:
                 del self.generators[task]
                 return True
             with self.lock:
-                if isinstance(needed, Outcome):
-                    self.away += 1
-                    needed.notify(partial(self._resume, task))
-                    return False
                 if needed.__class__ is not int:
-                    self.events.append((needed, task))
+                    self.away.add(task)
+                    resume = partial(self._resume, task)
+                    if isinstance(needed, Outcome):
+                        needed.notify(resume)
+                    else:
+                        EVENTS.add(needed.query, resume)
                     return False
                 if needed >= 0:
                     self._activate(needed)
@@ -290,9 +284,9 @@ class TaskRun:
                     return False
 
     def _resume(self, task: int) -> None:
-        """The asynchronous kernel that a task waits for has ended; on any thread."""
+        """The asynchronous kernel or the event that a task waits for has come; on any thread."""
         with self.lock:
-            self.away -= 1
+            self.away.discard(task)
             if self.failed or self.ended:
                 return
             self._push(task)
@@ -316,23 +310,6 @@ class TaskRun:
                 self._wake(0)
 
     # Under the lock.
-
-    def _block(self) -> None:
-        """Make tasks ready whose events have come; if none has, wait for the first without the
-        lock. One worker does so, with nothing else to do, however many tasks wait."""
-        if not any(event.query() for event, _ in self.events):
-            event, _ = self.events[0]
-            self.blocked = True
-            self.lock.release()
-            try:
-                event.synchronize()
-            finally:
-                self.lock.acquire()
-                self.blocked = False
-        come = [task for event, task in self.events if event.query()]
-        self.events = [(event, task) for event, task in self.events if task not in come]
-        for task in come:
-            self._push(task)
 
     def _push(self, task: int) -> None:
         """A task is ready."""
@@ -454,7 +431,7 @@ class TaskRun:
         """The run was stopped while no worker was there."""
         self.failed = True
         self.error = self.control.error
-        waiting = [ready[0] for ready in self.ready if ready]
+        waiting = [ready[0] for ready in self.ready if ready] or self.away
         if waiting and self.error is not None:
             self.error.add_note(f"The run had come to {self._place(min(waiting))}.")
         self._clear()
@@ -465,7 +442,6 @@ class TaskRun:
             ready.clear()
             self.worthwhile[queue] = 0
         self.parked.clear()
-        self.events.clear()
 
     def _stop(self, task: int) -> None:
         """Raise what the run was stopped with, and say where it was."""

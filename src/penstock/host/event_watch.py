@@ -1,0 +1,86 @@
+"""One thread of the process that looks whether events of devices have come.
+
+A run whose next step needs a device hands its event over and leaves its thread: however many runs
+and streams wait, this one thread does (NNC's scheduler thread). Events can only be asked, and a
+thread that blocked for one of them would not see the others come, so that they are asked in turn,
+again and again, at growing intervals while none comes; without any the thread blocks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from penstock.host.fork import renewed
+from penstock.host.threads import report_thread_exception
+
+# Seconds between two looks: at first, and at most.
+_SHORT_S, _LONG_S = 2e-5, 1e-3
+
+Watched = tuple[Callable[[], bool], Callable[[], object]]
+
+
+class EventWatch:
+    """Calls functions when events have come, on a thread that is started when it is first needed.
+    ``thread`` is None before."""
+
+    def __init__(self) -> None:
+        self.forked()
+        renewed(self)
+
+    def forked(self) -> None:
+        """Watch nothing, as in a forked child: its parent watches the events."""
+        self.thread: threading.Thread | None = None
+        self._lock = threading.RLock()
+        self._new: SimpleQueue[Watched] = SimpleQueue()
+
+    def add(self, query: Callable[[], bool], function: Callable[[], object]) -> None:
+        """Call ``function`` once ``query()`` is true, or raises: what comes next finds out why."""
+        self._new.put((query, function))
+        if self.thread is None:
+            with self._lock:
+                if self.thread is None:
+                    # Python would wait for a thread that is no daemon before it calls atexit.
+                    self.thread = threading.Thread(
+                        target=self._watch, args=(self._new,), name="penstock-events", daemon=True
+                    )
+                    self.thread.start()
+
+    def _watch(self, new: SimpleQueue[Watched]) -> None:
+        watched: list[Watched] = []
+        pause = _SHORT_S
+        while True:
+            try:
+                watched.append(new.get(timeout=pause) if watched else new.get())
+                pause = _SHORT_S
+            except Empty:
+                pause = min(2 * pause, _LONG_S)
+            left = _look(watched)
+            pause = _SHORT_S if len(left) < len(watched) else pause
+            watched = left
+
+
+def _look(watched: list[Watched]) -> list[Watched]:
+    """Call the functions of events that have come; the others. A function of its own, so that the
+    thread does not refer to a run while it waits."""
+    left = []
+    for query, function in watched:
+        if not _come(query):
+            left.append((query, function))
+            continue
+        try:
+            function()
+        except BaseException:
+            report_thread_exception()
+    return left
+
+
+def _come(query: Callable[[], bool]) -> bool:
+    try:
+        return query()
+    except Exception:
+        return True
+
+
+EVENTS = EventWatch()
