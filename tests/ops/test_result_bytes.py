@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
 from penstock.executors.control import Control
 from penstock.frontends.load import load
 from penstock.host.current_run import Budget, BudgetError, working_for
-from penstock.ir.graph import Node
+from penstock.ir.graph import Node, Value
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.ops.result_bytes import counted, result_bytes
+from penstock.types import type_of
 from tests.support.onnx_text import model_from_text
 
 
@@ -77,8 +81,68 @@ def test_counted_result_with_more_dims_than_the_limit_is_refused():
         working_for(control_of(10**6, 2), kernel, X, np.array([1]))
 
 
-def test_result_bytes_of_space_to_batch_follow_from_its_padding():
-    node = Node(standard("SpaceToBatchND", TENSORFLOW), [None] * 3, [None])
-    x, block = np.ones((1, 4, 4, 2), np.float32), np.array([2, 2])
-    assert result_bytes(node, [x, block, np.array([[0, 8_000_000], [0, 0]])]) == 256_000_128
-    assert result_bytes(node, [x, block, np.array([[0, -1], [0, 0]])]) == 0  # refused by the kernel
+def of_tensorflow(name: str, inputs: Sequence[np.ndarray], **attrs: Any) -> Node:
+    count = {"CombinedNonMaxSuppression": 4, "NonMaxSuppression": attrs.get("outputs", 1)}
+    outputs = [Value(f"y{i}") for i in range(count.get(name, 1))]
+    values = [Value(f"x{i}", type_of(x)) for i, x in enumerate(inputs)]
+    return Node(standard(name, TENSORFLOW), values, outputs, attrs)
+
+
+IMAGE, BLOCK, PAIRS = (
+    np.ones((4, 4, 4, 2), np.float32),
+    np.array([2, 2]),
+    np.array([[1, 1], [0, 2]]),
+)
+WHOLE = np.array([5, 7])
+BOXES = [np.ones((2, 3, 1, 4), np.float32), np.ones((2, 3, 2), np.float32)]
+LIMITS = [np.array(x) for x in (3, 50, 0.5, 0.0)]
+COMBINED = "CombinedNonMaxSuppression"
+SIZED: list[tuple[str, list[Any], dict[str, Any]]] = [
+    ("Fill", [WHOLE, np.float32(1)], {}),
+    ("LinSpace", [np.float32(0), np.float32(1), np.int32(9)], {}),
+    ("OneHot", [WHOLE, np.int32(9), np.float32(1), np.float32(0)], {"axis": 0}),
+    ("ScatterNd", [np.array([[1, 2]]), np.ones(1, np.float32), WHOLE], {}),
+    ("ConcatV2", [IMAGE, IMAGE[:, :1], IMAGE, np.int32(-3)], {}),
+    ("Pack", [IMAGE, IMAGE], {"axis": 1}),
+    ("GatherV2", [IMAGE, np.zeros(9, np.int32), np.int32(2)], {}),
+    ("Slice", [IMAGE, np.array([0, 1, 0, 0]), np.array([-1, 2, 4, 1])], {}),
+    ("SpaceToBatchND", [IMAGE, BLOCK, PAIRS], {}),
+    ("BatchToSpaceND", [IMAGE, BLOCK, PAIRS], {}),
+    ("MirrorPad", [IMAGE[0, 0], PAIRS], {"mode": "SYMMETRIC"}),
+    ("MatrixDiag", [IMAGE], {}),
+    ("MatrixDiagV3", [IMAGE, *map(np.int32, ([-2, 1], 6, -1)), np.float32(0)], {}),
+    ("MatrixDiagV3", [IMAGE, *map(np.int32, (3, 2, 5)), np.float32(0)], {}),
+    ("MatrixDiagPartV3", [IMAGE, np.int32([-1, 0]), np.float32(0)], {}),
+    ("MatrixDiagPartV3", [IMAGE, np.int32([1]), np.float32(0)], {}),
+    (COMBINED, [*BOXES, *LIMITS], {"pad_per_class": False, "clip_boxes": True}),
+    (COMBINED, [*BOXES, *LIMITS], {"pad_per_class": True, "clip_boxes": False}),
+    ("NonMaxSuppression", [BOXES[0][0, :, 0], BOXES[1][0, :, 0], np.array(70)],
+     {"pad_to_max_output_size": True, "outputs": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "inputs", "attrs"), SIZED)
+def test_result_bytes_are_those_of_the_kernels_results(name, inputs, attrs):
+    given = [np.asarray(x) for x in inputs]
+    node = of_tensorflow(name, given, **attrs)
+    results = node.op.compile(node, [type_of(x) for x in given]).function(*given)
+    arrays = results if isinstance(results, tuple) else (results,)
+    assert result_bytes(node, given) == sum(x.nbytes for x in arrays)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "nbytes"),
+    [
+        ("SpaceToBatchND", [IMAGE, BLOCK, np.array([[0, 8_000_000], [0, 0]])], 1_024_000_512),
+        ("SpaceToBatchND", [IMAGE, BLOCK, np.array([[0, -1], [0, 0]])], 0),
+        ("BatchToSpaceND", [IMAGE, BLOCK, np.array([[0, 9], [0, 0]])], 0),
+        ("LinSpace", [np.float32(0), np.float32(1), np.int64(2**40)], 2**42),
+        ("LinSpace", [np.float32(0), np.float32(1), np.int64(0)], 0),
+        ("ScatterNd", [np.array([[0]]), np.ones(1, np.float32), np.array([2**40])], 2**42),
+        ("MatrixDiagPartV3", [IMAGE, np.int32([-(2**30), 0]), np.float32(0)], 2**37 + 128),
+        ("MatrixDiagPartV3", [IMAGE, np.int32([9]), np.float32(0)], 0),
+    ],
+)
+def test_result_bytes_of_inputs_that_ask_for_much_or_are_refused(name, inputs, nbytes):
+    given = [np.asarray(x) for x in inputs]
+    assert result_bytes(of_tensorflow(name, given), given) == nbytes

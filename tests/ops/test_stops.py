@@ -39,6 +39,10 @@ def zeros(*dims: int) -> np.ndarray:
     return np.zeros(dims, np.float32)
 
 
+def regions(n: int) -> list[np.ndarray]:
+    return [np.float32([[0, 0, 4, 4]] * n), np.zeros(n, np.int64)]
+
+
 def layer(n: int, *more: np.ndarray | None) -> list[np.ndarray | None]:
     return [zeros(n, 1, 2), zeros(1, 8, 2), zeros(1, 8, 2), *more]
 
@@ -56,6 +60,13 @@ CASES = {
     "Resize nearest": ("Resize", {"mode": "nearest"}, lambda n: [image(n), None, SCALES]),
     "Resize linear": ("Resize", {"mode": "linear"}, lambda n: [image(n), None, SCALES]),
     "Resize cubic": ("Resize", {"mode": "cubic"}, lambda n: [image(n), None, SCALES]),
+    "RoiAlign": ("RoiAlign", {}, lambda n: [image(8), *regions(n)]),
+    "RoiAlign max": ("RoiAlign", {"mode": "max"}, lambda n: [image(8), *regions(n)]),
+    "NonMaxSuppression": (
+        "NonMaxSuppression",
+        {},
+        lambda n: [zeros(1, n, 4), zeros(1, 1, n), np.array([n])],
+    ),
     "StringSplit": ("StringSplit", {}, lambda n: [words(n)]),
     "SplitToSequence": ("SplitToSequence", {}, lambda n: [np.zeros((n, 1), np.float32)]),
     "RegexFullMatch": ("RegexFullMatch", {"pattern": "(a|b| )*c"}, lambda n: [words(n)]),

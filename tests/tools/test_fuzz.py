@@ -14,6 +14,7 @@ import onnx
 import pytest
 
 import penstock as ps
+from penstock.types import dtypes
 from tools.fuzz import (
     Case,
     Worker,
@@ -65,6 +66,9 @@ def test_alike_values_have_equal_types_shapes_and_nans():
     assert alike({"y": [x]}, {"y": [x.copy()]})
     for y in (x[:1], x.astype(np.float64), np.array([1, 2], np.float32), None):
         assert not alike(x, y)
+    rounded = dtypes()["bfloat16"].type(1.03)
+    for dtype, same in ((x.dtype, False), (rounded.dtype, True)):
+        assert alike(np.ones(1, dtype), np.full(1, rounded).astype(dtype)) is same
 
 
 def test_worker_that_hangs_or_dies_is_a_finding(tmp_path, monkeypatch):

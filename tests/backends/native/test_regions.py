@@ -41,6 +41,28 @@ def test_roi_align_of_numbers_that_are_not_finite_equals_numpy(value):
     check(node_of("RoiAlign", inputs, **attrs), inputs, {"rtol": 1e-6})
 
 
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("ratio", [0, 3])
+def test_roi_align_of_regions_far_beyond_the_image_is_close_to_numpy(mode, ratio):
+    x = np.random.default_rng(7).normal(size=(1, 3, 9, 12)).astype(np.float32)
+    ends = [(-500, 3, 700, 4), (2, -9e4, 5, 9e4), (30, 0, 99, 9), (-40, -40, -3, 7), (9, 8, 1, 2)]
+    inputs = [x, np.array(ends, np.float32), np.zeros(len(ends), np.int64)]
+    attrs = {"mode": mode, "sampling_ratio": ratio, "output_height": 2, "output_width": 3}
+    check(node_of("RoiAlign", inputs, **attrs), inputs, {"rtol": 1e-4, "atol": 1e-4})
+
+
+def test_items_that_would_take_seconds_are_left_to_numpy():
+    image, boxes = np.zeros((1, 256, 64, 64), np.float32), np.zeros((1, 100_000, 4), np.float32)
+    inputs = [image, np.zeros((1, 4), np.float32), np.zeros(1, np.int64)]
+    for ratio, is_native in ((4, True), (1024, False)):
+        node = node_of("RoiAlign", inputs, sampling_ratio=ratio)
+        assert (kernel_of(node, LIBRARIES[0]) is not None) is is_native
+    for most, is_native in ((100, True), (100_000, False)):
+        scores = np.zeros((1, 1, 100_000), np.float32)
+        node = node_of("NonMaxSuppression", [boxes, scores, np.array([most])], [2])
+        assert (kernel_of(node, LIBRARIES[0]) is not None) is is_native
+
+
 @pytest.mark.parametrize(("region", "image"), [((0, 0, 1, 1), 2), ((0, 0, np.nan, 1), 0)])
 def test_roi_align_refuses_regions_that_numpy_refuses(region, image):
     x = np.zeros((2, 1, 4, 4), np.float32)

@@ -15,6 +15,10 @@ from tests.support.random_graphs import graphs, seeded
 from tests.support.sweeps import scaled, sweep
 
 
+def of_any_type(name: str) -> onnx.ValueInfoProto:
+    return onnx.ValueInfoProto(name=name)
+
+
 class Results(ExecutorTests):
     """What a run returns: the interpreter's values, in arrays of the caller's own."""
 
@@ -129,6 +133,20 @@ class Results(ExecutorTests):
         for i, array in enumerate(arrays):
             self.assert_same(array, copies[i])
             assert not any(np.shares_memory(array, other) for other in arrays[:i])
+
+    def test_output_that_is_an_empty_optional_is_none(self):
+        branches = {
+            f"{name}_branch": onnx.helper.make_graph(
+                [onnx.helper.make_node("Optional", [], [name])], name, [], [of_any_type(name)]
+            )
+            for name in ("then", "else")
+        }
+        node = onnx.helper.make_node("If", ["c"], ["y"], **branches)
+        c = onnx.helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, [])
+        graph = onnx.helper.make_graph([node], "g", [c], [of_any_type("y")])
+        opsets = [onnx.helper.make_opsetid("", 16)]
+        session = self.compile(onnx.helper.make_model(graph, opset_imports=opsets))
+        assert session.run({"c": np.array(True)}) == {"y": None}
 
     def test_output_of_rank_zero_is_an_array(self):
         session = self.compile(

@@ -81,6 +81,21 @@ def test_attribute_that_is_none_of_its_values_is_refused_by_every_executor(text,
         compile_text(text, opset=23, executor=executor).explain()
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(
+    "node",
+    [
+        'CastLike<round_mode = "even">(x, x)',
+        'Resize<mode = "sinc">(x, , one)',
+        'Resize<coordinate_transformation_mode = "pixel">(x, , one)',
+    ],
+)
+def test_attribute_of_a_node_without_effect_is_refused_by_every_executor(node, executor):
+    text = f"g (float[2] x) => (float[2] y) {{ one = Constant<value_floats = [1.0]>() y = {node} }}"
+    with pytest.raises(InvalidModel, match="which is none of"):
+        compile_text(text, opset=24, executor=executor).explain()
+
+
 @pytest.mark.parametrize("flag", [0, 1])
 def test_flags_of_zero_and_one_are_taken(flag):
     compile_text(_UNARY % f"ReduceSum<keepdims = {flag}>")

@@ -33,6 +33,9 @@ def block_product(site: Site) -> NativeCall | None:
         return None
     if x is None or x.dtype != FLOAT32 or site.input(4) is not None or 0 in x.dims:
         return None
+    bias = site.input(5)
+    if bias is not None and bias.dtype != FLOAT32:
+        return None
     packed = PackedWeights(site.node.attrs)
     if not has_panels(packed):
         return None
@@ -42,7 +45,7 @@ def block_product(site: Site) -> NativeCall | None:
     return NativeCall(
         "block_product",
         (
-            *(Tensor(0), codes.value, *factors.value, None if site.input(5) is None else Tensor(5)),
+            *(Tensor(0), codes.value, *factors.value, None if bias is None else Tensor(5)),
             *(site.result(), WORKSPACE if border else None),
             *(rows, packed.k, packed.n, max(packed.bits, 4), packed.block),
         ),
@@ -120,7 +123,7 @@ def _add_layer(
         return False
     panels, factors = _codes_of(packed, codes), _factors_of(packed, scales, zeros)
     keep += [panels, factors]
-    words += [panels.value, *factors.value, bias]
+    words += [panels.value, *factors.value, None if bias is None else Tensor(layer.bias)]
     words += [packed.k, codes.shape[1], max(packed.bits, 4), packed.block]
     return True
 

@@ -136,7 +136,7 @@ def _factors(site: Site, places: _Places, n: int) -> np.ndarray | None:
     is_scaled = site.input(places.y[0]) is not None
     constants = [site.constant(i) for i in (places.x[1], places.w[1], places.y[0])]
     a, b, y = constants if is_scaled else (*constants[:2], np.ones(1, FLOAT32))
-    if a is None or b is None or y is None or b.size not in (1, n) or a.size > 1 or y.size > 1:
+    if a is None or b is None or y is None or b.size not in (1, n) or not a.size == y.size == 1:
         return None
     if any(scale.dtype != FLOAT32 for scale in (a, b, y)):
         return None

@@ -15,10 +15,10 @@ _BLOCK = 64  # channels that lie side by side, of which sums are in the first-le
 
 def group_normalization(site: Site) -> NativeCall | None:
     """InstanceNormalization is a GroupNormalization with a group for each channel."""
-    x, scale = site.input(0), site.input(1)
+    x, scale, bias = (site.input(i) for i in range(3))
     if x is None or str(x.dtype) not in ("float32", "float64") or 0 in x.dims:
         return None
-    if scale is None or scale.dtype != x.dtype:
+    if scale is None or bias is None or not scale.dtype == bias.dtype == x.dtype:
         return None
     return _call(site, (None,) * len(site.tensors))
 

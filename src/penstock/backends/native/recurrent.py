@@ -13,7 +13,7 @@ from penstock.backends.native.integers import integer_panels
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import Reordered, Shared, reordered, shared
-from penstock.ops.common.dtypes import INT8, UINT8
+from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
 from penstock.ops.onnx.recurrent import Layer, parse_layer, steps_and_rows
 from penstock.ops.work_estimate import flops
@@ -77,7 +77,10 @@ def recurrent_call(site: Site) -> NativeCall | None:
     x, has_codes = site.input(0), site.node.op.name == _OF_CODES
     cell = "LSTM" if has_codes else site.node.op.name
     held = _held_weights(site, cell, has_codes)
-    if x is None or held is None or x.dtype != FLOAT32 or 0 in x.dims:
+    if x is None or held is None or 0 in x.dims:
+        return None
+    wanted = {0: FLOAT32, 4: INT32, 5: FLOAT32, 6: FLOAT32, 7: FLOAT32}
+    if any((t := site.input(i)) is not None and t.dtype != dtype for i, dtype in wanted.items()):
         return None
     layer = parse_layer(cell, site.node.attrs, peepholes=site.input(7) is not None)
     first, second, width = x.dims
@@ -100,19 +103,19 @@ def recurrent_call(site: Site) -> NativeCall | None:
     if work > _MOST_WORK:
         return None
 
-    def state(i: int) -> Tensor | None:
+    def given(i: int) -> Tensor | None:
         return None if site.input(i) is None else Tensor(i)
 
     def result(i: int) -> Tensor | None:
         place = len(site.constants) + i
-        given = place < len(site.tensors) and site.tensors[place] is not None
-        return site.result(i) if given else None
+        is_given = place < len(site.tensors) and site.tensors[place] is not None
+        return site.result(i) if is_given else None
 
     return NativeCall(
         "recurrent",
         (
-            *(Tensor(0), state(5), state(6), state(4)),
-            *(*packed.w_codes, *packed.r_codes, *packed[2:7], site.constant(7)),
+            *(Tensor(0), given(5), given(6), given(4)),
+            *(*packed.w_codes, *packed.r_codes, *packed[2:7], given(7)),
             activations.view(np.uint8),
             *(result(0), result(1), result(2), WORKSPACE),
             *(_CELLS.index(layer.cell), directions, layer.reverse[0], layer.batch_first),
@@ -241,7 +244,7 @@ def _code_matrix(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None
         np.concatenate([part.panels for part in parts]),
         padded([part.sums for part in parts]),
         padded([part.zeros for part in parts]),
-        padded(list(spread[0])),
+        padded(list(spread[0].astype(FLOAT32))),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from penstock.types import FLOAT32, INT64, TensorType
 
 _WORDS, _BESIDE = 5, 32  # as in c/regions.c
 _MOST_SIZE = 2**24  # of an image, whose positions are float32
+# An item does not look whether the run must stop; NumPy's kernels do.
+_MOST_ITEM_NS = 1e9
 
 
 def roi_align(site: Site) -> NativeCall | None:
@@ -23,7 +26,11 @@ def roi_align(site: Site) -> NativeCall | None:
     if max(x.dims[2:]) >= _MOST_SIZE:
         return None
     shifted = site.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
-    ratio: int = site.attr("sampling_ratio", 0)
+    ratio: int = max(site.attr("sampling_ratio", 0), 0)
+    samples = ratio**2 * y.dims[3]  # of a row of bins; without a ratio, of the whole image
+    item_ns = 100 + x.dims[1] * 5 * (samples or math.ceil(x.dims[2] / y.dims[2]) * x.dims[3])
+    if item_ns > _MOST_ITEM_NS:
+        return None
     return NativeCall(
         "roi_align",
         (
@@ -35,7 +42,7 @@ def roi_align(site: Site) -> NativeCall | None:
             float(site.attr("spatial_scale", 1.0)),
         ),
         items=y.dims[0] * y.dims[2],
-        item_ns=100 + x.dims[1] * y.dims[3] * max(ratio, 1) ** 2 * 5,
+        item_ns=item_ns,
         can_fail=True,
     )
 
@@ -53,8 +60,8 @@ def suppress(site: Site) -> NativeCall | None:
     images, classes, count = scores.dims
     most = site.constant(2)
     capacity = count if most is None else min(max(int(most.item()), 0), count)
-    rows = images * classes
-    if not rows or not capacity or limits[0] is None:
+    rows, item_ns = images * classes, count * (20 + capacity * 0.2)
+    if not rows or not capacity or limits[0] is None or item_ns > _MOST_ITEM_NS:
         return None
     places = np.arange(capacity)
 
@@ -75,7 +82,7 @@ def suppress(site: Site) -> NativeCall | None:
             int(bool(site.attr("center_point_box", 0))),
         ),
         items=rows,
-        item_ns=count * (20 + capacity * 0.2),
+        item_ns=item_ns,
         workspace=rows * _WORDS * 8 * (count + _BESIDE),
         can_fail=True,
         writes=(TensorType(INT64, (rows, capacity)), TensorType(INT64, (rows,))),

@@ -134,8 +134,8 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
         indices, weights = _read(tables.get(axis), count)
         entries.append([count, *steps, len(indices), sum(own.size for own, _ in reads)])
         reads.append((indices, weights))
-    taps = [entry[3] for entry in entries]
-    if math.prod(taps[:-1]) > _MOST_ROWS:
+    taps, items = [entry[3] for entry in entries], math.prod(y.dims[axis] for axis in axes[:-1])
+    if math.prod(taps[:-1]) > _MOST_ROWS or items >= _MOST_INDEX:
         raise UnsupportedError
     nearest, indices, run = "nearest" in name, reads[-1][0], (0, 0)
     if nearest:
@@ -160,7 +160,7 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
             spans,
             *(len(entries), inner, chunk, *run),
         ),
-        items=math.prod(y.dims[axis] for axis in axes[:-1]),
+        items=items,
         item_ns=item_ns,
         restrided=partial(_call, site, name, tables),
     )

@@ -28,6 +28,7 @@ from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.frame_graph import FrameGraph, FrameNode, TokenRule
 from penstock.executors.frames.scheduler import (
     DEAD,
+    MISSING,
     CallInstance,
     IterationState,
     Token,
@@ -485,7 +486,7 @@ class FramesRun:
     def _fetch(self, node: FrameNode, iteration: IterationState, value: Any) -> None:
         call = enclosing_call(iteration.frame)
         result = call.results[node.port]
-        if result is not None and result is not DEAD:
+        if result is not MISSING and result is not DEAD:
             if value is DEAD:
                 return  # in another iteration
             name = call.frame_graph.graph.outputs[node.port].name

@@ -48,6 +48,8 @@ from penstock.ir.graph import Value
 
 DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
 """Stands for a value that will not come."""
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
+"""Stands for a value that has not come."""
 
 _ENTER, _EXIT, _NEXT_ITERATION = TokenRule.ENTER, TokenRule.EXIT, TokenRule.NEXT_ITERATION
 _MERGE = TokenRule.MERGE
@@ -121,7 +123,7 @@ class CallInstance(FrameInstance):
         self.frame_graph = frame_graph
         self.node = node
         self.steps = steps
-        self.results: list[Any] = [None] * len(frame_graph.fetches)
+        self.results: list[Any] = [MISSING] * len(frame_graph.fetches)
         self.depth: int = 0
         if around is not None:
             self.depth = enclosing_call(around.frame).depth + bool(frame_graph.function)
@@ -386,7 +388,7 @@ def missing_output(call: CallInstance, chosen: Mapping[FrameNode, int]) -> DeadT
     """The error of a call that has ended without one of its outputs; None if it has all.
     ``chosen``: the output that each Switch has chosen last."""
     for value, result in zip(call.frame_graph.graph.outputs, call.results, strict=True):
-        if result is None or result is DEAD:
+        if result is MISSING or result is DEAD:
             return _dead(value, result is DEAD, chosen)
     return None
 

@@ -50,6 +50,7 @@ def _target(types: Types, attrs: Attrs) -> np.dtype | None:
 
 def _infer_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, dtype = tensor(types, 0), _target(types, attrs)
+    _round_mode(attrs)
 
     def contents() -> tuple[Dim, ...] | None:
         if x.data is None or dtype is None:
@@ -66,12 +67,15 @@ def _infer_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (with_data(TensorType(dtype, x.shape), contents),)
 
 
+def _round_mode(attrs: Attrs) -> str:
+    return choice(attrs, "round_mode", "up", ("up", "down", "nearest"))
+
+
 @operator("Cast", infer=_infer_cast, elementwise=True, moves=True, strings=True)
 @operator("CastLike", since=15, infer=_infer_cast, strings=True)
 def cast(node: Node, types: Types) -> Kernel:
     attrs, source, dtype = node.attrs, tensor(types, 0).dtype, _target(types, node.attrs)
-    mode = choice(attrs, "round_mode", "up", ("up", "down", "nearest"))
-    modes = bool(attrs.get("saturate", 1)), mode
+    modes = bool(attrs.get("saturate", 1)), _round_mode(attrs)
     if source is None or dtype is None:
 
         def run(x: np.ndarray, *like: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
@@ -254,6 +255,7 @@ def _suppress(corners: np.ndarray, most: int, threshold: float) -> list[int]:
     """
     kept: list[int] = []
     for start in range(0, corners.shape[1], _BLOCK):
+        checkpoint()
         block = corners[:, start : start + _BLOCK]
         alive = np.arange(start, start + block.shape[1])
         if kept:

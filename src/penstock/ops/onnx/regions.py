@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
@@ -18,7 +19,7 @@ from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, conv_shape, ke
 from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
 
-MAX_SAMPLES = 2**24
+MAX_SAMPLES = 2**20
 """samples of one region along one axis; a region with more is refused"""
 
 
@@ -113,6 +114,7 @@ def roi_align(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     def into(x: np.ndarray, rois: np.ndarray, batch: np.ndarray, out: np.ndarray) -> None:
         images = _check_batch(batch, n)
         for image, region, result in zip(images, rois, out, strict=True):
+            checkpoint()
             rows, columns = samples(region, sizes)
             if highest:
                 np.copyto(result, _highest(x[image], rows, columns), casting="unsafe")
@@ -128,11 +130,14 @@ def _highest(image: np.ndarray, rows: _Samples, columns: _Samples) -> Any:
     """The greatest weighted neighbour of any sample of each bin; weights are not summed up."""
     if 0 in rows.samples + columns.samples:
         return 0
-    maxima = np.full((image.shape[0], *rows.samples, *columns.samples), -np.inf)
-    for (y, weight_y), (x, weight_x) in choices(rows.neighbours, columns.neighbours):
-        values = image[:, y[:, :, None, None], x]
-        np.maximum(maxima, values * (weight_y[:, :, None, None] * weight_x), out=maxima)
-    return maxima.max(axis=(2, 4))
+    bins, samples = rows.samples
+    maxima = np.full((image.shape[0], bins, *columns.samples), -np.inf)
+    for i in range(samples):
+        checkpoint()
+        for (y, weight_y), (x, weight_x) in choices(rows.neighbours, columns.neighbours):
+            values = image[:, y[:, i, None, None], x]
+            np.maximum(maxima, values * (weight_y[:, i, None, None] * weight_x), out=maxima)
+    return maxima.max(axis=3)
 
 
 def _infer_max_roi_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -122,6 +122,9 @@ def _resized(types: Types, attrs: Attrs, consts: Consts) -> list[tuple[Dim, floa
 
 def _infer_resize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
+    choice(attrs, "mode", "nearest", ("nearest", *_FILTERS))
+    choice(attrs, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
+    choice(attrs, "nearest_mode", "round_prefer_floor", _NEAREST)
     if x.shape is None:
         return (TensorType(x.dtype),)
     axes = _axes(attrs, len(x.shape))

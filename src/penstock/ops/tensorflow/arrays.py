@@ -47,12 +47,18 @@ def _shape_of(dims: np.ndarray) -> tuple[int, ...]:
     return tuple(dims.tolist())
 
 
-@common.array_operator("LinSpace", infer=common.dtype_only())
-def lin_space(start: np.ndarray, stop: np.ndarray, num: np.ndarray) -> np.ndarray:
+def _points(num: np.ndarray) -> int:
     count = common.integer(num, "the number of points")
     if count < 1:
         raise ShapeError(f"there must be one point or more, not {count}")
-    return np.linspace(start, stop, count, dtype=start.dtype)
+    return count
+
+
+@common.array_operator("LinSpace", infer=common.sized(lambda a, b, n: (_points(n), *a), 2))
+def lin_space(start: np.ndarray, stop: np.ndarray, num: np.ndarray) -> np.ndarray:
+    if start.shape != stop.shape:
+        raise ShapeError(f"points between shapes {start.shape} and {stop.shape}")
+    return np.linspace(start, stop, _points(num), dtype=start.dtype)
 
 
 def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -345,7 +351,15 @@ def split_v(x: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> Any:
     return common.outputs(np.split(x, np.cumsum(counts)[:-1], place))
 
 
-@common.array_operator("ConcatV2", infer=common.dtype_only(), strings=True, moves=True)
+def _concat_dims(first: Sequence[int], *rest: Any) -> list[int]:
+    place, dims = _axis(rest[-1], len(first)), list(first)
+    if any(len(other) != len(first) for other in rest[:-1]):
+        raise ShapeError(f"shapes {(first, *rest[:-1])} cannot be joined")
+    dims[place] = sum(other[place] for other in (first, *rest[:-1]))
+    return dims
+
+
+@common.array_operator("ConcatV2", infer=common.sized(_concat_dims, -1), strings=True, moves=True)
 def concat(*inputs: np.ndarray) -> np.ndarray:
     *values, axis = inputs
     place = _axis(axis, values[0].ndim)
@@ -427,7 +441,10 @@ def _gathered(x: np.ndarray, places: np.ndarray, axis: int, batch: int) -> np.nd
     return taken.transpose(order)
 
 
-@common.array_operator("ScatterNd", infer=common.dtype_only(1), strings=True)
+_scatter_type = common.sized(lambda indices, updates, dims: _shape_of(dims), 2, index=1)
+
+
+@common.array_operator("ScatterNd", infer=_scatter_type, strings=True)
 def scatter_nd(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np.ndarray:
     """Updates of one place add up."""
     out = np.zeros(_shape_of(dims), updates.dtype)

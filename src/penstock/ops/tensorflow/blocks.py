@@ -10,7 +10,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.shape_rules import tensor
-from penstock.ops.tensorflow.common import array_operator, dtype_only, operator
+from penstock.ops.tensorflow.common import array_operator, operator, sized
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
@@ -23,20 +23,14 @@ def _blocks(block: np.ndarray, pairs: np.ndarray, rank: int) -> list[int]:
     return [int(size) for size in block]
 
 
-def _space_to_batch_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, (block, pads) = tensor(types, 0), consts[1:3]
-    if x.shape is None or block is None or pads is None:
-        return (TensorType(x.dtype),)
-    dims: list[Dim] = list(x.shape)
+def _batched_dims(x: Sequence[int], block: np.ndarray, pads: np.ndarray) -> list[int]:
+    dims = list(x)
     for axis, side in enumerate(_blocks(block, pads, len(dims)), 1):
-        batch, dim = dims[0], dims[axis]
-        if not isinstance(batch, int) or not isinstance(dim, int):
-            return (TensorType(x.dtype),)
-        dims[0], dims[axis] = batch * side, (dim + sum(pads[axis - 1].tolist())) // side
-    return (TensorType(x.dtype, tuple(dims)),)
+        dims[0], dims[axis] = dims[0] * side, (dims[axis] + sum(pads[axis - 1].tolist())) // side
+    return dims
 
 
-@array_operator("SpaceToBatchND", infer=_space_to_batch_type, strings=True)
+@array_operator("SpaceToBatchND", infer=sized(_batched_dims, 1, 2), strings=True)
 def space_to_batch(x: np.ndarray, block: np.ndarray, pads: np.ndarray) -> np.ndarray:
     sides = _blocks(block, pads, x.ndim)
     n = len(sides)
@@ -49,10 +43,20 @@ def space_to_batch(x: np.ndarray, block: np.ndarray, pads: np.ndarray) -> np.nda
     return split.transpose(order).reshape(-1, *inner[::2], *x.shape[n + 1 :])
 
 
-@array_operator("BatchToSpaceND", infer=dtype_only(), strings=True)
+def _unbatched_dims(x: Sequence[int], block: np.ndarray, crops: np.ndarray) -> list[int]:
+    dims = list(x)
+    for axis, side in enumerate(_blocks(block, crops, len(dims)), 1):
+        dims[0], dims[axis] = dims[0] // side, dims[axis] * side - sum(crops[axis - 1].tolist())
+    if min(dims) < 0:
+        raise ShapeError(f"crops {crops.tolist()} of shape {tuple(x)}")
+    return dims
+
+
+@array_operator("BatchToSpaceND", infer=sized(_unbatched_dims, 1, 2), strings=True)
 def batch_to_space(x: np.ndarray, block: np.ndarray, crops: np.ndarray) -> np.ndarray:
     sides = _blocks(block, crops, x.ndim)
     n, size = len(sides), int(np.prod(sides))
+    _unbatched_dims(x.shape, block, crops)
     if x.shape[0] % size:
         raise ShapeError(f"a batch of {x.shape[0]} is not made of blocks {sides}")
     split = x.reshape(*sides, x.shape[0] // size, *x.shape[1:])
@@ -133,7 +137,13 @@ def depth_to_space(x: np.ndarray, size: int) -> np.ndarray:
     return split.reshape(n, h * size, w * size, c // size**2)
 
 
-@array_operator("MirrorPad", infer=dtype_only(), strings=True)
+def _padded_dims(x: Sequence[int], pads: np.ndarray) -> list[int]:
+    if pads.shape != (len(x), 2) or (pads < 0).any():
+        raise ShapeError(f"padding {pads.tolist()} of shape {x}")
+    return [dim + sum(pair) for dim, pair in zip(x, pads.tolist(), strict=True)]
+
+
+@array_operator("MirrorPad", infer=sized(_padded_dims, 1), strings=True)
 def mirror_pad(x: np.ndarray, pads: np.ndarray, *, mode: str = "SYMMETRIC") -> np.ndarray:
     reflects = mode == "REFLECT"
     most = np.array(x.shape)[:, np.newaxis] - reflects

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,6 +26,24 @@ array_operator = partial(registry.array_operator, domain=registry.TENSORFLOW)
 def dtype_only(index: int = 0) -> Infer:
     """``infer``: one output of the dtype of input ``index`` and a shape that only the run knows."""
     return lambda types, attrs, consts: (TensorType(tensor(types, index).dtype),)
+
+
+def sized(shape: Callable[..., Sequence[int]], *contents: int, index: int = 0) -> Infer:
+    """``infer``: one output of the dtype of input ``index``. Its ``shape`` follows from the inputs:
+    the ``contents`` of some and the dims of the others, and the attributes that it names; where
+    these are unknown, or the kernel will refuse them, it is left to the run."""
+
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        dtype, places = tensor(types, index).dtype, [i % len(types) for i in contents]
+        given = [consts[i] if i in places else tensor(types, i).shape for i in range(len(types))]
+        if all(x is not None for x in given) and all(
+            isinstance(dim, int) for x in given if isinstance(x, tuple) for dim in x
+        ):
+            with suppress(ShapeError):
+                return (TensorType(dtype, tuple(shape(*given))),)
+        return (TensorType(dtype),)
+
+    return infer
 
 
 def of_type(name: str) -> Infer:

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.crops import resized_crops
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import ints, tensor
@@ -63,6 +65,7 @@ def _suppressed(
     kept: list[int] = []
     kept_scores: list[float] = []
     while len(kept) < most and alive.any():
+        checkpoint()
         best = int(np.argmax(np.where(alive, current, -np.inf)))
         kept.append(best)
         kept_scores.append(float(current[best]))
@@ -120,7 +123,21 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-@array_operator("CombinedNonMaxSuppression")
+def _infer_combined(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    scores = tensor(types, 1).shape
+    rules.check_shape("scores", scores, (None, None, None))
+    batch, _, classes = scores or (None, None, None)
+    limits = [ints(types, consts, 2), ints(types, consts, 3)]
+    if attrs["pad_per_class"]:
+        limits[0] = limits[0] and (rules.dim_product((limits[0][0], classes)),)
+    rows = lengths([limit[0] if limit else None for limit in limits])
+    known = rules.all_known(rows if attrs["pad_per_class"] else rows and rows[1:])
+    dims = batch, min(known) if known else None
+    kinds = [TensorType(FLOAT32, dims)] * 2
+    return (TensorType(FLOAT32, (*dims, 4)), *kinds, TensorType(INT32, (batch,)))
+
+
+@array_operator("CombinedNonMaxSuppression", infer=_infer_combined)
 def combined(
     boxes: np.ndarray,
     scores: np.ndarray,

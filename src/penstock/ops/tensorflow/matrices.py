@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from penstock.ops.common.shape_rules import same_type
-from penstock.ops.tensorflow.common import array_operator, dtype_only, integer
+from penstock.ops.tensorflow.common import array_operator, integer, sized
 from penstock.types import ShapeError
 
 
@@ -45,7 +46,26 @@ class _Band:
             yield (row, slice(first, first + length)), (steps - min(d, 0), steps + max(d, 0))
 
 
-@array_operator("MatrixDiagV3", infer=dtype_only())
+def _diag_dims(
+    x: Sequence[int], k: np.ndarray, rows: np.ndarray, columns: np.ndarray, padding: Any
+) -> tuple[int, ...]:
+    band = _Band(k, "")
+    if not x or (band.count > 1 and (len(x) < 2 or x[-2] != band.count)):
+        raise ShapeError(f"shape {tuple(x)} has no {band.count} diagonals")
+    least = x[-1] - min(band.high, 0), x[-1] + max(band.low, 0)
+    height, width = integer(rows, "num_rows"), integer(columns, "num_cols")
+    if height == width == -1:
+        height = width = max(least)
+    height = least[0] if height == -1 else height
+    width = least[1] if width == -1 else width
+    if min(height, width) < 0 or band.longest(height, width) != x[-1]:
+        raise ShapeError(f"diagonals of {x[-1]} do not fit {height} x {width}")
+    # A band of one diagonal has a dim of its own if k has two ends.
+    banded = band.count > 1 or (k.size == 2 and len(x) > 1 and x[-2] == 1)
+    return (*(x[:-2] if banded else x[:-1]), height, width)
+
+
+@array_operator("MatrixDiagV3", infer=sized(_diag_dims, 1, 2, 3))
 def matrix_diag(
     x: np.ndarray,
     k: np.ndarray,
@@ -56,19 +76,7 @@ def matrix_diag(
     align: str = "RIGHT_LEFT",
 ) -> np.ndarray:
     band = _Band(k, align)
-    if x.ndim < 1 or (band.count > 1 and (x.ndim < 2 or x.shape[-2] != band.count)):
-        raise ShapeError(f"shape {x.shape} has no {band.count} diagonals")
-    least = x.shape[-1] - min(band.high, 0), x.shape[-1] + max(band.low, 0)
-    height, width = integer(rows, "num_rows"), integer(columns, "num_cols")
-    if height == width == -1:
-        height = width = max(least)
-    height = least[0] if height == -1 else height
-    width = least[1] if width == -1 else width
-    if band.longest(height, width) != x.shape[-1]:
-        raise ShapeError(f"diagonals of {x.shape[-1]} do not fit {height} x {width}")
-    # A band of one diagonal has a dim of its own if k has two ends.
-    banded = band.count > 1 or (k.size == 2 and x.ndim > 1 and x.shape[-2] == 1)
-    batch = x.shape[:-2] if banded else x.shape[:-1]
+    *batch, height, width = _diag_dims(x.shape, k, rows, columns, padding)
     diagonals = x.reshape(*batch, band.count, x.shape[-1])
     out = np.full((*batch, height, width), padding.reshape(())[()], x.dtype)
     for place, cells in band.places(height, width):
@@ -76,7 +84,7 @@ def matrix_diag(
     return out
 
 
-@array_operator("MatrixDiag", infer=dtype_only())
+@array_operator("MatrixDiag", infer=sized(lambda x: (*x, *x[-1:])))
 def matrix_diag_1(x: np.ndarray) -> np.ndarray:
     if x.ndim < 1:
         raise ShapeError("a scalar is not a diagonal")
@@ -91,7 +99,7 @@ def matrix_set_diag(
     x: np.ndarray, diagonal: np.ndarray, k: np.ndarray, *, align: str = "RIGHT_LEFT"
 ) -> np.ndarray:
     band = _Band(k, align)
-    rows, columns = _matrix_dims(x)
+    rows, columns = _matrix_dims(x.shape)
     out = x.copy()
     diagonals = diagonal.reshape(*x.shape[:-2], band.count, band.longest(rows, columns))
     for place, cells in band.places(rows, columns):
@@ -99,29 +107,36 @@ def matrix_set_diag(
     return out
 
 
-@array_operator("MatrixDiagPartV3", infer=dtype_only())
+def _part_dims(x: Sequence[int], k: np.ndarray, padding: Any) -> tuple[int, ...]:
+    band, (rows, columns) = _Band(k, ""), _matrix_dims(x)
+    longest = band.longest(rows, columns)
+    if longest < 0:
+        raise ShapeError(f"matrices of {rows} x {columns} have no diagonal {band.high}")
+    return (*x[:-2], *([band.count] if band.count > 1 else []), longest)
+
+
+@array_operator("MatrixDiagPartV3", infer=sized(_part_dims, 1))
 def matrix_diag_part(
     x: np.ndarray, k: np.ndarray, padding: np.ndarray, *, align: str = "RIGHT_LEFT"
 ) -> np.ndarray:
     band = _Band(k, align)
-    rows, columns = _matrix_dims(x)
-    shape = (*x.shape[:-2], band.count, band.longest(rows, columns))
-    out = np.full(shape, padding.reshape(())[()], x.dtype)
-    for place, cells in band.places(rows, columns):
+    dims = _part_dims(x.shape, k, padding)
+    out = np.full((*x.shape[:-2], band.count, dims[-1]), padding.reshape(())[()], x.dtype)
+    for place, cells in band.places(*x.shape[-2:]):
         out[..., *place] = x[..., *cells]
-    return out if band.count > 1 else out[..., 0, :]
+    return out.reshape(dims)
 
 
-def _matrix_dims(x: np.ndarray) -> tuple[int, int]:
-    if x.ndim < 2:
-        raise ShapeError(f"matrices have two dims or more, not shape {x.shape}")
-    return x.shape[-2], x.shape[-1]
+def _matrix_dims(x: Sequence[int]) -> tuple[int, int]:
+    if len(x) < 2:
+        raise ShapeError(f"matrices have two dims or more, not shape {tuple(x)}")
+    return x[-2], x[-1]
 
 
 @array_operator("MatrixBandPart", infer=same_type)
 def matrix_band_part(x: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     """The diagonals up to ``lower`` below and ``upper`` above the main one; all if negative."""
-    rows, columns = _matrix_dims(x)
+    rows, columns = _matrix_dims(x.shape)
     above = np.arange(columns) - np.arange(rows)[:, np.newaxis]
     low, high = integer(lower, "num_lower"), integer(upper, "num_upper")
     kept = ((low < 0) | (-above <= low)) & ((high < 0) | (above <= high))

@@ -264,6 +264,8 @@ static void run_expert(const struct experts *a, int64_t e, const int64_t *tokens
     run_layer(a, FC2, e, inner, y, rows);
     for (int64_t r = 0; r < rows; r++) {
         int64_t rank = rank_of(a->scores + tokens[r] * a->count, a->count, e);
+        if (rank >= a->chosen)
+            continue; /* another thread has changed the scores since */
         float share = share_of(a, tokens[r], e);
         float *restrict to = a->y + (tokens[r] * a->chosen + rank) * a->hidden;
         for (int64_t i = 0; i < a->hidden; i++)

@@ -12,12 +12,13 @@ struct roi_align {
     double scale;
 };
 
-enum { SAMPLES = 128, MOST_SAMPLES = 1 << 24 };
+enum { SAMPLES = 128, MOST_SAMPLES = 1 << 20 };
 
 /* The samples of the bins of a region along an axis. */
 typedef struct {
     float start, step;
-    int64_t grid; /* samples of a bin */
+    int64_t grid;        /* samples of a bin */
+    int64_t first, last; /* the samples but for those that are far outside of the image */
 } samples;
 
 /* Returns 0 if there are too many. */
@@ -33,6 +34,16 @@ static int samples_of(samples *s, float start, float end, int64_t bins, int64_t 
         return 0;
     s->grid = ratio > 0 ? ratio : grid > 0 ? (int64_t)grid : 0;
     return s->grid <= MOST_SAMPLES / bins;
+}
+
+/* Bound the samples that have a weight, of an image of `size` elements. */
+static void bound_samples(samples *s, int64_t bins, int64_t size)
+{
+    double pitch = (double)s->step / s->grid, total = s->grid * bins, start = s->start;
+    double slack = 2 + (fabs(start) + fabs(s->step) * bins) * 1e-6;
+    double first = (-1 - slack - start) / pitch, last = (size + slack - start) / pitch;
+    s->first = pitch > 0 && first > 0 ? (int64_t)(first < total ? first : total) : 0;
+    s->last = pitch > 0 && last < total ? (int64_t)(last > s->first ? last : s->first) : total;
 }
 
 /* Of sample `i` of all bins: the element before it, and the weights of that and of the next. */
@@ -59,11 +70,11 @@ static void add_row(const struct roi_align *a, const float *x, float *y, const s
                     int64_t low, const double *shares)
 {
     int64_t pixels = a->height * a->width, bins = a->rows * a->columns;
-    int64_t down = low + 1 < a->height ? a->width : 0, total = across->grid * a->columns;
+    int64_t down = low + 1 < a->height ? a->width : 0;
     int32_t lefts[SAMPLES], rights[SAMPLES], places[SAMPLES];
     float w00[SAMPLES], w01[SAMPLES], w10[SAMPLES], w11[SAMPLES], values[SAMPLES];
-    for (int64_t from = 0; from < total; from += SAMPLES) {
-        int64_t count = total - from < SAMPLES ? total - from : SAMPLES;
+    for (int64_t from = across->first; from < across->last; from += SAMPLES) {
+        int64_t count = across->last - from < SAMPLES ? across->last - from : SAMPLES;
         for (int64_t i = 0; i < count; i++) {
             double weights[2];
             int64_t left = neighbour(across, from + i, a->width, weights);
@@ -127,14 +138,22 @@ static int roi_align(const void *arguments, int64_t begin, int64_t end)
             return 1;
         const float *x = a->x + image * a->channels * a->height * a->width;
         float *y = a->y + region * a->channels * bins + row * a->columns;
-        int64_t count = down.grid * across.grid;
-        for (int64_t c = 0; c < a->channels; c++)
-            for (int64_t j = 0; j < a->columns; j++)
-                y[c * bins + j] = a->highest && count ? -INFINITY : 0;
-        for (int64_t i = 0; count && i < down.grid; i++) {
+        int64_t count = down.grid * across.grid, next = (row + 1) * down.grid;
+        if (count) {
+            bound_samples(&down, a->rows, a->height);
+            bound_samples(&across, a->columns, a->width);
+        }
+        int whole = a->highest && count && next - down.grid >= down.first && next <= down.last;
+        for (int64_t j = 0; j < a->columns; j++) {
+            int inside = j * across.grid >= across.first && (j + 1) * across.grid <= across.last;
+            for (int64_t c = 0; c < a->channels; c++)
+                y[c * bins + j] = whole && inside ? -INFINITY : 0; /* samples outside count as 0 */
+        }
+        for (int64_t i = next - down.grid; count && i < next; i++) {
             double shares[2];
-            int64_t low = neighbour(&down, row * down.grid + i, a->height, shares);
-            add_row(a, x, y, &across, low, shares);
+            int64_t low = neighbour(&down, i, a->height, shares);
+            if (i >= down.first && i < down.last)
+                add_row(a, x, y, &across, low, shares);
         }
         for (int64_t c = 0; !a->highest && count && c < a->channels; c++)
             for (int64_t j = 0; j < a->columns; j++)
