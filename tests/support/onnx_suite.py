@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from unittest import SkipTest, mock
 
@@ -29,6 +30,7 @@ from penstock.frontends.onnx.upgrades import Meaning, meaning
 from penstock.onnx_backend import PenstockBackend
 from penstock.ops import registered
 from penstock.ops.registry import MICROSOFT
+from tests.support import tflite_operators
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 
@@ -124,12 +126,9 @@ def outcome(name: str, backend: type[PenstockBackend] = PenstockBackend) -> str 
 
 def page() -> str:
     """What ``docs/conformance.md`` says if every case ends as ``EXCEPTIONS`` says."""
-    return (
-        "\n".join(
-            [*_introduction(), *_results(), *_exceptions(), *_operations(), *_runtime_operations()]
-        )
-        + "\n"
-    )
+    parts = (_introduction(), _results(), _exceptions(), _operations(), _runtime_operations())
+    tflite = [*_heading("Operators of TFLite and Circle"), *tflite_operators.section()]
+    return "\n".join([*chain(*parts), *tflite]) + "\n"
 
 
 def _introduction() -> Iterator[str]:

@@ -137,6 +137,13 @@ def subgraph(
     }
 
 
+def strings(array: np.ndarray) -> bytes:
+    """The number of strings, the offset of each and of the end, then their bytes."""
+    texts = [text.encode() for text in array.reshape(-1)]
+    ends = np.cumsum([4 * (len(texts) + 2), *map(len, texts)])
+    return struct.pack(f"<{len(texts) + 2}i", len(texts), *ends) + b"".join(texts)
+
+
 def model(subgraphs: Sequence[dict[str, Any]], **more: Any) -> bytes:
     """The file of these subgraphs. The options of an operator are the table and its fields, or the
     bytes of those of a custom operator, whose name begins with "CUSTOM:"."""
@@ -150,7 +157,8 @@ def model(subgraphs: Sequence[dict[str, Any]], **more: Any) -> bytes:
             constant = fields.pop("constant", None)
             if constant is not None:
                 fields["buffer"] = len(buffers)
-                buffers.append({"data": constant.tobytes()})
+                data = strings(constant) if constant.dtype == object else constant.tobytes()
+                buffers.append({"data": data})
         operators = []
         for op, read, written, options in description["operators"]:
             codes += [op] if op not in codes else []
@@ -162,8 +170,12 @@ def model(subgraphs: Sequence[dict[str, Any]], **more: Any) -> bytes:
             if isinstance(options, bytes):
                 operator["custom_options"] = options
             elif options is not None:
+                field = "builtin_options"
                 union = {kind: i for i, kind in schema().unions["BuiltinOptions"].items()}
-                operator |= {"builtin_options_type": union[options[0]], "builtin_options": options}
+                if options[0] not in union:
+                    field = "builtin_options2"
+                    union = {kind: i for i, kind in schema().unions["BuiltinOptions2"].items()}
+                operator |= {f"{field}_type": union[options[0]], field: options}
             operators.append(operator)
         tables.append(
             {

@@ -33,7 +33,7 @@ FAMILIES = {
         *("control_flow", "math", "arrays", "state", "tensor_arrays", "lists"),
         *("matrices", "images", "blocks", "windows", "signal"),
     ),
-    "tflite": ("arrays", "detection", "recurrent"),
+    "tflite": ("arrays", "detection", "recurrent", "tables", "windows"),
 }
 for _domain, _families in FAMILIES.items():
     for _family in _families:

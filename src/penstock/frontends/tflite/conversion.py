@@ -33,11 +33,13 @@ from penstock.types import FLOAT32, INT64
 
 class OperatorContext(Protocol):
     """What rules may ask of the import. ``store`` holds the variables, which start with the values
-    of ``initial``."""
+    of ``initial``; ``handles`` has the numbers of tables, ``tables`` their keys and values."""
 
     table: FlatTable
     store: Store
     initial: dict[str, np.ndarray]
+    handles: dict[Value, int]
+    tables: dict[int, tuple[Value, Value]]
 
     def use(
         self, scope: SubgraphScope, index: int, arguments: Sequence[Value], prefix: str

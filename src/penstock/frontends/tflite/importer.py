@@ -41,6 +41,8 @@ from penstock.frontends.tflite import (  # noqa: F401 - modules register their r
     rules_control,
     rules_images,
     rules_recurrent,
+    rules_stablehlo,
+    rules_tables,
 )
 from penstock.frontends.tflite.conversion import RULES, OperatorConversion, RuleEntry
 from penstock.frontends.tflite.file import OpenFile, opened_model
@@ -121,6 +123,8 @@ class SubgraphImporter:
         self.names = UniqueNames(list, numbered="{}#{}")
         self.initial: dict[str, np.ndarray] = {}
         self.store = Store()
+        self.handles: dict[Value, int] = {}
+        self.tables: dict[int, tuple[Value, Value]] = {}
         self._constants: dict[tuple[int, int], Value] = {}
         self._quantizations: dict[tuple[int, int], Quantization | None] = {}
 

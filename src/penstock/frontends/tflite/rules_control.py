@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
 from penstock.frontends.tflite.scope import SubgraphScope
 from penstock.ir.graph import Graph, Value
+from penstock.ops.common.dtypes import INT32
+from penstock.ops.internal.case import case_condition
 from penstock.ops.registry import TENSORFLOW
 from penstock.types import BOOL, INT64, TensorType
 
@@ -27,12 +31,14 @@ def _truth(c: OperatorConversion, value: Value) -> Value:
 
 
 def _used(
-    c: OperatorConversion, option: str, arguments: list[Any], hint: str, results: int
+    c: OperatorConversion, option: str | int, arguments: list[Any], hint: str, results: int
 ) -> SubgraphScope:
-    """The subgraph that an option names, for these arguments, which gives as many results."""
+    """The subgraph of a number, or that an option names, for these arguments, which gives as many
+    results."""
     if None in arguments:
         raise NodeError("leaves out an argument of its subgraph")
-    scope = c.context.use(c.scope, c.option(option), arguments, f"{c.name}/{hint}")
+    index = option if isinstance(option, int) else c.option(option)
+    scope = c.context.use(c.scope, index, arguments, f"{c.name}/{hint}")
     if len(scope.outputs) != results:
         raise NodeError(f"has {results} outputs, but {scope.where} gives {len(scope.outputs)}")
     return scope
@@ -49,8 +55,40 @@ def if_(c: OperatorConversion) -> None:
     for key in ("then", "else"):
         scope = _used(c, f"{key}_subgraph_index", arguments, f"{key}/", len(c.outputs))
         branches[f"{key}_branch"] = scope.graph(f"{c.name}/{key}")
-    node = c.emit_final("If", [_truth(c, condition)], branches)
+    _emit_if(c, _truth(c, condition), branches)
+
+
+def _emit_if(c: OperatorConversion, condition: Value, branches: dict[str, Graph]) -> None:
+    """Emit the final node, an If, which has one output at least: it must not be without."""
+    outputs = c.outputs
+    if not outputs:
+        outputs = [Value(c.fresh("ended"))]
+        for graph in branches.values():
+            graph.outputs = [Value(c.fresh("end"), const=np.array(True))]
+    node = c.emit_final("If", [condition], branches, outputs=outputs)
     if any(graph.targets for graph in branches.values()):
+        c.effect(node)
+
+
+@operator_rule("STABLEHLO_CASE", integers=True, outputs=None)
+def case(c: OperatorConversion) -> None:
+    """A binary tree of If nodes; an index out of range takes the last branch."""
+    index, *arguments = c.take(1, len(c.inputs))
+    numbers = c.option("branch_subgraph_indices")
+    if not numbers:
+        raise NodeError("has no branches")
+    scopes = [_used(c, n, arguments, f"{i}/", len(c.outputs)) for i, n in enumerate(numbers)]
+    if len(scopes) == 1:
+        _inline(c, scopes[0])
+        return
+    graphs = [scope.graph(f"{c.name}/{i}") for i, scope in enumerate(scopes)]
+    attrs = {"branches": len(numbers)}
+    branch = c.emit("BranchIndex", [index], attrs, domain=TENSORFLOW, type_=TensorType(INT32, ()))
+    outputs = [value for value in c.outputs if value is not None]
+    less, halves = case_condition(branch, graphs, outputs, c.name, origin=c.origin)
+    c.nodes.append(less)
+    node = c.emit_final("If", less.outputs, halves)
+    if any(graph.targets for graph in graphs):
         c.effect(node)
 
 
@@ -82,9 +120,14 @@ def while_(c: OperatorConversion) -> None:
         c.effect(node)
 
 
-@operator_rule("CALL", integers=True, outputs=None)
+@operator_rule("CALL", "STABLEHLO_COMPOSITE", integers=True, outputs=None)
 def call(c: OperatorConversion) -> None:
-    scope = _used(c, "subgraph", c.take(0, len(c.inputs)), "", len(c.outputs))
+    option = "subgraph" if c.op == "CALL" else "decomposition_subgraph_index"
+    _inline(c, _used(c, option, c.take(0, len(c.inputs)), "", len(c.outputs)))
+
+
+def _inline(c: OperatorConversion, scope: SubgraphScope) -> None:
+    """Put a subgraph in the place of the operator."""
     c.nodes += scope.nodes
     if scope.effect is not None:
         c.effect(scope.effect)
@@ -101,19 +144,26 @@ def _name(container: str, shared_name: str) -> str:
 
 @operator_rule("CALL_ONCE", outputs=0)
 def call_once(c: OperatorConversion) -> None:
-    """What it assigns are the values that variables start with."""
+    """Constants that it assigns are the values that variables start with. What it computes is
+    assigned by the first run, which finds no value in the first of its variables."""
     scope = c.context.use(c.scope, c.option("init_subgraph_index"), [], f"{c.name}/")
-    for node in scope.nodes:
-        if node.op.name == "AssignVariableOp":
-            handle, value = node.inputs
-            producer = None if handle is None else handle.producer
-            if producer is None or value is None or value.const is None:
-                raise InexpressibleError("it initialises a variable with what it computes")
-            attrs = producer.attrs
-            name = _name(attrs["container"], attrs["shared_name"])
-            c.context.initial[name] = value.const
-        elif node.op.name != "VarHandleOp":
-            raise InexpressibleError(f"it runs {node.op.name} to initialise the model")
+    assigned = [node for node in scope.nodes if node.op.name == "AssignVariableOp"]
+    handles = [v.producer.attrs for n in assigned if (v := n.inputs[0]) and v.producer]
+    if len(handles) < len(assigned) or (scope.nodes and not assigned):
+        raise InexpressibleError("it initialises the model with something else than variables")
+    variables = [(attrs["container"], attrs["shared_name"]) for attrs in handles]
+    constants = [node.inputs[1] and node.inputs[1].const for node in assigned]
+    others = len(scope.nodes) - len(assigned)
+    if all(x is not None for x in constants) and others == len(handles):
+        names = (_name(*variable) for variable in variables)
+        c.context.initial.update(zip(names, constants, strict=True))  # type: ignore[arg-type]
+        return
+    first = c.emit("VarHandleOp", [], c.variable_attrs(*variables[0]), domain=TENSORFLOW)
+    done = c.emit("VarIsInitializedOp", [first], domain=TENSORFLOW, type_=_TRUTH)
+    c.effect(c.nodes[-1])
+    branches = {"then_branch": Graph([], [], [], f"{c.name}/done")}
+    branches["else_branch"] = scope.graph(f"{c.name}/first")  # its assignments are effects
+    _emit_if(c, done, branches)
 
 
 @operator_rule("VAR_HANDLE")

@@ -103,12 +103,29 @@ def unidirectional_lstm(c: OperatorConversion) -> None:
 def lstm_step(c: OperatorConversion) -> None:
     """One step of a sequence, for x [batch, features]."""
     if c.option("kernel_type"):
-        raise InexpressibleError("it is of the basic kind, which converters no longer write")
+        _basic_step(c)
+        return
     given = c.take(1, _LSTM_INPUTS)
     axis = c.constant([0])
     x = c.emit("Unsqueeze", [given[0], axis])
     y = _lstm(c, x, given, (State(c, _OUTPUT_STATE), State(c, _CELL_STATE)), False)
     c.emit_final("Squeeze", [y, axis], outputs=c.outputs[-1:])
+
+
+def _basic_step(c: OperatorConversion) -> None:
+    """The kind of old files: gates i, g, f, o of one matrix, and states that are fed and given."""
+    x, h, weights, bias, cell = c.take(5)
+    if len(c.outputs) != 4:
+        raise NodeError(f"has {len(c.outputs)} outputs, not 4")
+    y, new_cell, joined, gates = c.outputs
+    c.append("Concat", "", [x, h], [joined], {"axis": 1}, f"{c.name}/joined")
+    c.append("Gemm", "", [joined, weights, bias], [gates], {"transB": 1}, f"{c.name}/gates")
+    parts = [Value(c.fresh("gate")) for _ in range(4)]
+    c.append("Split", "", [gates], parts, {"axis": 1, "num_outputs": 4}, f"{c.name}/split")
+    i, f, o = (c.emit("Sigmoid", [parts[gate]]) for gate in (0, 2, 3))
+    added = c.emit("Mul", [i, c.emit("Tanh", [parts[1]])])
+    c.append("Add", "", [added, c.emit("Mul", [f, cell])], [new_cell], None, f"{c.name}/cell")
+    c.emit_final("Mul", [o, c.emit("Tanh", [new_cell])], outputs=[y])
 
 
 @operator_rule("BIDIRECTIONAL_SEQUENCE_LSTM", outputs=None)

@@ -1,0 +1,185 @@
+"""What is looked up by keys, sums of embeddings, skip-grams, and bits of random generators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import checkpoint
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.dtypes import UINT8
+from penstock.ops.registry import TFLITE, array_operator, operator
+from penstock.types import STRING, ShapeError, TensorType, Type, dtypes
+
+
+def _infer_find(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(rules.tensor(types, 1).dtype, rules.tensor(types, 2).shape),)
+
+
+@operator("HashtableFind", domain=TFLITE, strings=True, infer=_infer_find)
+def hashtable_find(node: Node, types: Types) -> Kernel:
+    """Inputs: keys, their values, what to look up, and the value of other keys."""
+    keys, values = (None if v is None else v.const for v in node.inputs[:2])
+    fixed = None if keys is None or values is None else _table(keys, values)
+
+    def find(keys: np.ndarray, values: np.ndarray, query: np.ndarray, other: np.ndarray) -> Any:
+        table = _table(keys, values) if fixed is None else fixed
+        out = np.empty(query.size, values.dtype)
+        out[:] = [table.get(key, other.item()) for key in query.reshape(-1).tolist()]
+        return out.reshape(query.shape)
+
+    return Kernel(find)
+
+
+def _table(keys: np.ndarray, values: np.ndarray) -> dict[Any, Any]:
+    """Values by keys, of equal ones the first."""
+    if keys.size != values.size:
+        raise ShapeError(f"a table of {keys.size} keys and {values.size} values")
+    return dict(
+        zip(reversed(keys.reshape(-1).tolist()), reversed(values.reshape(-1).tolist()), strict=True)
+    )
+
+
+@array_operator("HashtableLookup", domain=TFLITE, strings=True)
+def hashtable_lookup(query: np.ndarray, keys: np.ndarray, values: np.ndarray) -> Any:
+    """Rows of values by sorted keys, empty ones of missing keys; and whether there was one."""
+    if keys.shape != values.shape[:1] or not keys.size:
+        raise ShapeError(f"a table of keys {keys.shape} and values {values.shape}")
+    places = np.searchsorted(keys, query).clip(max=keys.size - 1)
+    hits = keys[places] == query
+    out = values[places]
+    out[~hits] = "" if values.dtype == STRING else 0
+    return out, hits.astype(UINT8)
+
+
+@array_operator("EmbeddingLookupSparse", domain=TFLITE)
+def embedding_lookup_sparse(
+    ids: np.ndarray,
+    indices: np.ndarray,
+    shape: np.ndarray,
+    weights: np.ndarray,
+    table: np.ndarray,
+    *,
+    combiner: int,
+) -> np.ndarray:
+    """Rows of ``table`` by ``ids``, weighted, and added up (``combiner`` 0) along the last axis of
+    the sparse array that has them at ``indices``; divided by the sum of weights (1), or by the root
+    of that of their squares (2)."""
+    dims = shape.tolist()[:-1]
+    places = indices[:, :-1].T
+    inside = len(places) == len(dims) and all(
+        d >= 0 and ((p >= 0) & (p < d)).all() for p, d in zip(places, dims, strict=True)
+    )
+    if not inside or ((ids < 0) | (ids >= len(table))).any():
+        raise ShapeError(f"indices are out of bounds for {dims} or for {len(table)} rows")
+    rows = np.ravel_multi_index(tuple(places), dims) if dims else np.zeros(ids.size, np.int64)
+    count = int(np.prod(dims, dtype=np.int64))
+    out = np.zeros((count, *table.shape[1:]), table.dtype)
+    np.add.at(out, rows, table[ids] * weights.reshape(-1, *[1] * (table.ndim - 1)))
+    if combiner:
+        totals = np.zeros(count, table.dtype)
+        np.add.at(totals, rows, weights if combiner == 1 else weights * weights)
+        totals = totals if combiner == 1 else np.sqrt(totals)
+        used = np.unique(rows)
+        out[used] /= totals[used].reshape(-1, *[1] * (table.ndim - 1))
+    return out.reshape([*dims, *table.shape[1:]])
+
+
+@array_operator("SkipGram", domain=TFLITE, strings=True)
+def skip_gram(
+    text: np.ndarray, *, ngram_size: int, max_skip_size: int, include_all_ngrams: bool
+) -> np.ndarray:
+    """Sequences of ``ngram_size`` words of a text, or of up to as many, between which others may be
+    left out."""
+    words = str(text.reshape(-1)[0]).split()
+    grams = []
+    if 0 < ngram_size <= len(words):
+        grams = [
+            " ".join(words[i] for i in gram)
+            for gram in _grams(len(words), ngram_size, max_skip_size)
+            if include_all_ngrams or len(gram) == ngram_size
+        ]
+    out = np.empty(len(grams), object)
+    out[:] = grams
+    return out
+
+
+def _grams(count: int, most: int, skip: int) -> Iterator[list[int]]:
+    """Rising numbers below ``count``, up to ``most`` at a time, each before what it begins with."""
+    gram, size = [0] * most, 1
+    while size >= 0:
+        checkpoint()
+        near = size == 0 or (size < most and gram[size] - gram[size - 1] <= skip)
+        if near and gram[size] + 1 < count:
+            gram[size] += 1
+            size += 1
+            if size < most:
+                gram[size] = gram[size - 1]
+        else:
+            if size:
+                yield gram[:size]
+            size -= 1
+
+
+# Random bits.
+
+_MASK = np.uint64(0xFFFFFFFF)
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+@array_operator("RngBitGenerator", domain=TFLITE)
+def rng_bit_generator(
+    state: np.ndarray, *, algorithm: int, dtype: str, shape: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The next state and random bits: Salmon et al., Parallel random numbers: as easy as 1, 2, 3
+    (SC 2011). ``algorithm``: 2 for Threefry, of a key and a counter, or else Philox."""
+    out_dtype = dtypes()[dtype]
+    words = state.view(np.uint32).astype(np.uint64)
+    threefry = algorithm == 2
+    if state.dtype != np.uint64 or state.shape not in ((2,), (2 if threefry else 3,)):
+        raise ShapeError(f"a state of {state.dtype}{list(state.shape)}")
+    count = int(np.prod(shape, dtype=np.int64)) * out_dtype.itemsize // 4
+    width = 2 if threefry else 4
+    calls = -(-count // width)
+    counters = state[1] + np.arange(calls, dtype=np.uint64)
+    low, high = counters & _MASK, counters >> np.uint64(32)
+    if threefry:
+        bits = _threefry(words[0], words[1], low, high)
+    else:
+        at = 4 if len(state) == 3 else 0
+        bits = _philox(words[0], words[1], [low, high, words[at], words[at + 1]])
+    out = np.stack(np.broadcast_arrays(*bits), axis=1).astype(np.uint32).reshape(-1)[:count]
+    following = state.copy()
+    following[1] += np.uint64(calls)
+    return following, out.view(out_dtype).reshape(shape)
+
+
+def _threefry(k0: Any, k1: Any, x0: np.ndarray, x1: np.ndarray) -> list[np.ndarray]:
+    keys = (k0, k1, k0 ^ k1 ^ np.uint64(0x1BD11BDA))
+    x0, x1 = (x0 + k0) & _MASK, (x1 + k1) & _MASK
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x0 = (x0 + x1) & _MASK
+            turned = (x1 << np.uint64(rotation)) | (x1 >> np.uint64(32 - rotation))
+            x1 = (turned & _MASK) ^ x0
+        x0 = (x0 + keys[(group + 1) % 3]) & _MASK
+        x1 = (x1 + keys[(group + 2) % 3] + np.uint64(group + 1)) & _MASK
+    return [x0, x1]
+
+
+def _philox(k0: Any, k1: Any, counter: list[Any]) -> list[Any]:
+    for _ in range(10):
+        first = np.uint64(0xD2511F53) * counter[0]
+        second = np.uint64(0xCD9E8D57) * counter[2]
+        counter = [
+            (second >> np.uint64(32)) ^ counter[1] ^ k0,
+            second & _MASK,
+            (first >> np.uint64(32)) ^ counter[3] ^ k1,
+            first & _MASK,
+        ]
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & _MASK, (k1 + np.uint64(0xBB67AE85)) & _MASK
+    return counter
