@@ -189,3 +189,29 @@ def test_cost_table_is_not_read_for_a_chain(monkeypatch):
     monkeypatch.setattr(measure, "cost_table", lambda: pytest.fail("no decision needs the table"))
     chain = "g (float[2] x) => (float[2] y) { a = Sin(x) y = Exp(a) }"
     compile_text(chain, backends=["numpy"]).run({"x": np.ones(2, np.float32)})
+
+
+@pytest.mark.parametrize(("executor", "measured"), [("dataflow", "dataflow"), ("auto", "linear")])
+def test_profile_runs_the_executor_of_a_dataflow_session(monkeypatch, executor, measured):
+    names = []
+    profile_runs = measure.profile_runs
+
+    def recorded(executor, *arguments):
+        names.append(executor.name)
+        return profile_runs(executor, *arguments)
+
+    monkeypatch.setattr(measure, "profile_runs", recorded)
+    profile = compiled(executor=executor, backends=["numpy"]).profile({"x": X}, runs=2)
+    assert set(names) == {measured}
+    assert {entry.count for entry in profile} == {2}
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "auto"])
+def test_session_of_backends_off_the_host_runs_and_is_profiled(executor):
+    far, other = FarBackend("far"), FarBackend("other", ["MatMul"])
+    session = compiled(executor=executor, backends=[other, far], autotune=True)
+    wanted = compiled(backends=["numpy"]).run({"x": X})
+    for name, value in session.run({"x": X}).items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-6)
+    session.profile({"x": X}, runs=1)
+    assert far.ran

@@ -11,6 +11,7 @@ from penstock.algorithms.checkpoints import stopped_by
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import begin_run, end_run
 from penstock.observers.base import ObservedRun, Observers
+from penstock.session.environment import trace
 from penstock.session.options import RunOptions
 from penstock.session.subgraphs import Request
 
@@ -27,7 +28,8 @@ class Run:
 
     def __init__(self, options: RunOptions) -> None:
         self._began = False
-        observers = options.all_observers
+        everything = trace()
+        observers = (*((everything,) if everything else ()), *options.all_observers)
         self.observed = bool(observers)
         self.control = begin_run(options.timeout, options.cancel)
         if observers:

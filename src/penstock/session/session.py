@@ -33,6 +33,7 @@ from penstock.observers.profile import Profile
 from penstock.ops.tensorflow.state import own_stores
 from penstock.plan.plan import Plan, StepTable
 from penstock.session.compiler import Compiler
+from penstock.session.environment import save_trace, trace, with_environment
 from penstock.session.feeds import feeds_fit
 from penstock.session.options import CompileOptions, RunOptions, make, takes
 from penstock.session.plan_cache import PlanCache
@@ -94,6 +95,7 @@ class Session:
         self.limits = options.limits or DEFAULT_LIMITS
         keep_memory()
         self._closed = False
+        self._traced = trace() is not None
         self._compiled = 0
         self._plans = PlanCache(self.limits.max_plans_bytes)
         with stopped_by(stop), gc_pause.paused():
@@ -105,7 +107,7 @@ class Session:
             elif options.signature is not None:
                 model = entered(model, options.signature)
             self.model = model
-            self.options = options = with_wishes(options, model)
+            self.options = options = with_environment(with_wishes(options, model), model)
             backends = backends_of(options.backends, options.precision)
             functions = own_stores({"": model.graph, **model.functions})
             graph = functions.pop("")
@@ -141,7 +143,7 @@ class Session:
         """
         if self._closed:
             raise PenstockError("the session is closed")
-        if options:  # a run that can be stopped or observed
+        if options or self._traced:  # a run that can be stopped or observed
             record = make(RunOptions, "run", feeds, fetches, targets, **options)
             run = Run(record)
             prepared, values, request = run.prepare(partial(self._prepare, record))
@@ -289,6 +291,7 @@ class Session:
         self._plans.close()
         self._subgraphs.clear()
         self._save_memory()
+        save_trace()
 
     def forked(self) -> None:
         """Make new locks in a forked child, where no other thread holds the old ones."""

@@ -239,7 +239,7 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
         if backend.threads_of_caller:
             backend.set_threads(threads)
     costs: CostModel = context.options.cost_model or GraphProfiler(
-        graph, context.backends, feeds.values, context.limits, kernels
+        graph, context.backends, feeds.values, kernels, partial(observed_executor, context)
     )
     placement = Placement(context.backends, context.options.place or {}, kernels, costs)
     if context.one_memory and context.options.autotune and isinstance(costs, GraphProfiler):
@@ -554,10 +554,12 @@ class Programmed:
     program: Program
 
 
-def generate_program(schedule: Scheduled, context: CompileContext) -> Programmed:
-    """Write the plan as Python source."""
-    plan, tasks = schedule.plan, schedule.tasks
-    program = write_program(plan, schedule.arena_plan, context.limits, tasks=tasks)
+def generate_program(
+    schedule: Scheduled, context: CompileContext, *, observed: bool = False
+) -> Programmed:
+    """Write the plan as Python source; if ``observed``, with calls of observers."""
+    plan, arena_plan, tasks = schedule.plan, schedule.arena_plan, schedule.tasks
+    program = write_program(plan, arena_plan, context.limits, tasks=tasks, observed=observed)
     return Programmed(schedule, program)
 
 
@@ -586,6 +588,24 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
     name = "streams" if context.executor == "streams" else "linear"
     serial = _executor_in_order(Planned(schedule.plan, schedule.costs), context, name)
     return schedule.costs.faster(executor, serial, schedule.trial)
+
+
+def observed_executor(
+    context: CompileContext,
+    graph: Graph,
+    placed: Mapping[Node, Backend],
+    kernels: KernelTable,
+    threads: int,
+) -> Executor:
+    """The executor that measures the nodes of a graph: the dataflow executor for a session that
+    runs so, else that of one order, in planned memory, as most plans are run."""
+    context = replace(context, options=replace(context.options, threads=threads))
+    step_by_step = context.executor == "dataflow"
+    backends = context.backends
+    plan = compile_plan(graph, backends, placed, planned=not step_by_step, kernels=kernels)
+    schedule = schedule_step_by_step if step_by_step else schedule_in_order
+    scheduled = schedule(Planned(plan, context.costs), context)
+    return bind(generate_program(scheduled, context, observed=True), context)
 
 
 def _sampler(programmed: Programmed, context: CompileContext) -> RunSampler | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from math import inf
@@ -14,14 +14,11 @@ import numpy as np
 from penstock.backends.base import Backend
 from penstock.backends.dynamic_shapes import expected_seconds
 from penstock.backends.kernels import KernelTable, placed_kernels
-from penstock.codegen.writer import write_program
 from penstock.errors import PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import compile_run
-from penstock.executors.linear import LinearExecutor
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph, Node, clone
-from penstock.limits import Limits
 from penstock.observers.base import ObservedRun
 from penstock.observers.profile import Profile
 from penstock.ops.internal.transfer import HOST, is_transfer
@@ -30,8 +27,6 @@ from penstock.passes.context import PassContext, Place
 from penstock.passes.lowering.assign_layouts import AssignLayouts
 from penstock.passes.lowering.insert_transfers import InsertTransfers
 from penstock.passes.pipeline import run_passes
-from penstock.plan.arena_layout import plan_arena
-from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Step
 from penstock.tuning.cost_table import CostTable, cost_table
 from penstock.tuning.node_signature import node_signature, tensor_bytes
@@ -81,6 +76,11 @@ def threads_of(backend: Backend, among: Sequence[Backend], single_threaded: bool
     library whose threads belong to the calling thread."""
     beside = any(other.threads_of_caller for other in among) and not backend.threads_of_caller
     return 1 if single_threaded or (beside and backend.memory == HOST) else backend.threads
+
+
+Measurable = Callable[[Graph, Mapping[Node, Backend], KernelTable, int], Executor]
+"""Compiles a graph for a placement, with kernels of a table and a number of threads for each, into
+an executor that tells observers of its steps."""
 
 
 class CostModel:
@@ -198,23 +198,24 @@ class CostModel:
 
 
 class GraphProfiler(CostModel):
-    """The cost model of one graph, which runs it on ``values`` to measure what is missing.
-    ``allowed`` has the backends of each node that is to be measured."""
+    """The cost model of one graph, which runs it on ``values`` to measure what is missing, with the
+    executors that ``observed`` compiles. ``allowed`` has the backends of each node that is to be
+    measured."""
 
     def __init__(
         self,
         graph: Graph,
         backends: Sequence[Backend],
         values: Sequence[Any],
-        limits: Limits,
         kernels: KernelTable,
+        observed: Measurable,
     ) -> None:
         super().__init__(backends)
         self.kernels = kernels
         self.graph = graph
         self.allowed: Mapping[Node, Sequence[Backend]] = {}
         self.values = values
-        self.limits = limits
+        self.observed = observed
 
     def copy_graph(self) -> None:
         """Measure on a copy of the graph from now on."""
@@ -277,15 +278,13 @@ class GraphProfiler(CostModel):
     def _measure(self, backend: Backend, single_threaded: bool, runs: int | None) -> Profile:
         """Run the graph once to warm up, then ``runs`` times, by default up to five, and keep what
         its nodes and transfers take. Raises the errors of the run. Nodes run on ``backend`` where
-        it supports them, in planned memory and layouts, as in most runs."""
+        it supports them."""
         kernels, backends = self.kernels.without_state(), self.backends
         graph, placed = self._placed_on(backend, kernels)
-        plan = compile_plan(graph, backends, placed, kernels=kernels)
         hosts = [b for b in backends if b.memory == HOST]
         threads = {b.name: threads_of(b, backends, single_threaded) for b in backends}
         most = max([threads[b.name] for b in {*placed.values()} if b.memory == HOST], default=1)
-        program = write_program(plan, plan_arena(plan), self.limits, observed=True)
-        executor = LinearExecutor(program, hosts, self.limits, threads=most)
+        executor = self.observed(graph, placed, kernels, most)
         # The executor enters as one stream; for one thread, pretend that many others run as well.
         with ThreadShare(hosts, _ALL) if single_threaded else nullcontext():
             fed, limit = _contiguous(self.values), inf if runs else _MOST_SECONDS

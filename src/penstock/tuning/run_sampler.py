@@ -41,7 +41,7 @@ Runner = Callable[[LinearExecutor, Sequence[Any], Control], tuple[Any, ...]]
 Course = Generator[Runner, float, Executor | None]
 
 
-class Measurable(Protocol):
+class PlanWithCosts(Protocol):
     """A plan, and the costs of its steps."""
 
     @property
@@ -66,7 +66,7 @@ class RunSampler:
 
     def __init__(
         self,
-        planned: Measurable,
+        planned: PlanWithCosts,
         observed: Callable[[], Executor],
         reconsidered: Callable[[float], Executor | None],
         margin: float,
@@ -103,7 +103,7 @@ class RunSampler:
 
 
 def _course(
-    planned: Measurable,
+    planned: PlanWithCosts,
     observed: Callable[[], Executor],
     reconsidered: Callable[[float], Executor | None],
     margin: float,

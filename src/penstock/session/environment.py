@@ -1,0 +1,107 @@
+"""Options of deployments: environment variables, for what neither the caller nor a package says.
+
+As a package's, they hold where an option is at its default.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.backends.registry import BACKENDS, backends_of
+from penstock.ir.graph import Model
+from penstock.observers.trace import Trace
+from penstock.session.options import EXECUTORS, CompileOptions
+from penstock.tuning.placement import NODE
+
+
+class Variable(NamedTuple):
+    """An environment variable, the option of ``compile`` that it stands for, and what reads it.
+    ``read`` raises ``ValueError`` with the form that its text should have."""
+
+    option: str
+    read: Callable[[str], Any]
+
+
+def _executor(text: str) -> str:
+    return _one_of(EXECUTORS, text)
+
+
+def _backends(text: str) -> list[str]:
+    return [_one_of(BACKENDS, name.strip()) for name in text.split(",")]
+
+
+def _place(text: str) -> dict[str, str]:
+    place = {}
+    for entry in filter(None, map(str.strip, text.split(";"))):
+        key, equals, name = entry.rpartition("=")
+        if not equals:
+            raise ValueError("the form is OPERATION=BACKEND;node:NAME=BACKEND")
+        place[key.strip()] = _one_of(BACKENDS, name.strip())
+    return place
+
+
+def _threads(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ValueError("a number of threads is needed, at least 1")
+    return int(text)
+
+
+def _one_of(names: Mapping[str, Any] | tuple[str, ...], name: str) -> str:
+    if name not in names:
+        raise ValueError(f"{name!r} is not one of {', '.join(names)}")
+    return name
+
+
+VARIABLES = {
+    "PENSTOCK_EXECUTOR": Variable("executor", _executor),
+    "PENSTOCK_BACKENDS": Variable("backends", _backends),
+    "PENSTOCK_PLACE": Variable("place", _place),
+    "PENSTOCK_THREADS": Variable("threads", _threads),
+}
+_DEFAULTS = CompileOptions()
+TRACE = "PENSTOCK_TRACE"
+"""the file for a trace of all runs of the process"""
+
+
+def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
+    """``options`` with those of the environment, which are for any model: a placement of what this
+    one lacks is left out. Raises ``ValueError``, which names the variable."""
+    given: dict[str, Any] = {}
+    for name, variable in VARIABLES.items():
+        if text := os.environ.get(name, "").strip():
+            try:
+                given[variable.option] = variable.read(text)
+            except ValueError as error:
+                raise ValueError(f"{name}={text!r}: {error}") from None
+    unset = {n: x for n, x in given.items() if getattr(options, n) == getattr(_DEFAULTS, n)}
+    if place := unset.get("place"):
+        backends = {b.name for b in backends_of(options.backends or unset.get("backends"))}
+        nodes = list(model.graph.walk())
+        keys = {k for n in nodes for k in (n.op.name, n.op.full_name, NODE + n.name)}
+        unset["place"] = {k: b for k, b in place.items() if k in keys and b in backends}
+    return replace(options, **unset) if unset else options
+
+
+def trace() -> Trace | None:
+    """The trace of all runs of this process, if the environment asks for one."""
+    path = os.environ.get(TRACE, "").strip()
+    return _trace(path, os.getpid()) if path else None
+
+
+def save_trace() -> None:
+    """Write that trace as it is now; ``%p`` in its name stands for the number of the process."""
+    path, recording = os.environ.get(TRACE, "").strip(), trace()
+    if recording is not None:
+        recording.save(Path(path.replace("%p", str(os.getpid()))))
+
+
+@cache
+def _trace(path: str, process: int) -> Trace:
+    atexit.register(save_trace)
+    return Trace()
