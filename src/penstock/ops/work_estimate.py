@@ -18,6 +18,11 @@ _FLOPS_PER_S = 20e9
 _BYTES_PER_S = 5e9
 _CALL_S = 1e-6
 
+# Of copies with channels innermost, or behind: bytes of the image per second.
+_REORDERED_PER_S, _FEW_REORDERED_PER_S, _FEW_CHANNELS = 16e9, 6e9, 16
+# Operations whose results have their dims in their own order in memory.
+_OWN_ORDER = frozenset({"Gemm", "MatMul", "Reshape", "Unsqueeze"})
+
 
 def flops(node: Node) -> int:
     """Estimate the floating-point operations of one run of ``node``; 0 if its shapes are unknown. A
@@ -49,6 +54,29 @@ def seconds(node: Node) -> float:
     types = [v.type for v in values if v is not None and v.const is None]
     moved = sum([t.nbytes for t in types if isinstance(t, TensorType) and t.static])
     return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
+
+
+def layout_seconds(node: Node) -> tuple[float, float]:
+    """Estimate the time to bring the images of a convolution into the order of dims that a kernel
+    wants: with their channels innermost, and in their own order.
+
+    Images that enter the graph, and results of products, are in their own order; those of other
+    nodes are as oneDNN's fast convolutions have them, channels innermost. What reads the result is
+    not known; mostly another convolution: a quarter of the copy is charged to the first order, and
+    the rest to the second.
+    """
+    x, y = node.inputs[0], node.outputs[0]
+    types = [ANY if v is None else v.type for v in (x, y)]
+    of_x, of_y = [_copy_seconds(t) if _is_static(t) else 0.0 for t in types]
+    source = None if x is None else x.producer
+    if source is None or source.op.name in _OWN_ORDER:
+        return of_x + of_y / 4, of_y * 3 / 4
+    return of_y / 4, of_x + of_y * 3 / 4
+
+
+def _copy_seconds(image: TensorType) -> float:
+    few = len(image.dims) > 1 and image.dims[1] < _FEW_CHANNELS
+    return image.nbytes / (_FEW_REORDERED_PER_S if few else _REORDERED_PER_S)
 
 
 def _elements(type_: Type) -> int:

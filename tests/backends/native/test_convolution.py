@@ -62,6 +62,12 @@ def test_convolution_of_a_row_that_does_not_fit_has_no_compiled_kernel():
     assert kernel_of(node_of("Conv", inputs, [1]), LIBRARIES[0]) is None
 
 
+def test_transposed_convolution_of_many_channels_to_few_equals_numpy():
+    attrs = {"strides": [2, 2], "pads": [1, 1, 1, 1]}
+    inputs = draw("ConvTranspose", (1, 128, 16, 32), 3, (4, 4), attrs)
+    check(node_of("ConvTranspose", inputs, [1], **attrs), inputs, {"rtol": 1e-4, "atol": 1e-4})
+
+
 @pytest.mark.parametrize("name", ["Conv", "ConvTranspose"])
 def test_convolution_in_groups_of_an_input_is_placed_on_compiled_kernels(name):
     session = compile_text(

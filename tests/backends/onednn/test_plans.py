@@ -319,6 +319,37 @@ def test_convolutional_network_copies_only_its_input():
     assert len(found) <= 6
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_depthwise_convolution_within_a_network_copies_nothing(stride):
+    text = f"""g (float[1, 24, 32, 32] x) => (y) {{
+        w0 = ConstantOfShape <value = float[1] {{0.1}}> (s0)
+        s0 = Constant <value_ints = [96, 24, 1, 1]> ()
+        w1 = ConstantOfShape <value = float[1] {{0.2}}> (s1)
+        s1 = Constant <value_ints = [96, 1, 3, 3]> ()
+        a = Conv(x, w0)
+        b = Relu(a)
+        c = Conv <group = 96, strides = [{stride}, {stride}], pads = [1, 1, 1, 1]> (b, w1)
+        d = Relu(c)
+        w2 = Transpose <perm = [1, 0, 2, 3]> (w0)
+        y = Conv(d, w2)
+    }}"""
+    session = close(text, {"x": draw(1, 24, 32, 32)})
+    assert steps(session) == ["Reorder", "Conv Relu", "Conv Relu", "Conv"]
+
+
+def test_convolution_of_few_filters_within_a_network_runs_on_compiled_kernels():
+    text = """g (float[1, 24, 32, 32] x) => (y) {
+        w0 = ConstantOfShape <value = float[1] {0.1}> (s0)
+        s0 = Constant <value_ints = [32, 24, 3, 3]> ()
+        w1 = ConstantOfShape <value = float[1] {0.2}> (s1)
+        s1 = Constant <value_ints = [3, 32, 3, 3]> ()
+        a = Conv(x, w0)
+        y = Conv(a, w1)
+    }"""
+    session = close(text, {"x": draw(1, 24, 32, 32)})
+    assert [step.backend for step in session.plan.walk()][-1] == "native"
+
+
 def test_channels_last_network_copies_nothing():
     text = """g (float[1, 20, 20, 8] x) => (float[1, 20, 20, 8] y) {
         w = ConstantOfShape <value = float[1] {0.1}> (s)

@@ -14,14 +14,14 @@ from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.onnx.deconvolution import transposed_windows
-from penstock.ops.work_estimate import flops
+from penstock.ops.work_estimate import flops, layout_seconds
 from penstock.types import FLOAT32, TensorType
 
 # As in c/convolution.c.
 _AXES, _BUFFER, _LINE, _MOST_SLICES, _BLOCK = 3, 10240, 2048 - 16, 32, 4
-_LEAST_COLUMNS = 32
+_LEAST_COLUMNS = 8
 _FLOPS_PER_NS = 40.0
-_CALL_S, _COPIES_S, _FAST_PER_S, _SLOW_PER_S, _COPIED_PER_S = 1e-6, 5e-6, 50e9, 25e9, 6e9
+_CALL_S, _GROUP_S, _ELEMENT_S, _FAST_PER_S, _SLOW_PER_S = 0.5e-6, 0.1e-6, 0.17e-9, 140e9, 75e9
 
 
 class _Spread(NamedTuple):
@@ -99,16 +99,18 @@ def convolution_call(site: Site) -> NativeCall | None:
 
 
 def convolution_seconds(node: Node) -> float:
-    """Less for groups and transposed convolutions of values that enter the graph: those that a node
-    of a network computes have their channels innermost, as oneDNN's fast convolutions have them,
-    and would be copied."""
-    x = node.inputs[0]
-    direct = node.op.name == "ConvTranspose" or node.attrs.get("group", 1) > 1
-    if direct and x is not None and x.producer is None:
-        return _CALL_S + flops(node) / _FAST_PER_S
-    types_ = [value.type for value in (x, *node.outputs) if value is not None]
-    copied = sum([t.nbytes for t in types_ if isinstance(t, TensorType) and t.static])
-    return _CALL_S + _COPIES_S + flops(node) / _SLOW_PER_S + copied / _COPIED_PER_S
+    """An estimate for a convolution: its groups, the copies of what items see, and products, of
+    which one filter alone is bound by loads."""
+    w, images = node.const(1), [v.type for v in (node.inputs[0], node.outputs[0]) if v is not None]
+    tensors = [t for t in images if isinstance(t, TensorType) and t.static and len(t.dims) > 2]
+    if w is None or len(tensors) < len(images):
+        return math.inf
+    group = node.attrs.get("group", 1)
+    filters = w.shape[1] if node.op.name == "ConvTranspose" else w.shape[0] // group
+    calls_s = _CALL_S + tensors[0].dims[0] * group * _GROUP_S
+    copies_s = sum([t.elements for t in tensors]) * _ELEMENT_S
+    products_s = flops(node) / (_FAST_PER_S if filters > 1 else _SLOW_PER_S)
+    return calls_s + copies_s + products_s + layout_seconds(node)[1]
 
 
 def _axes(node: Node, w: np.ndarray, sizes: Sequence[int]) -> list[Window]:

@@ -42,7 +42,7 @@ from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.onnx.recurrent import steps_and_rows
-from penstock.ops.work_estimate import flops
+from penstock.ops.work_estimate import flops, layout_seconds
 from penstock.types import FLOAT32, TensorType, Type
 
 Family = Callable[[OpDesc], PrimitiveSpec | None]
@@ -78,8 +78,8 @@ _SHORT_ROW, _SHORT_ROW_S = 64, 0.13e-6
 """of a reduction: elements that are reduced to one, and the seconds that as few take at least"""
 _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 100e9
-_FEW_CHANNELS, _REORDERED_PER_S = 16, 6e9
-"""of convolutions; and bytes a second of images whose channels are brought innermost and back"""
+_CONVOLVED_PER_S, _DEPTHWISE_PER_S, _FILTERS, _IMAGE_BYTES_PER_S = 180e9, 75e9, 16, 60e9
+"""of convolutions, which compute filters in blocks of as many, and move bytes of images"""
 _STEP_S, _STEPS_PER_S, _WAIT_ROWS = 0.35e-6, 160e9, 0.9
 """of recurrent layers: seconds of a step, operations a second of many rows, and rows that take as
 long as waiting for the weights"""
@@ -88,20 +88,19 @@ long as waiting for the weights"""
 _WORTH_ROUNDING = 5_000_000
 
 
-def _flops_per_s(node: Node) -> float:
-    """Less for convolutions without fast code: in groups of few channels but one, and transposed
-    ones in groups or of few channels."""
+def _convolution_seconds(node: Node, moved: int) -> float:
+    """An estimate for a convolution, or a chain that begins with one."""
     first = parts(node)[0]
-    w = first.const(1)
-    if first.op.name not in ("Conv", "ConvTranspose") or w is None:
-        return _FLOPS_PER_S
-    dims, group = w.shape, first.attrs.get("group", 1)
-    if first.op.name == "Conv":
-        depthwise = len(dims) > 3 and dims[1] == 1 and dims[0] == group
-        plain = group == 1 or depthwise or dims[1] >= _FEW_CHANNELS
-        return _FLOPS_PER_S * (1 if plain else 0.3)
-    few = group > 1 or dims[0] < _FEW_CHANNELS
-    return _FLOPS_PER_S * (0.1 if few else 1)
+    w, group = first.const(1), first.attrs.get("group", 1)
+    filters, per_s = _FILTERS, _CONVOLVED_PER_S
+    if w is not None:
+        transposed = first.op.name == "ConvTranspose"
+        filters = w.shape[1] if transposed else w.shape[0] // group
+        if w.shape[0] == group > 1 and filters == 1:
+            filters, per_s = _FILTERS, _DEPTHWISE_PER_S / (1 + transposed)
+    blocks = math.ceil(filters / _FILTERS) * _FILTERS
+    computed_s = flops(node) * blocks / (max(filters, 1) * per_s)
+    return _CALL_S + moved / _IMAGE_BYTES_PER_S + computed_s + layout_seconds(node)[0]
 
 
 def _short_rows(types_: Sequence[Type]) -> int:
@@ -145,9 +144,9 @@ class OneDnnBackend(SpecialisingBackend):
         values = (*node.inputs, *node.outputs)
         types_ = [v.type for v in values if v is not None and v.const is None]
         moved = sum([t.nbytes for t in types_ if isinstance(t, TensorType) and t.static])
-        estimate = _CALL_S + moved / _BYTES_PER_S + flops(node) / _flops_per_s(node)
-        if node.op.name in ("Conv", "ConvTranspose") and values[0] and values[0].producer is None:
-            estimate += moved / _REORDERED_PER_S
+        if parts(node)[0].op.full_name in ("Conv", "ConvTranspose"):
+            return _convolution_seconds(node, moved)
+        estimate = _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
         if FAMILIES.get(name) is recurrent:
             steps, rows = steps_and_rows(node)
             per_s = _STEPS_PER_S * rows / (rows + _WAIT_ROWS)
