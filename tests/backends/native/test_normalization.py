@@ -1,4 +1,4 @@
-"""Compiled InstanceNormalization and GroupNormalization against NumPy's."""
+"""Compiled normalisations by instance, group and layer against NumPy's."""
 
 from __future__ import annotations
 
@@ -45,3 +45,40 @@ def test_instance_normalization_far_from_zero_is_close_to_the_exact_result():
         kernel = kernel_of(node, library)
         assert kernel is not None
         assert np.abs(kernel(*inputs) - exact).max() < 3e-4
+
+
+ROWS = [((2, 3, 48), -1), ((5, 7), 1), ((2, 3, 4, 5), 2), ((3, 2, 1), 0), ((1, 3000), -1)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("dims", "axis"), ROWS)
+@pytest.mark.parametrize(
+    ("name", "bias"),
+    [
+        ("LayerNormalization", True),
+        ("LayerNormalization", False),
+        ("RMSNormalization", False),
+        ("SimplifiedLayerNormalization", False),
+    ],
+)
+def test_layer_normalization_is_close_to_numpy(name, bias, dims, axis, dtype):
+    rng = np.random.default_rng(4)
+    tail = dims[axis:]
+    inputs = [rng.normal(3, 2, dims), rng.normal(size=tail), *([rng.normal(size=tail)] * bias)]
+    inputs = [x.astype(dtype) for x in inputs]
+    tolerance = {"rtol": 0, "atol": 100 * float(np.finfo(dtype).eps)}
+    check(node_of(name, inputs, axis=axis, epsilon=1e-3), inputs, tolerance)
+
+
+@pytest.mark.parametrize("outputs", [2, 3])
+def test_layer_normalization_saves_means_and_inverse_deviations(outputs):
+    inputs = [arguments((4, 9))[0], *np.random.default_rng(1).normal(size=(2, 9))]
+    inputs = [x.astype(np.float32) for x in inputs]
+    node = node_of("LayerNormalization", inputs, outputs=outputs)
+    check(node, inputs, {"rtol": 0, "atol": 1e-5})
+
+
+def test_layer_normalization_of_constants_that_are_broadcast_is_close_to_numpy():
+    inputs = [arguments((2, 3, 4, 5))[0], np.float32([[2.0]]), np.ones((4, 1), np.float32)]
+    node = node_of("LayerNormalization", inputs, [1, 2], axis=2)
+    check(node, inputs, {"rtol": 0, "atol": 1e-5})

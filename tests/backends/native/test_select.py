@@ -47,14 +47,6 @@ def test_one_hot_equals_numpy(version, axis, indices, values):
     check(node_of("OneHot", inputs, [1], axis=axis, version=version), inputs)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("version", "axis"), [(26, -1), (26, 2), (12, 1), (12, 0), (12, 3)])
-def test_hardmax_equals_numpy(version, axis, dtype):
-    x = numbers((3, 4, 9), dtype)
-    x[0, 1, 3], x[1, 2, [4, 6]] = np.nan, [-np.inf, np.nan]
-    check(node_of("Hardmax", [x], axis=axis, version=version), [x])
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("time_axis", [0, 1])
 def test_reverse_sequence_equals_numpy(time_axis, dtype):

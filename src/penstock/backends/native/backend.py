@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.native.arrays import ARRAY_FAMILIES
@@ -26,7 +27,7 @@ from penstock.backends.native.kernel import NativeCall, Site, native_kernel, sit
 from penstock.backends.native.library import NativeLibrary, library
 from penstock.backends.native.matmul import product, product_seconds
 from penstock.backends.native.models import vector_model
-from penstock.backends.native.normalization import group_normalization
+from penstock.backends.native.normalization import group_normalization, layer_normalization
 from penstock.backends.native.pooling import pooling_call
 from penstock.backends.native.recurrent import recurrent_call, recurrent_seconds
 from penstock.backends.native.reduce import reduction_call
@@ -34,13 +35,8 @@ from penstock.backends.native.regions import roi_align, suppress
 from penstock.backends.native.resize import pad, resize
 from penstock.backends.native.rotary import rotary
 from penstock.backends.native.sampling import affine_grid, grid_sample
-from penstock.backends.native.select import (
-    eye_like,
-    hardmax,
-    one_hot,
-    reverse_sequence,
-    trilu,
-)
+from penstock.backends.native.select import eye_like, one_hot, reverse_sequence, trilu
+from penstock.backends.native.softmax import softmax_call
 from penstock.backends.native.text import TEXT_FAMILIES
 from penstock.backends.native.trees import tree_ensemble
 from penstock.backends.native.windows import col2im
@@ -122,12 +118,17 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("GatherND", "ScatterND"): Family(by_tuples, _by_memory),
     ("GridSample",): Family(grid_sample, _by_memory),
     ("GroupNormalization", "InstanceNormalization"): Family(group_normalization, _by_memory),
+    ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"): Family(
+        layer_normalization, partial(_by_memory, element_ns=0.3)
+    ),
     ("MatMulInteger", "QLinearMatMul", f"{MICROSOFT}.QGemm"): Family(
         integer_product, integer_seconds
     ),
     ("Gemm", "MatMul"): Family(product, product_seconds),
     ("Pad",): Family(pad, _by_memory),
-    ("Hardmax",): Family(hardmax),
+    ("Hardmax", "LogSoftmax", "Softmax"): Family(
+        softmax_call, partial(_by_memory, element_ns=0.3)
+    ),
     _POOLINGS: Family(pooling_call, _by_memory),
     ("NonMaxSuppression",): Family(suppress, data_dependent=True),
     ("OneHot",): Family(one_hot),

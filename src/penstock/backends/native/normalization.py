@@ -1,4 +1,4 @@
-"""InstanceNormalization and GroupNormalization, with channels before or behind the positions."""
+"""Normalisations by instance, group and layer, and by the root mean square of a layer."""
 
 from __future__ import annotations
 
@@ -6,21 +6,68 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.ir.layout import channels_last, packed_strides
+from penstock.ops.common.shape_rules import normalize_axis
 
 _MOST_CHANNELS = 1024  # as in c/normalization.c
 _BLOCK = 64  # channels that lie side by side, of which sums are in the first-level cache
+_DTYPES = ("float32", "float64")
+_ROWS = 4096  # elements of an item of rows
 
 
 def group_normalization(site: Site) -> NativeCall | None:
     """InstanceNormalization is a GroupNormalization with a group for each channel."""
     x, scale, bias = (site.input(i) for i in range(3))
-    if x is None or str(x.dtype) not in ("float32", "float64") or 0 in x.dims:
+    if x is None or str(x.dtype) not in _DTYPES or 0 in x.dims:
         return None
     if scale is None or bias is None or not scale.dtype == bias.dtype == x.dtype:
         return None
     return _call(site, (None,) * len(site.tensors))
+
+
+def layer_normalization(site: Site) -> NativeCall | None:
+    """LayerNormalization, and RMSNormalization, which subtracts no mean."""
+    x, centred = site.input(0), site.node.op.name == "LayerNormalization"
+    given = [type_ for type_ in site.tensors if type_ is not None]
+    if x is None or str(x.dtype) not in _DTYPES or any(t.dtype != x.dtype for t in given):
+        return None
+    if not x.dims or not x.elements:
+        return None
+    tail = x.dims[normalize_axis(site.attr("axis", -1), len(x.dims)) :]
+    scale, bias = _along(site, 1, tail), _along(site, 2, tail)
+    if scale is None or (bias is None and site.input(2) is not None):
+        return None
+    y, *statistics = range(len(site.constants), len(site.tensors))
+    means, inverses = [*([] if centred else [None]), *statistics, None, None][:2]
+    width = math.prod(tail)
+    rows, block = x.elements // width, max(_ROWS // width, 1)
+    saved = [None if i is None or site.tensors[i] is None else Tensor(i) for i in (means, inverses)]
+    return NativeCall(
+        f"layer_normalization_{x.dtype}",
+        (
+            *(Tensor(0), scale, bias, Tensor(y), *saved, rows, width, block),
+            *(int(centred), float(site.attr("epsilon", 1e-5))),
+        ),
+        items=math.ceil(rows / block),
+        item_ns=block * (15 + width * 0.1),
+        inplace=(0,),
+    )
+
+
+def _along(site: Site, i: int, tail: tuple[int, ...]) -> Tensor | np.ndarray | None:
+    """Input ``i``, a factor or term of each element of a row; None if it is no such input."""
+    type_, constant = site.input(i), site.constant(i)
+    if type_ is None:
+        return None
+    dims = type_.dims[max(len(type_.dims) - len(tail), 0) :]
+    if math.prod(dims) != type_.elements:
+        return None
+    if type_.elements == math.prod(tail):
+        return Tensor(i)
+    return None if constant is None else np.array(np.broadcast_to(constant.reshape(dims), tail))
 
 
 def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:

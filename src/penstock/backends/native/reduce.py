@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
@@ -59,14 +59,10 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
     """The call for tensors of these strides. Raises ``UnsupportedError``."""
     x, y = site.input(0), site.output()
     assert x is not None
-    order = _order(x.dims, strides[0])
-    places = [i for i, axis in enumerate(order) if axis in axes]
-    first, end = (places[0], places[-1] + 1) if places else (len(order), len(order))
+    parts = around(x.dims, axes, strides[0])
     kept = [i for i in range(len(x.dims)) if len(y.dims) == len(x.dims) or i not in axes]
-    rest = [kept[i] for i in _order(y.dims, strides[len(site.constants)])]
-    if end - first > len(places) or order[:first] + order[end:] != rest:
+    if parts[0] + parts[2] != [kept[i] for i in _order(y.dims, strides[len(site.constants)])]:
         raise UnsupportedError
-    parts = (order[:first], order[first:end], order[end:])
     outer, length, inner = [math.prod(x.dims[i] for i in part) for part in parts]
     if name.startswith("logsumexp") and (inner > 1 or length > _LONG):
         raise UnsupportedError
@@ -81,6 +77,19 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
         item_ns=block * (3 + length * 0.15),
         restrided=partial(_call, site, name, axes),
     )
+
+
+def around(
+    dims: Sequence[int], axes: Container[int], strides: tuple[int, ...] | None
+) -> tuple[list[int], list[int], list[int]]:
+    """The axes of more than one element that lie outside of ``axes`` in memory, those of ``axes``,
+    and those inside. Raises ``UnsupportedError`` if ``axes`` are not adjacent there."""
+    order = _order(dims, strides)
+    places = [i for i, axis in enumerate(order) if axis in axes]
+    first, end = (places[0], places[-1] + 1) if places else (len(order), len(order))
+    if end - first > len(places):
+        raise UnsupportedError
+    return order[:first], order[first:end], order[end:]
 
 
 def _order(dims: Sequence[int], strides: tuple[int, ...] | None) -> list[int]:

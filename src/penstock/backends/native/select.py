@@ -9,7 +9,6 @@ import numpy as np
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import normalize_axis
-from penstock.ops.onnx.shape import flatten_axis
 from penstock.types import INT64, STRING, TensorType
 
 _BYTE_NS = 0.05
@@ -62,21 +61,6 @@ def one_hot(site: Site) -> NativeCall | None:
         items=math.prod(y.dims[:axis]),
         item_ns=3 + inner * (2 + y.dims[axis] * _size(y) * _BYTE_NS),
     )
-
-
-def hardmax(site: Site) -> NativeCall | None:
-    """Hardmax along the last axis, or, before version 13, along all from some axis on."""
-    x = site.input(0)
-    if x is None or f"hardmax_{x.dtype}" not in site.library.kernels or not x.dims:
-        return None
-    rank, axis = len(x.dims), site.attr("axis", -1)
-    flattens = site.node.op.since < 13
-    axis = flatten_axis(site.node.attrs, rank) if flattens else normalize_axis(axis, rank)
-    length = math.prod(x.dims[axis:])
-    if not x.elements or (not flattens and axis + 1 < rank):
-        return None
-    words = (Tensor(0), site.result(), length)
-    return NativeCall(f"hardmax_{x.dtype}", words, x.elements // length, 5 + length)
 
 
 def reverse_sequence(site: Site) -> NativeCall | None:

@@ -33,6 +33,7 @@ static const kernel_entry *const families[] = {
     rotary_kernels,
     sampling_kernels,
     select_kernels,
+    softmax_kernels,
     trees_kernels,
     windows_kernels,
     elementwise_kernels,

@@ -47,6 +47,7 @@ extern const kernel_entry resize_kernels[];
 extern const kernel_entry rotary_kernels[];
 extern const kernel_entry sampling_kernels[];
 extern const kernel_entry select_kernels[];
+extern const kernel_entry softmax_kernels[];
 extern const kernel_entry trees_kernels[];
 extern const kernel_entry windows_kernels[];
 

@@ -1,10 +1,12 @@
-/* Images standardised over groups of their channels, then scaled and shifted by channel. An item is
-   one group of one image; where channels lie innermost, as many groups as fit into a block.
+/* Images standardised over groups of their channels, then scaled and shifted by channel, and rows
+   standardised, scaled and shifted. An item is one group of one image; where channels lie innermost, as
+   many groups as fit into a block; or a block of rows.
 
    Sums are of short blocks in float32 (float64), each in several lanes, added up in float64. */
 #include <math.h>
 #include <string.h>
 #include "native.h"
+#include "vectors.h"
 
 struct group_normalization {
     const void *x, *scale, *bias;
@@ -15,14 +17,23 @@ struct group_normalization {
     double epsilon;
 };
 
+struct layer_normalization {
+    const void *x, *scale, *bias; /* bias: NULL if there is none */
+    void *y, *means, *inverses;   /* means and inverse deviations of rows, NULL if not wanted */
+    int64_t rows, width;
+    int64_t block;   /* rows of an item */
+    int64_t centred; /* the mean is subtracted */
+    double epsilon;
+};
+
 enum { VECTORS = 4, RUN = 1024, ROWS = 64, MOST_CHANNELS = 1024 };
 
 #define NORMALIZE(name, type)                                                                     \
-    typedef type name##_lanes __attribute__((vector_size(64)));                                   \
+    typedef type name##_lanes __attribute__((vector_size(VECTOR_BYTES)));                         \
                                                                                                   \
     static inline __attribute__((always_inline)) double name##_sum(const type *restrict x, int64_t count, type shift, int square)\
     {                                                                                             \
-        enum { LANES = 64 / sizeof(type), STEP = VECTORS * LANES };                               \
+        enum { LANES = VECTOR_BYTES / sizeof(type), STEP = VECTORS * LANES };                     \
         double total = 0;                                                                         \
         for (int64_t from = 0; from < count; from += RUN) {                                       \
             int64_t to = from + RUN < count ? from + RUN : count, i = from;                       \
@@ -34,13 +45,23 @@ enum { VECTORS = 4, RUN = 1024, ROWS = 64, MOST_CHANNELS = 1024 };
                     d -= shift;                                                                   \
                     sums[j] += square ? d * d : d;                                                \
                 }                                                                                 \
-            for (int j = 0; i < to; i++, j++) {                                                   \
-                type d = x[i] - shift;                                                            \
-                sums[j / LANES][j % LANES] += square ? d * d : d;                                 \
+            for (; i + LANES <= to; i += LANES) {                                                 \
+                name##_lanes d;                                                                   \
+                memcpy(&d, x + i, sizeof d);                                                      \
+                d -= shift;                                                                       \
+                sums[0] += square ? d * d : d;                                                    \
             }                                                                                     \
-            name##_lanes sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);                         \
-            for (int j = 0; j < (int)LANES; j++)                                                  \
-                total += sum[j];                                                                  \
+            for (; i < to; i++) {                                                                 \
+                type d = x[i] - shift;                                                            \
+                total += square ? d * d : d;                                                      \
+            }                                                                                     \
+            type parts[LANES];                                                                    \
+            sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);                                  \
+            memcpy(parts, sums, sizeof parts);                                                    \
+            for (int half = LANES / 2; half; half /= 2)                                           \
+                for (int j = 0; j < half; j++)                                                    \
+                    parts[j] += parts[j + half];                                                  \
+            total += parts[0];                                                                    \
         }                                                                                         \
         return total;                                                                             \
     }                                                                                             \
@@ -67,15 +88,15 @@ enum { VECTORS = 4, RUN = 1024, ROWS = 64, MOST_CHANNELS = 1024 };
     }                                                                                             \
                                                                                                   \
     /* Sums by channel of `width` channels that lie side by side, `step` numbers an image row. */ \
-    static inline __attribute__((always_inline)) void name##_sums(const type *restrict x, int64_t positions, int64_t step,       \
+    static inline __attribute__((always_inline)) void name##_sums(const type *restrict x, int64_t positions, int64_t step,\
                                    int64_t width, const type *restrict shifts, int square,        \
                                    double *restrict totals)                                       \
     {                                                                                             \
         type sums[MOST_CHANNELS];                                                                 \
         for (int64_t c = 0; c < width; c++)                                                       \
             totals[c] = 0;                                                                        \
-        for (int64_t from = 0; from < positions; from += ROWS) {                           \
-            int64_t to = from + ROWS < positions ? from + ROWS : positions;         \
+        for (int64_t from = 0; from < positions; from += ROWS) {                                  \
+            int64_t to = from + ROWS < positions ? from + ROWS : positions;                       \
             for (int64_t c = 0; c < width; c++)                                                   \
                 sums[c] = 0;                                                                      \
             for (int64_t i = from; i < to; i++)                                                   \
@@ -136,10 +157,40 @@ enum { VECTORS = 4, RUN = 1024, ROWS = 64, MOST_CHANNELS = 1024 };
 NORMALIZE(group_normalization_float32, float)
 NORMALIZE(group_normalization_float64, double)
 
+#define LAYER(name, type, sum)                                                                    \
+    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    {                                                                                             \
+        const struct layer_normalization *a = arguments;                                          \
+        int64_t width = a->width, last = end * a->block < a->rows ? end * a->block : a->rows;     \
+        const type *scale = a->scale, *bias = a->bias;                                            \
+        for (int64_t row = begin * a->block; row < last; row++) {                                 \
+            const type *x = (const type *)a->x + row * width;                                     \
+            type *y = (type *)a->y + row * width;                                                 \
+            type mean = a->centred ? (type)(sum(x, width, 0, 0) / width) : 0;                     \
+            type inverse = (type)(1 / sqrt(sum(x, width, mean, 1) / width + a->epsilon));         \
+            if (bias)                                                                             \
+                _Pragma("GCC ivdep") for (int64_t i = 0; i < width; i++)                          \
+                    y[i] = (x[i] - mean) * inverse * scale[i] + bias[i];                          \
+            else                                                                                  \
+                _Pragma("GCC ivdep") for (int64_t i = 0; i < width; i++)                          \
+                    y[i] = (x[i] - mean) * inverse * scale[i];                                    \
+            if (a->means)                                                                         \
+                ((type *)a->means)[row] = mean;                                                   \
+            if (a->inverses)                                                                      \
+                ((type *)a->inverses)[row] = inverse;                                             \
+        }                                                                                         \
+        return 0;                                                                                 \
+    }
+
+LAYER(layer_normalization_float32, float, group_normalization_float32_sum)
+LAYER(layer_normalization_float64, double, group_normalization_float64_sum)
+
 const kernel_entry normalization_kernels[] = {
     KERNEL(group_normalization_float32, group_normalization),
     KERNEL(group_normalization_float64, group_normalization),
     KERNEL(group_normalization_float32_last, group_normalization),
     KERNEL(group_normalization_float64_last, group_normalization),
+    KERNEL(layer_normalization_float32, layer_normalization),
+    KERNEL(layer_normalization_float64, layer_normalization),
     END_OF_KERNELS,
 };

@@ -1,5 +1,5 @@
 /* Elements that are kept, set or moved by their places: parts of matrices, one-hot vectors, sequences in
-   reverse. An item is a row. Elements are any bytes, but for those that are compared. */
+   reverse. An item is a row. Elements are any bytes. */
 #include <string.h>
 #include "native.h"
 
@@ -92,35 +92,6 @@ CLASSES(classes_2, uint16_t)
 CLASSES(classes_4, uint32_t)
 CLASSES(classes_8, uint64_t)
 
-/* 1 where a row has its first maximum, or its first NaN. */
-struct hardmax {
-    const void *x;
-    void *y;
-    int64_t length;
-};
-
-#define HARDMAX(name, type)                                                                        \
-    static int name(const void *arguments, int64_t begin, int64_t end)                             \
-    {                                                                                              \
-        const struct hardmax *a = arguments;                                                       \
-        for (int64_t row = begin; row < end; row++) {                                              \
-            const type *x = (const type *)a->x + row * a->length;                                  \
-            type *y = (type *)a->y + row * a->length, best = x[0];                                 \
-            int64_t place = 0;                                                                     \
-            for (int64_t i = 1; i < a->length; i++) {                                              \
-                int beaten = !(x[i] <= best) & (best == best);                                     \
-                place = beaten ? i : place;                                                        \
-                best = beaten ? x[i] : best;                                                       \
-            }                                                                                      \
-            memset(y, 0, a->length * sizeof(type));                                                \
-            y[place] = 1;                                                                          \
-        }                                                                                          \
-        return 0;                                                                                  \
-    }
-
-HARDMAX(hardmax_float32, float)
-HARDMAX(hardmax_float64, double)
-
 /* The first elements of each sequence in reverse; an item is a time or a sequence. */
 struct sequences {
     const char *x;
@@ -154,8 +125,6 @@ const kernel_entry select_kernels[] = {
     KERNEL(classes_2, classes),
     KERNEL(classes_4, classes),
     KERNEL(classes_8, classes),
-    KERNEL(hardmax_float32, hardmax),
-    KERNEL(hardmax_float64, hardmax),
     KERNEL(sequences, sequences),
     END_OF_KERNELS,
 };

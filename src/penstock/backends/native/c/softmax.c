@@ -1,0 +1,199 @@
+/* Softmax, its logarithm, and Hardmax along one axis. An item is a block of rows if the axis is the last,
+   else a block of columns that stand side by side. Where an element is NaN, or the highest is infinite,
+   the sum is NaN, and so are all results. */
+#include <string.h>
+#include "math32.h"
+#include "native.h"
+#include "vectors.h"
+
+struct softmax {
+    const void *x;
+    void *y;
+    int64_t outer, length, inner; /* elements before the axis, along it and behind it */
+    int64_t block;                /* rows or columns of an item */
+    int64_t logarithm;
+};
+
+enum { BLOCK = 2048, COLUMNS = 256 };
+
+#define DEFINE(name, type, integer, EXP, LOG)                                                     \
+    typedef type name##_lanes __attribute__((vector_size(VECTOR_BYTES)));                         \
+    typedef integer name##_mask __attribute__((vector_size(VECTOR_BYTES)));                       \
+    enum { name##_LANES = VECTOR_BYTES / sizeof(type) };                                          \
+                                                                                                  \
+    static inline name##_lanes name##_read(const type *x)                                         \
+    {                                                                                             \
+        name##_lanes lanes;                                                                       \
+        memcpy(&lanes, x, sizeof lanes);                                                          \
+        return lanes;                                                                             \
+    }                                                                                             \
+                                                                                                  \
+    static inline name##_lanes name##_higher(name##_lanes a, name##_lanes b)                      \
+    {                                                                                             \
+        name##_mask higher = a > b;                                                               \
+        return (name##_lanes)(((name##_mask)a & higher) | ((name##_mask)b & ~higher));            \
+    }                                                                                             \
+                                                                                                  \
+    static inline type name##_highest(const type *x, int64_t n)                                   \
+    {                                                                                             \
+        enum { LANES = name##_LANES };                                                            \
+        type parts[LANES] = {x[0]};                                                               \
+        if (n < LANES) {                                                                          \
+            for (int64_t i = 1; i < n; i++)                                                       \
+                parts[0] = x[i] > parts[0] ? x[i] : parts[0];                                     \
+            return parts[0];                                                                      \
+        }                                                                                         \
+        name##_lanes tops = name##_read(x + n - LANES), others = tops;                            \
+        int64_t i = 0;                                                                            \
+        for (; i + 2 * LANES <= n; i += 2 * LANES) {                                              \
+            tops = name##_higher(name##_read(x + i), tops);                                       \
+            others = name##_higher(name##_read(x + i + LANES), others);                           \
+        }                                                                                         \
+        if (i + LANES <= n)                                                                       \
+            tops = name##_higher(name##_read(x + i), tops);                                       \
+        tops = name##_higher(tops, others);                                                       \
+        memcpy(parts, &tops, sizeof parts);                                                       \
+        for (int half = LANES / 2; half; half /= 2)                                               \
+            for (int l = 0; l < half; l++)                                                        \
+                parts[l] = parts[l + half] > parts[l] ? parts[l + half] : parts[l];               \
+        return parts[0];                                                                          \
+    }                                                                                             \
+                                                                                                  \
+    static inline type name##_sum(const type *x, int64_t n)                                       \
+    {                                                                                             \
+        enum { LANES = name##_LANES };                                                            \
+        type parts[LANES] = {0};                                                                  \
+        int64_t i = 0;                                                                            \
+        if (n >= LANES) {                                                                         \
+            name##_lanes sums = {0}, others = {0};                                                \
+            for (; i + 2 * LANES <= n; i += 2 * LANES) {                                          \
+                sums += name##_read(x + i);                                                       \
+                others += name##_read(x + i + LANES);                                             \
+            }                                                                                     \
+            if (i + LANES <= n) {                                                                 \
+                sums += name##_read(x + i);                                                       \
+                i += LANES;                                                                       \
+            }                                                                                     \
+            sums += others;                                                                       \
+            memcpy(parts, &sums, sizeof parts);                                                   \
+            for (int half = LANES / 2; half; half /= 2)                                           \
+                for (int l = 0; l < half; l++)                                                    \
+                    parts[l] += parts[l + half];                                                  \
+        }                                                                                         \
+        for (; i < n; i++)                                                                        \
+            parts[0] += x[i];                                                                     \
+        return parts[0];                                                                          \
+    }                                                                                             \
+                                                                                                  \
+    static inline void name##_finish(type *y, int64_t n, type total, int64_t logarithm)           \
+    {                                                                                             \
+        total = logarithm ? LOG(total) : 1 / total;                                               \
+        for (int64_t i = 0; i < n; i++)                                                           \
+            y[i] = logarithm ? y[i] - total : y[i] * total;                                       \
+    }                                                                                             \
+                                                                                                  \
+    /* One row, or several of at most BLOCK elements together. */                                 \
+    static inline void name##_rows(const type *x, type *y, int64_t rows, int64_t length,          \
+                                   int64_t logarithm)                                             \
+    {                                                                                             \
+        type spare[BLOCK];                                                                        \
+        type total = 0;                                                                           \
+        for (int64_t row = 0; row < rows; row++) {                                                \
+            const type *from = x + row * length, top = name##_highest(from, length);              \
+            type *to = y + row * length;                                                          \
+            _Pragma("GCC ivdep") for (int64_t i = 0; i < length; i++)                             \
+                to[i] = from[i] - top;                                                            \
+        }                                                                                         \
+        for (int64_t at = 0; at < rows * length; at += BLOCK) {                                   \
+            int64_t n = rows * length - at < BLOCK ? rows * length - at : BLOCK;                  \
+            type *powers = logarithm ? spare : y + at;                                            \
+            _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)                                  \
+                powers[i] = EXP(y[at + i]);                                                       \
+            if (rows == 1)                                                                        \
+                total += name##_sum(powers, n);                                                   \
+            else                                                                                  \
+                for (int64_t i = 0; i < n; i += length)                                           \
+                    name##_finish(y + i, length, name##_sum(powers + i, length), logarithm);      \
+        }                                                                                         \
+        if (rows == 1)                                                                            \
+            name##_finish(y, length, total, logarithm);                                           \
+    }                                                                                             \
+                                                                                                  \
+    static inline void name##_columns(const type *x, type *y, int64_t columns, int64_t length,    \
+                                      int64_t step, int64_t logarithm)                            \
+    {                                                                                             \
+        type tops[COLUMNS], totals[COLUMNS];                                                      \
+        for (int64_t j = 0; j < columns; j++)                                                     \
+            tops[j] = x[j], totals[j] = 0;                                                        \
+        for (int64_t i = 1; i < length; i++)                                                      \
+            for (int64_t j = 0; j < columns; j++)                                                 \
+                tops[j] = x[i * step + j] > tops[j] ? x[i * step + j] : tops[j];                  \
+        for (int64_t i = 0; i < length; i++)                                                      \
+            _Pragma("GCC ivdep") for (int64_t j = 0; j < columns; j++) {                          \
+                type less = x[i * step + j] - tops[j], power = EXP(less);                         \
+                totals[j] += power;                                                               \
+                y[i * step + j] = logarithm ? less : power;                                       \
+            }                                                                                     \
+        for (int64_t j = 0; j < columns; j++)                                                     \
+            totals[j] = logarithm ? LOG(totals[j]) : 1 / totals[j];                               \
+        for (int64_t i = 0; i < length; i++)                                                      \
+            _Pragma("GCC ivdep") for (int64_t j = 0; j < columns; j++)                            \
+                y[i * step + j] =                                                                 \
+                    logarithm ? y[i * step + j] - totals[j] : y[i * step + j] * totals[j];        \
+    }                                                                                             \
+                                                                                                  \
+    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    {                                                                                             \
+        const struct softmax *a = arguments;                                                      \
+        const type *x = a->x;                                                                     \
+        type *y = a->y;                                                                           \
+        int64_t blocks = (a->inner + a->block - 1) / a->block;                                    \
+        for (int64_t item = begin; item < end; item++) {                                          \
+            if (a->inner == 1) {                                                                  \
+                int64_t row = item * a->block, rest = a->outer - row;                             \
+                name##_rows(x + row * a->length, y + row * a->length,                             \
+                            rest < a->block ? rest : a->block, a->length, a->logarithm);          \
+                continue;                                                                         \
+            }                                                                                     \
+            int64_t j = item % blocks * a->block, rest = a->inner - j;                            \
+            int64_t at = item / blocks * a->length * a->inner + j;                                \
+            name##_columns(x + at, y + at, rest < a->block ? rest : a->block, a->length,          \
+                           a->inner, a->logarithm);                                               \
+        }                                                                                         \
+        return 0;                                                                                 \
+    }
+
+DEFINE(softmax_float32, float, int32_t, exp32, log32)
+DEFINE(softmax_float64, double, int64_t, exp, log)
+
+/* 1 at the first maximum, or the first NaN. An item is one row or column. */
+#define HARDMAX(name, type)                                                                       \
+    static int name(const void *arguments, int64_t begin, int64_t end)                            \
+    {                                                                                             \
+        const struct softmax *a = arguments;                                                      \
+        int64_t step = a->inner;                                                                  \
+        for (int64_t item = begin; item < end; item++) {                                          \
+            int64_t at = item / step * a->length * step + item % step, place = 0;                 \
+            const type *x = (const type *)a->x + at;                                              \
+            type *y = (type *)a->y + at, best = x[0];                                             \
+            for (int64_t i = 1; i < a->length; i++) {                                             \
+                int beaten = !(x[i * step] <= best) & (best == best);                             \
+                place = beaten ? i : place;                                                       \
+                best = beaten ? x[i * step] : best;                                               \
+            }                                                                                     \
+            for (int64_t i = 0; i < a->length; i++)                                               \
+                y[i * step] = i == place;                                                         \
+        }                                                                                         \
+        return 0;                                                                                 \
+    }
+
+HARDMAX(hardmax_float32, float)
+HARDMAX(hardmax_float64, double)
+
+const kernel_entry softmax_kernels[] = {
+    KERNEL(hardmax_float32, softmax),
+    KERNEL(hardmax_float64, softmax),
+    KERNEL(softmax_float32, softmax),
+    KERNEL(softmax_float64, softmax),
+    END_OF_KERNELS,
+};

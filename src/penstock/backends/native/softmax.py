@@ -1,0 +1,53 @@
+"""Softmax, LogSoftmax and Hardmax along axes that are adjacent in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.backends.native.reduce import around
+from penstock.ops.common.shape_rules import normalize_axis
+from penstock.ops.onnx.shape import flatten_axis
+
+_BLOCK, _COLUMNS = 2048, 256  # as in c/softmax.c
+_LINE, _CACHED = 16, 8192  # elements of a line of the cache, and of a block of columns
+_NS = {"float32": 0.35, "float64": 8.0}
+
+
+def softmax_call(site: Site) -> NativeCall | None:
+    """Along one axis or, before version 13, along all from some axis on."""
+    x = site.input(0)
+    if x is None or str(x.dtype) not in _NS or not x.elements or not x.dims:
+        return None
+    return _call(site, (None, None))
+
+
+def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
+    """The call for tensors of these strides. Raises ``UnsupportedError``."""
+    x = site.input(0)
+    assert x is not None
+    if strides[0] != strides[1]:
+        raise UnsupportedError
+    rank = len(x.dims)
+    if site.node.op.since < 13:
+        axes = range(flatten_axis(site.node.attrs, rank), rank)
+    else:
+        axis = normalize_axis(site.attr("axis", -1), rank)
+        axes = range(axis, axis + 1)
+    parts = around(x.dims, axes, strides[0])
+    outer, length, inner = [math.prod(x.dims[i] for i in part) for part in parts]
+    name, block = site.node.op.name, 1
+    if name != "Hardmax" and inner == 1:
+        block = max(_BLOCK // length, 1)
+    elif name != "Hardmax":
+        block = min(inner, max(_LINE, min(_CACHED // length, _COLUMNS)))
+    return NativeCall(
+        f"{'hardmax' if name == 'Hardmax' else 'softmax'}_{x.dtype}",
+        (Tensor(0), site.result(), outer, length, inner, block, int(name == "LogSoftmax")),
+        items=math.ceil(outer / block) if inner == 1 else outer * math.ceil(inner / block),
+        item_ns=10 + block * length * _NS[str(x.dtype)],
+        inplace=(0,),
+        restrided=partial(_call, site),
+    )
