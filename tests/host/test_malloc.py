@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
+import numpy as np
 import pytest
 
+from penstock.host.malloc import MOST_KEPT, empty, give_back_memory, kept_bytes
+from penstock.types import FLOAT32
 from tests.support.malloc import needs_glibc
+from tests.support.onnx_text import compile_text
 from tests.support.processes import end_of
 
 PROGRAM = """
@@ -68,3 +74,86 @@ def test_threads_share_one_arena_for_each_core_unless_the_user_has_a_number(
         monkeypatch.setenv(name, value)
     arenas, cores = map(int, end_of(THREADS).split())
     assert arenas == (count or cores)
+
+
+LARGE = (33, 1 << 18)
+"""dims of an array in float32 that malloc does not keep"""
+
+needs_mappings = pytest.mark.skipif(os.name != "posix", reason="mappings are not private")
+
+
+def place(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+@pytest.fixture
+def nothing_kept():
+    give_back_memory()
+    yield
+    give_back_memory()
+
+
+@needs_mappings
+@pytest.mark.usefixtures("nothing_kept")
+def test_memory_of_a_large_array_is_kept_for_the_next_when_its_last_view_is_freed():
+    array = empty(LARGE, FLOAT32)
+    part, where = array[3:][:, ::2], place(array)
+    del array
+    other = empty(LARGE, FLOAT32)
+    assert (kept_bytes(), place(other) == where) == (0, False)
+    del part
+    assert kept_bytes() == other.nbytes
+    assert place(empty((32, 1 << 18), FLOAT32)) == where
+
+
+@needs_mappings
+@pytest.mark.usefixtures("nothing_kept")
+def test_memory_that_is_kept_is_bounded_and_given_back():
+    arrays = [empty(LARGE, FLOAT32) for _ in range(10)]
+    nbytes = arrays[0].nbytes
+    arrays.clear()
+    assert MOST_KEPT - nbytes < kept_bytes() <= MOST_KEPT
+    give_back_memory()
+    assert kept_bytes() == 0
+
+
+@needs_mappings
+@pytest.mark.usefixtures("nothing_kept")
+def test_memory_that_is_far_too_large_is_not_taken():
+    array = empty((66, 1 << 18), FLOAT32)
+    del array
+    assert empty(LARGE, FLOAT32).nbytes < kept_bytes()
+
+
+@needs_mappings
+@pytest.mark.usefixtures("nothing_kept")
+def test_forked_child_writes_into_kept_memory_of_its_own():
+    array = empty(LARGE, FLOAT32)
+    array[0, 0] = 1
+    del array
+    child = os.fork()
+    if not child:
+        array = empty(LARGE, FLOAT32)
+        array[0, 0] += 1
+        os._exit(int(array[0, 0]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert empty(LARGE, FLOAT32)[0, 0] == 1
+
+
+@needs_mappings
+@pytest.mark.usefixtures("nothing_kept")
+@pytest.mark.parametrize("operation", ["Exp(x)", "Softmax(x)", "Expand(x, dims)"])
+def test_large_result_is_in_memory_of_one_that_the_caller_has_let_go(operation):
+    constants = "<int64[2] dims = {33, 262144}>"
+    text = f"g (float[33, 262144] x) => (float[33, 262144] y) {constants} {{ y = {operation} }}"
+    session = compile_text(text)
+    feeds = {"x": np.zeros(LARGE, np.float32)}
+    first = session.run(feeds)["y"]
+    second = session.run(feeds)["y"]
+    places = [place(first), place(second)]
+    assert places[0] != places[1]
+    del first
+    assert place(session.run(feeds)["y"]) == places[0]
+    del second
+    session.trim()
+    assert kept_bytes() == 0

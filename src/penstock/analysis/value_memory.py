@@ -4,6 +4,8 @@ A value is in one of these places:
 
 ========  ==========================================================================================
 arena     in memory planned before the run, with the order of dims in memory that its kernel chose
+result    in memory that the program allocates before its kernel writes it: it is large, and leaves
+          the run
 view      a fixed view of a value in the arena: a Reshape, a Slice or a Transpose costs nothing
 dynamic   allocated during the run: it leaves the run, or its shape is known only then
 ========  ==========================================================================================
@@ -14,7 +16,7 @@ that gives values their slots both ask, and get the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +29,9 @@ from penstock.ir.layout import address, channels_last, packed_strides
 from penstock.ir.op import Kernel
 from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.types import STRING, ShapeError, TensorType, Type
+
+# Bytes of results from which on a copy takes longer than the call of a kernel that is bound late.
+_LARGE = 1 << 16
 
 Order = tuple[int, ...]
 """The dims of a tensor as they are in memory, the outermost first; empty for their own order."""
@@ -54,10 +59,11 @@ class ValueMemory:
     values, which are assumed to have their dims in their own. ``copied``: nodes that view only what
     their kernel cannot view in these strides. ``invalid``: nodes whose kernel rejects the shapes of
     its inputs, with the error. ``escapes``: values that outlive the run, the iteration or the
-    branch.
+    branch; of these, ``results`` are large: the program allocates them, and a kernel writes into
+    them.
     """
 
-    escapes: Collection[Value]
+    escapes: Set[Value]
     alternating: Mapping[Value, Value]
     strides: dict[Value, tuple[int, ...]] = field(default_factory=dict)
     views: dict[Value, View] = field(default_factory=dict)
@@ -65,6 +71,7 @@ class ValueMemory:
     expected: dict[Value, Order] = field(default_factory=dict)
     copied: set[Node] = field(default_factory=set)
     invalid: dict[Node, Exception] = field(default_factory=dict)
+    results: set[Value] = field(default_factory=set)
 
     def has_order(self, value: Value, order: Order) -> bool:
         """Whether the dims of a value are known to be in memory in ``order``, without gaps.
@@ -214,10 +221,15 @@ class _Annotator:
                     self.graph(inner)
             elif kernel.view:
                 self._view(node, kernel)
-            elif self._writes_into_arena(node, kernel):
-                order = self.memory.orders[node] = self._order(node, kernel)
-                for value in node.outputs:
-                    if value is not None:
+            elif self._can_write(node, kernel):
+                order = self._order(node, kernel)
+                values = [value for value in node.outputs if value is not None]
+                if self._are_results(values, order):
+                    self.memory.orders[node] = ()
+                    self.memory.results.update(values)
+                elif kernel.prefer_bound or self._may_be_planned(values):
+                    self.memory.orders[node] = order
+                    for value in values:
                         self._place(value, order)
 
     def _place(self, value: Value, order: Order = ()) -> None:
@@ -225,7 +237,8 @@ class _Annotator:
             plain = len(order) != value.rank or list(order) == sorted(order)
             self.memory.strides[value] = () if plain else dense_strides(value.type, order)
 
-    def _writes_into_arena(self, node: Node, kernel: Kernel) -> bool:
+    def _can_write(self, node: Node, kernel: Kernel) -> bool:
+        """Whether a kernel can write its outputs into memory that is given."""
         values = [value for value in node.outputs if value is not None]
         return (
             self.planned
@@ -233,11 +246,19 @@ class _Annotator:
             and self.on_host(node)
             and bool(values)
             and all(is_plannable(value.type) for value in values)
-            and (
-                all(value in self.memory.alternating for value in values)
-                or not any(value in self.memory.escapes for value in values)
-                or kernel.prefer_bound
-            )
+        )
+
+    def _may_be_planned(self, values: Sequence[Value]) -> bool:
+        memory = self.memory
+        return memory.escapes.isdisjoint(values) or all(v in memory.alternating for v in values)
+
+    def _are_results(self, values: Sequence[Value], order: Order) -> bool:
+        """Whether outputs of one node, written in this order, leave the run, and are large."""
+        memory = self.memory
+        return (
+            all(v in memory.escapes and v not in memory.alternating for v in values)
+            and list(order) == sorted(order)
+            and sum(v.type.nbytes for v in values if isinstance(v.type, TensorType)) >= _LARGE
         )
 
     def _order(self, node: Node, kernel: Kernel) -> Order:

@@ -15,6 +15,7 @@ import numpy as np
 from penstock.backends.native.library import in_c_order
 from penstock.errors import LimitExceeded
 from penstock.host.current_run import copy_within_budget, keep
+from penstock.host.malloc import empty
 from penstock.ir.op import Outcome, array_of
 from penstock.ops.internal.transfer import is_transfer
 from penstock.ops.onnx.control_flow import (
@@ -135,7 +136,7 @@ HELPERS: dict[str, Any] = {
     "asarray": np.asarray,
     "copyto": np.copyto,
     "count": count,
-    "empty": np.empty,
+    "empty": empty,
     "int64": np.int64,
     "scalar": read_trip_count,
     "true": np.array(True),

@@ -220,7 +220,7 @@ def _function_of(step: Step, kernel: Kernel, name: str, is_counted: bool) -> Cal
     """What ``name`` stands for: the function of a kernel that does not prepare its arguments."""
     function = kernel.begin or (kernel.into if step.into else kernel.function)
     assert function is not None
-    if is_counted:
+    if is_counted and not step.into:
         function = counted(step.node, function)
     if step.contract is not None and not step.into:
         function = Guard(step.contract, function, kernel.begin is not None)

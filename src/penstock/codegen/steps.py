@@ -63,6 +63,7 @@ class StepWriter:
         self.loops = 0
         self.work = 0
         self._calls = names.calls
+        self._counted = names.counted
         self._control_flow = control_flow
         self._shared = frozenset() if tasks is None else tasks.shared
         self._signals = NO_SIGNALS if tasks is None else tasks.signals
@@ -142,6 +143,8 @@ class StepWriter:
             self.work = 0
             self.check_for_stop(step)
         call = self._calls[step].text(self.stream)
+        if step.into:
+            self._results(step)
         if kernel.begin is not None:
             call = self._awaited(call, step)
         if step.into:
@@ -168,6 +171,17 @@ class StepWriter:
             self.line("if not e.query(): yield e", step)
             begun = "e"
         return f"awaited(control, {begun})"
+
+    def _results(self, step: Step) -> None:
+        """Allocate the outputs that the kernel of ``step`` is given though they leave the run."""
+        for i in step.outputs:
+            if i >= 0 and self.slots[i].owned:
+                type_ = self.slots[i].type
+                assert isinstance(type_, TensorType)
+                self.constants[f"k{i}"] = (type_.dims, type_.dtype)
+                text = f"empty(*k{i})"
+                text = f"keep({text})" if step in self._counted else text
+                self.line(f"{self.name[i]} = {text}", step)
 
     def _wait(self, signal: int) -> None:
         """Wait for a signal, and for the work that an event stands for."""

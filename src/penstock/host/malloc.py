@@ -3,7 +3,8 @@
 With glibc, an array of more than 128 KiB is a mapping of its own at first: the system clears its
 pages, and takes them back when the array is freed. For a network of 3 ms with an output of 600 KiB
 this takes a sixth of a run. glibc raises the threshold to the size of a mapping when that is freed
-(``mallopt``, M_MMAP_THRESHOLD); from then on, freed memory of up to that size is reused.
+(``mallopt``, M_MMAP_THRESHOLD); from then on, freed memory of up to that size, 32 MiB at most, is
+reused. ``empty`` reuses the memory of larger arrays.
 
 Threads allocate from up to eight arenas of glibc for each core, and none reuses what another has
 free. Python's lock lets one thread at a time allocate, so that one for each core is enough.
@@ -11,8 +12,12 @@ free. Python's lock lets one thread at a time allocate, so that one for each cor
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
@@ -23,9 +28,56 @@ from penstock.host.threads import core_budget
 _LARGEST = (32 << 20) - (1 << 16)
 _M_ARENA_MAX = -8  # of glibc's malloc.h
 
+MOST_KEPT = 256 << 20
+"""bytes of freed large arrays that are kept"""
+# Smaller arrays take memory of up to this many times their size.
+_SPARE = 1.5
+# Memory of large arrays that were freed, the last one last. There is no lock, since an array may be
+# freed anywhere: each operation on the list is atomic.
+_kept: list[mmap.mmap] = []
+
+
+def empty(dims: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """As ``np.empty``; a large array is in memory of one that was freed, if that fits."""
+    nbytes = math.prod(dims) * dtype.itemsize
+    if nbytes <= _LARGEST or dtype.hasobject or not hasattr(mmap, "MAP_PRIVATE"):
+        return np.empty(dims, dtype)
+    block = _take(nbytes)
+    if block is None:
+        block = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a system without them
+                block.madvise(mmap.MADV_HUGEPAGE)
+    array: np.ndarray = np.ndarray(dims, dtype, block)
+    # Views of the array refer to it, and not to the block.
+    weakref.finalize(array, _give, block).atexit = False
+    return array
+
+
+def _take(nbytes: int) -> mmap.mmap | None:
+    for block in sorted(_kept, key=len):
+        if nbytes <= len(block) <= nbytes * _SPARE:
+            with suppress(ValueError):  # another thread has taken it
+                _kept.remove(block)
+                return block
+    return None
+
+
+def _give(block: mmap.mmap) -> None:
+    _kept.append(block)
+    while kept_bytes() > MOST_KEPT:
+        with suppress(IndexError):
+            _kept.pop(0)
+
+
+def kept_bytes() -> int:
+    """Bytes of freed large arrays that are kept."""
+    return sum(map(len, tuple(_kept)))
+
 
 def give_back_memory() -> None:
     """Give free memory back to the system. With glibc; other libraries do so by themselves."""
+    _kept.clear()
     trim = _libc_function("malloc_trim")
     if trim is not None:
         trim(0)

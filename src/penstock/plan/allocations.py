@@ -30,9 +30,9 @@ def allocations(plan: Plan, arena_bytes: int, limits: Limits) -> Allocations:
     known: dict[Step, int] = {}
     unknown: set[Step] = set()
     for step in plan.walk():
-        for i in () if step.into else step.outputs:
+        for i in step.outputs:
             slot = plan.slots[i]
-            if i < 0 or slot.base >= 0:
+            if i < 0 or slot.base >= 0 or (step.into and not slot.owned):
                 continue
             if _is_sized(slot):
                 known[step] = known.get(step, 0) + slot.nbytes

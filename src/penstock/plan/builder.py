@@ -180,9 +180,12 @@ class _Builder:
         return base if base >= 0 else index
 
     def written(self, value: Value | None) -> int:
-        """The slot of an output in the arena: its own, or one of the two buffers of a loop."""
+        """The slot of an output that its step writes: in the arena, its own or one of the two
+        buffers of a loop; or allocated before the step."""
         if value is None:
             return -1
+        if value in self.memory.results:
+            return self.define(value, SlotKind.DYNAMIC, owned=True)
         inside = self.memory.alternating.get(value)
         if inside is not None:
             return self.define(value, SlotKind.DYNAMIC, roots=self.buffers[inside])

@@ -126,9 +126,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ),
     ("Gemm", "MatMul"): Family(product, product_seconds),
     ("Pad",): Family(pad, _by_memory),
-    ("Hardmax", "LogSoftmax", "Softmax"): Family(
-        softmax_call, partial(_by_memory, element_ns=0.3)
-    ),
+    ("Hardmax", "LogSoftmax", "Softmax"): Family(softmax_call, partial(_by_memory, element_ns=0.2)),
     _POOLINGS: Family(pooling_call, _by_memory),
     ("NonMaxSuppression",): Family(suppress, data_dependent=True),
     ("OneHot",): Family(one_hot),
