@@ -88,6 +88,28 @@ def test_nodes_behind_a_data_dependent_one_get_compiled_kernels(executor):
     assert empty.shape == (0, 4, 8)
 
 
+def test_values_of_unknown_rank_get_compiled_kernels():
+    model = model_from_text("""
+        g (bool c, float[3, 40] x) => (y) {
+            both = If (c) <
+                then_branch = t () => (a) { axes = Constant <value_ints = [1]> ()
+                                            a = Unsqueeze(x, axes) },
+                else_branch = e () => (b) { b = Neg(x) }>
+            e = Exp(both)
+            f = Neg(e)
+            last = Constant <value_ints = [-1]> ()
+            y = ReduceSum <keepdims = 0> (f, last)
+        }""")
+    session, reference = ps.compile(model), ps.compile(model, executor="interpret")
+    for c in (True, False, True):
+        feeds = {"c": np.array(c), "x": draw(3, 40)}
+        y = session.run(feeds)["y"]
+        assert y.shape == ((3, 1) if c else (3,))
+        np.testing.assert_allclose(y, reference.run(feeds)["y"], rtol=1e-5)
+    backends = backend_of_operations(session)
+    assert backends["Exp Neg"] == backends["ReduceSum"] == "native"
+
+
 def test_contents_that_decide_shapes_are_looked_at():
     #  the count largest columns of a batch of any size, as images of that size
     session = compile_text("""
@@ -262,6 +284,17 @@ def test_kernels_are_made_once_they_pay(made):
     assert made == [TensorType(FLOAT32, (300, 32))]
     kernel(draw(40_000, 32), w)  # pays at once
     assert len(made) == 2
+
+
+def test_results_without_elements_need_no_kernel(made):
+    node, types = product()
+    backend = OneDnnBackend()
+    kernel, w = backend.kernel(node, types), node.inputs[1].const
+    results = [kernel(draw(0, 32), w) for _ in range(3)]
+    assert [(y.shape, y.dtype) for y in results] == [((0, 16), FLOAT32)] * 3
+    (cache,) = backend._caches.values()
+    assert list(cache.kernels) == [(0, 32)] and cache.kernels[(0, 32)] is not cache._plain
+    assert not made
 
 
 def test_loops_in_python_are_replaced_at_once():

@@ -1,11 +1,12 @@
 """Nodes whose shapes are known only during a run: one kernel for each set of shapes.
 
-After an operation such as NonZero, and in some bodies of loops, dtypes and ranks are known and dims
-are not. The kernel of such a node looks at the shapes of its inputs in each run, and calls the
-kernel for these::
+After an operation such as NonZero, and in some bodies of loops, dtypes are known and dims are not;
+behind an If of differing branches, not even ranks. The kernel of such a node looks at the shapes of
+its inputs in each run, and calls the kernel for these::
 
     MatMul(float32[?, 64], w)  ──(100, 64)──>  oneDNN's kernel for 100 rows
                                ──(1, 64)────>  NumPy's kernel, which is faster for one
+                               ──(0, 64)────>  an array without elements
 
 A kernel is made once NumPy's, which takes any shapes, has lost as much time on these shapes as
 making it takes: at once for large tensors, and never for shapes that do not come back.
@@ -51,7 +52,7 @@ _WORTH_ESTIMATING = 1 << 16
 _MOST_CONTENTS = 8
 
 # What unknown dims are taken for in estimates, and those of lists of integers, such as shapes.
-_NOMINAL_DIM, _NOMINAL_LENGTH = 32, 4
+_NOMINAL_DIM, _NOMINAL_LENGTH, _NOMINAL_RANK = 32, 4, 2
 
 # What NumPy's kernels that make several calls take to look at shapes themselves.
 _NUMPY_LOOK_S = 8e-6
@@ -195,6 +196,12 @@ class KernelCache:
             for t, x in zip(self.types, inputs, strict=True)
         ]
         node = _typed(self.node, types, {i: np.array(inputs[i]) for i in self.contents})
+        read = [
+            x for x, t in zip(inputs, self.types, strict=True) if t is not None and not t.static
+        ]
+        if all(x.size == 0 for x in read) and (results := _empty_results(node)):
+            self.kernels[key] = results
+            return results
         gain = self.backend.gain(node)
         if calls is None and 0 < gain < self.backend.making_s:
             awaited[key] = int(self.backend.making_s / gain)
@@ -210,6 +217,17 @@ class KernelCache:
         self.drop(max(len(self.kernels) - _MOST_KERNELS, 0))
         self.backend.make_room()
         return function
+
+
+def _empty_results(node: Node) -> Callable[..., Any] | None:
+    """A function that makes the outputs of a node, if none of them has elements."""
+    types = [t for t in _types(node.outputs) if isinstance(t, TensorType) and t.static]
+    if len(types) < len(node.outputs) or any(t.elements for t in types):
+        return None
+    made = [(t.dims, t.dtype) for t in types]
+    if len(made) == 1:
+        return lambda *inputs: np.empty(*made[0])
+    return lambda *inputs: tuple([np.empty(*of) for of in made])
 
 
 def plausible(node: Node) -> Node:
@@ -253,8 +271,10 @@ def _guessed_nodes(node: Node, types: Tensors) -> Iterator[tuple[Node, list[int]
 
 def _guesses(types: Tensors) -> Iterator[dict[int, TensorType | None]]:
     """Static types of inputs, by index: all unknown dims alike, or each as that of another input at
-    the same place from the right."""
-    shapes = [() if t is None or t.shape is None else t.shape for t in types]
+    the same place from the right. Unknown ranks are the highest of the others, but 2 at least."""
+    known = [() if t is None else t.shape for t in types]
+    rank = max([_NOMINAL_RANK, *[len(shape) for shape in known if shape is not None]])
+    shapes = [(None,) * rank if shape is None else shape for shape in known]
     dims = [dim for shape in shapes for dim in shape if isinstance(dim, int)]
 
     def filled(fill: Callable[[int], int]) -> dict[int, TensorType | None]:
@@ -272,7 +292,10 @@ def _guesses(types: Tensors) -> Iterator[dict[int, TensorType | None]]:
         return max([dim for dim in others if isinstance(dim, int)], default=_NOMINAL_DIM)
 
     unknown = [t for t in types if t is not None and not t.static]
-    is_list = all(len(t.shape or ()) < 2 and t.dtype and t.dtype.kind in "biu" for t in unknown)
+    is_list = all(
+        t.shape is not None and len(t.shape) < 2 and t.dtype and t.dtype.kind in "biu"
+        for t in unknown
+    )
     yield filled(lambda place: _NOMINAL_LENGTH if is_list else _NOMINAL_DIM)
     yield filled(beside)
     for dim in dict.fromkeys(dims):
@@ -317,9 +340,9 @@ def _are_static(types: Sequence[Type | None]) -> bool:
 
 
 def _tensors(types: Sequence[Type | None]) -> list[TensorType | None] | None:
-    """``types``, if all are tensors of known dtype and rank, else None."""
+    """``types``, if all are tensors of known dtypes, else None."""
     tensors = [t for t in types if t is None or isinstance(t, TensorType)]
-    unknown = any(t is not None and (t.dtype is None or t.shape is None) for t in tensors)
+    unknown = any(t is not None and t.dtype is None for t in tensors)
     return None if unknown or len(tensors) < len(types) else tensors
 
 
