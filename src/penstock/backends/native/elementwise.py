@@ -8,15 +8,16 @@ within a chain, and rounded where it ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
 from struct import Struct
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from penstock.backends.native.formulas import CHEAP_POWERS, CODES, FORMULAS, KINDS, Term, converted
 from penstock.backends.native.kernel import (
     NativeCall,
     Site,
@@ -35,15 +36,11 @@ _DIRECT, _GATHERED, _ONCE = range(3)
 _OPERAND = Struct(f"=4i{_MOST_RANK}q")  # register, mode, bytes of an element, 0, strides
 _CONSTANT = Struct("=2i8s")  # register, bytes of an element, the element
 
-# How elements are held in registers, and the NumPy dtype of constants.
-_KINDS = {"float32": "f4", "float64": "f8", "int32": "i4", "int64": "i8", "bool": "b1"}
-_CODES = {"uint8": "u1", "int8": "s1", "uint16": "u2", "int16": "s2"}
-_KINDS |= _CODES
 # Nanoseconds of an element from which on a table of all bytes is faster, and elements of an item
 # where no program is run.
 _TABLE_NS, _BLOCK = 0.1, 2**14
 _NARROW = {"float16": "half", "bfloat16": "bfloat"}
-_DTYPES = {kind: kind for kind in _KINDS.values()} | {"b1": "u1", "s1": "i1", "s2": "i2"}
+_DTYPES = {kind: kind for kind in KINDS.values()} | {"b1": "u1", "s1": "i1", "s2": "i2"}
 
 # Nanoseconds of an element, roughly; of others _CHEAP_NS.
 _CHEAP_NS = 0.05
@@ -62,261 +59,12 @@ _NS = {
     "sqrt_f4": 0.15,
     "pow_f4": 15.0,
     "pow_f8": 15.0,
-    **dict.fromkeys([f"quantize_{kind}" for kind in _CODES.values()], 0.13),
+    **dict.fromkeys([f"quantize_{kind}" for kind in CODES.values()], 0.13),
     **dict.fromkeys(("exp_f8", "expm1_f8", "log_f8", "log1p_f8", "tanh_f8"), 6.0),
     **dict.fromkeys(("sigmoid_f8", "erf_f8", "sin_f8", "cos_f8"), 6.0),
     **dict.fromkeys(("div_f8", "sqrt_f8", "f4_i8", "i8_f4", "f8_i8", "i8_f8"), 0.4),
 }
 
-
-class _Value:
-    """A value of a program: an input, a constant, or the result of an operation on others."""
-
-    __slots__ = ("arguments", "constant", "kind", "operation")
-
-    def __init__(
-        self,
-        kind: str,
-        operation: str = "",
-        arguments: tuple[_Value, ...] = (),
-        constant: float | None = None,
-    ) -> None:
-        self.kind = kind
-        self.operation = operation
-        self.arguments = arguments
-        self.constant = constant
-
-    def __add__(self, other: _Operand) -> _Value:
-        return _typed("add", self, other)
-
-    def __sub__(self, other: _Operand) -> _Value:
-        return _typed("sub", self, other)
-
-    def __mul__(self, other: _Operand) -> _Value:
-        return _typed("mul", self, other)
-
-    def __truediv__(self, other: _Operand) -> _Value:
-        return _typed("div", self, other)
-
-    def __rtruediv__(self, other: float) -> _Value:
-        return _typed("div", _Value(self.kind, constant=other), self)
-
-    def __neg__(self) -> _Value:
-        return _typed("neg", self)
-
-
-_Operand: TypeAlias = "_Value | float"
-Formula: TypeAlias = Callable[..., _Value]
-
-
-def _typed(name: str, x: _Value, *others: _Operand, kind: str = "") -> _Value:
-    """An operation on values of one kind, that of ``x``; numbers become constants. The result has
-    the same kind, if no other is given."""
-    operands = [y if isinstance(y, _Value) else _Value(x.kind, constant=y) for y in others]
-    if any(y.kind != x.kind for y in operands):
-        raise UnsupportedError
-    return _Value(kind or x.kind, f"{name}_{x.kind}", (x, *operands))
-
-
-def _call(name: str) -> Formula:
-    """The formula that is one operation of the interpreter."""
-    return lambda attrs, *values: _typed(name, *values)
-
-
-def _folded(name: str) -> Formula:
-    """An operation of two operands, on any number of them."""
-
-    def formula(attrs: Mapping[str, Any], first: _Value, *rest: _Value) -> _Value:
-        for value in rest:
-            first = _typed(name, first, value)
-        return first
-
-    return formula
-
-
-def _compared(name: str, swapped: bool = False) -> Formula:
-    def formula(attrs: Mapping[str, Any], a: _Value, b: _Value) -> _Value:
-        if a.kind == "b1" and name == "eq":
-            return _typed("not", _typed("xor", a, b))
-        return _typed(name, b, a, kind="b1") if swapped else _typed(name, a, b, kind="b1")
-
-    return formula
-
-
-def _max(x: _Value, bound: _Operand) -> _Value:
-    return _typed("max", x, bound)
-
-
-def _min(x: _Value, bound: _Operand) -> _Value:
-    return _typed("min", x, bound)
-
-
-def _where(condition: _Value, a: _Value, b: _Operand) -> _Value:
-    other = b if isinstance(b, _Value) else _Value(a.kind, constant=b)
-    if condition.kind != "b1" or a.kind != other.kind:
-        raise UnsupportedError
-    return _Value(a.kind, f"where_{a.kind[1]}", (condition, a, other))
-
-
-def _clip(
-    attrs: Mapping[str, Any], x: _Value, low: _Value | None = None, high: _Value | None = None
-) -> _Value:
-    x = x if low is None else _max(x, low)
-    return x if high is None else _min(x, high)
-
-
-def _sigmoid(x: _Value) -> _Value:
-    return _typed("sigmoid", x)
-
-
-def _swish(attrs: Mapping[str, Any], x: _Value) -> _Value:
-    return x * _sigmoid(x * attrs.get("alpha", 1.0))
-
-
-def _gelu(attrs: Mapping[str, Any], x: _Value) -> _Value:
-    if attrs.get("approximate", "none") != "none":
-        return _tanh_gelu(x)
-    if x.kind == "f4":
-        return _typed("gelu", x)
-    return x * 0.5 * (_typed("erf", x * math.sqrt(0.5)) + 1.0)
-
-
-def _tanh_gelu(x: _Value) -> _Value:
-    factor = 2 * math.sqrt(2 / math.pi)
-    return x * _sigmoid(x * (x * x * (0.044715 * factor) + factor))
-
-
-def _exponential(x: _Value, scale: float, gain: float = 1.0, width: float = 1.0) -> _Value:
-    """``gain * max(x, 0) + scale * (exp(min(x, 0) / width) - 1)``."""
-    low = _min(x, 0.0)
-    below = _typed("expm1", low if width == 1 else low / width)
-    above = _max(x, 0.0)
-    return (above if gain == 1 else above * gain) + (below if scale == 1 else below * scale)
-
-
-def _selu(attrs: Mapping[str, Any], x: _Value) -> _Value:
-    gamma = float(attrs.get("gamma", 1.0507009873554805))
-    return _exponential(x, gamma * float(attrs.get("alpha", 1.6732632423543772)), gamma)
-
-
-def _leaky(x: _Value, slope: _Operand) -> _Value:
-    return _max(x, 0.0) + _min(x, 0.0) * slope
-
-
-def _hard_sigmoid(x: _Value, alpha: float, beta: float) -> _Value:
-    return _min(_max(x * alpha + beta, 0.0), 1.0)
-
-
-def _softplus(attrs: Mapping[str, Any], x: _Value) -> _Value:
-    return _max(x, 0.0) + _typed("log1p", _typed("exp", -_typed("abs", x)))
-
-
-def _mish(attrs: Mapping[str, Any], x: _Value) -> _Value:
-    e = _typed("exp", _min(x, 40.0))  # beyond, the quotient is 1
-    n = e * (e + 2.0)
-    return x * (n / (n + 2.0))
-
-
-_CHEAP_POWERS = (2, 3, 1, 0.5, -1, -2, -0.5)
-
-
-def _pow(attrs: Mapping[str, Any], x: _Value, exponent: _Value) -> _Value:
-    power = exponent.constant if x.kind[0] == "f" else None
-    if power == 2:
-        return x * x
-    if power == 3:
-        return x * x * x
-    if power == 1:
-        return _typed("mul", x, 1.0)
-    if power == 0.5:
-        return _typed("sqrt", x)
-    if power in (-1, -2, -0.5):
-        return 1.0 / (x if power == -1 else x * x if power == -2 else _typed("sqrt", x))
-    if x.kind[0] != "f":
-        raise UnsupportedError
-    return _typed("pow", x, _converted(exponent, x.kind))
-
-
-def _mean(attrs: Mapping[str, Any], *values: _Value) -> _Value:
-    total = _folded("add")(attrs, *values)
-    return total / float(len(values))
-
-
-def _zero_nan(attrs: Mapping[str, Any], x: _Value) -> _Value:
-    return _where(_typed("eq", x, x, kind="b1"), x, 0.0)
-
-
-def _is_nan(attrs: Mapping[str, Any], x: _Value) -> _Value:
-    return _typed("not", _typed("eq", x, x, kind="b1"))
-
-
-def _converted(x: _Value, kind: str) -> _Value:
-    """A value as another kind; integers of 8 and 16 bits become others by way of 32 bits."""
-    if x.kind == kind:
-        return x
-    if x.constant is not None:
-        return _Value(kind, constant=x.constant)
-    codes = _CODES.values()
-    if kind != "i4" and (x.kind in codes or kind in codes):
-        x = _converted(x, "i4")
-    if kind == "b1":
-        return _typed("nonzero", x, kind="b1")
-    return x if x.kind == kind else _Value(kind, f"{x.kind}_{kind}", (x,))
-
-
-FORMULAS: dict[str, Formula] = {
-    **{
-        name: _call(name.lower())
-        for name in [
-            "Abs",
-            "Neg",
-            "Sqrt",
-            "Floor",
-            "Ceil",
-            "Sign",
-            "Exp",
-            "Log",
-            "Tanh",
-            "Sigmoid",
-            "Erf",
-            "Sin",
-            "Cos",
-        ]
-    },
-    **{name: _call(name.lower()) for name in ["Add", "Sub", "Mul", "And", "Or", "Xor", "Not"]},
-    **{name: _folded(name.lower()) for name in ("Max", "Min")},
-    "Round": _call("rint"),
-    "Sum": _folded("add"),
-    "Mean": _mean,
-    "Div": lambda attrs, a, b: a / b,
-    "Pow": _pow,
-    "Reciprocal": lambda attrs, x: 1.0 / x,
-    "Equal": _compared("eq"),
-    "Less": _compared("lt"),
-    "LessOrEqual": _compared("le"),
-    "Greater": _compared("lt", swapped=True),
-    "GreaterOrEqual": _compared("le", swapped=True),
-    "IsNaN": _is_nan,
-    "Where": lambda attrs, condition, a, b: _where(condition, a, b),
-    "Clip": _clip,
-    "Relu": lambda attrs, x: _max(x, 0.0),
-    "LeakyRelu": lambda attrs, x: _leaky(x, float(attrs.get("alpha", 0.01))),
-    "PRelu": lambda attrs, x, slope: _leaky(x, slope),
-    "Elu": lambda attrs, x: _exponential(x, attrs.get("alpha", 1.0)),
-    "Celu": lambda attrs, x: _exponential(x, attrs.get("alpha", 1.0), 1.0, attrs.get("alpha", 1.0)),
-    "Selu": _selu,
-    "HardSigmoid": lambda attrs, x: _hard_sigmoid(
-        x, attrs.get("alpha", 0.2), attrs.get("beta", 0.5)
-    ),
-    "HardSwish": lambda attrs, x: x * _hard_sigmoid(x, 1 / 6, 0.5),
-    "Softplus": _softplus,
-    "Softsign": lambda attrs, x: x / (_typed("abs", x) + 1.0),
-    "Swish": _swish,
-    "Mish": _mish,
-    "Gelu": _gelu,
-    "penstock.ZeroNaN": _zero_nan,
-}
-"""by operation, what it computes, given its attributes and its inputs"""
 
 _QUANTIZING = ("DequantizeLinear", "QuantizeLinear")
 _CONVERTING = ("Cast", *_QUANTIZING, *[f"{MICROSOFT}.{name}" for name in _QUANTIZING])
@@ -344,7 +92,7 @@ def estimated_ns(node: Node) -> float | None:
         output = part.outputs[0] if part.outputs else None
         type_ = None if output is None else output.type
         is_double = isinstance(type_, TensorType) and type_.dtype == np.float64
-        cheap = part.op.name == "Pow" and _constant_power(part) in _CHEAP_POWERS
+        cheap = part.op.name == "Pow" and _constant_power(part) in CHEAP_POWERS
         part_ns = _CHEAP_NS if cheap else _part_ns(part.op.full_name, is_double)
         if part_ns is None:
             return None
@@ -383,44 +131,44 @@ class _Program:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.inputs: dict[_Value, int] = {}
+        self.inputs: dict[Term, int] = {}
         # Of inputs that belong to an axis of the result: their shapes, to be broadcast.
         self.dims: dict[int, tuple[int, ...]] = {}
         self.table: np.ndarray | None = None
 
-        def value_of(i: int) -> _Value | None:
+        def value_of(i: int) -> Term | None:
             type_, constant = site.tensors[i], site.constants[i]
             if type_ is None:
                 return None
             name = _name(type_)
             narrow = _NARROW.get(name)
-            kind = "f4" if narrow else _KINDS.get(name)
+            kind = "f4" if narrow else KINDS.get(name)
             if kind is None:
                 raise UnsupportedError
             if constant is not None and constant.size == 1:
-                return _Value(kind, constant=float(constant.item()) if narrow else constant.item())
-            value = _Value(narrow or kind)
+                return Term(kind, constant=float(constant.item()) if narrow else constant.item())
+            value = Term(narrow or kind)
             self.inputs[value] = i
-            return _Value("f4", f"{narrow}_f4", (value,)) if narrow else value
+            return Term("f4", f"{narrow}_f4", (value,)) if narrow else value
 
         self.values = [value_of(i) for i in range(len(site.constants))]
 
-    def result(self) -> _Value:
+    def result(self) -> Term:
         """The value that the node computes."""
         site = self.site
         node = site.node
-        known: dict[Any, _Value | None] = {}
+        known: dict[Any, Term | None] = {}
         if not is_fused(node):
             return self._apply(node, self.values)
         known = dict(zip(node.attrs["region"].inputs, self.values, strict=True))
-        value: _Value | None = None
+        value: Term | None = None
         for part in parts(node):
             value = self._apply(part, [None if v is None else known[v] for v in part.inputs])
             known[part.outputs[0]] = value
         assert value is not None
         return value
 
-    def _apply(self, node: Node, values: Sequence[_Value | None]) -> _Value:
+    def _apply(self, node: Node, values: Sequence[Term | None]) -> Term:
         (output,) = node.outputs
         type_ = None if output is None else output.type
         if not isinstance(type_, TensorType):
@@ -435,19 +183,19 @@ class _Program:
             values = values[:-1]
         if node.op.full_name != "Clip" and None in values:
             raise UnsupportedError
-        codes = _CODES.values()
-        wide = [_converted(v, "i4") if v is not None and v.kind in codes else v for v in values]
+        codes = CODES.values()
+        wide = [converted(v, "i4") if v is not None and v.kind in codes else v for v in values]
         result = formula(node.attrs, *wide)
-        return _converted(result, _CODES[name]) if name in _CODES else result
+        return converted(result, CODES[name]) if name in CODES else result
 
-    def _convert(self, node: Node, values: Sequence[_Value | None], name: str) -> _Value:
+    def _convert(self, node: Node, values: Sequence[Term | None], name: str) -> Term:
         """A Cast, QuantizeLinear or DequantizeLinear to the dtype ``name``."""
         x, scale, zero = [*values, None, None][:3]
-        if x is None or name not in (*_KINDS, *_NARROW):
+        if x is None or name not in (*KINDS, *_NARROW):
             raise UnsupportedError
-        kind = _KINDS.get(name, "f4")
+        kind = KINDS.get(name, "f4")
         if scale is None:
-            return _converted(x, kind)
+            return converted(x, kind)
         # Quotients are rounded to the type of the scale.
         scales = _tensor_type(node.inputs[1])
         if node.attrs.get("block_size") or node.attrs.get("precision") or scale.kind != "f4":
@@ -455,16 +203,16 @@ class _Program:
         for value in node.inputs[1:3]:
             if value is not None and _tensor_type(value).elements > 1:
                 self._spread(node, values[node.inputs.index(value)])
-        zeros = _Value("f4", constant=0.0) if zero is None else _converted(zero, "f4")
+        zeros = Term("f4", constant=0.0) if zero is None else converted(zero, "f4")
         if node.op.name == "DequantizeLinear":
-            return _Value(kind, f"dequantize_{x.kind}", (x, scale, zeros))
-        if x.kind != "f4" or scales.dtype != np.float32 or name not in _CODES:
+            return Term(kind, f"dequantize_{x.kind}", (x, scale, zeros))
+        if x.kind != "f4" or scales.dtype != np.float32 or name not in CODES:
             raise UnsupportedError
         if scale.constant is None:
-            x, scale = x / scale, _Value("f4", constant=1.0)
-        return _Value(kind, f"quantize_{kind}", (x, scale, zeros))
+            x, scale = x / scale, Term("f4", constant=1.0)
+        return Term(kind, f"quantize_{kind}", (x, scale, zeros))
 
-    def _spread(self, node: Node, parameter: _Value | None) -> None:
+    def _spread(self, node: Node, parameter: Term | None) -> None:
         """Lay the scales or zero points of ``node`` along the axis that they belong to."""
         rank, axis = len(_tensor_type(node.inputs[0]).dims), node.attrs.get("axis")
         behind = (-1 - (1 if axis is None else axis)) % rank if rank > 1 else 0
@@ -476,17 +224,17 @@ class _Program:
         if self.dims.setdefault(i, dims) != dims:
             raise UnsupportedError
 
-    def finished(self, result: _Value, output: TensorType) -> _Value:
+    def finished(self, result: Term, output: TensorType) -> Term:
         """The value that is written: ``result``, rounded to the dtype of the output."""
         name = _name(output)
         if name in _NARROW:
-            return _Value(_NARROW[name], f"f4_{_NARROW[name]}", (result,))
-        if result.kind != _KINDS.get(name) or not result.operation:
+            return Term(_NARROW[name], f"f4_{_NARROW[name]}", (result,))
+        if result.kind != KINDS.get(name) or not result.operation:
             raise UnsupportedError
         return result
 
     def call(
-        self, result: _Value, output: TensorType, strides: Sequence[Any] | None = None
+        self, result: Term, output: TensorType, strides: Sequence[Any] | None = None
     ) -> NativeCall:
         """The call of the program that computes ``result``; of tensors with these ``strides``, in
         elements, None for those that are dense with their dims in order."""
@@ -539,7 +287,7 @@ class _Program:
             return replace(call, kernel=name, words=words, items=items, item_ns=0.2 * _BLOCK)
         return call
 
-    def _by_table(self, call: NativeCall, result: _Value, size: int) -> NativeCall:
+    def _by_table(self, call: NativeCall, result: Term, size: int) -> NativeCall:
         """``call``, of a program of one input, by a table of what it makes of all bytes."""
         (i,), site = call.inplace, self.site
         if self.table is None:
@@ -592,12 +340,12 @@ class _Program:
         return dims, [[column[k] for column in columns] for k in range(len(operands))]
 
     def _allocate(
-        self, order: Iterable[_Value], result: _Value
-    ) -> tuple[dict[_Value, int], list[tuple[int, ...]]]:
+        self, order: Iterable[Term], result: Term
+    ) -> tuple[dict[Term, int], list[tuple[int, ...]]]:
         """The register of each value, and the instructions."""
         numbers = self.site.library.operations
         last_use = {argument: i for i, value in enumerate(order) for argument in value.arguments}
-        registers: dict[_Value, int] = {}
+        registers: dict[Term, int] = {}
         free = list(range(_REGISTERS - 1, 0, -1))
         instructions = []
         for value in order:
@@ -617,7 +365,7 @@ class _Program:
         return registers, instructions
 
 
-def _pair(result: _Value) -> tuple[str, tuple[_Value, _Value], np.ndarray] | None:
+def _pair(result: Term) -> tuple[str, tuple[Term, Term], np.ndarray] | None:
     """The kernel of a sum or product of two tensors of codes, not negative perhaps, as codes of the
     same type; with the two, and the parameters in the order of C. None if it is something else."""
     kind, least = result.kind, -math.inf
@@ -661,9 +409,9 @@ def _size(kind: str) -> int:
     return 2 if kind in _NARROW.values() else int(kind[1])
 
 
-def _in_order(result: _Value) -> dict[_Value, None]:
+def _in_order(result: Term) -> dict[Term, None]:
     """The values that ``result`` depends on, and itself, each behind those that it reads."""
-    order: dict[_Value, None] = {}
+    order: dict[Term, None] = {}
     stack = [(result, False)]
     while stack:
         value, ready = stack.pop()
@@ -677,7 +425,7 @@ def _in_order(result: _Value) -> dict[_Value, None]:
     return order
 
 
-def _constants(order: Iterable[_Value], registers: Mapping[_Value, int]) -> list[bytes]:
+def _constants(order: Iterable[Term], registers: Mapping[Term, int]) -> list[bytes]:
     """The table of constants, and their registers."""
     table = []
     for value in order:

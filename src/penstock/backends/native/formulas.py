@@ -1,0 +1,270 @@
+"""What elementwise operations compute, as formulas of the operations of the interpreter in
+``c/elementwise.c``.
+
+    >>> x = Term("f4")
+    >>> (x * 2.0 + x).operation, FORMULAS["Mean"]({}, x, x).arguments[1].constant
+    ('add_f4', 2.0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from penstock.backends.native.kernel import UnsupportedError
+
+CODES = {"uint8": "u1", "int8": "s1", "uint16": "u2", "int16": "s2"}
+KINDS = {"float32": "f4", "float64": "f8", "int32": "i4", "int64": "i8", "bool": "b1", **CODES}
+"""how elements are held in registers, by dtype"""
+
+
+class Term:
+    """A value of a program: an input, a constant, or the result of an operation on others; ``kind``
+    is one of ``KINDS``."""
+
+    __slots__ = ("arguments", "constant", "kind", "operation")
+
+    def __init__(
+        self,
+        kind: str,
+        operation: str = "",
+        arguments: tuple[Term, ...] = (),
+        constant: float | None = None,
+    ) -> None:
+        self.kind = kind
+        self.operation = operation
+        self.arguments = arguments
+        self.constant = constant
+
+    def __add__(self, other: _Operand) -> Term:
+        return _typed("add", self, other)
+
+    def __sub__(self, other: _Operand) -> Term:
+        return _typed("sub", self, other)
+
+    def __mul__(self, other: _Operand) -> Term:
+        return _typed("mul", self, other)
+
+    def __truediv__(self, other: _Operand) -> Term:
+        return _typed("div", self, other)
+
+    def __rtruediv__(self, other: float) -> Term:
+        return _typed("div", Term(self.kind, constant=other), self)
+
+    def __neg__(self) -> Term:
+        return _typed("neg", self)
+
+
+_Operand: TypeAlias = "Term | float"
+Formula: TypeAlias = Callable[..., Term]
+
+
+def _typed(name: str, x: Term, *others: _Operand, kind: str = "") -> Term:
+    """An operation on values of one kind, that of ``x``; numbers become constants. The result has
+    the same kind, if no other is given."""
+    operands = [y if isinstance(y, Term) else Term(x.kind, constant=y) for y in others]
+    if any(y.kind != x.kind for y in operands):
+        raise UnsupportedError
+    return Term(kind or x.kind, f"{name}_{x.kind}", (x, *operands))
+
+
+def _call(name: str) -> Formula:
+    """The formula that is one operation of the interpreter."""
+    return lambda attrs, *values: _typed(name, *values)
+
+
+def _folded(name: str) -> Formula:
+    """An operation of two operands, on any number of them."""
+
+    def formula(attrs: Mapping[str, Any], first: Term, *rest: Term) -> Term:
+        for value in rest:
+            first = _typed(name, first, value)
+        return first
+
+    return formula
+
+
+def _compared(name: str, swapped: bool = False) -> Formula:
+    def formula(attrs: Mapping[str, Any], a: Term, b: Term) -> Term:
+        if a.kind == "b1" and name == "eq":
+            return _typed("not", _typed("xor", a, b))
+        return _typed(name, b, a, kind="b1") if swapped else _typed(name, a, b, kind="b1")
+
+    return formula
+
+
+def _max(x: Term, bound: _Operand) -> Term:
+    return _typed("max", x, bound)
+
+
+def _min(x: Term, bound: _Operand) -> Term:
+    return _typed("min", x, bound)
+
+
+def _where(condition: Term, a: Term, b: _Operand) -> Term:
+    other = b if isinstance(b, Term) else Term(a.kind, constant=b)
+    if condition.kind != "b1" or a.kind != other.kind:
+        raise UnsupportedError
+    return Term(a.kind, f"where_{a.kind[1]}", (condition, a, other))
+
+
+def _clip(
+    attrs: Mapping[str, Any], x: Term, low: Term | None = None, high: Term | None = None
+) -> Term:
+    x = x if low is None else _max(x, low)
+    return x if high is None else _min(x, high)
+
+
+def _sigmoid(x: Term) -> Term:
+    return _typed("sigmoid", x)
+
+
+def _swish(attrs: Mapping[str, Any], x: Term) -> Term:
+    return x * _sigmoid(x * attrs.get("alpha", 1.0))
+
+
+def _gelu(attrs: Mapping[str, Any], x: Term) -> Term:
+    if attrs.get("approximate", "none") != "none":
+        return _tanh_gelu(x)
+    if x.kind == "f4":
+        return _typed("gelu", x)
+    return x * 0.5 * (_typed("erf", x * math.sqrt(0.5)) + 1.0)
+
+
+def _tanh_gelu(x: Term) -> Term:
+    factor = 2 * math.sqrt(2 / math.pi)
+    return x * _sigmoid(x * (x * x * (0.044715 * factor) + factor))
+
+
+def _exponential(x: Term, scale: float, gain: float = 1.0, width: float = 1.0) -> Term:
+    """``gain * max(x, 0) + scale * (exp(min(x, 0) / width) - 1)``."""
+    low = _min(x, 0.0)
+    below = _typed("expm1", low if width == 1 else low / width)
+    above = _max(x, 0.0)
+    return (above if gain == 1 else above * gain) + (below if scale == 1 else below * scale)
+
+
+def _selu(attrs: Mapping[str, Any], x: Term) -> Term:
+    gamma = float(attrs.get("gamma", 1.0507009873554805))
+    return _exponential(x, gamma * float(attrs.get("alpha", 1.6732632423543772)), gamma)
+
+
+def _leaky(x: Term, slope: _Operand) -> Term:
+    return _max(x, 0.0) + _min(x, 0.0) * slope
+
+
+def _hard_sigmoid(x: Term, alpha: float, beta: float) -> Term:
+    return _min(_max(x * alpha + beta, 0.0), 1.0)
+
+
+def _softplus(attrs: Mapping[str, Any], x: Term) -> Term:
+    return _max(x, 0.0) + _typed("log1p", _typed("exp", -_typed("abs", x)))
+
+
+def _mish(attrs: Mapping[str, Any], x: Term) -> Term:
+    e = _typed("exp", _min(x, 40.0))  # beyond, the quotient is 1
+    n = e * (e + 2.0)
+    return x * (n / (n + 2.0))
+
+
+CHEAP_POWERS = (2, 3, 1, 0.5, -1, -2, -0.5)
+
+
+def _pow(attrs: Mapping[str, Any], x: Term, exponent: Term) -> Term:
+    power = exponent.constant if x.kind[0] == "f" else None
+    if power == 2:
+        return x * x
+    if power == 3:
+        return x * x * x
+    if power == 1:
+        return _typed("mul", x, 1.0)
+    if power == 0.5:
+        return _typed("sqrt", x)
+    if power in (-1, -2, -0.5):
+        return 1.0 / (x if power == -1 else x * x if power == -2 else _typed("sqrt", x))
+    if x.kind[0] != "f":
+        raise UnsupportedError
+    return _typed("pow", x, converted(exponent, x.kind))
+
+
+def _mean(attrs: Mapping[str, Any], *values: Term) -> Term:
+    total = _folded("add")(attrs, *values)
+    return total / float(len(values))
+
+
+def _zero_nan(attrs: Mapping[str, Any], x: Term) -> Term:
+    return _where(_typed("eq", x, x, kind="b1"), x, 0.0)
+
+
+def _is_nan(attrs: Mapping[str, Any], x: Term) -> Term:
+    return _typed("not", _typed("eq", x, x, kind="b1"))
+
+
+def converted(x: Term, kind: str) -> Term:
+    """A value as another kind; integers of 8 and 16 bits become others by way of 32 bits."""
+    if x.kind == kind:
+        return x
+    if x.constant is not None:
+        return Term(kind, constant=x.constant)
+    codes = CODES.values()
+    if kind != "i4" and (x.kind in codes or kind in codes):
+        x = converted(x, "i4")
+    if kind == "b1":
+        return _typed("nonzero", x, kind="b1")
+    return x if x.kind == kind else Term(kind, f"{x.kind}_{kind}", (x,))
+
+
+FORMULAS: dict[str, Formula] = {
+    **{
+        name: _call(name.lower())
+        for name in [
+            "Abs",
+            "Neg",
+            "Sqrt",
+            "Floor",
+            "Ceil",
+            "Sign",
+            "Exp",
+            "Log",
+            "Tanh",
+            "Sigmoid",
+            "Erf",
+            "Sin",
+            "Cos",
+        ]
+    },
+    **{name: _call(name.lower()) for name in ["Add", "Sub", "Mul", "And", "Or", "Xor", "Not"]},
+    **{name: _folded(name.lower()) for name in ("Max", "Min")},
+    "Round": _call("rint"),
+    "Sum": _folded("add"),
+    "Mean": _mean,
+    "Div": lambda attrs, a, b: a / b,
+    "Pow": _pow,
+    "Reciprocal": lambda attrs, x: 1.0 / x,
+    "Equal": _compared("eq"),
+    "Less": _compared("lt"),
+    "LessOrEqual": _compared("le"),
+    "Greater": _compared("lt", swapped=True),
+    "GreaterOrEqual": _compared("le", swapped=True),
+    "IsNaN": _is_nan,
+    "Where": lambda attrs, condition, a, b: _where(condition, a, b),
+    "Clip": _clip,
+    "Relu": lambda attrs, x: _max(x, 0.0),
+    "LeakyRelu": lambda attrs, x: _leaky(x, float(attrs.get("alpha", 0.01))),
+    "PRelu": lambda attrs, x, slope: _leaky(x, slope),
+    "Elu": lambda attrs, x: _exponential(x, attrs.get("alpha", 1.0)),
+    "Celu": lambda attrs, x: _exponential(x, attrs.get("alpha", 1.0), 1.0, attrs.get("alpha", 1.0)),
+    "Selu": _selu,
+    "HardSigmoid": lambda attrs, x: _hard_sigmoid(
+        x, attrs.get("alpha", 0.2), attrs.get("beta", 0.5)
+    ),
+    "HardSwish": lambda attrs, x: x * _hard_sigmoid(x, 1 / 6, 0.5),
+    "Softplus": _softplus,
+    "Softsign": lambda attrs, x: x / (_typed("abs", x) + 1.0),
+    "Swish": _swish,
+    "Mish": _mish,
+    "Gelu": _gelu,
+    "penstock.ZeroNaN": _zero_nan,
+}
+"""by operation, what it computes, given its attributes and its inputs"""
