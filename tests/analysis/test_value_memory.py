@@ -134,6 +134,18 @@ def test_elementwise_kernel_keeps_the_order_of_its_input() -> None:
     assert memory.strides[value_named(graph, "b")] == memory.strides[a] == (60, 4, 12)
 
 
+@pytest.mark.parametrize(
+    ("rows", "dims_order", "is_result"),
+    [(16384, (), True), (16383, (), False), (16384, (1, 0), False)],
+)
+def test_large_result_in_c_order_is_written_where_it_leaves_the_run(rows, dims_order, is_result):
+    text = f"graph main(x: float32[{rows}, 1]) -> (a) {{ a = Exp(x) as exp }}"
+    graph, memory, a = ordered(text, dims_order=dims_order)
+    assert (a in memory.results) is is_result
+    assert (node_named(graph, "exp") in memory.orders) is is_result
+    assert a not in memory.strides
+
+
 def test_view_that_the_order_of_its_source_does_not_allow_is_copied() -> None:
     text = """graph main(x: float32[2, 3, 5]) -> (y) {
       shape: int64[1] = const [30]  a = Exp(x) as exp  r = Reshape(a, shape) as r  y = Neg(r)

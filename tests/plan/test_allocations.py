@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.numpy import NumpyBackend
+from penstock.errors import LimitExceeded
 from penstock.frontends.load import load
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.plan.allocations import Allocations, allocations
 from penstock.plan.builder import compile_plan
-from tests.support.onnx_text import model_from_text
+from tests.support.onnx_text import compile_text, model_from_text
 
 STATIC = "g (float[8] x) => (float[8] y) { a = Neg(x) y = Abs(a) }"
 DYNAMIC = "g (float[8] x) => (int64[A, B] y, float[8] z) { y = NonZero(x) z = Neg(x) }"
@@ -44,3 +46,16 @@ def test_allocations_are_all_counted_if_their_sum_is_too_much():
 def test_allocations_without_max_bytes_are_counted_for_max_dims():
     limits = Limits(max_bytes=None, max_dims=2)
     assert allocations_of(DYNAMIC, limits) == (True, 132, ["NonZero"])
+
+
+LARGE = "g (float[25000] x) => (float[25000] y, float[25000] z) { y = Neg(x) z = Abs(x) }"
+
+
+def test_large_results_are_allocations_though_kernels_write_into_them():
+    assert allocations_of(LARGE, Limits(max_bytes=10**6)) == (False, 0, [])
+    assert allocations_of(LARGE, Limits(max_bytes=150_000)) == (True, 100, ["Abs", "Neg"])
+    session = compile_text(LARGE, limits=Limits(max_bytes=150_000))
+    with pytest.raises(LimitExceeded, match="max_bytes"):
+        session.run({"x": np.zeros(25000, np.float32)})
+    one = session.run({"x": np.zeros(25000, np.float32)}, ["z"])
+    assert one["z"].shape == (25000,)

@@ -124,7 +124,9 @@ class Replay:
         if step.workspace >= 0:
             written.append(self.exclusive(step.workspace, step, inputs, written, -1))
         for position, i in enumerate(step.outputs):
-            if i >= 0:
+            if i >= 0 and self.plan.slots[i].owned:
+                self.values[i] = None
+            elif i >= 0:
                 ref = self.exclusive(self.free.get(i, i), step, inputs, written, position)
                 self.values[i] = ref
                 written.append(ref)
