@@ -39,10 +39,10 @@ def _problem(value: Value, limits: Limits) -> str | None:
     if not type_.static:
         return None
     assert type_.dtype is not None
-    # A dim of 0 counts as 1: strides are products of the others.
+    # A dim of 0 counts as 1: strides are products of the others, and kernels have tables by dim.
     extent = math.prod([dim or 1 for dim in type_.dims])
     nbytes = extent * type_.dtype.itemsize
     if extent > limits.max_elements or nbytes >= 2**63:
         return f"the dims of {value.name!r}, {type_}, multiply to more than memory can hold"
-    excess = "" if 0 in type_.dims else limits.beyond("max_bytes", nbytes)
+    excess = limits.beyond("max_bytes", nbytes)
     return f"{value.name!r}, {type_}, takes {nbytes} bytes, more {excess}" if excess else None

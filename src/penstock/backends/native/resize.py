@@ -30,8 +30,10 @@ def resize(site: Site) -> NativeCall | None:
     size = 0 if x.dtype is None else x.dtype.itemsize
     if size not in (1, 2, 4, 8) if nearest else str(x.dtype) not in ("float32", "float64"):
         return None
+    if 0 in (*x.dims, *site.output().dims) or max(x.dims, default=0) >= _MOST_INDEX:
+        return None
     tables = resize_tables(site.tensors[: len(site.constants)], site.node.attrs, site.constants)
-    if not tables or 0 in (*x.dims, *site.output().dims) or max(x.dims) >= _MOST_INDEX:
+    if not tables:
         return None
     if any(table.outside is not None for table in tables):
         return None

@@ -458,10 +458,10 @@ def _blocked(
 @by_shape(widen=lambda node: not _is_nearest(node.attrs), values=(1, 2, 3))
 def resize(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs, x, y = node.attrs, tensor(inputs, 0), tensor(outputs, 0)
-    tables = resize_tables(inputs, attrs, consts)
     position, prepared = len(inputs), (1, 2, 3)
     if 0 in y.dims:
         return Routine(lambda *_: None, prepared=prepared)
+    tables = resize_tables(inputs, attrs, consts)
     if not tables:
         return Routine(lambda *a: np.copyto(a[position], a[0]), prepared=prepared)
     run, size = _blocked(_nearest if _is_nearest(attrs) else _interpolate, tables, x, y)
