@@ -111,6 +111,11 @@ class CompileOptions:
         "Threads that run tasks and submitted runs, instead of the pool of the process: a "
         "penstock.host.threads.Workers.",
     )
+    max_pending: int = option(
+        1000,
+        "Runs that may have been submitted and not have ended: submit waits for one of them to end "
+        "before it takes another.",
+    )
     grouping: type[ClusteredGrouping] = option(
         ClusteredGrouping,
         'How steps form tasks for executor="parallel": a penstock.plan.grouping.ClusteredGrouping.',
@@ -142,6 +147,8 @@ class CompileOptions:
             raise ValueError(f"threads={self.threads}: a run needs at least one thread")
         if self.max_streams is not None and not self.max_streams >= 1:
             raise ValueError(f"max_streams={self.max_streams}: a plan needs at least one stream")
+        if not 1 <= self.max_pending <= 1_000_000:
+            raise ValueError(f"max_pending={self.max_pending}: it must be 1 to 1,000,000")
         if self.devices is not None and self.executor not in ("auto", "frames"):
             raise ValueError(f'devices= are for executor="frames", not {self.executor!r}')
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, TypeGuard, cast
 from weakref import WeakMethod
 
@@ -15,7 +16,7 @@ import numpy as np
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.backends.registry import backends_of
 from penstock.codegen.constants import let_go_constants
-from penstock.errors import InvalidInput, InvalidModel, PenstockError
+from penstock.errors import DeadlineExceeded, InvalidInput, InvalidModel, PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import NEVER, CancelToken
 from penstock.frontends.load import entered, load
@@ -23,7 +24,7 @@ from penstock.host import gc_pause
 from penstock.host.fork import renewed
 from penstock.host.malloc import give_back_memory, keep_memory
 from penstock.host.stop_condition import StopCondition
-from penstock.host.threads import pool
+from penstock.host.threads import on_worker, pool
 from penstock.inspect.explain import format_plan
 from penstock.inspect.forecast import Forecast, forecast
 from penstock.inspect.gantt import Chart, charts
@@ -126,6 +127,7 @@ class Session:
             )
             if options.shapes is not None:
                 self._compile_ahead(options.shapes)
+        self._places = _places(options.max_pending)
         renewed(self)
 
     @takes(RunOptions)
@@ -165,13 +167,27 @@ class Session:
 
     @takes(RunOptions)
     def submit(self, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
-        """``run`` on a thread of the pool; returns at once.
+        """``run`` on a thread of the pool; returns at once, unless ``max_pending`` runs have been
+        submitted and have not ended: then it waits for one of them to end.
 
         The ``timeout`` counts from now, and a run that is stopped while it is queued ends at once.
         Errors are the future's. Closing the session does not stop the run.
         """
         future: Future[dict[str, Any]] = Future()
-        job = self.job(make(RunOptions, "submit", *arguments, **options), future)
+        record = make(RunOptions, "submit", *arguments, **options)
+        job = self.job(record, future)
+        places = self._places
+        try:
+            places.get(block=not on_worker(), timeout=record.timeout)
+        except Empty:  # a worker that waits could be the one that is waited for
+            most = self.options.max_pending
+            reason = f"the queue is full: max_pending={most} submitted runs have not ended"
+            job.refuse(DeadlineExceeded(reason))
+            return future
+        future.add_done_callback(lambda _: places.put(None))
+        return self._enqueue(job, future)
+
+    def _enqueue(self, job: Job, future: Future[dict[str, Any]]) -> Future[dict[str, Any]]:
         try:
             (self.options.pool or pool()).submit(job)
         except RuntimeError as error:  # the process ends
@@ -181,14 +197,17 @@ class Session:
 
     @takes(RunOptions, after=(cast(type[RunDone], object),))
     def run_async(self, done: RunDone, *arguments: Any, **options: Any) -> None:
-        """``submit`` with a callback: return at once, and call ``done(outputs, None)`` when the run
-        has ended, or ``done(None, error)``, on the thread on which it ends."""
+        """``submit`` with a callback and without a bound: return at once, and call
+        ``done(outputs, None)`` when the run has ended, or ``done(None, error)``, on the thread on
+        which it ends."""
 
         def tell(future: Future[dict[str, Any]]) -> None:
             error = future.exception()
             done(None if error else future.result(), error)
 
-        self.submit(*arguments, **options).add_done_callback(tell)
+        future: Future[dict[str, Any]] = Future()
+        job = self.job(make(RunOptions, "run_async", *arguments, **options), future)
+        self._enqueue(job, future).add_done_callback(tell)
 
     def job(self, options: RunOptions, future: Future[dict[str, Any]]) -> Job:
         """A run to be called later, on a thread that may do its work: see ``submit``."""
@@ -200,14 +219,17 @@ class Session:
 
     @takes(RunOptions)
     async def arun(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """``run`` for asyncio: the event loop goes on meanwhile; cancelling it cancels the run."""
+        """``run`` for asyncio: the event loop goes on meanwhile; cancelling it cancels the run. The
+        number of runs is not bounded: tasks can wait for a semaphore of asyncio."""
         import asyncio
 
         # Of several runs that share a token, cancelling the task stops its own only.
         token = CancelToken(options.pop("cancel", None))
-        job = self.submit(*arguments, cancel=token, **options)
+        future: Future[dict[str, Any]] = Future()
+        job = self.job(make(RunOptions, "arun", *arguments, cancel=token, **options), future)
+        self._enqueue(job, future)
         try:
-            return await asyncio.wrap_future(job)
+            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             token.cancel()
             raise
@@ -295,6 +317,7 @@ class Session:
 
     def forked(self) -> None:
         """Make new locks in a forked child, where no other thread holds the old ones."""
+        self._places = _places(self.options.max_pending)
         self._plans.forked()
         self._subgraphs.forked()
 
@@ -408,6 +431,15 @@ def compile(model: Model | str | Path | Any, *arguments: Any, **options: Any) ->
     refused by the others. ``DeadlineExceeded`` or ``Cancelled`` if it is stopped.
     """
     return Session(model, make(CompileOptions, "compile", *arguments, **options))
+
+
+def _places(count: int) -> SimpleQueue[None]:
+    """A queue with an entry for each run that may be submitted; unlike a semaphore, it can be used
+    by a signal handler that has interrupted its use."""
+    places: SimpleQueue[None] = SimpleQueue()
+    for _ in range(count):
+        places.put(None)
+    return places
 
 
 def _let_go_constants(executor: Executor) -> int:

@@ -1,0 +1,174 @@
+"""Submitted runs: a bounded queue, whose runs overlap."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.host.threads import Workers
+from penstock.ops.registry import TFLITE, operator
+from tests.frontends.nnpackage.test_refusals import files, folder
+from tests.support.tflite_models import model, subgraph
+
+WAIT_S = 60
+X = {"x": ("float32", [1])}
+STAGES: dict[str, Callable[[int], object]] = {}
+"""What the stages of the package do with a request, by name."""
+
+
+def _stage(name: str) -> None:
+    @operator(name, domain=TFLITE, pure=False)
+    def compile_stage(node: Any, types: Any) -> ps.ops.Kernel:
+        def run(x: np.ndarray) -> np.ndarray:
+            STAGES[name](int(x[0]))
+            return x + np.float32(100)
+
+        return ps.ops.Kernel(run)
+
+
+for _name in ("TestFirstStage", "TestSecondStage"):
+    _stage(_name)
+
+
+def stage_model(name: str) -> bytes:
+    return model([subgraph(X, [(f"CUSTOM:{name}", ["x"], ["y"], b"")], ["y"])])
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """Two models, of which the second takes what the first gives."""
+    models = stage_model("TestFirstStage"), stage_model("TestSecondStage")
+    edge = {"from": "0:0:0", "to": ["1:0:0"]}
+    return folder(tmp_path, files(*models, **{"model-connect": [edge]}))
+
+
+@pytest.fixture
+def workers() -> Iterator[Callable[[int], Workers]]:
+    pools: list[Workers] = []
+
+    def make(size: int) -> Workers:
+        pools.append(Workers("submit", size))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def feeds(number: int) -> dict[str, np.ndarray]:
+    return {"x": np.array([number], np.float32)}
+
+
+def test_stages_of_successive_requests_overlap(package: Path, workers: Any, monkeypatch) -> None:
+    """The second stage of request 1 ends only once the first stage of request 2 has begun."""
+    begun = threading.Event()
+
+    def first(number: int) -> None:
+        if number == 2:
+            begun.set()
+
+    def second(number: int) -> None:
+        if number == 101:
+            assert begun.wait(WAIT_S)
+
+    monkeypatch.setitem(STAGES, "TestFirstStage", first)
+    monkeypatch.setitem(STAGES, "TestSecondStage", second)
+    session = ps.compile(package, pool=workers(2))
+    futures = [session.submit(feeds(number)) for number in (1, 2, 3)]
+    results = [next(iter(future.result(WAIT_S).values())).item() for future in futures]
+    assert results == [201, 202, 203]
+
+
+class Blocked:
+    """A session on one worker, whose runs wait in their first stage until ``go`` is set."""
+
+    def __init__(self, package: Path, pool: Workers, monkeypatch: Any, most: int) -> None:
+        self.go, self.entered = threading.Event(), threading.Event()
+
+        def first(number: int) -> None:
+            self.entered.set()
+            assert self.go.wait(WAIT_S)
+
+        monkeypatch.setitem(STAGES, "TestFirstStage", first)
+        monkeypatch.setitem(STAGES, "TestSecondStage", lambda number: None)
+        self.session = ps.compile(package, pool=pool, max_pending=most)
+
+
+def test_submit_takes_no_more_runs_than_max_pending(package, workers, monkeypatch) -> None:
+    blocked = Blocked(package, workers(1), monkeypatch, 2)
+    pending = [blocked.session.submit(feeds(number)) for number in (1, 2)]
+    refused = blocked.session.submit(feeds(3), timeout=0.01)
+    with pytest.raises(ps.DeadlineExceeded):
+        refused.result(WAIT_S)
+    waiting: list[Any] = []
+    thread = threading.Thread(target=lambda: waiting.append(blocked.session.submit(feeds(4))))
+    thread.start()
+    blocked.go.set()
+    thread.join(WAIT_S)
+    for future in [*pending, *waiting]:
+        future.result(WAIT_S)
+    assert len(waiting) == 1
+
+
+def test_place_in_the_queue_is_free_after_an_error_and_a_cancelled_run(
+    package, workers, monkeypatch
+) -> None:
+    blocked = Blocked(package, workers(1), monkeypatch, 2)
+    blocked.go.set()
+    for _ in range(5):
+        with pytest.raises(ps.InvalidInput):
+            blocked.session.submit({"wrong": 1}).result(WAIT_S)
+    blocked.go.clear()
+    blocked.entered.clear()
+    running = blocked.session.submit(feeds(1))
+    assert blocked.entered.wait(WAIT_S)
+    for _ in range(5):
+        assert blocked.session.submit(feeds(2)).cancel()
+    blocked.go.set()
+    running.result(WAIT_S)
+
+
+def test_submit_on_a_worker_does_not_wait_for_workers(package, workers, monkeypatch) -> None:
+    blocked = Blocked(package, workers(1), monkeypatch, 1)
+    inner: list[Any] = []
+    monkeypatch.setitem(
+        STAGES,
+        "TestSecondStage",
+        lambda number: (
+            inner.append(blocked.session.submit(feeds(number))) if number < 200 else None
+        ),
+    )
+    blocked.go.set()
+    blocked.session.submit(feeds(1)).result(WAIT_S)
+    with pytest.raises(ps.DeadlineExceeded, match="max_pending=1"):
+        inner[0].result(WAIT_S)
+
+
+def test_callback_of_a_run_may_submit_the_next(package, workers, monkeypatch) -> None:
+    blocked = Blocked(package, workers(1), monkeypatch, 1)
+    blocked.go.set()
+    ended = threading.Event()
+    results: list[float] = []
+
+    def next_run(future: Any) -> None:
+        results.append(next(iter(future.result().values())).item())
+        if len(results) < 5:
+            blocked.session.submit(feeds(len(results))).add_done_callback(next_run)
+        else:
+            ended.set()
+
+    blocked.session.submit(feeds(0)).add_done_callback(next_run)
+    assert ended.wait(WAIT_S)
+    assert results == [200, 201, 202, 203, 204]
+
+
+@pytest.mark.parametrize("most", [0, -1, 10**7])
+def test_max_pending_must_be_a_number_of_runs(package, most: int) -> None:
+    with pytest.raises(ValueError, match="max_pending"):
+        ps.compile(package, max_pending=most)
