@@ -211,12 +211,12 @@ def test_nothing_is_overwritten_in_the_models_of_the_suite():
 # What a lifetime is.
 
 
-def test_buffers_of_an_unread_carried_value_live_through_the_loop():
+def test_buffers_of_a_carried_value_without_readers_behind_the_loop_live_through_it():
     #  x is copied into w's buffer at the end of each iteration, when p is still to be read
     graph = graph_from_text("""g (float[16] x, int64 n) => (float[16] y) {
                 y, unread = Loop (n, , x, x) <body = b (int64 i, bool c, float[16] v, float[16] w)
                     => (bool d, float[16] p, float[16] x)
-                    { d = Identity(c) q = Exp(v) r = Neg(q) p = Transpose(r) }> }""")
+                    { d = Identity(c) q = Exp(v) r = Sub(q, w) p = Transpose(r) }> }""")
     (node,) = graph.nodes
     node.outputs[1] = None
     plan = plan_of(graph)

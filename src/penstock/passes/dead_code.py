@@ -23,7 +23,8 @@ class DeadCode(Pass):
 
 def prune(graph: Graph) -> bool:
     """Drop the nodes that no output needs, in nested graphs too; ``graph`` must be sorted. Outputs
-    of nested graphs without readers are dropped as well, except values that a loop carries."""
+    of nested graphs without readers are dropped as well, and what a loop carries for itself alone.
+    """
     if Role.NEXT_ITERATION in [node.op.role for node in graph.nodes]:
         return _prune_cyclic(graph)
     changed = False
@@ -35,11 +36,12 @@ def prune(graph: Graph) -> bool:
             changed = True
             continue
         kept.append(node)
+        if is_control(node):
+            changed |= _drop_unread(node, needed)
+            changed |= node.op.name != "If" and _drop_carried(node, needed)
         needed.update(node.inputs)
         needed.discard(None)  # an optional input left out
         controls.update(node.control_inputs)
-        if is_control(node):
-            changed |= _drop_unread(node, needed)
         for _, inner in node.graphs:
             changed |= prune(inner)
             needed.update(captures(inner))
@@ -83,6 +85,42 @@ def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
         if node.attrs.get(name):
             node.attrs[name] = list(compress(node.attrs[name], read[first:]))
     node.outputs = list(compress(node.outputs, read))
+    return True
+
+
+def _drop_carried(node: Node, needed: set[Value | None]) -> bool:
+    """Drop the values that a loop carries for nothing but their own updates."""
+    body: Graph = node.attrs["body"]
+    entering, leaving = loop_carried(node)
+    inside, updated = body.inputs[entering], body.outputs[leaving]
+    finals = node.outputs[: len(inside)]
+    if all(value in needed for value in finals):
+        return False
+    own, updates = set(body.nodes), dict(zip(inside, updated, strict=True))
+    left: list[Value | None] = [*body.outputs[: leaving.start], *body.outputs[leaving.stop :]]
+    left += [value for value, final in zip(inside, finals, strict=True) if final in needed]
+    waiting, seen = list(body.targets), set[Value | Node | None]()
+    while left or waiting:
+        if left:
+            value = left.pop()
+            if value is None or value in seen:
+                continue
+            seen.add(value)
+            left.append(updates.get(value))
+            waiting += [value.producer] if value.producer in own else []
+            continue
+        before = waiting.pop()
+        if before not in seen:
+            seen.add(before)
+            left += [*before.inputs, *[v for _, inner in before.graphs for v in captures(inner)]]
+            waiting += before.control_inputs
+    live = [value in seen for value in inside]
+    if all(live):
+        return False
+    node.inputs[entering] = compress(node.inputs[entering], live)
+    node.outputs[: len(live)] = compress(finals, live)
+    body.inputs[entering] = compress(inside, live)
+    body.outputs[leaving] = compress(updated, live)
     return True
 
 

@@ -28,6 +28,7 @@ from penstock.passes.lowering.insert_transfers import InsertTransfers
 from penstock.passes.lowering.quantize import Quantize
 from penstock.passes.lowering.split_codes import SplitCodes
 from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
+from penstock.passes.optimize.count_loops import CountLoops
 from penstock.passes.optimize.fold_affine import FoldAffine
 from penstock.passes.optimize.fold_constants import FoldConstants
 from penstock.passes.optimize.fold_padding import FoldPadding
@@ -69,6 +70,7 @@ OPTIMIZE: tuple[Pass, ...] = (
     FoldPadding(),
     FoldAffine(),
     CommonSubexpressions(),
+    CountLoops(),
 )
 
 LOWER: tuple[Pass, ...] = (

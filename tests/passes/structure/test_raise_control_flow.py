@@ -149,6 +149,10 @@ class Loops(Builder):
         self.node("NextIteration", made, name=f"{f}/next", T=INT)
         return self.node("Exit", f"{f}/switch", name=f"{f}/exit", T=INT)
 
+    def again(self, value: str) -> str:
+        """Adds 1 once more."""
+        return self.node("AddV2", value, "f/one", name="f/again", T=INT)
+
 
 def loops() -> Loops:
     g = Loops()
@@ -198,21 +202,21 @@ def test_raised_loop_computes_its_condition_before_and_in_its_body() -> None:
 
 def test_trace_of_a_raised_loop_counts_every_iteration() -> None:
     g = loops()
-    out = g.loop("x", "most")
+    out = g.loop("x", "most", inside=Loops.again)
     session = ps.compile(g.bytes(), executor="linear", backends=["numpy"])
     trace = ps.Trace()
     session.run({"x": np.int32(0), "most": np.int32(3)}, [out], trace=trace)
-    assert trace.counts == {"f": 1, "f/less": 4, "f/add": 3}
+    assert trace.counts == {"f": 1, "f/less": 3, "f/add": 2, "f/again": 2}
 
 
 def test_raised_loop_obeys_the_limit_on_iterations() -> None:
     g = loops()
-    out = g.loop("x", "most")
+    out = g.loop("x", "most", inside=Loops.again)
     limits = ps.Limits(max_iterations=10)
     session = ps.compile(g.bytes(), executor="linear", backends=["numpy"], limits=limits)
-    assert session.run({"x": np.int32(0), "most": np.int32(10)}, [out])[out] == 10
+    assert session.run({"x": np.int32(0), "most": np.int32(20)}, [out])[out] == 20
     with pytest.raises(ps.LimitExceeded, match="f/merge"):
-        session.run({"x": np.int32(0), "most": np.int32(11)}, [out])
+        session.run({"x": np.int32(0), "most": np.int32(21)}, [out])
 
 
 def cond(g: Builder, name: str, value: str, side: int = 1) -> str:

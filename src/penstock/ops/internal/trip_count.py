@@ -1,0 +1,34 @@
+"""TripCount: how often a loop runs that counts up to a limit.
+
+It is not in the table of operations: a pass creates it. Inputs are pairs of integers, where a
+counter starts and its limit; the loop ends with the first counter that reaches its limit, after
+``least`` iterations at the earliest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
+from penstock.types import INT64, TensorType, Type
+
+
+def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(INT64, ()),)
+
+
+def _compile(node: Node, types: Types) -> Kernel:
+    least = node.attrs["least"]
+
+    def function(*bounds: np.ndarray) -> np.ndarray:
+        numbers = [bound.item() for bound in bounds]
+        trips = min([end - start for start, end in zip(numbers[::2], numbers[1::2], strict=True)])
+        return np.array(max(trips, least), np.int64)
+
+    return Kernel(function)
+
+
+TRIP_COUNT = Op("TripCount", "penstock", 1, 1, _infer, _compile)

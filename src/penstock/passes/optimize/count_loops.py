@@ -1,0 +1,182 @@
+"""Loops that count up to a limit, with the number of their iterations computed before them.
+
+::
+
+    if i < n:                           for _ in range(n - i):
+        while True:                         body
+            body; i = i + 1             i = max(i, n)
+            if not i < n: break
+
+The condition is not computed in each iteration then, and neither is the counter where nothing else
+reads it: DeadCode drops what the loop carries for no one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import paced
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Role
+from penstock.ops.internal.trip_count import TRIP_COUNT
+from penstock.ops.registry import standard
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.types import TensorType, Type
+
+_VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_COMPARISONS = frozenset({"Greater", "Less"})
+_MOST_CONDITIONS = 16
+_ENDLESS = 2**62
+"""a limit of iterations from which on it stands for none"""
+
+
+class CountLoops(Pass):
+    """Compute how often Loops run whose condition is that counters are below limits."""
+
+    name = "count_loops"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        changed = False
+        for inner in list(graph.graphs()):
+            nodes: list[Node] = []
+            for node in paced(inner.nodes):
+                counted = _counted(node) if node.op.role is Role.LOOP else None
+                changed |= counted is not None
+                nodes += counted or (node,)
+            inner.nodes = nodes
+        return changed
+
+
+class _Bound(NamedTuple):
+    """The condition that ``counter`` is below ``limit``."""
+
+    counter: Value
+    limit: Value
+
+
+class _Counter(NamedTuple):
+    """A carried value that each iteration adds 1 to: its position, where it starts, its limit."""
+
+    place: int
+    start: Value
+    limit: Value
+
+
+def _counted(node: Node) -> list[Node] | None:
+    """The Loop, behind the node that computes how often it runs, and before those that compute
+    what its counters end with; None if that is not known."""
+    limit, guard, *initial = node.inputs
+    body: Graph = node.attrs["body"]
+    if limit is not None and not _is_endless(limit):
+        return None
+    bounds = _bounds(body.outputs[0])
+    found = [counter for bound in bounds if (counter := _counter(node, bound)) is not None]
+    if not bounds or len(found) < len(bounds) or node.control_inputs or None in initial:
+        return None
+    checked = guard is not None and _same(_bounds(guard), found)
+    entered = guard is None or (guard.const is not None and bool(guard.const.all()))
+    if not checked and any(not _may_grow(counter.start) for counter in found):
+        return None
+    least = 0 if checked else 1
+    inputs: list[Value | None] = [value for own in found for value in (own.start, own.limit)]
+    trips = Value(f"{body.outputs[0].name}/trips")
+    before = node.derived(inputs, [trips], {"least": least}, op=TRIP_COUNT)
+    before.origin, trips.type = node.origin, TRIP_COUNT.infer((), {}, ())[0]
+    node.inputs[:2] = [trips, None if checked or entered else guard]
+    body.outputs[0] = body.inputs[1]
+    nodes = [before, node]
+    if len(found) == 1 and (checked or entered):
+        nodes += _ends(node, found[0], least)
+    return nodes
+
+
+def _is_endless(limit: Value) -> bool:
+    const = limit.const
+    return const is not None and _is_integer(limit) and const.item() >= _ENDLESS
+
+
+def _bounds(condition: Value) -> list[_Bound]:
+    """The bounds that a condition of one element consists of; empty if it is something else."""
+    bounds: list[_Bound] = []
+    left, seen = [condition], {condition}
+    while left:
+        node = left.pop().producer
+        if node is None or node.control_inputs or len(seen) > _MOST_CONDITIONS:
+            return []
+        operands = [value for value in node.inputs if value is not None]
+        name = node.op.full_name
+        if name in _VIEWS or name == "And":
+            parts = operands[: 1 if name in _VIEWS else 2]
+            left += [part for part in parts if part not in seen]
+            seen.update(parts)
+        elif name in _COMPARISONS and all(map(_is_integer, operands)):
+            bounds.append(_Bound(*operands[:: 1 if name == "Less" else -1]))
+        else:
+            return []
+    return bounds
+
+
+def _is_integer(value: Value) -> bool:
+    """Whether a value is one integer."""
+    type_ = value.type
+    if not isinstance(type_, TensorType) or not type_.static or type_.elements != 1:
+        return False
+    return type_.dtype is not None and type_.dtype.kind in "iu"
+
+
+def _counter(node: Node, bound: _Bound) -> _Counter | None:
+    """The counter of a bound that holds at the end of an iteration."""
+    body: Graph = node.attrs["body"]
+    inside, updated = body.inputs[2:], body.outputs[1 : len(node.inputs) - 1]
+    add = bound.counter.producer
+    if add is None or add.op.full_name != "Add" or add.control_inputs or add not in body.nodes:
+        return None
+    for value, step in (add.inputs, add.inputs[::-1]):
+        const = None if step is None else step.const
+        if const is None or const.size != 1 or const.item() != 1 or value not in inside:
+            continue
+        place = inside.index(value)
+        start, limit = node.inputs[2 + place], bound.limit
+        if limit in inside and updated[inside.index(limit)] is limit:
+            limit = node.inputs[2 + inside.index(limit)] or limit
+        outside = limit not in body.inputs and limit.producer not in body.nodes
+        if outside and updated[place] is bound.counter and start is not None and start.type:
+            return _Counter(place, start, limit) if _is_integer(start) else None
+    return None
+
+
+def _plain(value: Value | None) -> Type | None:
+    """The type of a value without its contents."""
+    type_ = None if value is None else value.type
+    return type_.without_data() if isinstance(type_, TensorType) else type_
+
+
+def _same(bounds: list[_Bound], counters: list[_Counter]) -> bool:
+    """Whether a condition is that of the loop, of what its counters start with."""
+    return bool(bounds) and {(b.counter, b.limit) for b in bounds} == {
+        (c.start, c.limit) for c in counters
+    }
+
+
+def _may_grow(start: Value) -> bool:
+    """Whether 1 can be added to where a counter starts, which its limit may be below."""
+    const = start.const
+    return const is not None and const.item() < np.iinfo(const.dtype).max
+
+
+def _ends(node: Node, counter: _Counter, least: int) -> list[Node]:
+    """What a counter ends with: its limit, if it started below it, or else where it started, after
+    ``least`` iterations."""
+    end, start = node.outputs[counter.place], counter.start
+    types_ = [_plain(value) for value in (start, counter.limit, end)]
+    if end is None or types_ != types_[:1] * 3:
+        return []
+    if least:
+        assert start.const is not None
+        first = np.asarray(start.const + start.const.dtype.type(least))
+        start = Value(f"{end.name}/least", const=first)
+    node.outputs[counter.place] = Value(f"{end.name}/counted", end.type, node)
+    return [node.derived([start, counter.limit], [end], {}, op=standard("Max"))]
