@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from penstock.types import ShapeError
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,
@@ -99,3 +100,13 @@ def test_tile_equals_numpy(repeats, dtype):
     inputs = [numbers((3, 2, 5), dtype), np.array(repeats)]
     for constants in ([], [1]):
         check(node_of("Tile", inputs, constants), inputs)
+
+
+def test_tile_refuses_a_matrix_of_repeats_and_negative_ones():
+    x = numbers((3, 5), "float32")
+    kernel = kernel_of(node_of("Tile", [x, np.array([2, 1])]), LIBRARIES[0])
+    assert kernel is not None
+    with pytest.raises(ShapeError, match="must not be negative"):
+        kernel(x, np.array([2, -1]))
+    with pytest.raises(ShapeError, match="repeats"):
+        node_of("Tile", [x, np.array([[2, 1]])])

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.backends.native.library import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
-from penstock.types import TensorType, Type
+from penstock.types import ShapeError, TensorType, Type
 
 ArrayFamily = Callable[[NativeLibrary, Node, Sequence[Type | None]], Kernel | None]
 """chooses a kernel that takes arrays of any shapes"""
@@ -41,7 +41,10 @@ def _tile(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> K
     tiled = library.functions.tiled
 
     def run(x: np.ndarray, repeats: np.ndarray) -> Any:
-        return tiled(x, *repeats.tolist())
+        times = repeats.tolist()
+        if times and min(times) < 0:
+            raise ShapeError(f"repeats {times} must not be negative")
+        return tiled(x, *times)
 
     return Kernel(run) if node.op.since >= 6 and _are_copied(types[:1]) else None
 

@@ -17,6 +17,7 @@ from penstock.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 
 
 def _infer_tile(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    rules.check_shape("repeats", rules.tensor(types, 1).shape, (None,))
     return (_tiled(rules.tensor(types, 0), rules.ints(types, consts, 1)),)
 
 
