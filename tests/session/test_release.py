@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,19 @@ for executor in tests.EXECUTORS:
 )
 def test_dropped_session_leaves_nothing_to_collect(use):
     assert end_of(PROGRAM.format(use=use)) == ""
+
+
+@pytest.mark.parametrize("map_weights", [False, True])
+def test_loading_a_saved_model_again_and_again_leaves_no_descriptor_open(map_weights):
+    def load(_: int) -> int:
+        ps.compile(SAVED, map_weights=map_weights).close()
+        return len(os.listdir("/proc/self/fd"))
+
+    gc.disable()
+    try:
+        assert len({load(i) for i in range(5)}) == 1
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("use", [loop, saved])
