@@ -32,6 +32,9 @@ class Executor(Protocol):
     """How a plan is run: built from a plan once, it serves any number of runs at once."""
 
     name: str
+    hands_over: bool
+    """whether a run may hand over its turn to the next one (``Control.turn``) before it has ended,
+    and looks at ``Turn.behind``"""
 
     @property
     def table(self) -> StepTable:
@@ -77,6 +80,8 @@ Done = Callable[[tuple[Any, ...] | None, BaseException | None], None]
 
 class InlineExecutor:
     """An executor whose runs are on the calling thread from begin to end."""
+
+    hands_over = False
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         raise NotImplementedError

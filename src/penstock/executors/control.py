@@ -22,6 +22,7 @@ from itertools import count
 
 from penstock.algorithms.checkpoints import THREAD
 from penstock.errors import Cancelled
+from penstock.executors.turn import Turn
 from penstock.host.fork import in_child
 from penstock.host.stop_condition import Cancellation, StopCondition
 from penstock.host.threads import report_thread_exception
@@ -39,9 +40,10 @@ class Control(StopCondition):
 
     Generated code reads ``stopped`` at every loop back-edge and every few milliseconds of estimated
     work, and calls ``stop`` if it is set. Observed executors tell ``observer`` what ``run`` does.
+    ``turn`` is the run's place on a user stream.
     """
 
-    __slots__ = ("error", "listeners", "observer", "run", "stopped")
+    __slots__ = ("error", "listeners", "observer", "run", "stopped", "turn")
 
     def __init__(self, timeout: float | None = None, cancel: Cancellation | None = None) -> None:
         super().__init__(timeout, cancel)
@@ -50,6 +52,7 @@ class Control(StopCondition):
         self.listeners: set[StopListener] = set()
         self.observer: Observer = _NO_OBSERVER
         self.run = _NO_RUN
+        self.turn: Turn | None = None
 
     def set(self, error: Exception) -> None:
         """Ask the run to stop with ``error``; the first call wins."""

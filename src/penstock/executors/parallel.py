@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from penstock.backends.base import Backend, Device
+from penstock.backends.base import Backend, Device, DeviceStream
 from penstock.codegen.writer import Program
 from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, outputs_of
 from penstock.executors.control import Control
@@ -21,14 +22,21 @@ from penstock.executors.errors import explained, throw
 from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.limits import Limits
 
-# The functions of a program's tasks in one arena, and last the one that returns the outputs.
-_Functions = list[Callable[..., Any]]
+
+class _Functions(list[Callable[..., Any]]):
+    """The functions of a program's tasks in one arena, and last the one that returns the outputs;
+    ``streams`` are those of the tasks on devices."""
+
+    streams: Sequence[DeviceStream] = ()
 
 
 def _bind_tasks(
     program: Program, task_devices: Mapping[int, Device], memory: np.ndarray
 ) -> _Functions:
-    return program.bind(memory, {f"d{t}": device.stream() for t, device in task_devices.items()})
+    streams = {f"d{t}": device.stream() for t, device in task_devices.items()}
+    functions = _Functions(program.bind(memory, streams))
+    functions.streams = list(streams.values())
+    return functions
 
 
 class ParallelExecutor(CompiledExecutor):
@@ -58,6 +66,7 @@ class ParallelExecutor(CompiledExecutor):
         assert tasks is not None
         worth = [task.seconds >= worthwhile for task in tasks.tasks]
         self._flow = Flow(tasks, queues, worth, len(program.plan.slots))
+        self.hands_over = bool(self._flow.devices)
         task_devices = {t: (devices or {})[name] for t, name in tasks.signals.devices.items()}
         bind = partial(_bind_tasks, program, task_devices)
         shared = not (task_devices or any(step.into for step in program.plan.walk()))
@@ -146,6 +155,9 @@ class ParallelExecutor(CompiledExecutor):
             return
         run = self._task_run(functions, V, control, threads)
         run.on_end = partial(end, run)
+        if control.turn is not None:
+            for event, stream in product(control.turn.behind, functions.streams):
+                stream.wait(event)
         run.start()
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:

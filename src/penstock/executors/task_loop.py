@@ -16,14 +16,17 @@ from heapq import heappop, heappush
 from typing import Any
 
 from penstock.algorithms.checkpoints import THREAD, await_release
+from penstock.backends.base import Event
 from penstock.codegen.helpers import freed
 from penstock.errors import Cancelled, InternalError
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
+from penstock.executors.turn import Turn
 from penstock.host.event_watch import EVENTS
 from penstock.host.threads import Workers
 from penstock.ir.op import Outcome
-from penstock.plan.tasks import Tasks, is_asynchronous
+from penstock.plan.plan import walk
+from penstock.plan.tasks import Tasks, has_effect, is_asynchronous
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Flow:
         self.slots = slots
         # Whether one worker at a time runs, and need not look whether another one would help.
         self.alone = len(queues) == 1 and not any(worthwhile)
+        self.devices = _device_tasks(tasks)
         self.block = tuple([task.block for task in tasks.tasks])
         self.queue = tuple([task.queue for task in tasks.tasks])
         signals, waits = tasks.signals, tasks.signals.waits.keys()
@@ -76,6 +80,16 @@ class Flow:
         ]
 
 
+def _device_tasks(tasks: Tasks) -> frozenset[int]:
+    """The tasks that put work on devices; none if others may do so later, as in a loop, or have
+    effects that later runs must not overtake."""
+    devices = tasks.signals.devices.keys()
+    steps = [step for task in tasks.tasks for step in task.steps]
+    if any(tasks.tasks[t].block for t in devices) or any(map(has_effect, walk(steps))):
+        return frozenset()
+    return frozenset(devices)
+
+
 class TaskRun:
     """One run of a flow: all that changes while it goes on, under ``lock``.
 
@@ -86,7 +100,7 @@ class TaskRun:
 
     __slots__ = (
         *("S", "V", "adopt", "away", "caller_waits", "control", "ended", "error"),
-        *("failed", "flow", "functions", "generators", "lock", "observe", "on_end"),
+        *("enqueued", "failed", "flow", "functions", "generators", "lock", "observe", "on_end"),
         *("parked", "ready", "remaining", "running", "signal", "uses", "waits", "workers"),
         "worthwhile",
     )
@@ -123,7 +137,9 @@ class TaskRun:
         self.S: list[Any] = [False] * flow.signals
         # Tasks that wait for a signal, and for an asynchronous kernel or a device.
         self.parked: dict[int, list[int]] = {}
-        self.away: set[int] = set()
+        self.away: dict[int, Outcome | Event] = {}
+        # The tasks that have put all of their work on a device.
+        self.enqueued: set[int] = set()
         self.running = 0
         self.failed = False
         self.error: BaseException | None = None
@@ -238,6 +254,18 @@ class TaskRun:
             THREAD.run = outer
             if ended:
                 self._end()
+            elif control.turn is not None:
+                self._hand_over(control.turn)
+
+    def _hand_over(self, turn: Turn) -> None:
+        """Let the next run begin if all that is left of this one comes after events of devices."""
+        devices = self.flow.devices
+        with self.lock:
+            events = list(self.away.values())
+            left = self.running or self.ended or not devices or not devices <= self.enqueued
+            if left or any(isinstance(event, Outcome) for event in events):
+                return
+        turn.hand_over([event for event in events if not isinstance(event, Outcome)])
 
     def _failed(self, error: BaseException, queue: int, caller: bool) -> None:
         """A worker leaves with an error, which only a caller who was interrupted raises."""
@@ -266,10 +294,12 @@ class TaskRun:
             needed = next(generator, None)
             if needed is None:
                 del self.generators[task]
+                self.enqueued.add(task)
                 return True
             with self.lock:
                 if needed.__class__ is not int:
-                    self.away.add(task)
+                    self.away[task] = needed
+                    self.enqueued.add(task)
                     resume = partial(self._resume, task)
                     if isinstance(needed, Outcome):
                         needed.notify(resume)
@@ -286,7 +316,7 @@ class TaskRun:
     def _resume(self, task: int) -> None:
         """The asynchronous kernel or the event that a task waits for has come; on any thread."""
         with self.lock:
-            self.away.discard(task)
+            self.away.pop(task, None)
             if self.failed or self.ended:
                 return
             self._push(task)

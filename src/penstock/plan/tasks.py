@@ -171,14 +171,15 @@ def step_dag(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
                 edges.append((source, i))
         if step.node.control_inputs:
             edges.extend((a, i) for a in _waits(step.node, place))
-        if any(map(_has_effect, walk((step,)))):
+        if any(map(has_effect, walk((step,)))):
             if effect >= 0:
                 edges.append((effect, i))
             effect = i
     return Dag(len(steps), edges)
 
 
-def _has_effect(step: Step) -> bool:
+def has_effect(step: Step) -> bool:
+    """Whether a step must keep its place among others with effects."""
     return not step.node.op.pure and (step.kernel is None or step.kernel.begin is None)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import begin_run, end_run
+from penstock.executors.turn import Turn
 from penstock.observers.base import ObservedRun, Observers
 from penstock.session.environment import trace
 from penstock.session.options import RunOptions
@@ -92,6 +94,7 @@ class Job:
         prepare: Callable[[bool], PreparedRun],
         future: Future[dict[str, Any]],
     ) -> None:
+        self.turn: Turn | None = None  # on a user stream
         self._future = future
         self._run = run
         self._prepare = prepare
@@ -110,7 +113,15 @@ class Job:
         try:
             executor, values, self._request = self._run.prepare(self._prepare)
             self._run.begin(executor)
-            executor.run_async(values, self._run.control, _once(self._done))
+            control, turn, done = self._run.control, self.turn, _once(self._done)
+            if turn is None:
+                executor.run_async(values, control, done)
+                return
+            control.turn, done = turn, partial(turn.ending, done)
+            if executor.hands_over:
+                executor.run_async(values, control, done)
+            else:
+                turn.begin_alone(partial(executor.run_async, values, control, done))
         except BaseException as error:
             self._done(None, error)
         finally:

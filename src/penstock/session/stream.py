@@ -5,7 +5,8 @@ before them. To enqueue it returns at once. A signal marks a point of a stream: 
 wait for it, and so can a thread. The terms are those of CUDA (stream, event) and of NNC (stream
 context, signal).
 
-No thread waits for a stream: a command that reaches the front of the queue and cannot proceed
+A run that has given its work to a device hands over to the next one (``executors/turn.py``). No
+thread waits for a stream: a command that reaches the front of the queue and cannot proceed
 leaves its thread, and the event that lets it proceed resumes the queue.
 """
 
@@ -19,6 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import PenstockError, RunError
+from penstock.executors.turn import Turn
 from penstock.host.fork import renewed
 from penstock.host.threads import Workers, fulfil, on_worker, pool
 from penstock.session.options import RunOptions, make, takes
@@ -54,13 +56,15 @@ class _Mark:
 
 
 class _Command(NamedTuple):
-    """An entry of the queue. ``begin`` does its work, and returns the future or the mark that later
-    commands wait for, if any; on a thread of ``workers``, or of any pool if that is None.
-    ``refuse`` ends it with an error if that pool is closed."""
+    """An entry of the queue. ``begin`` does its work, and returns the mark or the turn that later
+    commands wait for, if any; on a thread of ``workers``, or of any pool if that is None. It takes
+    the turn of the run before, None if that has ended. ``refuse`` ends it with an error if the pool
+    is closed. ``is_run``: it may begin as soon as the run before it hands over."""
 
-    begin: Callable[[], Future[Any] | _Mark | None]
+    begin: Callable[[Turn | None], _Mark | Turn | None]
     refuse: Callable[[Exception], object]
     workers: Workers | None = None
+    is_run: bool = False
 
 
 class Signal:
@@ -119,6 +123,7 @@ class Stream:
         self._commands: deque[_Command] = deque()
         self._busy = False
         self._last: _Mark | None = None
+        self._turn: Turn | None = None  # of the latest run
 
     @takes(RunOptions, after=(Session,))
     def run(self, session: Session, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
@@ -128,31 +133,35 @@ class Stream:
         future: Future[dict[str, Any]] = Future()
         job = session.job(make(RunOptions, "run", *arguments, **options), future)
 
-        def begin() -> Future[dict[str, Any]]:
-            job()
-            return future
+        workers = session.options.pool or pool()
 
-        self._put(_Command(begin, job.refuse, session.options.pool or pool()))
+        def begin(previous: Turn | None) -> Turn:
+            job.turn = turn = Turn(previous, workers)
+            future.add_done_callback(lambda _: turn.end())
+            job()
+            return turn
+
+        self._put(_Command(begin, job.refuse, workers, is_run=True))
         return future
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Call ``function`` after all work now on the stream; later work waits for it."""
         future: Future[T] = Future()
-        self._put(_Command(partial(fulfil, future, function), partial(_fail, future)))
+        self._put(_Command(lambda _: fulfil(future, function), partial(_fail, future)))
         return future
 
     def signal(self, signal: Signal | None = None) -> Signal:
         """Emit a signal, by default a new one, after all work now on the stream."""
         signal = signal or Signal()
         mark = signal._mark = _Mark()
-        self._put(_Command(mark.reach, lambda _: mark.reach()), mark)
+        self._put(_Command(lambda _: mark.reach(), lambda _: mark.reach()), mark)
         return signal
 
     def wait_for(self, signal: Signal) -> None:
         """Let later work on the stream wait for the last emission of ``signal``."""
         mark = signal._mark
         if mark is not None and not mark.done():
-            self._put(_Command(lambda: mark, lambda _: None))
+            self._put(_Command(lambda _: mark, lambda _: None))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until all work now on the stream has ended, for at most ``timeout`` seconds; return
@@ -161,8 +170,10 @@ class Stream:
 
     def query(self) -> bool:
         """Whether all work put on the stream has ended."""
-        last = self._last
-        return not self._busy or (last is not None and last.done())
+        last, turn = self._last, self._turn
+        if self._busy:
+            return last is not None and last.done()
+        return turn is None or turn.ended
 
     def _put(self, command: _Command, mark: _Mark | None = None) -> None:
         """Queue a command; ``mark`` is the point that it passes, if that is all it does."""
@@ -183,11 +194,18 @@ class Stream:
                     self._busy = False
                     return
                 command = self._commands[0]
+            turn = self._turn
+            if turn is not None:
+                proceed = turn.is_handed_over if command.is_run else turn.is_over
+                if not proceed(self._advance):
+                    return
             own = command.workers or workers or pool()
             if own is workers:
                 self._commands.popleft()
-                blocker = command.begin()
-                if blocker is not None and not blocker.done():
+                blocker = command.begin(None if turn is None or turn.ended else turn)
+                if isinstance(blocker, Turn):
+                    self._turn = blocker
+                elif blocker is not None and not blocker.done():
                     blocker.add_done_callback(lambda _: self._advance())
                     return
                 continue

@@ -55,6 +55,7 @@ class FramesExecutor:
     arena_plan = None
     tasks = None
     arena_bytes = 0
+    hands_over = False
 
     def __init__(
         self,

@@ -1,0 +1,112 @@
+"""The place of a run in a queue of runs, and how a run whose work is on a device hands over early.
+
+Runs on a user stream follow one another. Where all that is left of a run is work that a device has
+been given, the next run need not wait until the host has seen its end::
+
+    host      put run 1 on the device   put run 2 there, behind run 1   bring back 1, 2
+    device                   run 1 ................... run 2 ...................
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from penstock.backends.base import Event
+from penstock.host.threads import Workers
+
+# Runs that may be on devices at once: one computes, and the next is behind it.
+_MOST_AT_ONCE = 2
+
+Function = Callable[[], object]
+
+
+class Turn:
+    """The turn of one run on ``workers``, after the run of ``previous``, if that has not ended."""
+
+    def __init__(self, previous: Turn | None, workers: Workers) -> None:
+        self.previous = previous
+        self.workers = workers
+        self.ended = False
+        self._events: Sequence[Event] = ()
+        self._handed_over = False
+        self._lock = threading.RLock()
+        self._next: list[Function] = []
+        self._after: list[Function] = []
+
+    # For the run.
+
+    @property
+    def behind(self) -> Sequence[Event]:
+        """The events that the run must wait for on its devices."""
+        previous = self.previous
+        return () if previous is None or previous.ended else previous._events
+
+    def hand_over(self, events: Sequence[Event]) -> None:
+        """Let the next run begin, behind ``events``: nothing else of this one is left."""
+        turns, turn = 1, self.previous
+        while turn is not None and not turn.ended:
+            turns, turn = turns + 1, turn.previous
+        if turns < _MOST_AT_ONCE or self._after_previous(partial(self.hand_over, events)):
+            self._events = events
+            self._begin_next()
+
+    def begin_alone(self, begin: Function) -> None:
+        """Call ``begin`` when the run before has ended."""
+        if self._after_previous(partial(self.workers.submit, begin)):
+            begin()
+
+    def ending(self, done: Callable[[Any, Any], object], outputs: Any, error: Any) -> None:
+        """Call ``done(outputs, error)``, the end of the run, after that of the run before."""
+        end = partial(self._end, done, outputs, error)
+        if self._after_previous(end):
+            end()
+
+    def _after_previous(self, function: Function) -> bool:
+        """Whether the run before has ended; call ``function`` when it does if not."""
+        previous = self.previous
+        return previous is None or previous.is_over(function)
+
+    def _end(self, done: Callable[[Any, Any], object], outputs: Any, error: Any) -> None:
+        try:
+            done(outputs, error)
+        finally:
+            del outputs, error
+            self.end()
+
+    # For the queue.
+
+    def end(self) -> None:
+        """The run has ended, or will never begin; its turn is over when that before it is."""
+        if not self._after_previous(self.end):
+            return
+        with self._lock:
+            self.ended, after = True, self._after[:]
+            self._after.clear()
+        self.previous, self._events = None, ()
+        self._begin_next()
+        for function in after:
+            function()
+
+    def is_over(self, function: Function) -> bool:
+        """Whether the run has ended; call ``function`` when it does if not."""
+        with self._lock:
+            if not self.ended:
+                self._after.append(function)
+            return self.ended
+
+    def is_handed_over(self, function: Function) -> bool:
+        """Whether the next run may begin; call ``function`` when it may if not."""
+        with self._lock:
+            if not self._handed_over:
+                self._next.append(function)
+            return self._handed_over
+
+    def _begin_next(self) -> None:
+        with self._lock:
+            self._handed_over, functions = True, self._next[:]
+            self._next.clear()
+        for function in functions:
+            function()
