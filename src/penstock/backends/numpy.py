@@ -44,6 +44,9 @@ _PER_FLOP_S = {
     "RoiAlign": 70e-9,
 }
 
+# Operations that take seconds for each group of channels.
+_GROUPED, _GROUP_S = frozenset({"Conv", "ConvInteger", "ConvTranspose", "QLinearConv"}), 0.4e-6
+
 
 class NumpyBackend(HostBackend):
     """Every operation of the table, on the host."""
@@ -73,6 +76,7 @@ class NumpyBackend(HostBackend):
 def _seconds(node: Node) -> float:
     name = node.op.name
     more = flops(node) * _PER_FLOP_S[name] if name in _PER_FLOP_S else 0.0
+    more += (node.attrs.get("group", 1) - 1) * _GROUP_S if name in _GROUPED else 0.0
     return seconds(node) + _OVERHEAD.get(name, 0.0) + more
 
 

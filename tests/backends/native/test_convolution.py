@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.backends.native.backend import NativeBackend
+from penstock.backends.numpy import NumpyBackend
+from penstock.backends.onednn.backend import OneDnnBackend
+from penstock.backends.onednn.library import library as onednn
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,
@@ -80,3 +84,10 @@ def test_convolution_in_groups_of_an_input_is_placed_on_compiled_kernels(name):
     y = session.run({"x": x}, observers=[profile])["y"]
     np.testing.assert_array_equal(y, x * np.arange(1, 5, dtype=np.float32)[:, None, None])
     assert [backend for _, backend in profile.entries] == ["native"]
+
+
+def test_several_filters_of_one_channel_each_are_placed_on_compiled_kernels():
+    inputs = draw("Conv", (1, 96, 8, 8), 192, (7, 7), {"group": 96})
+    node = node_of("Conv", inputs, [1, 2], group=96, pads=[3] * 4)
+    backends = [NumpyBackend(), *([] if onednn() is None else [OneDnnBackend()])]
+    assert NativeBackend().seconds(node) < min(backend.seconds(node) for backend in backends)

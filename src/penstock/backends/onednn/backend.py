@@ -80,6 +80,7 @@ _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 100e9
 _CONVOLVED_PER_S, _DEPTHWISE_PER_S, _FILTERS, _IMAGE_BYTES_PER_S = 180e9, 75e9, 16, 60e9
 """of convolutions, which compute filters in blocks of as many, and move bytes of images"""
+_TAP_OF_GROUP_S = 20e-9  # of those in groups, for each position of the kernel
 _STEP_S, _STEPS_PER_S, _WAIT_ROWS = 0.35e-6, 160e9, 0.9
 """of recurrent layers: seconds of a step, operations a second of many rows, and rows that take as
 long as waiting for the weights"""
@@ -92,15 +93,17 @@ def _convolution_seconds(node: Node, moved: int) -> float:
     """An estimate for a convolution, or a chain that begins with one."""
     first = parts(node)[0]
     w, group = first.const(1), first.attrs.get("group", 1)
-    filters, per_s = _FILTERS, _CONVOLVED_PER_S
+    filters, per_s, calls_s = _FILTERS, _CONVOLVED_PER_S, _CALL_S
     if w is not None:
         transposed = first.op.name == "ConvTranspose"
         filters = w.shape[1] if transposed else w.shape[0] // group
         if w.shape[0] == group > 1 and filters == 1:
             filters, per_s = _FILTERS, _DEPTHWISE_PER_S / (1 + transposed)
+        elif group > 1:
+            calls_s += group * math.prod(w.shape[2:]) * _TAP_OF_GROUP_S
     blocks = math.ceil(filters / _FILTERS) * _FILTERS
     computed_s = flops(node) * blocks / (max(filters, 1) * per_s)
-    return _CALL_S + moved / _IMAGE_BYTES_PER_S + computed_s + layout_seconds(node)[0]
+    return calls_s + moved / _IMAGE_BYTES_PER_S + computed_s + layout_seconds(node)[0]
 
 
 def _short_rows(types_: Sequence[Type]) -> int:
