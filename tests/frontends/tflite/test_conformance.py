@@ -1,6 +1,6 @@
 """The corpus of TFLite and Circle models, with LiteRT's results.
 
-Its folder ``nnpkg`` comes with packages.
+Its packages have tests of their own, in ``tests/frontends/nnpackage``.
 """
 
 from __future__ import annotations
