@@ -357,8 +357,8 @@ def test_plan_after_unknown_pass_is_a_usage_error_that_lists_the_names(foldable)
     assert all(repr(name) in result.output for name in PASSES)
 
 
-def test_plan_after_pass_on_frames_says_that_no_pass_ran(foldable):
-    result = call("plan", foldable, "--executor", "frames", "--after", "simplify")
+def test_plan_after_pass_of_the_interpreter_says_that_no_pass_ran(foldable):
+    result = call("plan", foldable, "--executor", "interpret", "--after", "simplify")
     assert result.exit_code == 1
     assert "pass simplify did not run" in result.output
 

@@ -129,12 +129,14 @@ def test_local_returns_full_names_of_devices():
     here = "/job:localhost/replica:0/task:0/device:CPU:"
     assert local(2) == (f"{here}0", f"{here}1")
     assert local(["cpu:1", "/device:CPU:7", f"{here}0"]) == (f"{here}1", f"{here}7", f"{here}0")
+    other = "/job:worker/replica:0/task:1/device:CPU:0"
+    assert local([other, "gpu:0"]) == (other, f"{here.replace('CPU', 'GPU')}0")
 
 
 @pytest.mark.parametrize(
     "devices",
-    [0, -1, [], "cpu:0", ["cpu"], ["gpu:0"], ["cpu:0", "/device:CPU:0"], ["/job:w/cpu:0"], ["x"]],
+    [0, -1, [], "cpu:0", ["cpu"], ["cpu:0", "/device:CPU:0"], ["x"], ["/job:w"]],
 )
-def test_local_refuses_what_are_not_devices_of_this_process(devices):
+def test_local_refuses_what_does_not_name_devices(devices):
     with pytest.raises(ValueError, match="devices"):
         local(devices)

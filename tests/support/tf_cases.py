@@ -85,7 +85,7 @@ def _own_nodes(path: Path) -> frozenset[str]:
 
 
 def follow(
-    case: Case, compile: Callable[[], ps.Session], *, counted: bool = True
+    case: Case, compile: Callable[[], ps.Session], *, counted: bool = True, traced: bool = True
 ) -> ps.Session | None:
     """Make the runs of a case in one session, and see that they give what they must; with
     ``counted``, that each node ran as often as it did in TensorFlow."""
@@ -97,8 +97,9 @@ def follow(
         def made(run=run, trace=trace, timeout=timeout):
             nonlocal session
             session = session or compile()
+            observing = {"trace": trace} if traced else {}
             return session.run(
-                feeds(run), run["fetches"], run["targets"], trace=trace, timeout=timeout
+                feeds(run), run["fetches"], run["targets"], timeout=timeout, **observing
             )
 
         if "error" in expected:

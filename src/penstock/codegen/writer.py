@@ -47,7 +47,7 @@ from penstock.codegen.steps import StepWriter, printable
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.plan.allocations import Allocations, allocations
 from penstock.plan.arena_layout import ArenaPlan
-from penstock.plan.plan import Plan, SlotKind, Step
+from penstock.plan.plan import Plan, SlotKind, Step, memory_of
 from penstock.plan.tasks import Tasks
 
 # About what a line of a program takes in memory, with its step, its slots and its graph.
@@ -206,6 +206,7 @@ def _write_return(writer: StepWriter) -> None:
         slot = writer.slots[i]
         holder = slot.base if slot.base >= 0 else i
         kept = slot.owned and holder not in returned
+        kept |= writer.plan.inner and not memory_of(writer.slots, i)
         text = writer.name[i] if kept else f"unshared({writer.name[i]})"
         texts.append(f"contiguous({text})" if reordered else text)
         returned.add(holder)

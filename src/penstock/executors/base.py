@@ -177,9 +177,11 @@ def outputs_of(results: Callable[[Any], tuple[Any, ...]], V: Any, control: Contr
 _MANY_FOR_BLAS, _MANY_WITH_VECTOR = 500_000, 18_000
 
 
-def _may_use_threads(node: Node) -> bool:
+def may_use_threads(node: Node) -> bool:
     """Whether NumPy's kernel of a node may use threads of NumPy's library."""
     output = node.outputs[0].type if node.outputs and node.outputs[0] else None
+    if node.op.work is product_work and not (isinstance(output, TensorType) and output.static):
+        return True
     if node.op.elementwise or flops(node) < _MANY_WITH_VECTOR:
         return False
     if node.op.work is not product_work or not isinstance(output, TensorType) or not output.static:
@@ -200,7 +202,8 @@ def share_of(
         work = 0 if step.node.op.moves else flops(step.node)
         late = 0 if step.kernel is None else step.kernel.late_flops
         most[step.backend] = max(work, late, most.get(step.backend, 0))
-        if work and step.backend not in threaded and _may_use_threads(step.node):
+        moves = step.node.op.moves
+        if not moves and step.backend not in threaded and may_use_threads(step.node):
             threaded.add(step.backend)
     own = [b for b in hosts if b.threads_of_caller and b.name in most]
     shared = [b for b in hosts if not b.threads_of_caller and b.name in threaded]

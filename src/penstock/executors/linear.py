@@ -55,6 +55,14 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         self.sampler: Sampler | None = None
         self._arenas = self._allocate(hosts[0], limits, partial(_bind_run, program))
 
+    def direct(self) -> tuple[Run, Program] | None:
+        """The function of the program, for callers that turn NumPy's warnings off and explain its
+        errors; None if runs need an arena, share threads, or count what they allocate."""
+        if self._arenas.size or not self._share.idle or self._counts:
+            return None
+        (function,) = self._program.bind(np.empty(0, np.uint8))
+        return function, self._program
+
     def observed(self) -> LinearExecutor:
         return LinearExecutor(self._program.with_observers(), *self._arguments)
 

@@ -7,7 +7,7 @@ part that is missing, or ``*``, matches any device.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -98,23 +98,23 @@ class DeviceName:
         return DeviceName(*[b if a is None else a for a, b in pairs])
 
 
-def local(devices: int | Sequence[str]) -> tuple[str, ...]:
-    """Return the full names of virtual devices of this process: a number of CPUs, or those named.
-    Raises ``ValueError`` for an empty list, a repeated name, and a name that is not that of one CPU
-    of this process."""
-    if isinstance(devices, str) or (not isinstance(devices, int) and not len(devices)):
-        raise ValueError(f'devices={devices!r}: give a number, or names such as ["cpu:0", "cpu:1"]')
+def local(devices: int | Iterable[str]) -> tuple[str, ...]:
+    """Return the full names of virtual devices of this process: a number of CPUs, or those named;
+    parts that a name leaves open are those of this process's CPUs. Raises ``ValueError`` for an
+    empty list, a repeated name, and one that is not the name of one device."""
     if isinstance(devices, int):
         if devices < 1:
             raise ValueError(f"devices={devices}: a session needs at least one device")
         devices = [f"cpu:{i}" for i in range(devices)]
+    if isinstance(devices, str) or not [*devices]:
+        raise ValueError(f'devices={devices!r}: give a number, or names such as ["cpu:0", "cpu:1"]')
     here = DeviceName.parse(f"{LOCAL}/device:CPU:*")
     names = []
     for device in devices:
         try:
-            name = DeviceName.parse(device).merge(here)
+            name = DeviceName.parse(device).over(here)
         except InvalidModel as error:
-            raise ValueError(f"devices= has {device!r}, which is no CPU here: {error}") from error
+            raise ValueError(f"devices= has {device!r}, which is no device: {error}") from error
         if not name.full:
             raise ValueError(f"devices= has {device!r}, which names no one device: say its number")
         names.append(str(name))

@@ -50,24 +50,27 @@ def compile_plan(
     placed: Mapping[Node, Backend] | None = None,
     *,
     planned: bool = True,
+    inner: bool = False,
     kernels: KernelTable | None = None,
 ) -> Plan:
     """Compile a sorted graph with inferred types into a plan.
 
     Each node gets the backend it is ``placed`` on, else the first of ``backends`` that has a kernel
     for it. ``kernels`` remembers what the backends have answered so far. Without ``planned``, every
-    value is dynamic, and the plan can run in any order that obeys its dependencies. Raises
-    ``InvalidModel`` for a node that can never run.
+    value is dynamic, and the plan can run in any order that obeys its dependencies. An ``inner``
+    plan may never run, and may hand out what it was given. Raises ``InvalidModel`` for a node that
+    can never run, unless the plan is an inner one.
     """
     table = kernels or KernelTable()
     compiled: dict[Node, CompiledNode] = {}
-    for inner in graph.graphs():
-        for node in paced(inner.nodes[::-1]):
+    for nested in graph.graphs():
+        for node in paced(nested.nodes[::-1]):
             if not is_control(node):
-                compiled[node] = _compile(node, backends, placed or {}, table, inner is graph)
+                certain = nested is graph and not inner
+                compiled[node] = _compile(node, backends, placed or {}, table, certain)
     of_nodes = {node: entry.kernel for node, entry in compiled.items()}
     memory = value_memory(graph, of_nodes, lambda node: compiled[node].on_host, planned=planned)
-    return _Builder(compiled, memory, planned).plan(graph)
+    return _Builder(compiled, memory, planned).plan(graph, inner)
 
 
 def _compile(
@@ -90,7 +93,7 @@ def _compile(
     try:
         kernel = table.kernel(backend, node)
     except Exception as error:
-        kernel = _failing(node, error, certain)
+        kernel = failing(node, error, certain)
     if kernel is None:
         raise InternalError(f"{backend.name} has no kernel for {describe_node(node)}")
     contract = contract_of(node, backend, on_host=backend.memory == HOST)
@@ -119,11 +122,12 @@ class _Builder:
         self.buffers: dict[Value, tuple[int, int]] = {}
         self.views = 0
 
-    def plan(self, graph: Graph) -> Plan:
+    def plan(self, graph: Graph, inner: bool) -> Plan:
         inputs = [self.define(value, SlotKind.DYNAMIC) for value in graph.inputs]
-        steps = self.steps(graph, certain=True)
-        outputs = self.read(graph.outputs)
-        return Plan(graph.name, steps, tuple(self.slots), tuple(inputs), outputs, views=self.views)
+        steps = self.steps(graph, certain=not inner)
+        outputs, slots = self.read(graph.outputs), tuple(self.slots)
+        ports = tuple(inputs), outputs
+        return Plan(graph.name, steps, slots, *ports, views=self.views, inner=inner)
 
     def steps(self, graph: Graph, *, certain: bool) -> tuple[Step, ...]:
         steps: list[Step | None] = []
@@ -244,7 +248,7 @@ class _Builder:
             return self.copying(node, kernel, inputs)
         error = self.memory.invalid.get(node)
         if error is not None:
-            kernel = _failing(node, error, certain)
+            kernel = failing(node, error, certain)
             return Step(node, kernel, inputs, self.define_all(node.outputs), backend=backend.name)
         outputs = [value for value in node.outputs if value is not None]
         if outputs and all(value in self.memory.views for value in outputs):
@@ -372,7 +376,7 @@ def _is_tensor(type_: Type) -> bool:
     return isinstance(type_, TensorType)
 
 
-def _failing(node: Node, error: Exception, certain: bool) -> Kernel:
+def failing(node: Node, error: Exception, certain: bool) -> Kernel:
     """A kernel that fails when it runs, if its node may never run; else the error is raised."""
     if certain or not isinstance(error, ShapeError):
         raise compile_error(node, error) from error

@@ -193,6 +193,8 @@ class Plan(StepTable):
 
     views: int = 0
     """nodes that need no step because their outputs are fixed views"""
+    inner: bool = False
+    """whether it is part of another plan, so that outputs may share memory with inputs"""
 
 
 def walk(steps: Sequence[Step]) -> Iterator[Step]:

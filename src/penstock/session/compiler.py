@@ -22,6 +22,7 @@ from penstock.plan.plan import StepTable
 from penstock.plan.streams import StreamSchedules
 from penstock.session import stages
 from penstock.session.feeds import check_dims
+from penstock.session.frames import build_frames
 from penstock.session.stages import CompileContext, Feeds
 from penstock.session.subgraphs import Subgraph, compile_guard
 from penstock.tuning.measure import GraphProfiler, profile_runs
@@ -45,8 +46,8 @@ LINES: Mapping[str, tuple[Stage, ...]] = {
     "parallel": (*_PLANNED, stages.schedule_tasks, *_BOUND),
     "auto": (*_PLANNED, stages.schedule_tasks, *_BOUND),
     "streams": (*_PLANNED, stages.schedule_streams, *_BOUND),
-    # Every node runs as it is: passes know nothing of frames, and counts of executions are kept.
-    "frames": (stages.specialise, stages.build_frames),
+    # Passes know nothing of frames: they see what runs between tokens.
+    "frames": (stages.specialise, build_frames),
     "interpret": (stages.specialise, stages.infer, stages.bind_interpreter),
 }
 """The stages of each executor, from ``Feeds`` to the executor. "auto" is "parallel" with a margin:

@@ -96,10 +96,11 @@ class CompileOptions:
         'longer one; "wic": largest tensors first; "first_fit": in order of first use; "bump": no '
         "memory is used twice, for debugging.",
     )
-    devices: int | Sequence[str] | None = option(
+    devices: int | Sequence[str] | Mapping[str, str | Backend] | None = option(
         None,
         "Virtual devices of this process, their number or their names: the frames executor runs "
-        "each node on the device that it names. By default all nodes run on one device.",
+        "each node on the device that it names. A mapping gives each device a backend, where its "
+        "nodes run as far as that supports them. By default all nodes run on one device.",
     )
     cost_model: CostModel | None = option(
         None,

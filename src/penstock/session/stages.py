@@ -27,8 +27,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.analysis.frames import Frames, GraphPart
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend, Device
@@ -36,29 +34,19 @@ from penstock.backends.dynamic_shapes import plausible
 from penstock.backends.kernels import KernelTable, placed_kernels
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
-from penstock.errors import PenstockError, Unsupported
 from penstock.executors.base import Executor
-from penstock.executors.frames.builder import FrameGraphBuilder
 from penstock.executors.interpret import InterpretExecutor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
 from penstock.host.threads import Workers, core_budget, pool
-from penstock.ir.contract import checked_kernel, contract_of, guarded
-from penstock.ir.describe import compile_error
 from penstock.ir.device_name import local
 from penstock.ir.graph import Graph, Node, Value, clone
-from penstock.ir.op import Kernel
 from penstock.limits import Limits
 from penstock.ops.internal.transfer import HOST
-from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.ops.work_estimate import worth_threads
 from penstock.passes.context import FusionPolicy, PassContext, Place, Unraised
-from penstock.passes.dead_code import prune
-from penstock.passes.lowering.assign_devices import assign_devices
-from penstock.passes.lowering.partition import partition
 from penstock.passes.pipeline import LOWER, optimize, run_passes
-from penstock.passes.structure.relax_control_edges import RelaxControlEdges
 from penstock.plan.arena_layout import ArenaPlan, plan_arena, plan_arena_for_tasks
 from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import (
@@ -294,12 +282,16 @@ class Planned:
     costs: CostModel
 
 
-def plan_slots(lowered: Lowered, context: CompileContext, *, planned: bool = True) -> Planned:
+def plan_slots(
+    lowered: Lowered, context: CompileContext, *, planned: bool = True, inner: bool = False
+) -> Planned:
     """Compile a plan; if ``planned``, values of known sizes live in an arena, else all values are
-    allocated during the run."""
+    allocated during the run. An ``inner`` plan is part of another, and may never run."""
     graph, placement, kernels = lowered.graph, lowered.placement, lowered.kernels
-    plan = compile_plan(graph, context.backends, placement, planned=planned, kernels=kernels)
-    return Planned(plan, lowered.costs)
+    options = {"planned": planned, "inner": inner}
+    return Planned(
+        compile_plan(graph, context.backends, placement, kernels=kernels, **options), lowered.costs
+    )
 
 
 @dataclass(frozen=True)
@@ -472,73 +464,6 @@ def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedu
     )
 
 
-def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
-    """The frames executor of a graph whose nodes run as they are, on the host. Raises
-    ``Unsupported`` if another executor was asked for."""
-    graph = feeds.graph
-    if not is_framed(graph):
-        infer_types(graph)
-    check_sizes(graph, context.limits)
-    frames = Frames(graph)  # first, since an invalid graph is not unsupported but invalid
-    if context.executor not in ("auto", "frames"):
-        reason = 'so that only executor="frames" or "auto" runs it'
-        raise Unsupported.of(
-            (p.node.op.full_name, f"{p.reason}, {reason}", p.node.label) for p in feeds.unraised
-        )
-    builder = FrameGraphBuilder(
-        partial(_host_kernel, context),
-        partial(_inner_executor, context),
-        partial(_function_graph, context),
-        context.limits,
-        context.hosts[-1].name,
-    )
-    if context.devices:
-        assign_devices(graph, context.devices)
-        parts = partition(graph, frames, {node: node.device for node in graph.nodes})
-        if len(parts) > 1:
-            return builder.build(graph, parts, len(context.devices))
-    inputs, outputs = tuple(range(len(graph.inputs))), tuple(range(len(graph.outputs)))
-    return builder.build(graph, [GraphPart("", graph, inputs, outputs, frames.paths())])
-
-
-def _function_graph(context: CompileContext, name: str) -> Graph:
-    """A copy of a function's graph, without dead code."""
-    graph = clone(context.functions[name])
-    prune(graph)
-    check_sizes(graph, context.limits)
-    return graph
-
-
-def _host_kernel(context: CompileContext, node: Node) -> Kernel:
-    """The kernel of a node whose shapes are known only in runs."""
-    types = [None if value is None else value.type for value in node.inputs]
-    backend = context.hosts[-1]
-    checkpoint()
-    try:
-        kernel = checked_kernel(node, backend.kernel(node, types), backend)
-    except PenstockError:
-        raise
-    except Exception as error:
-        raise compile_error(node, error) from error
-    if kernel is None:
-        reason = f"no kernel is available for it on {backend.name}"
-        raise Unsupported.of([(node.op.full_name, reason, node.label)])
-    contract = contract_of(node, backend)
-    return kernel if contract is None else guarded(contract, kernel)
-
-
-def _inner_executor(context: CompileContext, graph: Graph) -> Executor:
-    """The executor of a graph without frames inside of a graph with frames."""
-    if context.executor == "frames":
-        infer_types(graph)
-    else:
-        passes = replace(context.passes(), fold_quantized_weights=True)
-        run_passes((RelaxControlEdges(),), graph, passes)
-        optimize(graph, passes)
-    plan = compile_plan(graph, context.hosts, {}, planned=False)
-    return _executor_in_order(Planned(plan, context.costs), context, "linear")
-
-
 def bind_interpreter(feeds: Feeds, context: CompileContext) -> Executor:
     """The interpreter of a graph whose nodes run as they are, on NumPy."""
     plan = compile_plan(feeds.graph, [NumpyBackend()], {}, planned=False)
@@ -586,7 +511,7 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
     if schedule.trial is None:
         return executor
     name = "streams" if context.executor == "streams" else "linear"
-    serial = _executor_in_order(Planned(schedule.plan, schedule.costs), context, name)
+    serial = executor_in_order(Planned(schedule.plan, schedule.costs), context, name)
     return schedule.costs.faster(executor, serial, schedule.trial)
 
 
@@ -629,5 +554,5 @@ def _sampler(programmed: Programmed, context: CompileContext) -> RunSampler | No
     return RunSampler(planned, observed, reconsidered, margin, context.pool, context.adopt)
 
 
-def _executor_in_order(planned: Planned, context: CompileContext, name: str) -> Executor:
+def executor_in_order(planned: Planned, context: CompileContext, name: str) -> Executor:
     return bind(generate_program(schedule_in_order(planned, context, name), context), context)

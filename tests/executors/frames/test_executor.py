@@ -55,13 +55,17 @@ class TestFrames(ExecutorConformance):
 # TensorFlow's corpus: outputs, errors, and how often each node ran.
 
 
-@pytest.mark.parametrize("executor", ["frames", "auto"])
+@pytest.mark.parametrize("executor", ["frames", "auto", "segments"])
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
 def test_frames_executor_matches_the_recorded_runs_of_tensorflow(case: Case, executor: str) -> None:
+    """Observed runs have each node of the model, others segments on all backends."""
+    segments = executor == "segments"
+    options = {"executor": "frames"} if segments else {"executor": executor, "backends": ["numpy"]}
     follow(
         case,
-        lambda: ps.compile(case.path, executor=executor, backends=["numpy"]),
+        lambda: ps.compile(case.path, **options),
         counted=executor == "frames",
+        traced=not segments,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import queue
 import threading
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -21,11 +22,12 @@ from penstock.ir.graph import Model
 from penstock.ir.op import asynchronous
 from tests.executors.conformance import Recorder
 from tests.executors.frames import test_executor
+from tests.support.far_backend import FarBackend
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.random_frames import RandomGraph
 from tests.support.sweeps import sweep
 from tests.support.tf_cases import Case, cases, feeds, follow
-from tests.support.tf_graphs import Builder
+from tests.support.tf_graphs import Builder, Type
 from tests.support.tf_loops import INT, Names, add, const, counting, enter, while_loop
 from tests.support.timing import SOON, wait_until
 
@@ -54,6 +56,8 @@ class TestPartitioned(test_executor.TestFrames):
 
 
 def on_devices(case: Case, source: bytes, devices: int) -> ps.Session | None:
+    untraced = partial(ps.compile, source, "frames", devices=devices)
+    follow(case, untraced, counted=False, traced=False)
     return follow(case, lambda: ps.compile(source, "frames", ["numpy"], devices=devices))
 
 
@@ -105,6 +109,37 @@ def test_device_names_without_the_option_are_ignored():
     session = ps.compile(b.bytes(), executor="frames", backends=["numpy"])
     assert session.run({"x": np.int32(4)}, [y])[y] == 5
     assert not parted(session)
+
+
+def test_devices_of_other_tasks_and_kinds_are_virtual_devices():
+    b, devices = Builder(), ["/job:worker/replica:0/task:1/device:CPU:0", "/device:GPU:0"]
+    x = b.placeholder("x", "int32")
+    first = add(b, x, x)
+    last = add(b, first, x)
+    for node, device in zip(b.proto.node[1:], devices, strict=True):
+        node.device = device
+    session = ps.compile(b.bytes(), backends=["numpy"], devices=devices)
+    assert session.run({"x": np.int32(3)}, [last])[last] == 9
+    assert len(session.latest.parts) == 2
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_device_that_stands_for_a_backend_runs_its_nodes_there(traced):
+    b = Builder()
+    x = b.placeholder("x", "float32")
+    first = b.node("Exp", x, name="first", T=Type("float32"))
+    far = b.node("Exp", first, name="far", T=Type("float32"))
+    last = b.node("Neg", far, name="last", T=Type("float32"))
+    for node, device in zip(b.proto.node, ("cpu:0", "cpu:0", "gpu:0", "gpu:0"), strict=True):
+        node.device = f"/{device}"
+    devices = {"/device:CPU:0": "numpy", "/device:GPU:0": FarBackend("far", ["Exp"])}
+    session = ps.compile(b.bytes(), backends=["numpy"], devices=devices)
+    options = {"trace": ps.Trace()} if traced else {}
+    session.run({"x": np.float32(0.5)}, [last], **options)
+    devices["/device:GPU:0"].ran.clear()  # to measure it, perhaps
+    result = session.run({"x": np.float32(0.5)}, [last], **options)[last]
+    np.testing.assert_allclose(result, -np.exp(np.exp(np.float32(0.5))), rtol=1e-6)
+    assert devices["/device:GPU:0"].ran == {"Exp": 1}
 
 
 def test_unknown_devices_error_names_all_nodes():

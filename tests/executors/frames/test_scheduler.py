@@ -16,6 +16,7 @@ from penstock.executors.frames.frame_graph import (
     MERGE_DATA,
     FrameGraph,
     FrameNode,
+    NodeKernel,
     ValueNumbers,
 )
 from penstock.executors.frames.scheduler import CallInstance, TokenScheduler
@@ -98,13 +99,13 @@ def compiled(op: str, data: int, controls: int) -> tuple[FrameGraph, list[FrameN
     backend = NumpyBackend()
 
     def kernel(node: Node):
-        return backend.kernel(node, [NUMBER] * len(node.inputs))
+        return NodeKernel(backend.kernel(node, [NUMBER] * len(node.inputs)), backend.name)
 
     def call(node: Node):
         raise AssertionError
 
     paths = Frames(graph).paths()
-    frame_graph = FrameGraph(graph, paths, kernel, call, "numpy", ValueNumbers())
+    frame_graph = FrameGraph(graph, paths, kernel, call, ValueNumbers(), workers=1)
     *compiled_sources, compiled_node = frame_graph.nodes[: len(sources) + 1]
     return frame_graph, compiled_sources, compiled_node
 

@@ -256,14 +256,15 @@ def test_partition_does_not_change_the_graph():
 def executor_of(graph: Graph, parts: list[GraphPart]) -> FramesExecutor:
     """The executor of parts, all of them in this process."""
 
-    def kernel(node: Node) -> Kernel:
-        return backend.kernel(node, [None if v is None else v.type for v in node.inputs])
+    def kernel(node: Node) -> tuple[Kernel, str]:
+        types = [None if v is None else v.type for v in node.inputs]
+        return backend.kernel(node, types), backend.name
 
     def unused(_: object) -> Never:
         raise AssertionError
 
     backend = NumpyBackend()
-    builder = FrameGraphBuilder(kernel, unused, unused, Limits(), backend.name)
+    builder = FrameGraphBuilder(kernel, unused, unused, Limits(), workers=2)
     return builder.build(graph, parts, len(parts))
 
 

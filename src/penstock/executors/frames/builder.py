@@ -21,35 +21,39 @@ from penstock.executors.frames.executor import DevicePart, FrameFunctions, Frame
 from penstock.executors.frames.frame_graph import (
     CallSteps,
     FrameGraph,
+    NodeKernel,
     StartCall,
     ValueNumbers,
     all_inputs,
     isolate,
 )
+from penstock.executors.linear import LinearExecutor
 from penstock.host.threads import Workers, core_budget, pool
 from penstock.ir.graph import Graph, Node, captures, clone
 from penstock.ir.op import Kernel, Role
 from penstock.limits import Limits
-from penstock.ops.onnx.control_flow import CONTROL, is_control
+from penstock.ops.internal.segment import is_segment
+from penstock.ops.onnx.control_flow import CONTROL
 
 
 class FrameGraphBuilder:
     """Builds the executor of one graph.
 
-    ``kernel`` compiles an ordinary node on ``backend``, ``executor`` a graph without frames, whose
-    types are not inferred yet. ``function`` returns a copy of a function's graph, without dead
-    code.
+    ``kernel`` compiles an ordinary node, and names its backend; for None, ``executor`` compiles the
+    graph of the node alone, or the graph of a segment. ``function`` returns a copy of a function's
+    graph, without dead code. ``workers``: how many kernels may run at the same time.
     """
 
     def __init__(
         self,
-        kernel: Callable[[Node], Kernel],
+        kernel: Callable[[Node], tuple[Kernel, str] | None],
         executor: Callable[[Graph], Executor],
         function: Callable[[str], Graph],
         limits: Limits,
-        backend: str,
+        workers: int,
     ) -> None:
-        self._backend = backend
+        self._workers = workers
+        self._inner: list[Executor] = []
         self._kernel_of = kernel
         self._executor_of = executor
         self._function_graph = function
@@ -59,9 +63,15 @@ class FrameGraphBuilder:
         self._constants: list[np.ndarray] = []
         self._asynchronous = False  # whether one of the called graphs has an asynchronous kernel
 
-    def build(self, graph: Graph, parts: Sequence[GraphPart], devices: int = 1) -> FramesExecutor:
+    def build(
+        self,
+        graph: Graph,
+        parts: Sequence[GraphPart],
+        devices: int = 1,
+        observed: Callable[[], FramesExecutor] | None = None,
+    ) -> FramesExecutor:
         """The executor of the ``parts`` of ``graph``, which must be sorted. ``devices``: how many
-        share the host's cores."""
+        share the host's cores. ``observed`` compiles an executor for runs with observers."""
         numbers = ValueNumbers()
         outputs = list(graph.outputs)
         compiled: list[DevicePart] = []
@@ -71,11 +81,12 @@ class FrameGraphBuilder:
             for i, value in zip(part.outputs, part.graph.outputs, strict=True):
                 outputs[i] = value
             whole = self._whole(part.graph, part.paths, numbers)
-            workers = _workers_of(part.device, devices)
+            workers = self._pool_of(part.device, devices)
             compiled.append(DevicePart(part.device, whole, workers, part.inputs, part.outputs))
         steps = [step for part in compiled for step in part.graph.steps]
         table = numbers.table(graph.name, steps, graph.inputs, outputs, self._constants)
-        return FramesExecutor(compiled, table, self._limits, self._functions)
+        inner = self._inner
+        return FramesExecutor(compiled, table, self._limits, self._functions, inner, observed)
 
     def _whole(
         self, graph: Graph, paths: Mapping[Node, FramePath], numbers: ValueNumbers
@@ -106,21 +117,29 @@ class FrameGraphBuilder:
             arrays = [value.held for value in node.inputs if value is not None]
             arrays += node.attrs.values()
             self._constants += [x for x in arrays if isinstance(x, np.ndarray)]
-        return FrameGraph(graph, paths, self._kernel, self._call, self._backend, numbers, counts)
+        workers = self._workers
+        return FrameGraph(graph, paths, self._kernel, self._call, numbers, workers, counts)
 
-    def _kernel(self, node: Node) -> Kernel:
-        """The kernel of a node; if that has graphs without frames, an executor of its own runs it.
-        Such a kernel takes what the graphs capture behind the inputs of the node."""
-        if not is_control(node):
-            return self._kernel_of(node)
-        graph, indices = isolate(node)
+    def _kernel(self, node: Node) -> NodeKernel:
+        """The kernel of a node; of a segment, or of a node without a kernel, it is an executor of
+        its own, which takes what graphs capture behind the inputs of the node."""
+        answer = None if is_segment(node) else self._kernel_of(node)
+        if answer is not None:
+            return NodeKernel(*answer)
+        graph, indices = (node.attrs["body"], None) if is_segment(node) else isolate(node)
         inner = self._executor_of(graph)
+        self._inner.append(inner)
+        run = inner.run
+        direct = None
+        if indices is None and isinstance(inner, LinearExecutor):
+            direct = inner.direct()
 
-        def function(control: Control, *inputs: Any) -> Any:
-            outputs = inner.run([inputs[i] for i in indices], control)
-            return outputs[0] if len(outputs) == 1 else outputs
+        def function(control: Control, *inputs: Any) -> tuple[Any, ...]:
+            return run(inputs if indices is None else [inputs[i] for i in indices], control)
 
-        return Kernel(function)
+        names = [step.backend for step in inner.table.walk() if step.backend]
+        called, program = (function, None) if direct is None else direct
+        return NodeKernel(Kernel(called), names[0] if names else "", inner.table, program)
 
     def _call(self, node: Node) -> StartCall:
         """The call of a function, which may be the one that is being compiled."""
@@ -164,10 +183,9 @@ class FrameGraphBuilder:
 
         return call
 
-
-def _workers_of(device: str, devices: int) -> Workers:
-    """The threads of the host, or of a virtual device: its share of the cores."""
-    if not device:
-        return pool()
-    share = max(1, core_budget() // devices)
-    return pool(device.rpartition("/device:")[2].lower(), share)
+    def _pool_of(self, device: str, devices: int) -> Workers | None:
+        """The threads of the host, or of a virtual device: its share of the cores."""
+        if not device:
+            return pool() if self._workers > 1 else None
+        share = max(1, min(core_budget(), self._workers) // devices)
+        return pool(device.rpartition("/device:")[2].lower(), share)

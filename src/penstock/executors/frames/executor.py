@@ -6,21 +6,24 @@ A graph may be in several parts, one for each device, whose runs meet at a barri
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.algorithms.checkpoints import await_release
 from penstock.codegen.helpers import unshared
 from penstock.errors import Cancelled
-from penstock.executors.base import Done, budget_of, outputs_of, quiet
+from penstock.executors.base import Done, Executor, budget_of, outputs_of, quiet
 from penstock.executors.control import Control
 from penstock.executors.errors import run_error
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.frame_graph import FrameGraph
 from penstock.executors.frames.run import FramesRun
 from penstock.host.threads import Workers
+from penstock.ir.describe import describe_node
+from penstock.ir.graph import Value
 from penstock.limits import Limits
+from penstock.ops.internal.segment import is_segment
 from penstock.plan.plan import StepTable
 
 # Bytes of a node of a frame graph, with its step, about.
@@ -47,14 +50,15 @@ class FrameFunctions(dict[str, FrameGraph]):
 class FramesExecutor:
     """Runs a graph with TensorFlow's control flow, or without, in one or more parts.
 
-    It runs nodes as tokens reach them, and plans neither an order nor memory. ``table`` has the
-    steps of all parts; ``functions`` are those that the parts call.
+    It runs nodes as tokens reach them, and plans neither an order nor memory but in segments, which
+    have executors of their own (``inner``). ``table`` has the steps of all parts; ``functions`` are
+    those that the parts call. ``observed`` compiles an executor for runs with observers, None if
+    this is one.
     """
 
     name = "frames"
     arena_plan = None
     tasks = None
-    arena_bytes = 0
     hands_over = False
 
     def __init__(
@@ -63,33 +67,42 @@ class FramesExecutor:
         table: StepTable,
         limits: Limits,
         functions: FrameFunctions,
-        observed: bool = False,
+        inner: Sequence[Executor],
+        observed: Callable[[], FramesExecutor] | None,
     ) -> None:
         self.parts = parts
         self.table = table
         self._limits = limits
         self._functions = functions
+        self._inner = inner
         self._observed = observed
         self._listens = any(part.graph.asynchronous for part in parts)
 
     @property
     def source(self) -> str:
-        """The nodes of each device, each with the frame that it is in."""
+        """The nodes of each device, each with the frame that it is in, and programs of segments."""
         lines: list[str] = []
         for part in self.parts:
             lines += [f"# {part.device}"] if part.device else []
             lines += [f"{n.frame.name or '-'}: {n.node!r}" for n in part.graph.nodes if n.node]
+        lines += [inner.source.rstrip() for inner in self._inner]
         return "\n".join(lines) + "\n"
 
     @property
     def plan_bytes(self) -> int:
-        return _NODE_BYTES * sum(len(part.graph.nodes) for part in self.parts)
+        nodes = sum(len(part.graph.nodes) for part in self.parts)
+        return _NODE_BYTES * nodes + sum(inner.plan_bytes for inner in self._inner)
+
+    @property
+    def arena_bytes(self) -> int:
+        return sum(inner.arena_bytes for inner in self._inner)
 
     def observed(self) -> FramesExecutor:
-        return FramesExecutor(self.parts, self.table, self._limits, self._functions, True)
+        return self if self._observed is None else self._observed()
 
     def trim(self) -> None:
-        """Do nothing: there are no arenas to give back."""
+        for inner in self._inner:
+            inner.trim()
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         control = self._counting(control)
@@ -128,7 +141,7 @@ class FramesExecutor:
 
     def _begin(self, barrier: Barrier, inputs: Sequence[Any]) -> None:
         """Create a run of each part, and run them."""
-        observe, limits = self._observed, self._limits
+        observe, limits = self._observed is None, self._limits
         runs = [
             FramesRun(p.graph, [inputs[i] for i in p.inputs], p.workers, observe, limits, barrier)
             for p in self.parts
@@ -148,9 +161,18 @@ class FramesExecutor:
                 del error, run, runs  # the traceback holds this frame
         outputs: list[Any] = [None] * len(self.table.outputs)
         for part, run in zip(self.parts, runs, strict=True):
-            for i, value in zip(part.outputs, run.outputs(), strict=True):
-                outputs[i] = value
-        try:
-            return tuple(outputs_of(unshared, outputs, barrier.control))
-        except MemoryError as lack:
-            raise run_error("the outputs", lack) from lack
+            fetched = part.graph.graph.outputs
+            for i, value, result in zip(part.outputs, fetched, run.outputs(), strict=True):
+                try:
+                    outputs[i] = outputs_of(unshared, result, barrier.control)
+                except MemoryError as lack:
+                    raise run_error(_producer(value), lack) from lack
+        return tuple(outputs)
+
+
+def _producer(value: Value) -> str:
+    """The node, of a segment perhaps, that computes a fetched value."""
+    node = value.producer
+    if node is not None and is_segment(node):
+        node = node.attrs["body"].outputs[node.outputs.index(value)].producer
+    return f"the output {value.name!r}" if node is None else describe_node(node)

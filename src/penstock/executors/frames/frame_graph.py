@@ -19,9 +19,10 @@ where ``[a:b]`` are positions in the list of inputs of an iteration, and in its 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
+from math import inf
 from typing import Any, TypeAlias
 from weakref import ref
 
@@ -29,14 +30,16 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import paced
 from penstock.analysis.frames import FramePath
+from penstock.codegen.writer import Program
 from penstock.executors.frames.rendezvous import edge_key
 from penstock.ir.contract import Guard
 from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ir.op import Kernel, Role
+from penstock.ops.internal.segment import is_segment
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.result_bytes import SMALL_BYTES, counted
 from penstock.ops.tensorflow.control_flow import is_framed
-from penstock.plan.plan import Slot, SlotKind, Step, StepTable
+from penstock.plan.plan import Block, Slot, SlotKind, Step, StepTable
 from penstock.types import TensorType
 
 DEATH = 1 << 29
@@ -94,9 +97,10 @@ class FrameNode:
     Enter, the frame that it leads into; ``constant``: whether all iterations get what it brings.
     ``key``: of a Send or a Recv, what identifies their edge in the rendezvous.
 
-    ``cost``: the moving average of the seconds that its kernel takes; ``unmeasured``: how many more
-    times the kernel runs before it is measured again. ``nested``: whether the function runs graphs
-    of its own, and takes the control of the run first.
+    ``cost``: the seconds that its kernel takes, ``latest`` those it took when last measured;
+    ``unmeasured``: how many more times it runs before it is measured again. ``nested``: whether the
+    function runs a plan of its own, whose ``program`` explains its errors: it takes the control of
+    the run first, and returns all outputs. ``varies``: whether that plan may have loops.
     """
 
     node: Node | None
@@ -116,7 +120,10 @@ class FrameNode:
     key: str = ""
     function: Callable[..., Any] | None = None
     nested: bool = False
+    varies: bool = False
+    program: Program | None = None
     cost: float = 0.0
+    latest: float = inf
     unmeasured: int = 0
     step: Step | None = None
     outputs: int = field(init=False)
@@ -149,11 +156,23 @@ class StaticFrame:
     parallel: int = 1
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeKernel:
+    """The kernel of a node, and the name of its backend. ``table``: of a kernel that runs a plan of
+    its own, the steps of that; ``program``: what explains its errors, if it does not itself."""
+
+    kernel: Kernel
+    backend: str
+    table: StepTable | None = None
+    program: Program | None = None
+
+
 class ValueNumbers:
-    """The slots by which observers know values: those of one graph, or of all parts of one."""
+    """The slots by which observers know values: those of one graph, or of all parts of one, and
+    those of plans within."""
 
     def __init__(self) -> None:
-        self._values: list[Value] = []
+        self._values: list[Value | Slot] = []
         self._slots: dict[Value, int] = {}
 
     def slot(self, value: Value | None) -> int:
@@ -169,6 +188,26 @@ class ValueNumbers:
         """Give ``value`` the slot of ``other``, whose copy it is."""
         self._slots[value] = self.slot(other)
 
+    def block(self, table: StepTable) -> Block:
+        """The steps of a plan within, with slots of this table."""
+        first = len(self._values)
+        for slot in table.slots:
+            kind = SlotKind.DYNAMIC if slot.constant is None else SlotKind.CONSTANT
+            self._values.append(Slot(slot.name, slot.type, kind, slot.constant))
+
+        def moved(slots: Sequence[int]) -> tuple[int, ...]:
+            return tuple([i + first if i >= 0 else i for i in slots])
+
+        def step(old: Step) -> Step:
+            inputs, outputs = moved(old.inputs), moved(old.outputs)
+            blocks = tuple(map(block, old.blocks))
+            return replace(old, inputs=inputs, outputs=outputs, blocks=blocks, workspace=-1)
+
+        def block(old: Block | StepTable) -> Block:
+            return Block(moved(old.inputs), moved(old.outputs), tuple(map(step, old.steps)))
+
+        return block(table)
+
     def table(
         self,
         name: str,
@@ -181,7 +220,9 @@ class ValueNumbers:
         begin, end = (tuple(map(self.slot, values)) for values in (inputs, outputs))
         kinds = {True: SlotKind.CONSTANT, False: SlotKind.DYNAMIC}
         slots = [
-            Slot(v.name, v.type, kinds[v.const is not None], v if v.const is not None else None)
+            Slot(v.name, v.type, kinds[v.const is not None], None if v.const is None else v)
+            if isinstance(v, Value)
+            else v
             for v in self._values
         ]
         return StepTable(name, tuple(steps), tuple(slots), begin, end, tuple(constants))
@@ -207,28 +248,28 @@ class FrameGraph:
     ``feeds`` one for each input. ``end`` stands for the end of a call of the graph. ``function`` is
     its name, if it is that of a function. ``asynchronous``: whether it has asynchronous kernels.
 
-    ``paths`` gives the frame that each node runs in. ``kernel`` compiles an ordinary node on
-    ``backend``, ``call`` one whose graphs, or function, are run as frame graphs as well.
-    ``numbers`` number the values, of this graph and of others that run with it. ``counts``: whether
-    runs count what kernels allocate.
+    ``paths`` gives the frame that each node runs in. ``kernel`` compiles an ordinary node, ``call``
+    one whose graphs, or function, are run as frame graphs as well. ``numbers`` number the values,
+    of this graph and of others that run with it. Up to ``workers`` kernels run at the same time.
+    ``counts``: whether runs count what kernels allocate.
     """
 
     def __init__(
         self,
         graph: Graph,
         paths: Mapping[Node, FramePath],
-        kernel: Callable[[Node], Kernel],
+        kernel: Callable[[Node], NodeKernel],
         call: Callable[[Node], StartCall],
-        backend: str,
         numbers: ValueNumbers,
+        workers: int,
         counts: bool = False,
     ) -> None:
+        self.workers = workers
         self._counts = counts
         self.graph = graph
         self.function = ""
         self.root = StaticFrame("")
         self.asynchronous = False
-        self._backend = backend
         self._numbers = numbers
         self._frames: dict[FramePath, StaticFrame] = {(): self.root}
         self.nodes = [self._node(node, paths[node], kernel, call) for node in paced(graph.nodes)]
@@ -280,12 +321,12 @@ class FrameGraph:
         self,
         node: Node,
         path: FramePath,
-        compile: Callable[[Node], Kernel],
+        compile: Callable[[Node], NodeKernel],
         call: Callable[[Node], StartCall],
     ) -> FrameNode:
         """A node with its function; its inputs are placed later."""
         frame_node, attrs = FrameNode(node, _rule_of(node), self._frame(path)), node.attrs
-        kernel: Kernel | None = None
+        compiled: NodeKernel | None = None
         match frame_node.rule:
             case TokenRule.ENTER:
                 child = frame_node.child = self._frame((*path, attrs["frame_name"]))
@@ -293,14 +334,19 @@ class FrameGraph:
                 child.parallel = int(attrs.get("parallel_iterations", 10))
                 frame_node.constant = bool(attrs.get("is_constant", False))
             case TokenRule.ORDINARY:
-                kernel = compile(node)
+                compiled = compile(node)
+                kernel = compiled.kernel
                 frame_node.function = kernel.function
-                if self._counts and not (node.graphs or all(map(_is_small, node.outputs))):
+                frame_node.nested = compiled.table is not None
+                frame_node.varies = any(inner.graphs for _, g in node.graphs for inner in g.nodes)
+                frame_node.varies |= bool(node.graphs) and not is_segment(node)
+                frame_node.program = compiled.program
+                small = frame_node.nested or all(map(_is_small, node.outputs))
+                if self._counts and not small:
                     if isinstance(kernel.function, Guard):
                         kernel.function.function = counted(node, kernel.function.function)
                     else:
                         frame_node.function = counted(node, kernel.function)
-                frame_node.nested = bool(node.graphs)
                 if kernel.begin is not None:
                     frame_node.rule = TokenRule.ASYNCHRONOUS
                     frame_node.function = kernel.begin
@@ -315,7 +361,13 @@ class FrameGraph:
                 frame_node.function = call(node)
         slot = self._numbers.slot
         inputs, outputs = tuple(map(slot, node.inputs)), tuple(map(slot, node.outputs))
-        frame_node.step = Step(node, kernel, inputs, outputs, backend=self._backend)
+        if compiled is None:
+            frame_node.step = Step(node, None, inputs, outputs)
+        else:
+            table = compiled.table if is_segment(node) else None
+            blocks = () if table is None else (self._numbers.block(table),)
+            backend, kernel = compiled.backend, compiled.kernel
+            frame_node.step = Step(node, kernel, inputs, outputs, blocks=blocks, backend=backend)
         return frame_node
 
     @property
@@ -385,9 +437,9 @@ def _is_constant(node: Node) -> bool:
     return node.op.name == "Const" and node.op.domain == TENSORFLOW
 
 
-def _inputs(node: Node, compile: Callable[[Node], Kernel]) -> list[Value | None]:
+def _inputs(node: Node, compile: Callable[[Node], NodeKernel]) -> list[Value | None]:
     if _is_constant(node):
-        return [Value(node.name, const=compile(node).function())]
+        return [Value(node.name, const=compile(node).kernel.function())]
     return all_inputs(node)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from penstock.errors import Aborted, Cancelled, LimitExceeded, PenstockError, RunError
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
-from penstock.executors.errors import explained_at
+from penstock.executors.errors import explained, explained_at
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.frame_graph import FrameGraph, FrameNode, TokenRule
 from penstock.executors.frames.scheduler import (
@@ -53,8 +53,6 @@ Outputs = Sequence[Any]
 
 # Kernels that take longer than this, in seconds, run on another thread.
 _LONG_S = 200e-6
-# The weight of the newest sample in the moving average of a kernel's seconds.
-_WEIGHT = 0.25
 # Short kernels are measured once in this many runs.
 _SAMPLE_INTERVAL = 16
 
@@ -102,6 +100,8 @@ class FramesRun:
         # The output that each Switch has chosen last, to explain why a value is dead.
         self.chosen: dict[FrameNode, int] = {}
         self.away = 0  # kernels that run elsewhere, asynchronous ones included
+        self.elsewhere = 0  # of these, those that keep a thread of the pool busy
+        self.workers = graph.workers
         self.pending: set[_Completion] = set()
         # Jobs of other threads for the thread of the run.
         self.lock = barrier.lock
@@ -179,11 +179,11 @@ class FramesRun:
                 node.unmeasured -= 1
                 inputs = iteration.inputs[node.first : node.end]
                 try:
-                    result = node.function(*inputs)  # type: ignore[misc]
-                    if node.outputs == 1:
-                        outputs = (result if result.__class__ is _ndarray else array_of(result),)
+                    if node.nested:
+                        outputs = node.function(control, *inputs)  # type: ignore[misc]
                     else:
-                        outputs = _outputs(node, result)
+                        value = node.function(*inputs)  # type: ignore[misc]
+                        outputs = (value,) if value.__class__ is _ndarray else _outputs(node, value)
                 except Exception as error:
                     self._fail(error, node, inputs)
                     continue
@@ -232,7 +232,7 @@ class FramesRun:
                 self._send(node, iteration, None, True)
             self.scheduler.bury(node, iteration)
         elif node.rule is _ORDINARY:
-            if node.cost > _LONG_S and self.pool is not None and not self.observe:
+            if node.cost > _LONG_S and self.pool is not None:
                 self.heavy.append(token)
             else:
                 self._run(token)
@@ -344,35 +344,42 @@ class FramesRun:
             own = inputs[: len(node.step.inputs)]  # without captures
             self.control.observer.step_begin(self.control.run, node.step, own)
 
-    def _send_outputs(self, node: FrameNode, iteration: IterationState, outputs: Outputs) -> None:
+    def _ended(self, node: FrameNode, outputs: Outputs) -> None:
         if self.observe and node.step is not None:
             live = [None if value is DEAD else value for value in outputs]
             self.control.observer.step_end(self.control.run, node.step, live)
+
+    def _send_outputs(self, node: FrameNode, iteration: IterationState, outputs: Outputs) -> None:
+        self._ended(node, outputs)
         self.scheduler.send(node, iteration, outputs)
 
     def _share(self) -> None:
-        """Hand all long kernels but one to other threads, and run that one."""
+        """Hand long kernels to as many other threads as the run may have, and run the last one."""
         heavy, self.heavy = self.heavy, []
         pool = self.pool
         if pool is not None:
             self.barrier.help(pool)
         for token in heavy[:-1]:
-            if pool is not None and pool.offer(partial(self._elsewhere, token, _inputs(token))):
+            job = partial(self._elsewhere, token, _inputs(token))
+            if pool is not None and self.elsewhere + 1 < self.workers and pool.offer(job):
                 self.away += 1
+                self.elsewhere += 1
             else:
                 self._run(token)
         self._run(heavy[-1])
 
     def _elsewhere(self, token: Token, inputs: list[Any]) -> None:
         """Run a kernel on another thread."""
+        node, control = token[0], self.control
         start = perf_counter()
         result: Outputs = ()
         error: BaseException | None = None
         try:
-            control = self.control
-            result = quiet(working_for, control, _call_kernel, token[0], inputs, control)
+            self._begun(node, inputs)
+            result = quiet(working_for, control, _call_kernel, node, inputs, control)
+            self._ended(node, result)
         except Exception as raised:
-            error = _annotated(token[0], inputs, raised)
+            error = _annotated(node, inputs, raised)
         except BaseException as raised:
             error = raised
         self.post(self._returned, token, result, error, perf_counter() - start)
@@ -393,6 +400,7 @@ class FramesRun:
         """Deliver the outputs of a kernel that has ended on another thread."""
         node, iteration, _ = token
         self.away -= 1
+        self.elsewhere -= 1
         _record_cost(node, seconds)
         if error is not None:
             self._fail(error)
@@ -509,17 +517,19 @@ def _inputs(token: Token) -> list[Any]:
 
 
 def _record_cost(node: FrameNode, seconds: float) -> None:
-    """Note the seconds of a kernel, and when it is measured again: one that is long, or has graphs,
-    each time."""
-    node.cost += _WEIGHT * (seconds - node.cost)
-    node.unmeasured = 0 if node.cost > _LONG_S or node.nested else _SAMPLE_INTERVAL
+    """Note the seconds of a kernel, and when it is measured again: one that is long, or may have
+    loops, each time. The lesser of two samples counts: a thread may be suspended."""
+    node.cost, node.latest = min(seconds, node.latest), seconds
+    node.unmeasured = 0 if node.cost > _LONG_S or node.varies else _SAMPLE_INTERVAL
 
 
 def _call_kernel(node: FrameNode, inputs: Sequence[Any], control: Control) -> Outputs:
     """The outputs of a kernel."""
     assert node.function is not None
-    result = node.function(control, *inputs) if node.nested else node.function(*inputs)
-    return _outputs(node, result)
+    if node.nested:
+        outputs: Outputs = node.function(control, *inputs)
+        return outputs
+    return _outputs(node, node.function(*inputs))
 
 
 def _outputs(node: FrameNode, result: Any) -> Outputs:
@@ -531,6 +541,8 @@ def _outputs(node: FrameNode, result: Any) -> Outputs:
 
 def _annotated(at: FrameNode, inputs: Sequence[Any], error: BaseException) -> PenstockError:
     """The error of a kernel, with its node, its origin and the types of its inputs."""
+    if at.program is not None and isinstance(error, Exception):
+        return explained(error, at.program)
     if at.node is not None:
         return explained_at(at.node, inputs, error)
     return error if isinstance(error, PenstockError) else RunError(f"a fetch failed: {error!r}")

@@ -9,13 +9,14 @@ TensorFlow's: ``frame_name``, ``is_constant`` and ``parallel_iterations`` of Ent
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 from penstock.errors import Unsupported
 from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Role, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.tensorflow.common import array_operator, of_type, operator
-from penstock.types import TensorType, Type
+from penstock.types import TensorType, Type, join
 
 PRIMITIVES = frozenset(
     {
@@ -39,15 +40,23 @@ def is_framed(graph: Graph) -> bool:
 _value_type = of_type("T")
 
 
+def _passed(types: Types, attrs: Attrs) -> Type:
+    """The type of a value that is one of several, as far as all of their types are known."""
+    (declared,) = _value_type((), attrs, ())
+    tensors: list[Type] = [type_ for type_ in types if isinstance(type_, TensorType)]
+    joined = reduce(join, tensors) if tensors and len(tensors) == len(types) else declared
+    return joined if getattr(joined, "dtype", None) == getattr(declared, "dtype", 0) else declared
+
+
 def _outputs(count: int) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        return [*_value_type(types, attrs, consts)] * (count or int(attrs.get("num_outs", 0)))
+        return [_passed(types[:1], attrs)] * (count or int(attrs.get("num_outs", 0)))
 
     return infer
 
 
 def _infer_merge(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return *_value_type(types, attrs, consts), TensorType(INT32, ())
+    return _passed(types, attrs), TensorType(INT32, ())
 
 
 def _without(node: Node, types: Types) -> Kernel:

@@ -47,12 +47,14 @@ def assign_devices(graph: Graph, devices: Sequence[str]) -> None:
 
 
 def _fitting(name: str, available: Sequence[DeviceName]) -> DeviceName | None:
-    """The first of the ``available`` devices that a node's name allows."""
+    """The first of the ``available`` devices that a node's name allows, one of this process if the
+    name leaves that open and there is one."""
     try:
-        wanted = DeviceName.parse(name).over(DeviceName.parse(LOCAL))
+        wanted = DeviceName.parse(name)
     except InvalidModel:
         return None
-    return next((device for device in available if device.allows(wanted)), None)
+    here = wanted.over(DeviceName.parse(LOCAL))
+    return next((d for each in (here, wanted) for d in available if d.allows(each)), None)
 
 
 def _homes(graph: Graph) -> dict[Node, Node]:

@@ -22,6 +22,7 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import is_control, truth
 from penstock.ops.registry import unknown_types
+from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.quantized_weights import quantized_weights
 from penstock.passes.rewrite import Substitution
@@ -29,23 +30,26 @@ from penstock.types import ANY, ShapeError, TensorType, Type
 
 
 class FoldConstants(Pass):
-    """Infer types and fold constants. The types of the graph's inputs must be set."""
+    """Infer types and fold constants. The types of the graph's inputs must be set. In a graph with
+    frames, where values may be dead, only nodes that read constants alone are folded."""
 
     name = "fold_constants"
     establishes = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         kept = () if context.fold_quantized_weights else quantized_weights(graph)
-        folder = _Folder(graph, context.limits, kept)
+        framed = is_framed(graph)
+        folder = _Folder(graph, context.limits, kept, framed)
         with np.errstate(all="ignore"):
-            folder.run(graph, certain=True)
+            folder.run(graph, certain=not framed)
         return folder.changed or folder.substitution.used
 
 
 class _Folder:
-    def __init__(self, graph: Graph, limits: Limits, kept: Collection[Node]) -> None:
+    def __init__(self, graph: Graph, limits: Limits, kept: Collection[Node], framed: bool) -> None:
         self.graph = graph
         self.kept = kept
+        self.framed = framed
         self.limits = limits
         # The number of nodes that read each value, counted only if there are large constants.
         self.readers: Counter[Value | None] | None = None
@@ -115,7 +119,9 @@ class _Folder:
             if value is None:
                 continue
             type_ = types[i] if i < len(types) else ANY
-            const = results[i] if results is not None else _contents(type_)
+            const = None if results is None else results[i]
+            if results is None and not self.framed:
+                const = _contents(type_)
             if const is None or node.control_inputs:
                 value.type = type_
                 stays = True

@@ -15,7 +15,7 @@ it have been raised, and that depends on the inside of each.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -49,10 +49,16 @@ class RaiseControlFlow(Pass):
         return True
 
 
-def raise_control_flow(graph: Graph) -> tuple[Graph, list[Unraised]]:
+MustStay = Callable[[Sequence[Node], bool], Node | None]
+
+
+def raise_control_flow(
+    graph: Graph, must_stay: MustStay | None = None
+) -> tuple[Graph, list[Unraised]]:
     """A copy of ``graph``, nested graphs included, with Loop and If for primitives; and the reasons
     for those that stay. ``graph`` must be sorted. A graph with invalid frames (``analysis.frames``)
-    stays as it is."""
+    stays as it is. ``must_stay`` returns the node because of which a frame stays, given its nodes
+    and whether its iterations may overlap."""
     retracted_before: dict[tuple[int, str], Unraised] = {}
     for _ in range(_MAX_ATTEMPTS):
         copy = clone(graph)
@@ -62,7 +68,7 @@ def raise_control_flow(graph: Graph) -> tuple[Graph, list[Unraised]]:
         for number, inner in reversed(list(enumerate(copy.graphs()))):
             if any(map(is_primitive, inner.nodes)):
                 own = {name: r for (at, name), r in retracted_before.items() if at == number}
-                raising = _Raising(inner, own)
+                raising = _Raising(inner, own, must_stay)
                 raising.run()
                 unraised += raising.unraised
                 retracted.update(((number, name), r) for name, r in raising.retracted.items())
@@ -92,8 +98,14 @@ class _Raising:
     name. ``nodes`` and ``loops`` are those of each frame, ``remaining`` the nodes of frames that
     stay. ``retracted``: frames that were raised and must not be."""
 
-    def __init__(self, graph: Graph, retracted_before: Mapping[str, Unraised]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        retracted_before: Mapping[str, Unraised],
+        must_stay: MustStay | None,
+    ) -> None:
         self.graph = graph
+        self.must_stay = must_stay or (lambda nodes, overlap: None)
         self.retracted_before = retracted_before
         self.unraised: list[Unraised] = []
         self.retracted: dict[str, Unraised] = {}
@@ -123,6 +135,7 @@ class _Raising:
             if frame.name in self.retracted_before:
                 before = self.retracted_before[frame.name]
                 raise UnraisedError(before.node, before.reason)
+            self.check_overlap(nodes, frame.parallel_iterations > 1)
             if not any(node.op.role is Role.NEXT_ITERATION for node in nodes):
                 self.inline_frame(frame, parent, nodes)
                 return
@@ -167,6 +180,7 @@ class _Raising:
             try:
                 branches = Branches(deadness, forced=set(self.graph.targets))
                 branches.check(())
+                self.check_overlap(nodes, False)
                 block = branches.block(ALWAYS, nodes, self.graph.outputs)
                 branches.apply()
                 self.graph.nodes, self.graph.outputs = block.nodes, block.outputs
@@ -207,6 +221,12 @@ class _Raising:
         for value in self.graph.outputs:
             if (node := value.producer) is not None and node in inside:
                 raise UnraisedError(node, f"{value.name!r} is fetched from inside of a loop")
+
+    def check_overlap(self, nodes: Sequence[Node], iterations: bool) -> None:
+        """Raise if other nodes, or other ``iterations``, may run at the same time as ``nodes``."""
+        node = self.must_stay(nodes, iterations)
+        if node is not None:
+            raise UnraisedError(node, "others may run at the same time")
 
     def sorted(self, frame: Frame) -> list[Node] | None:
         """The nodes that run in a frame, sorted; None as for ``ordered``."""

@@ -1,0 +1,298 @@
+"""The stage that compiles graphs with frames, and all graphs for ``executor="frames"``.
+
+::
+
+    graph ──> loops and conditions raised ──> partition by device ──> segments ──> FramesExecutor
+      └─────────────────────── of observed runs, every node as it is ─────────────────┘
+
+The graph of a segment goes through the same stages as other graphs; a node in no segment runs on
+the backend that is expected to be fastest for it. Runs with observers use a second form of the
+graph, which is compiled when the first of them begins and has each node of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import checkpoint
+from penstock.analysis.frames import FramePath, Frames, GraphPart
+from penstock.analysis.sizes import check_sizes
+from penstock.analysis.type_inference import infer_types, node_types
+from penstock.backends.base import Backend
+from penstock.backends.dynamic_shapes import plausible
+from penstock.backends.kernels import KernelTable
+from penstock.backends.registry import backend_of
+from penstock.errors import InvalidModel, LimitExceeded, Unsupported
+from penstock.executors.base import Executor, may_use_threads
+from penstock.executors.frames.builder import FrameGraphBuilder
+from penstock.executors.frames.executor import FramesExecutor
+from penstock.ir.contract import contract_of, guarded
+from penstock.ir.graph import Graph, Node, Value, all_reads, clone
+from penstock.ir.op import Kernel, Role
+from penstock.ops.internal.transfer import HOST
+from penstock.ops.onnx.control_flow import is_control
+from penstock.ops.tensorflow.control_flow import is_framed
+from penstock.passes.dead_code import prune
+from penstock.passes.lowering.assign_devices import assign_devices
+from penstock.passes.lowering.partition import partition
+from penstock.passes.optimize.fold_constants import FoldConstants
+from penstock.passes.pipeline import run_passes
+from penstock.passes.structure.raise_control_flow import raise_control_flow
+from penstock.passes.structure.relax_control_edges import RelaxControlEdges, has_side_effects
+from penstock.passes.structure.segments import group_segments
+from penstock.plan.builder import failing
+from penstock.session import stages
+from penstock.session.stages import CompileContext, Feeds
+from penstock.tuning.placement import NODE, Placement
+from penstock.types import TensorType
+
+# Estimated seconds of a kernel from which on iterations of a loop had better overlap.
+_LONG_S = 200e-6
+# Times that segments are formed anew, without the nodes of one that cannot be compiled.
+_MOST_ATTEMPTS = 4
+
+
+def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
+    """The frames executor of a graph. Raises ``Unsupported`` if another one was asked for."""
+    graph = feeds.graph
+    if not is_framed(graph):
+        infer_types(graph)
+    check_sizes(graph, context.limits)
+    Frames(graph)  # first, since an invalid graph is not unsupported but invalid
+    if context.executor not in ("auto", "frames"):
+        reason = 'so that only executor="frames" or "auto" runs it'
+        raise Unsupported.of(
+            (p.node.op.full_name, f"{p.reason}, {reason}", p.node.label) for p in feeds.unraised
+        )
+    if is_framed(graph):
+        infer_types(graph, certain=False)
+    if context.devices:
+        assign_devices(graph, context.devices)
+    return _FramesCompiler(graph, context).segmented()
+
+
+class _SegmentError(Exception):
+    """A segment cannot be compiled, perhaps because it would never run."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph.name)
+        self.names = {node.name for node in graph.nodes}
+
+
+class _FramesCompiler:
+    """Compiles one graph, whose types are known, in both of its forms. ``kept`` has the kernels of
+    nodes with side effects, by label: both forms share their state. ``refused``: the names of nodes
+    that must be in no segment."""
+
+    def __init__(self, graph: Graph, context: CompileContext) -> None:
+        self.graph = graph
+        self.context = context
+        self.kept: dict[str, tuple[Kernel, str]] = {}
+        self.refused: set[str] = set()
+        self.kernels = KernelTable()
+        self.contexts = _contexts(graph, context, self.kernels)
+
+    def segmented(self) -> FramesExecutor:
+        """The executor of runs without observers."""
+        for _ in range(_MOST_ATTEMPTS):
+            graph = clone(self.graph)
+            spans = self.context.devices and len({node.device for node in graph.nodes}) > 1
+            run_passes((FoldConstants(),), graph, self.context.passes())
+            if self.context.executor == "frames" and not spans and is_framed(graph):
+                graph, _ = raise_control_flow(graph, self.must_stay)
+                infer_types(graph, certain=False)
+            try:
+                return self.build(graph, segments=True)
+            except _SegmentError as error:
+                self.refused |= error.names
+        return self.observed()
+
+    def observed(self) -> FramesExecutor:
+        """The executor of runs with observers, each node as the model has it."""
+        return self.build(clone(self.graph), segments=False)
+
+    def build(self, graph: Graph, segments: bool) -> FramesExecutor:
+        context = self.context
+        frames = Frames(graph)
+        inputs, outputs = tuple(range(len(graph.inputs))), tuple(range(len(graph.outputs)))
+        parts = [GraphPart("", graph, inputs, outputs, frames.paths())]
+        if context.devices:
+            split = partition(graph, frames, {node: node.device for node in graph.nodes})
+            parts = split if len(split) > 1 else parts
+        builder = FrameGraphBuilder(
+            self.kernel,
+            partial(self.executor, segments),
+            self.function,
+            context.limits,
+            context.workers,
+        )
+        if segments:
+            parts = [replace(part, paths=self.grouped(part)) for part in parts]
+            return builder.build(graph, parts, len(context.devices), self.observed)
+        return builder.build(graph, parts, len(context.devices))
+
+    def function(self, name: str) -> Graph:
+        """A copy of a function's graph, without dead code."""
+        graph = clone(self.context.functions[name])
+        prune(graph)
+        check_sizes(graph, self.context.limits)
+        infer_types(graph, certain=False)
+        return graph
+
+    # Segments.
+
+    def grouped(self, part: GraphPart) -> Mapping[Node, FramePath]:
+        """Group the nodes of a part into segments; returns the frame of each node."""
+        graph, frames = part.graph, Frames(part.graph)
+        looping = {frames.of[n] for n in graph.nodes if n.op.role is Role.NEXT_ITERATION}
+        overlapping = {frame for frame in looping if frame.parallel_iterations > 1}
+
+        def is_slow(node: Node) -> bool:
+            return self.is_slow(node) or (frames.of[node] in overlapping and self.is_long(node))
+
+        segments = group_segments(graph, frames, self.joins, is_slow)
+        return {**part.paths, **{new: part.paths[node] for new, node in segments.items()}}
+
+    def joins(self, node: Node) -> bool:
+        """Whether a node may be part of a segment."""
+        ordinary = node.op.role in (None, Role.LOOP_COND) or is_control(node)
+        if not ordinary or node.name in self.refused or has_side_effects(node):
+            return False
+        if self.is_slow(node) or any(is_framed(graph) for _, graph in node.graphs):
+            return False
+        values = [*all_reads(node), *node.outputs]
+        types = [value.type for value in values if value is not None]
+        return all(isinstance(t, TensorType) and t.dtype is not None for t in types)
+
+    def must_stay(self, nodes: Sequence[Node], loop: bool) -> Node | None:
+        """A node because of which a frame, or the graph around all frames, is not raised: what it
+        does can be seen from outside, or other nodes may run at the same time."""
+        for node in nodes:
+            if has_side_effects(node) or self.is_slow(node) or (loop and self.is_long(node)):
+                return node
+        return None
+
+    def is_slow(self, node: Node) -> bool:
+        """Whether a kernel may wait for something: those of users may, on the host."""
+        if is_control(node):
+            return any(map(self.is_slow, _kernels(node)))
+        context = self.contexts.get(node.device, self.context)
+        if node.op.role is not None or all(_is_own(node, b) for b in context.backends):
+            return False
+        try:
+            backend = self.backend(node)
+            kernel = self.kernels.kernel(backend, node)
+        except Exception:  # it is raised later, unless the node never runs
+            return True
+        asynchronous = kernel is not None and kernel.begin is not None
+        return asynchronous or (backend.memory == HOST and not _is_own(node, backend))
+
+    def is_long(self, node: Node) -> bool:
+        """Whether a kernel is expected to take so long that others had better run meanwhile."""
+        if is_control(node):
+            return any(map(self.is_long, _kernels(node)))
+        return self.context.costs.estimate(plausible(node)) >= _LONG_S
+
+    # Kernels and plans.
+
+    def backend(self, node: Node) -> Backend:
+        context = self.contexts.get(node.device, self.context)
+        place = context.options.place or {}
+        placement = Placement(context.backends, place, self.kernels, context.costs)
+        return placement.fastest(Graph([], [], [node]))[node]
+
+    def kernel(self, node: Node) -> tuple[Kernel, str] | None:
+        """The kernel of a node with the name of its backend; None if the node needs a plan: for its
+        graphs, for transfers, or for kernels that share threads."""
+        if node.graphs:
+            return None
+        if not node.op.pure and node.label in self.kept:
+            return self.kept[node.label]
+        try:
+            node_types(node)
+        except InvalidModel as error:
+            cause = error.__cause__
+            return failing(node, cause if isinstance(cause, Exception) else error, False), ""
+        backend = self.backend(node) if node.inputs else self.context.hosts[-1]
+        one_memory = self.contexts.get(node.device, self.context).one_memory
+        away = backend.threads_of_caller or not one_memory or may_use_threads(node)
+        if node.inputs and away:
+            return None
+        compiled = self._compiled(node, backend), backend.name
+        if not node.op.pure:
+            self.kept[node.label] = compiled
+        return compiled
+
+    def _compiled(self, node: Node, backend: Backend) -> Kernel:
+        checkpoint()
+        try:
+            kernel = self.kernels.kernel(backend, node)
+        except Exception as error:
+            return failing(node, error, certain=False)
+        if kernel is None:
+            reason = f"no kernel is available for it on {backend.name}"
+            raise Unsupported.of([(node.op.full_name, reason, node.label)])
+        contract = contract_of(node, backend)
+        return kernel if contract is None else guarded(contract, kernel)
+
+    def executor(self, segments: bool, graph: Graph) -> Executor:
+        """The executor of a graph without frames, all of it on one device."""
+        context = self.contexts.get(graph.nodes[0].device if graph.nodes else "", self.context)
+        values = [_placeholder(value) for value in graph.inputs]
+        if any(value is None for value in values):
+            # What is not known cannot be measured.
+            context = replace(context, options=replace(context.options, cost_model=context.costs))
+        feeds = Feeds(graph, values, refined=True)
+        try:
+            run_passes((RelaxControlEdges(),), graph, context.passes())
+            lowered = stages.lower_graph(stages.optimise(feeds, context), context)
+            planned = stages.plan_slots(lowered, context, inner=True)
+            return stages.executor_in_order(planned, context, "linear")
+        except (InvalidModel, LimitExceeded) as error:
+            if not segments:
+                raise
+            raise _SegmentError(graph) from error
+
+
+def _contexts(
+    graph: Graph, context: CompileContext, kernels: KernelTable
+) -> dict[str, CompileContext]:
+    """The contexts of devices that stand for backends, by name: nodes are placed there, as far as
+    the backends have kernels for them and the user does not say otherwise."""
+    contexts: dict[str, CompileContext] = {}
+    devices = context.options.devices
+    if not isinstance(devices, Mapping):
+        return contexts
+    for name, chosen in zip(context.devices, devices.values(), strict=True):
+        backend = backend_of(chosen, context.options.precision)
+        others = tuple([b for b in context.backends if b.name != backend.name])
+        place = {
+            f"{NODE}{node.name}": backend.name
+            for node in graph.walk()
+            if node.device == name and node.name and node.op.role is None
+            if kernels.accepts(backend, node)
+        }
+        options = replace(context.options, place={**place, **(context.options.place or {})})
+        contexts[name] = replace(context, backends=(backend, *others), options=options)
+    return contexts
+
+
+def _kernels(node: Node) -> list[Node]:
+    """The nodes of the graphs of ``node`` that have kernels."""
+    return [inner for _, graph in node.graphs for inner in graph.walk() if not inner.graphs]
+
+
+def _is_own(node: Node, backend: Backend) -> bool:
+    return contract_of(node, backend, types=()) is None
+
+
+def _placeholder(value: Value) -> np.ndarray | None:
+    """An array of the type of a value, if that is known."""
+    type_ = value.type
+    if not isinstance(type_, TensorType) or not type_.static or type_.dtype is None:
+        return None
+    return np.broadcast_to(np.zeros((), type_.dtype), type_.dims)

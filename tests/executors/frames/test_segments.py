@@ -1,0 +1,201 @@
+"""Segments: parts of graphs with frames that run as one, on any backend.
+
+In the drawings ``─>`` is a value, T and F are the outputs of a Switch.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.backends.numpy import NumpyBackend
+from penstock.backends.registry import available
+from penstock.ir.op import Kernel
+from tests.support.far_backend import FarBackend
+from tests.support.frame_runs import inputs
+from tests.support.random_frames import RandomGraph
+from tests.support.tf_graphs import Flow, Type
+
+FEEDS = (-3, 0, 4)
+
+
+def outcome(session: ps.Session, x: int, fetch: str, **options: Any) -> Any:
+    """The value of a fetch, or that it is dead."""
+    try:
+        return session.run({"x": np.int32(x)}, [fetch], timeout=60, **options)[fetch].tolist()
+    except ps.DeadTensor:
+        return "dead"
+
+
+@pytest.mark.parametrize("seed", range(500, 512))
+def test_segments_compute_the_same_as_single_nodes_on_every_backend(seed: int) -> None:
+    graph = RandomGraph(seed)
+    for fetch in graph.fetches:
+        nodes = ps.compile(graph.b.bytes(), executor="frames", backends=["numpy"])
+        for names in (["numpy"], ["native", "numpy"], ["onednn", "native", "numpy"]):
+            if not set(names) <= set(available()):
+                continue
+            session = ps.compile(graph.b.bytes(), executor="frames", backends=names)
+            for x in FEEDS:
+                expected = outcome(nodes, x, fetch, trace=ps.Trace())
+                assert outcome(session, x, fetch) == expected, (names, fetch, x)
+
+
+def behind_a_switch() -> Flow:
+    """
+    x ─> switch ─T─> exp ─> product (with w) ─> y
+    p ──────┘
+    """
+    g = Flow()
+    g.placeholder("p", "bool")
+    g.placeholder("x", "float32", 4, 8)
+    g.const(np.ones((8, 8), np.float32), "w")
+    taken = g.switch("x", "p", "switch", T="float32") + ":1"
+    exp = g.node("Exp", taken, name="exp", T=Type("float32"))
+    product = g.node("MatMul", exp, "w", name="product", T=Type("float32"))
+    g.node("Neg", product, name="y", T=Type("float32"))
+    return g
+
+
+X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
+
+
+def test_segment_behind_a_switch_is_planned_on_the_backends_of_the_session() -> None:
+    """Its shapes are known, since a Switch passes them on."""
+    session = ps.compile(behind_a_switch().bytes(), executor="frames")
+    result = session.run({"p": True, "x": X}, ["y"])["y"]
+    np.testing.assert_allclose(result, -(np.exp(X) @ np.ones((8, 8), np.float32)), rtol=1e-5)
+    (segment,) = [step for step in session.plan.steps if step.node.op.name == "Segment"]
+    (block,) = segment.blocks
+    assert {step.backend for step in block.steps} <= set(available())
+    assert "float32[4, 8]" in session.explain()
+    with pytest.raises(ps.DeadTensor, match=r"switch .*chose its output 0"):
+        session.run({"p": False, "x": X}, ["y"])
+
+
+class Other(NumpyBackend):
+    """NumPy's kernel of Exp, by another name."""
+
+    name = "other"
+
+    def kernel(self, node: Any, types: Any) -> Kernel | None:
+        return super().kernel(node, types) if node.op.name == "Exp" else None
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("backend", [Other(), FarBackend("other", ["Exp"])])
+def test_place_decides_where_nodes_between_tokens_run(backend: Any, traced: bool) -> None:
+    options: dict[str, Any] = {"backends": [backend, "numpy"], "place": {"Exp": "other"}}
+    session = ps.compile(behind_a_switch().bytes(), executor="frames", **options)
+    observed = {"trace": ps.Trace()} if traced else {}
+    result = session.run({"p": True, "x": X}, ["y"], **observed)["y"]
+    np.testing.assert_allclose(result, -(np.exp(X) @ np.ones((8, 8), np.float32)), rtol=1e-5)
+    steps = [step for executor in session._plans.executors() for step in executor.table.walk()]
+    places = {(step.node.op.name, step.backend) for step in steps}
+    assert {backend for name, backend in places if name == "Exp"} == {"other"}
+    assert ("MatMul", "numpy") in places
+
+
+def test_error_in_a_segment_names_its_node() -> None:
+    g = inputs(x="int32", p="bool")
+    taken = g.switch("x", "p", "switch") + ":1"
+    g.op("FloorDiv", g.op("Neg", taken, name="negated"), taken, name="divided")
+    g.op("Neg", "divided", name="y")
+    session = ps.compile(g.bytes(), executor="frames")
+    assert session.run({"x": 3, "p": True}, ["y"])["y"] == 1
+    with pytest.raises(ps.RunError, match="divided in the model"):
+        session.run({"x": 0, "p": True}, ["y"])
+
+
+def test_node_that_cannot_run_in_a_dead_branch_is_no_error() -> None:
+    """Its shapes are known to be wrong, but the branch is not taken."""
+    g = behind_a_switch()
+    g.const(np.ones((5, 3), np.float32), "wrong")
+    never = g.node("MatMul", "exp", "wrong", name="never", T=Type("float32"))
+    g.merge(g.node("Neg", never, name="dead", T=Type("float32")), "x", name="z", T="float32")
+    session = ps.compile(g.bytes(), executor="frames")
+    np.testing.assert_array_equal(session.run({"p": False, "x": X}, ["z"])["z"], X)
+
+
+def waiting(count: int) -> Flow:
+    """``count`` nodes that meet in a sum."""
+    g = inputs(x="int32")
+    g.op("AddN", *[g.op("Neg", "x", name=f"w{i}") for i in range(count)], name="sum", N=count)
+    return g
+
+
+class Meeting(NumpyBackend):
+    """Neg waits until ``size`` of its kernels run at the same time, or a second has passed;
+    ``most`` is how many did."""
+
+    def __init__(self, size: int) -> None:
+        self.changed = threading.Condition()
+        self.size, self.now, self.most = size, 0, 0
+
+    def kernel(self, node: Any, types: Any) -> Kernel | None:
+        return Kernel(self.negative) if node.op.name == "Neg" else super().kernel(node, types)
+
+    def negative(self, x: Any) -> Any:
+        with self.changed:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.most >= self.size, timeout=0.05)
+            self.now -= 1
+        return -x
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_slow_kernels_of_users_overlap(traced: bool) -> None:
+    backend = Meeting(2)
+    session = ps.compile(waiting(4).bytes(), executor="frames", backends=[backend], threads=2)
+    for _ in range(3):  # the first shows that they are slow
+        observed = {"trace": ps.Trace()} if traced else {}
+        assert session.run({"x": 3}, ["sum"], **observed)["sum"] == -12
+    assert backend.most == 2
+
+
+def test_one_thread_runs_one_kernel_at_a_time() -> None:
+    backend = Meeting(2)
+    session = ps.compile(waiting(4).bytes(), executor="frames", backends=[backend], threads=1)
+    for _ in range(3):
+        assert session.run({"x": 3}, ["sum"])["sum"] == -12
+    assert backend.most == 1
+
+
+def test_products_of_unknown_shapes_share_the_threads_of_the_session() -> None:
+    """With one thread, NumPy's library has one while a product runs, in both forms of the graph."""
+    g = behind_a_switch()
+    seen: list[int] = []
+
+    class Watching(NumpyBackend):
+        """Notes the threads of NumPy's library that a product may use."""
+
+        def kernel(self, node: Any, types: Any) -> Kernel | None:
+            kernel = super().kernel(node, types)
+            if node.op.name != "MatMul":
+                return kernel
+            assert kernel is not None
+
+            def product(*arguments: Any) -> Any:
+                seen.append(self.threads)
+                return kernel.function(*arguments)
+
+            return Kernel(product)
+
+    g.loop("while", g.const(np.int32(0), "zero"), g.const(np.int32(2), "two"))
+
+    def step(value: str) -> str:
+        return g.node("MatMul", value, value, name="square", T=Type("float32"))
+
+    square = g.const(np.ones((8, 8), np.float32), "square_0")
+    left = g.carry("while", "v", square, step, T="float32")
+    session = ps.compile(g.bytes(), executor="frames", backends=[Watching()], threads=1)
+    for options in ({}, {"trace": ps.Trace()}):
+        result = session.run({}, [left], **options)[left]
+        np.testing.assert_array_equal(result, np.full((8, 8), 512, np.float32))
+    assert seen == [1, 1, 1, 1]
