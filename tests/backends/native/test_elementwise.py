@@ -69,6 +69,18 @@ def test_where_chooses_as_numpy(dtype):
     check(node_of("Where", inputs), inputs)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("divisors", [[-3.0, 0.7, 1e-4, -1e4], [0.0, 1.0], [np.inf, 2.0], [1e-30]])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_mod_of_floats_equals_numpy(divisors, dtype):
+    x = values((4, 600), dtype)
+    x[1], x[2] = np.arange(600) - 300, np.linspace(-3, 3, 600)
+    if np.inf not in divisors:
+        x = x[1:]  # usual numbers alone
+    inputs = [x, np.resize(divisors, 600).astype(dtype)]
+    check(node_of("Mod", inputs, fmod=1), inputs)
+
+
 @pytest.mark.parametrize("name", ["And", "Or", "Xor", "Not", "Equal"])
 def test_logic_equals_numpy(name):
     inputs = [RANDOM.random((3, 700)) < 0.5 for _ in range(1 if name == "Not" else 2)]

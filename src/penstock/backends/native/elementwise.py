@@ -57,6 +57,7 @@ _NS = {
     "cos_f4": 0.2,
     "div_f4": 0.15,
     "sqrt_f4": 0.15,
+    "fmod_f4": 1.0,
     "pow_f4": 15.0,
     "pow_f8": 15.0,
     **dict.fromkeys([f"quantize_{kind}" for kind in CODES.values()], 0.13),
@@ -117,6 +118,7 @@ def _part_ns(full_name: str, is_double: bool) -> float | None:
 
 
 _PART_NS = {
+    "Mod": 1.0,
     "QuantizeLinear": 0.13,
     "Swish": 0.35,
     "Mish": 0.5,

@@ -188,6 +188,12 @@ def _pow(attrs: Mapping[str, Any], x: Term, exponent: Term) -> Term:
     return _typed("pow", x, converted(exponent, x.kind))
 
 
+def _mod(attrs: Mapping[str, Any], x: Term, divisor: Term) -> Term:
+    if not attrs.get("fmod") or x.kind != "f4":
+        raise UnsupportedError
+    return _typed("fmod", x, divisor)
+
+
 def _mean(attrs: Mapping[str, Any], *values: Term) -> Term:
     total = _folded("add")(attrs, *values)
     return total / float(len(values))
@@ -239,6 +245,7 @@ FORMULAS: dict[str, Formula] = {
     "Round": _call("rint"),
     "Sum": _folded("add"),
     "Mean": _mean,
+    "Mod": _mod,
     "Div": lambda attrs, a, b: a / b,
     "Pow": _pow,
     "Reciprocal": lambda attrs, x: 1.0 / x,

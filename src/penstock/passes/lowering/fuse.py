@@ -31,8 +31,8 @@ from penstock.types import TensorType
 FOLLOWERS = frozenset(
     """
     Abs Add And Cast Ceil Celu Clip Cos DequantizeLinear Div Elu Equal Erf Exp Floor Gelu Greater
-    GreaterOrEqual HardSigmoid HardSwish IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mul
-    Neg Not Or PRelu Pow QuantizeLinear Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus
+    GreaterOrEqual HardSigmoid HardSwish IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod
+    Mul Neg Not Or PRelu Pow QuantizeLinear Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus
     Softsign Sqrt Sub Sum Swish Tanh Where Xor ZeroNaN
     """.split()  # noqa: SIM905 - names are easier to read without quotes
 )

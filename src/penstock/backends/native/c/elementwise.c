@@ -134,8 +134,8 @@ typedef struct {
 
 /* Those that are no expression of elements of one type. */
 #define SPECIAL(X)                                                                                \
-    X(where_1) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(half_f4) X(f4_half) X(bfloat_f4)       \
-    X(f4_bfloat) X(dequantize_u1) X(dequantize_s1) X(dequantize_u2) X(dequantize_s2)              \
+    X(where_1) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(fmod_f4) X(half_f4) X(f4_half)         \
+    X(bfloat_f4) X(f4_bfloat) X(dequantize_u1) X(dequantize_s1) X(dequantize_u2) X(dequantize_s2)              \
     X(dequantize_i4) X(quantize_u1) X(quantize_s1) X(quantize_u2) X(quantize_s2)
 
 #define NAME(name, ...) #name,
@@ -188,6 +188,24 @@ DEFINE_WHERE(where_8, uint64_t)
     }
 DEFINE_ANGLE(sin_f4, sinf, 0)
 DEFINE_ANGLE(cos_f4, cosf, 1)
+
+/* Quotients below 2^28 and their products with y are exact enough in float64 for the exact remainder. */
+static void fmod_f4(void *to, const void *x, const void *y, const void *z, int64_t n)
+{
+    float *d = to, remainders[REGISTER_BYTES / sizeof(float)];
+    const float *a = x, *b = y;
+    int32_t unusual = 0;
+    LOOP({
+        double dividend = a[i], divisor = b[i], quotient = trunc(dividend / divisor);
+        remainders[i] = copysignf((float)(dividend - quotient * divisor), a[i]);
+        unusual |= !(fabs(quotient) < 268435456.0) | !(fabsf(b[i]) < INFINITY);
+    });
+    if (unusual)
+        for (int64_t i = 0; i < n; i++)
+            d[i] = fmodf(a[i], b[i]);
+    else
+        memcpy(d, remainders, n * sizeof(float));
+}
 
 static void half_f4(void *to, const void *x, const void *y, const void *z, int64_t n)
 {
