@@ -106,10 +106,11 @@ def test_attention_in_blocks_equals_numpy(mask, guarded):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_attention_of_fed_values_equals_numpy():
-    feeds = {"q": draw(3, 33, 8), "k": draw(3, 8, 21), "v": draw(3, 21, 5)}
-    text = """g (float[3, 33, 8] q, float[3, 8, 21] k, float[3, 21, 5] v) => (float[3, 33, 5] y)
-        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }"""
+@pytest.mark.parametrize("n", [5, 700])  # results in the arena, and those that the run allocates
+def test_attention_of_fed_values_equals_numpy(n):
+    feeds = {"q": draw(3, 33, 8), "k": draw(3, 8, 21), "v": draw(3, 21, n)}
+    text = f"""g (float[3, 33, 8] q, float[3, 8, 21] k, float[3, 21, {n}] v) => (float[3, 33, {n}] y)
+        {{ a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }}"""
     session = close(text, feeds)
     assert steps(session) == ["MatMul Softmax MatMul"]
     strided = {name: np.asfortranarray(x) for name, x in feeds.items()}

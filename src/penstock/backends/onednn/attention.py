@@ -144,7 +144,7 @@ def attention_kernel(library: Library, node: Node, types: Sequence[Type | None])
     if attention is None or not isinstance(output, TensorType):
         return None
     constant = [value is not None and value.const is not None for value in node.inputs]
-    binder = AttentionBinder(library, attention, constant)
+    binder = AttentionBinder(library, attention, constant, output.dims)
     example = [np.empty(type_.dims, FLOAT32) for type_ in (*attention.types, output)]
     with _one_thread(library):
         room = np.empty(attention.nbytes, np.uint8)
@@ -173,11 +173,12 @@ def attention_kernel(library: Library, node: Node, types: Sequence[Type | None])
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionBinder:
     """Binds attention to its arguments: programs of a few primitives, one for each thread.
-    ``constant``: which inputs never change."""
+    ``constant``: which inputs never change; ``dims``: those of the output."""
 
     library: Library
     attention: Attention
     constant: Sequence[bool]
+    dims: tuple[int, ...]
     implementation = "blocks of rows"
 
     @property
@@ -201,25 +202,30 @@ class AttentionBinder:
             else x
             for i, (type_, x) in enumerate(zip(attention.types, inputs, strict=True))
         ]
+        (target,) = outputs
+        output = target if isinstance(target, np.ndarray) else np.empty(self.dims, FLOAT32)
         size = count * attention.nbytes
         if workspace is None or workspace.nbytes < size:
             workspace = np.empty(size, np.uint8)
         heads = range(attention.dims[0])
         with _one_thread(library):
             programs = [
-                _Program(library, attention, arrays, outputs[0], room, heads[i::count])
+                _Program(library, attention, arrays, output, room, heads[i::count])
                 for i, room in enumerate(np.split(workspace[:size], count))
             ]
         program = partial(_at_once, library, programs) if programs[1:] else programs[0].run
-        if not copied:
+        if not copied and output is target:
             return program, ()
 
         def run(*given: np.ndarray) -> None:
-            for i, x in zip(copied, given, strict=True):
+            for i, x in zip(copied, given, strict=False):
                 np.copyto(arrays[i], x)
             program()
+            if output is not target:
+                np.copyto(given[-1], output)
 
-        return run, tuple([inputs[i] for i in copied])
+        results = [] if output is target else [target]
+        return run, (*[inputs[i] for i in copied], *results)
 
 
 def _has_gaps(array: np.ndarray) -> bool:
