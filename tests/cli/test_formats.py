@@ -139,6 +139,17 @@ def test_info_shows_subgraphs_and_signatures(tmp_path: Path) -> None:
     )
 
 
+def test_info_counts_parameters_of_nodes_and_variables() -> None:
+    """The MLP has them in Const nodes (640 bytes, and an axis), the SavedModel in variables."""
+    assert as_json("info", MODELS / "tf" / "model_mlp.pb")["parameter_bytes"] == 644
+    assert as_json("info", STATEFUL)["parameters"] > 0
+
+
+def test_info_refuses_a_wrong_shape_that_was_given(onnx_file: Path) -> None:
+    error = as_json("info", onnx_file, "--shape", "y=3", code=1)["error"]
+    assert "'y'" in error["message"]
+
+
 # Signatures.
 
 

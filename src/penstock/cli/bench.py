@@ -52,8 +52,10 @@ def _show_bench(result: Mapping[str, Any]) -> None:
     click.echo(
         f"inputs {', '.join(f'{name}: {type_}' for name, type_ in result['inputs'].items())}"
     )
-    rows = [[format(row[key], form) for _, key, form in _COLUMNS] for row in result["rows"]]
-    show_table([title for title, _, _ in _COLUMNS], rows)
+    several = any(row["clients"] > 1 for row in result["rows"])
+    columns = [column for column in _COLUMNS if several or column[0] != "clients"]
+    rows = [[format(row[key], form) for _, key, form in columns] for row in result["rows"]]
+    show_table([title for title, _, _ in columns], rows)
     click.echo("times in ms")
 
 

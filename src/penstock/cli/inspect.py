@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
 from penstock.backends.registry import BACKENDS, describe
@@ -30,6 +31,7 @@ from penstock.frontends.load import load, load_text
 from penstock.inspect.explain import format_bytes
 from penstock.inspect.gantt import draw_charts, format_charts
 from penstock.ir.graph import Graph, Model, clone
+from penstock.ops.tensorflow.state import Store
 from penstock.ops.work_estimate import flops
 from penstock.passes.context import Pass
 from penstock.passes.pipeline import PASSES
@@ -74,8 +76,7 @@ def info(model: Path, shapes: Sequence[str], signature: str | None) -> dict[str,
     """Inputs, outputs, parts, operations, parameters, work and memory of a model."""
     loaded = load(model, signature=signature)
     graph = loaded.graph
-    inputs = (v for node in graph.walk() for v in node.inputs if v is not None)
-    constants = {id(v.const): v.const for v in inputs if v.const is not None}.values()
+    constants = _constants(graph)
     result: dict[str, Any] = {
         "model": str(model),
         "metadata": loaded.metadata,
@@ -91,6 +92,8 @@ def info(model: Path, shapes: Sequence[str], signature: str | None) -> dict[str,
     try:
         session = compile(loaded, shapes=all_shapes(loaded, shapes))
     except InvalidInput as error:
+        if shapes:
+            raise
         return {**result, "plan": None, "why": str(error)}
     executor = session.latest
     plan, arena_plan = executor.table, executor.arena_plan
@@ -107,6 +110,18 @@ def info(model: Path, shapes: Sequence[str], signature: str | None) -> dict[str,
         "constant_bytes": plan.constant_bytes,
     }
     return result
+
+
+def _constants(graph: Graph) -> Collection[np.ndarray]:
+    """The constants that a graph reads, those of TensorFlow's Const nodes and the values that
+    variables start with among them, each once."""
+    arrays: list[Any] = []
+    for node in graph.walk():
+        store = node.attrs.get("store")
+        arrays += store.initial.values() if isinstance(store, Store) else ()
+        arrays += [v.const for v in node.inputs if v is not None]
+        arrays.append(node.attrs.get("value") if node.op.name == "Const" else None)
+    return {id(x): x for x in arrays if isinstance(x, np.ndarray)}.values()
 
 
 # check

@@ -258,6 +258,38 @@ def test_variables_that_are_computed_at_first_are_computed_once(executor: str) -
         np.testing.assert_array_equal(want, 3 * c["c"] + run * ONE)
 
 
+def test_branch_without_outputs_assigns_to_a_variable() -> None:
+    """y = 10 until a positive x comes, and that x from then on."""
+    main = [
+        ONCE,
+        ("GREATER", ["x", "zero"], ["positive"], None),
+        (
+            "IF",
+            ["positive", "x"],
+            [],
+            ("IfOptions", {"then_subgraph_index": 2, "else_subgraph_index": 3}),
+        ),
+        variable("h"),
+        ("READ_VARIABLE", ["h"], ["y"], None),
+    ]
+    first = [variable("h"), ("ASSIGN_VARIABLE", ["h", "c"], [], None)]
+    assign = [variable("h"), ("ASSIGN_VARIABLE", ["h", "x"], [], None)]
+    one = {"x": ("float32", [1])}
+    constants = {"zero": np.zeros(1, np.float32)}
+    truth = {"positive": {"type": TYPES.index("bool")}}
+    graphs = [
+        subgraph(one, main, ["y"], constants, h=RESOURCE, **truth),
+        subgraph({}, first, [], {"c": np.array([10], np.float32)}, h=RESOURCE),
+        subgraph(one, assign, [], h=RESOURCE),
+        subgraph(one, [], []),
+    ]
+    file = model(graphs)
+    for executor in ("linear", "dataflow", "parallel", "interpret"):
+        session = ps.compile(file, executor=executor)
+        outputs = [session(np.array([x], np.float32)).item() for x in (-1, 3, -2, 5)]
+        assert outputs == [10, 3, 3, 5]
+
+
 def table(query: np.ndarray, keys: np.ndarray, values: np.ndarray, default: Any) -> bytes:
     """y = what a table, which CALL_ONCE fills, has for the queries; n = its size."""
     names = {np.dtype(object): 4, np.dtype(np.int64): 5}
