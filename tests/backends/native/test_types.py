@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.native_kernels import LIBRARIES, kernel_of, node_of, pytestmark  # noqa: F401
+from penstock.types import ShapeError
+from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 
 
 def zeros(*dims: int) -> np.ndarray:
@@ -26,6 +27,7 @@ CASES = [
         {"hidden_size": 3},
         range(4, 8),
     ),
+    ("Pad", [zeros(3), np.array([1, 1]), zeros(1)], [1, 2], {}, [2]),
     ("InstanceNormalization", [zeros(1, 5, 9), zeros(5), zeros(5)], [], {}, [1, 2]),
     ("MatMulNBits", [*BLOCKS, None, None, zeros(4)], [1, 2], N_BITS, [5]),
 ]
@@ -51,3 +53,15 @@ def test_product_of_codes_with_an_empty_scale_is_left_to_numpy():
     assert kernel_of(node_of("QLinearMatMul", inputs, constants), LIBRARIES[0]) is not None
     inputs[6] = scale[:0]
     assert kernel_of(node_of("QLinearMatMul", inputs, constants), LIBRARIES[0]) is None
+
+
+def test_pad_of_a_scalar_keeps_it():
+    x = np.float32(3)
+    inputs = [np.asarray(x), np.zeros(0, np.int64)]
+    check(node_of("Pad", inputs, [1]), inputs)
+
+
+def test_rotary_embedding_refuses_positions_of_rank_zero():
+    cache = zeros(3, 2)
+    with pytest.raises(ShapeError, match="position_ids"):
+        node_of("RotaryEmbedding", [zeros(1, 2, 3, 4), cache, cache, np.array(1)])

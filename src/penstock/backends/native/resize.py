@@ -46,13 +46,15 @@ def pad(site: Site) -> NativeCall | None:
     if x is None or any(site.input(i) and site.constant(i) is None for i in inputs):
         return None
     size = 0 if x.dtype is None else x.dtype.itemsize
-    if size not in (1, 2, 4, 8) or 0 in (*x.dims, *y.dims) or max(x.dims) >= _MOST_INDEX:
+    if size not in (1, 2, 4, 8) or 0 in (*x.dims, *y.dims):
+        return None
+    if max(x.dims, default=0) >= _MOST_INDEX:
         return None
     if site.attr("mode", "constant") == "constant":
         value = site.constant(2)
         value = np.zeros(1, x.dtype) if value is None else value
         widths = pad_widths(x.dims, site.constants)
-        if value.size != 1 or min(map(min, widths), default=0) < 0:
+        if value.size != 1 or value.dtype != x.dtype or min(map(min, widths), default=0) < 0:
             return None
         return _pad_call(site, f"pad_{size}", widths, value, (None,) * len(site.tensors))
     tables = []

@@ -111,10 +111,10 @@ def _infer_rotary(
             raise ShapeError(f"caches of shape {cos.shape} do not fit {turning // 2} angles")
     if sin.shape is not None and len(sin.shape) != len(cos.shape):
         raise ShapeError(f"caches have other shapes, {cos.shape} and {sin.shape}")
-    positions = ids.shape if given(types, order[2]) else ()
-    if positions == ():
+    if not given(types, order[2]):
         check_shape("a cache without position_ids", cos.shape, (batch, length, None))
         return (x.without_data(),)
+    positions = ids.shape
     check_shape("a cache", cos.shape, (None, None))
     if "mrope_section" in attrs:
         _streams(attrs, turning // 2 if isinstance(turning, int) else None)
