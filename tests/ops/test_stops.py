@@ -8,7 +8,7 @@ import pytest
 import penstock as ps
 from penstock.host.current_run import working_for
 from penstock.ir.graph import Node, Value
-from penstock.ops.registry import find
+from penstock.ops.registry import TENSORFLOW, find
 from penstock.types import type_of
 
 
@@ -39,6 +39,10 @@ def zeros(*dims: int) -> np.ndarray:
     return np.zeros(dims, np.float32)
 
 
+def boxes(n: int) -> np.ndarray:
+    return np.float32([[[[i, 0, i + 1, 1]] for i in range(100)]])
+
+
 def regions(n: int) -> list[np.ndarray]:
     return [np.float32([[0, 0, 4, 4]] * n), np.zeros(n, np.int64)]
 
@@ -67,6 +71,11 @@ CASES = {
         {},
         lambda n: [zeros(1, n, 4), zeros(1, 1, n), np.array([n])],
     ),
+    "CombinedNonMaxSuppression": (
+        "CombinedNonMaxSuppression",
+        {"pad_per_class": False, "clip_boxes": True},
+        lambda n: [boxes(n), np.ones((1, 100, 1), np.float32), *map(np.array, (99, 99, 0.5, 0.0))],
+    ),
     "StringSplit": ("StringSplit", {}, lambda n: [words(n)]),
     "SplitToSequence": ("SplitToSequence", {}, lambda n: [np.zeros((n, 1), np.float32)]),
     "RegexFullMatch": ("RegexFullMatch", {"pattern": "(a|b| )*c"}, lambda n: [words(n)]),
@@ -77,7 +86,7 @@ SCALES = np.float32([1, 1, 2.5, 2.5])
 def run(name: str, n: int, control: CountingRun) -> None:
     op_name, attrs, inputs_of = CASES[name]
     inputs = inputs_of(n)
-    op = find(op_name)
+    op = find(op_name) or find(op_name, TENSORFLOW)
     assert op is not None
     values = [None if x is None else Value(f"x{i}", type_of(x)) for i, x in enumerate(inputs)]
     node = Node(op, values, [Value("y"), Value("z")][: 2 if op_name == "StringSplit" else 1], attrs)
