@@ -117,6 +117,19 @@ def test_tensors_beyond_the_limit_are_refused_before_the_run(name, limits):
         ps.compile(session.model, shapes=shapes, limits=limits)
 
 
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize(
+    "node",
+    ['Tokenizer<mincharnum = 1, mark = 0, tokenexp = "a">(x)', "UnfoldTensor<dim = 0>(n)"],
+)
+def test_missing_attribute_of_a_domain_without_schemas_is_refused(node, executor):
+    text = f"g (string[2] x, float[4] n) => (y) {{ y = com.microsoft.{node} }}"
+    model = model_from_text(text, domains={"com.microsoft": 1})
+    feeds = {"x": np.array(["a", "b"], object), "n": np.ones(4, F32)}
+    with pytest.raises((ps.InvalidModel, ps.RunError)):
+        ps.compile(model, executor=executor).run(feeds)
+
+
 def test_empty_tensors_of_large_dims_are_refused():
     text = """g (float[1, 0, 2] x) => (float[A, B, C] y) {
         s = Constant<value_ints = [1, 0, 2147483648]>() y = Resize(x, , , s) }"""

@@ -35,6 +35,10 @@ def compile_error(node: Node, error: Exception) -> PenstockError:
     place = describe_node(node)
     if isinstance(error, ShapeError):
         return InvalidModel(f"{place}: {error}")
+    # Where a domain has schemas, they have told of missing attributes before.
+    key = error.args[0] if isinstance(error, KeyError) else None
+    if isinstance(key, str) and key not in node.attrs:
+        return InvalidModel(f"{place} needs the attribute {key!r}")
     if isinstance(error, MemoryError):
         return LimitExceeded(f"{place}: there is not enough memory to compile it. {error}")
     return InternalError(f"{place}: compiling it failed with {error!r}. Please report it")

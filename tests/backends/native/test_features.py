@@ -11,6 +11,7 @@ from penstock.types import STRING, ShapeError
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,
+    expected,
     kernel_of,
     node_of,
     pytestmark,
@@ -68,6 +69,13 @@ def test_imputer_equals_numpy(several, dtype):
     for replaced in (np.nan, 0.0, np.inf, 1.0):
         attrs = {"imputed_value_floats": values, "replaced_value_float": replaced}
         check(node("Imputer", x, **attrs), [x])
+
+
+def test_imputer_of_a_value_out_of_range_replaces_nothing():
+    x = numbers((2, 3), "int32")
+    imputer = node("Imputer", x, replaced_value_int64=2**62, imputed_value_int64s=[7])
+    assert kernel_of(imputer, LIBRARIES[0]) is None
+    np.testing.assert_array_equal(expected(imputer, [x])[0], x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

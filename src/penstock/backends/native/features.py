@@ -106,6 +106,8 @@ def imputer(site: Site) -> NativeCall | None:
     imputed = _by_feature(values, x.dims[-1], x.dtype)
     if imputed is None or (x.dtype.kind in "iu") != integers:
         return None
+    if integers and np.array(replaced).astype(x.dtype) != replaced:
+        return None
     return _of_rows(site, "imputer", imputed, np.array([replaced], x.dtype), x.dims[-1])
 
 

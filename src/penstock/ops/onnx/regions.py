@@ -61,7 +61,7 @@ class _Samples:
 
     def __init__(self, start: Any, extent: Any, bins: int, ratio: int, size: int) -> None:
         step = extent / bins
-        grid = ratio if ratio > 0 else int(np.ceil(step))
+        grid = ratio if ratio > 0 else max(int(np.ceil(step)), 0)
         if grid * bins > MAX_SAMPLES:
             raise ShapeError(f"a region of extent {extent} has too many samples")
         # In the dtype of the regions: the number of samples jumps where rounding differs.

@@ -112,7 +112,8 @@ def imputer(node: Node, types: Types) -> Kernel:
             wanted = "integers" if integers else "floats"
             raise ShapeError(f"the imputed values are {wanted}, the input is {dtype_name(x.dtype)}")
         imputed = _features(x, values, "the imputed values").astype(x.dtype)
-        missing = np.isnan(x) if replaced != replaced else x == x.dtype.type(replaced)
+        own = replaced if integers else x.dtype.type(replaced)  # an int may be out of range
+        missing = np.isnan(x) if replaced != replaced else x == own
         return np.asarray(np.where(missing, imputed, x)).reshape(x.shape)
 
     return Kernel(run)
