@@ -44,6 +44,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from bench.zoo.sample import samples
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 from tests.support import mutants, tf_cases, tflite_cases
@@ -145,8 +146,15 @@ def suite() -> Sequence[bytes]:
         return [case.model.SerializeToString() for case in load_model_tests(kind="node")]
 
 
+@cache
+def exported() -> Sequence[bytes]:
+    """Small models as exporters wrote them, with the operations of classical models."""
+    models = [model for _, model, _ in samples()]
+    return [model for model in models if len(model) < 30_000]
+
+
 def onnx_case(draw: random.Random, with_suite: bool) -> Case:
-    seeds = list(mutants.models().values())
+    seeds = [*mutants.models().values()] if draw.random() < 0.7 else exported()
     data = draw.choice(suite()) if with_suite and draw.random() < 0.6 else draw.choice(seeds)
     chance = draw.random()
     if chance < 0.4:
