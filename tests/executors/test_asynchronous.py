@@ -286,8 +286,9 @@ def test_cancel_hook_that_raises_does_not_change_the_ending(monkeypatch):
             compile(text, executor).run({"x": X}, timeout=0.02)
 
 
+@pytest.mark.parametrize("executor", ["frames", "auto"])
 @pytest.mark.parametrize("parallel", [1, 4, 16])
-def test_frames_iterations_wait_at_once_up_to_parallel_iterations(parallel):
+def test_iterations_of_a_frame_wait_at_once_up_to_parallel_iterations(parallel, executor):
     """The body of the loop only waits, so that as many iterations wait as the frame allows."""
     asked_count = answered = most = 0
 
@@ -305,7 +306,7 @@ def test_frames_iterations_wait_at_once_up_to_parallel_iterations(parallel):
 
     b = Builder()
     total = counting(b, b.placeholder("n", "int32"), parallel)
-    session = ps.compile(b.bytes(), executor="frames", backends=[Asking()])
+    session = ps.compile(b.bytes(), executor=executor, backends=[Asking()])
     future = session.submit({"n": np.int32(20)}, [total])
     while answered < 20:
         for asked in [ASKED.get(timeout=SOON) for _ in range(min(parallel, 20 - answered))]:
@@ -313,6 +314,29 @@ def test_frames_iterations_wait_at_once_up_to_parallel_iterations(parallel):
             asked.done(-asked.x)
     assert future.result(SOON)[total] == sum(range(20))
     assert most == parallel
+    (used,) = session._plans.executors()
+    assert used.name == ("frames" if executor == "frames" or parallel > 1 else "linear")
+
+
+class LongNeg(NumpyBackend):
+    """Says that its Neg takes long."""
+
+    name = "long"
+
+    def seconds(self, node):
+        return 1e-3 if node.op.name == "Neg" else super().seconds(node)
+
+
+@pytest.mark.parametrize("backend", [LongNeg, NumpyBackend])
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_auto_keeps_frames_whose_iterations_overlap_in_long_kernels(parallel, backend):
+    b = Builder()
+    total = counting(b, b.placeholder("n", "int32"), parallel)
+    session = ps.compile(b.bytes(), backends=[backend()], threads=2, pool=Workers("two", 2))
+    assert session.run({"n": np.int32(5)}, [total])[total] == 10
+    kept = backend is LongNeg and parallel > 1
+    (executor,) = session._plans.executors()
+    assert executor.name == ("frames" if kept else "linear")
 
 
 def test_interrupt_while_waiting_for_an_outcome_cancels_the_kernel():

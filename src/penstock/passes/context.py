@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, NamedTuple, Protocol
@@ -92,5 +92,8 @@ class PassContext:
     """The kernel of a node, with its place, or that of the first backend with a kernel for it if it
     has none yet; None if its types are at fault. None where no memory is planned, and passes that
     depend on kernels have nothing to do."""
+    must_stay: Callable[[Sequence[Node], bool], Node | None] | None = None
+    """The node because of which a frame is not raised, given its nodes and whether its iterations
+    may overlap. None where frames are raised whatever their nodes are."""
     after_pass: AfterPass | None = None
     """Called with each pass that ran, and the graph as that left it."""

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.dag import on_cycles
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend, Device
@@ -40,6 +41,7 @@ from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
 from penstock.host.threads import Workers, core_budget, pool
+from penstock.ir.contract import contract_of
 from penstock.ir.device_name import local
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.limits import Limits
@@ -148,10 +150,47 @@ class CompileContext:
             widened=self.widened,
             halves=self.halves,
             choose_places=choose_places,
+            must_stay=partial(_overlapping, self) if self.executor == "auto" else None,
             after_pass=self.options.after_pass,
             placement=placement,
             compiled=compiled,
         )
+
+
+# From what a kernel takes on it is worth that iterations overlap in it.
+_LONG_S = 200e-6
+
+
+def _overlapping(context: CompileContext, nodes: Sequence[Node], loop: bool) -> Node | None:
+    """The node of a frame for which it is worth that iterations overlap, if they may: one that does
+    not wait for itself in the iteration before."""
+    readers: list[list[int]] = [[] for _ in nodes]
+    place = {node: i for i, node in enumerate(nodes)}
+    for node, i in place.items():
+        sources = [value.producer for value in node.inputs if value is not None]
+        for source in (*sources, *node.control_inputs):
+            if source in place:
+                readers[place[source]].append(i)
+    circular = set(on_cycles(readers)) if loop else place.values()
+    return next((n for n in nodes if place[n] not in circular and _overlaps(context, n)), None)
+
+
+def _overlaps(context: CompileContext, node: Node) -> bool:
+    """Whether the kernel of a node is asynchronous, or takes long by its backend's estimate. Those
+    of Penstock are not, and share their work among threads where it is much."""
+    types = [None if value is None else value.type for value in node.inputs]
+    for backend in context.hosts:
+        if contract_of(node, backend) is None:
+            continue
+        try:
+            kernel = backend.kernel(node, types)
+            seconds = backend.seconds(node)
+        except Exception:  # the plan raises it, unless the node may never run
+            return False
+        if kernel is not None:
+            alone = context.workers == 1 or backend.threads_of_caller
+            return kernel.begin is not None or (not alone and _LONG_S <= seconds < inf)
+    return False
 
 
 @dataclass(frozen=True)

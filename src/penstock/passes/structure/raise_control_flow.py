@@ -42,7 +42,7 @@ class RaiseControlFlow(Pass):
     def run(self, graph: Graph, context: PassContext) -> bool:
         if not is_framed(graph):
             return False
-        raised, unraised = raise_control_flow(graph)
+        raised, unraised = raise_control_flow(graph, context.must_stay)
         context.unraised.extend(unraised)
         graph.inputs, graph.outputs = raised.inputs, raised.outputs
         graph.nodes, graph.targets = raised.nodes, raised.targets
