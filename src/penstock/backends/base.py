@@ -98,6 +98,9 @@ class Backend(Protocol):
         """A NumPy array (or a list of these) as a value of this backend's memory."""
         ...
 
+    # A backend may also have ``copy_from(source: Backend)``: a function that copies a value of that
+    # backend's memory into a new one of its own, directly, or None if there is no such way.
+
     @property
     def workers(self) -> int:
         """The most steps of one run that may run at once on this backend."""
@@ -163,13 +166,24 @@ class HostBackend:
         pass
 
 
+def copier(source: Backend, target: Backend) -> Callable[[Any], Any] | None:
+    """What copies a value from the memory of one backend straight to that of another; None if that
+    takes a copy in the host's memory between."""
+    copy_from = getattr(target, "copy_from", None)
+    copy: Callable[[Any], Any] | None = None if copy_from is None else copy_from(source)
+    return copy
+
+
 def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:
-    """The kernel of a transfer between the host and one of ``backends``, named in its attributes.
-    Names of other backends, and of those in the host's memory, stand for the host."""
+    """The kernel of a transfer between two of ``backends``, named in its attributes. Names of other
+    backends, and of those in the host's memory, stand for the host."""
     away = {backend.name: backend for backend in backends if backend.memory != HOST}
     source, target = away.get(node.attrs["source"]), away.get(node.attrs["target"])
     if target is None:
         assert source is not None
         return Kernel(source.to_host)
-    assert source is None
-    return Kernel(target.from_host)
+    if source is None:
+        return Kernel(target.from_host)
+    copy = copier(source, target)
+    assert copy is not None
+    return Kernel(copy)

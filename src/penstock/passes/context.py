@@ -95,5 +95,7 @@ class PassContext:
     must_stay: Callable[[Sequence[Node], bool], Node | None] | None = None
     """The node because of which a frame is not raised, given its nodes and whether its iterations
     may overlap. None where frames are raised whatever their nodes are."""
+    direct: Callable[[str, str], bool] = lambda source, target: False
+    """Whether values can be copied from the memory of one backend straight to that of another."""
     after_pass: AfterPass | None = None
     """Called with each pass that ran, and the graph as that left it."""

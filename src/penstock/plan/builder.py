@@ -37,11 +37,13 @@ class CompiledNode(NamedTuple):
     kernel: Kernel
     backend: Backend
     contract: Contract | None = None
+    to_host: bool = False
+    """whether it is a transfer from the backend to the host"""
 
     @property
     def on_host(self) -> bool:
         """Whether the outputs are in the host's memory, as arenas are."""
-        return self.backend.memory == HOST
+        return self.to_host or self.backend.memory == HOST
 
 
 def compile_plan(
@@ -89,7 +91,7 @@ def _compile(
         away = {b.name: b for b in backends if b.memory != HOST}
         source, to_host = away.get(node.attrs["source"]), node.attrs["target"] not in away
         contract = contract_of(node, source) if to_host else None
-        return CompiledNode(transfer, backend, contract)
+        return CompiledNode(transfer, backend, contract, to_host)
     try:
         kernel = table.kernel(backend, node)
     except Exception as error:
@@ -204,7 +206,7 @@ class _Builder:
     # Steps with kernels.
 
     def step(self, node: Node) -> Step:
-        kernel, backend, contract = self.compiled[node]
+        kernel, backend, contract, _ = self.compiled[node]
         inputs = self.inputs_of(node)
         into = node in self.memory.orders
         outputs = tuple([self.written(v) if into else self.allocated(v) for v in node.outputs])
@@ -242,7 +244,7 @@ class _Builder:
 
     def view(self, node: Node, certain: bool) -> Step | None:
         """A view of the arena needs no step; a view of other memory is a call during the run."""
-        kernel, backend, contract = self.compiled[node]
+        kernel, backend, contract, _ = self.compiled[node]
         inputs = self.inputs_of(node)
         if node in self.memory.copied:
             return self.copying(node, kernel, inputs)
@@ -356,6 +358,9 @@ class _Builder:
     def buffer_pair(self, inside: Value, updated: Value) -> tuple[int, int] | None:
         """Two alternating buffers for a carried value, if its type is fixed and it changes."""
         if not (self.planned and has_buffers(inside, updated)):
+            return None
+        producer = None if updated.producer is None else self.compiled.get(updated.producer)
+        if producer is not None and not producer.on_host:
             return None
         first, second = [
             self.add(Slot(f"{inside.name}/{i}", inside.type, SlotKind.ARENA)) for i in (0, 1)

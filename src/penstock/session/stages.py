@@ -30,7 +30,7 @@ import numpy as np
 from penstock.algorithms.dag import on_cycles
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
-from penstock.backends.base import Backend, Device
+from penstock.backends.base import Backend, Device, copier
 from penstock.backends.dynamic_shapes import plausible
 from penstock.backends.kernels import KernelTable, placed_kernels
 from penstock.backends.numpy import NumpyBackend
@@ -105,6 +105,10 @@ class CompileContext:
         """Whether all backends work on the host's memory."""
         return all(backend.memory == HOST for backend in self.backends)
 
+    def direct(self, source: str, target: str) -> bool:
+        """Whether values are copied straight from one backend's memory to another's, by name."""
+        return copier(self.by_name[source], self.by_name[target]) is not None
+
     @property
     def accelerators(self) -> dict[str, Device]:
         """The devices of backends that have one, by the name of the backend."""
@@ -151,6 +155,7 @@ class CompileContext:
             halves=self.halves,
             choose_places=choose_places,
             must_stay=partial(_overlapping, self) if self.executor == "auto" else None,
+            direct=self.direct,
             after_pass=self.options.after_pass,
             placement=placement,
             compiled=compiled,

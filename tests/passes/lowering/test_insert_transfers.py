@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
 
 from penstock.ir.graph import Graph, Node
 from penstock.ops.internal.transfer import HOST, is_transfer
+from penstock.ops.onnx.control_flow import is_control
 from penstock.passes.context import PassContext, Place
 from penstock.passes.lowering.insert_transfers import InsertTransfers
-from tests.support.onnx_text import graph_from_text
+from tests.support.cost_models import PreferredBackendCosts
+from tests.support.far_backend import FarBackend
+from tests.support.onnx_text import compile_text, graph_from_text
 
 NUMPY, ONE, TWO = Place("numpy", HOST), Place("one", "one"), Place("two", "two")
 
 
-def moved(body: str, places: Mapping[str, Place]) -> tuple[Graph, dict[Node, Place], bool]:
+def moved(
+    body: str, places: Mapping[str, Place], **options: Any
+) -> tuple[Graph, dict[Node, Place], bool]:
     """The graph after the pass with the nodes of some operations placed, its placement, and whether
     it changed."""
     graph = graph_from_text(f"g (float[4] x, bool c) => (float[4] y) {body}")
     placement = {
-        node: places.get(node.op.name, NUMPY) for node in graph.walk() if node.op.name != "If"
+        node: places.get(node.op.name, NUMPY) for node in graph.walk() if not is_control(node)
     }
-    changed = InsertTransfers().run(graph, PassContext(placement=placement))
+    changed = InsertTransfers().run(graph, PassContext(placement=placement, **options))
     return graph, placement, changed
 
 
@@ -84,7 +93,84 @@ def test_insert_transfers_captured_values_are_copied_to_the_host_before_the_bran
             else_branch = e () => (float[4] q) { q = Identity(a) }> }""",
         {"Abs": ONE},
     )
-    assert steps(graph) == ["host to one", "Abs", "one to host", "If"]
+    assert steps(graph) == ["numpy to one", "Abs", "one to numpy", "If"]
     (on_host,) = graph.nodes[2].outputs
     for _, branch in graph.nodes[3].graphs:
         assert branch.nodes[0].inputs == [on_host]
+
+
+def test_insert_transfers_from_device_to_device_is_direct_where_that_is_possible():
+    body, places = "{ a = Abs(x) b = Exp(a) y = Neg(b) }", {"Abs": ONE, "Exp": TWO}
+    graph, placement, _ = moved(body, places, direct=lambda source, target: target == "two")
+    assert steps(graph) == ["numpy to one", "Abs", "one to two", "Exp", "two to numpy", "Neg"]
+    assert placement[graph.nodes[2]] == TWO
+
+
+def test_insert_transfers_values_stay_on_the_device_of_both_branches():
+    graph, _, _ = moved(
+        """{ a = Abs(x) d = If (c) <
+            then_branch = t () => (float[4] p) { p = Exp(a) },
+            else_branch = e () => (float[4] q) { q = Sin(a) }> y = Neg(d) }""",
+        {"Abs": ONE, "Exp": ONE, "Sin": ONE},
+    )
+    assert steps(graph) == ["numpy to one", "Abs", "If", "one to numpy", "Neg"]
+    assert [steps(branch) for _, branch in graph.nodes[2].graphs] == [["Exp"], ["Sin"]]
+
+
+LOOP = """{ k = Abs(x) y = Loop (, , x) <body = b (int64 i, bool d, float[4] v) => (bool e, float[4] w)
+    { e = Identity(c) u = Exp(v) w = Mul(u, k) }> }"""
+
+
+def test_insert_transfers_carried_and_captured_values_of_a_loop_stay_on_its_device():
+    graph, _, _ = moved(LOOP, {"Exp": ONE, "Mul": ONE})
+    assert steps(graph) == ["Abs", "numpy to one", "numpy to one", "Loop", "one to numpy"]
+    ((_, body),) = graph.nodes[3].graphs
+    assert steps(body) == ["Identity", "Exp", "Mul"]
+
+
+def test_insert_transfers_carried_value_that_the_host_reads_enters_there():
+    graph, _, _ = moved(LOOP, {"Mul": ONE})
+    assert steps(graph) == ["Abs", "numpy to one", "Loop"]
+    ((_, body),) = graph.nodes[2].graphs
+    assert steps(body) == ["Identity", "Exp", "numpy to one", "Mul", "one to numpy"]
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams"])
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_loop_on_a_device_transfers_once_whatever_its_iterations(executor, n):
+    far = FarBackend("far", ["Exp", "Mul", "Tanh"])
+    text = """g (float[4] x, int64 n) => (float[4] y) {
+        y = Loop (n, , x) <body = b (int64 i, bool d, float[4] v) => (bool e, float[4] w)
+            { e = Identity(d) u = Tanh(v) w = Mul(u, x) }> }"""
+    costs = PreferredBackendCosts("far")
+    options = {"executor": executor, "backends": [far, "numpy"], "cost_model": costs}
+    session = compile_text(text, **options)
+    x = np.array([1, 2, 3, 4], np.float32)
+    wanted = x
+    for _ in range(n):
+        wanted = np.tanh(wanted) * x
+    for _ in range(2):
+        far.moved.clear()
+        y = session.run({"x": x, "n": np.array(n)})["y"]
+        np.testing.assert_allclose(y, wanted, rtol=1e-6)
+        assert far.moved == {"from_host": 1, "to_host": 1}
+        y[:] = 0  # is the caller's own
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_devices_that_can_copy_from_one_another(near):
+    one, two = FarBackend("one", ["Exp"]), FarBackend("two", ["Tanh"])
+    two.near = ["one"] if near else []
+    session = compile_text(
+        "g (float[4] x) => (float[4] y) { a = Exp(x) y = Tanh(a) }",
+        backends=[one, two, "numpy"],
+        place={"Exp": "one", "Tanh": "two"},
+    )
+    x = np.ones(4, np.float32)
+    np.testing.assert_allclose(session(x), np.tanh(np.exp(x)))
+    one.moved.clear()
+    two.moved.clear()
+    session(x)
+    between = {"direct": 1} if near else {"from_host": 1}
+    assert two.moved == {**between, "to_host": 1}
+    assert one.moved["to_host"] == (0 if near else 1)

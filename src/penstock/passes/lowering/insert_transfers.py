@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
 from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, captures
 from penstock.ops.internal.transfer import HOST, TRANSFER
-from penstock.ops.onnx.control_flow import is_control
+from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.passes.context import Pass, PassContext, Place, Property
 from penstock.passes.rewrite import Substitution
 
@@ -13,10 +16,13 @@ from penstock.passes.rewrite import Substitution
 class InsertTransfers(Pass):
     """Insert a transfer node after each value for each other memory that it is read in.
 
-    Each value is transferred to a memory once, however many nodes read it there. From one device to
-    another it goes through the host's memory. The inputs and outputs of graphs, nested ones
-    included, are in the host's memory; backends copy constants themselves. A transfer is placed on
-    the device that it copies to, or from if it copies to the host.
+    Each value is transferred to a memory once, however many nodes of a graph read it there: from
+    device to device directly where the backends can (``PassContext.direct``), else through the
+    host's memory. The inputs and outputs of the whole graph are in the host's memory, and backends
+    copy constants themselves. What enters and leaves the graphs of loops and branches stays where
+    it is used: a captured value that these read on one device only is brought there before, and a
+    value that a body computes on a device and carries is carried there. A transfer is placed on the
+    device that it copies to, or from if it copies to the host.
     """
 
     name = "insert_transfers"
@@ -27,52 +33,130 @@ class InsertTransfers(Pass):
         if all(place.memory == HOST for place in placement.values()):
             return False
         before = len(placement)
-        for inner in list(graph.graphs()):
-            _insert(inner, placement)
+        on_host = (place for place in placement.values() if place.memory == HOST)
+        transfers = _Transfers(placement, next(on_host, Place(HOST, HOST)), context.direct)
+        for inner in list(graph.graphs()):  # a graph before those nested in it
+            transfers.insert(inner)
         return len(placement) > before
 
 
-def _insert(graph: Graph, placement: dict[Node, Place]) -> None:
-    places: dict[Value, Place] = {}
-    moved: dict[tuple[Value, str], Value] = {}
-    nodes: list[Node] = []
-    on_host = (
-        place for n in graph.nodes if not is_control(n) and (place := placement[n]).memory == HOST
-    )
-    home = next(on_host, Place(HOST, HOST))
+class _Transfers:
+    """``places`` has the places of values that are not in the host's memory, ``leaving`` those
+    where the outputs of nested graphs are wanted, if not there."""
 
-    def read(value: Value, there: Place) -> Value:
+    def __init__(
+        self, placement: dict[Node, Place], home: Place, direct: Callable[[str, str], bool]
+    ) -> None:
+        self.placement = placement
+        self.home = home
+        self.direct = direct
+        self.places: dict[Value, Place] = {}
+        self.leaving: dict[Graph, dict[int, Place]] = {}
+        self.nodes: list[Node] = []
+        self.moved: dict[tuple[Value, str], Value] = {}
+
+    def insert(self, graph: Graph) -> None:
+        self.nodes, self.moved = [], {}
+        for node in paced(graph.nodes):
+            if is_control(node):
+                self.control(node)
+                continue
+            place = self.placement[node]
+            self.read_inputs(node, {}, place)
+            self.nodes.append(node)
+            if place.memory != HOST:
+                self.places.update((v, place) for v in node.outputs if v is not None)
+        leaving = self.leaving.get(graph, {})
+        graph.outputs[:] = [
+            self.read(value, leaving.get(i, self.home)) for i, value in enumerate(graph.outputs)
+        ]
+        graph.nodes[:] = self.nodes
+
+    def read_inputs(self, node: Node, places: Mapping[int, Place], place: Place) -> None:
+        for i, value in enumerate(node.inputs):
+            if value is not None:
+                node.inputs[i] = self.read(value, places.get(i, place))
+
+    def read(self, value: Value, there: Place) -> Value:
         """``value`` in the memory of ``there``."""
-        source = places.get(value, home)
+        source = self.places.get(value, self.home)
         if source.memory == there.memory or value.const is not None:
             return value
-        if HOST not in (source.memory, there.memory):
-            value, source = read(value, home), home
+        away = HOST not in (source.memory, there.memory)
+        if away and not self.direct(source.backend, there.backend):
+            value, source = self.read(value, self.home), self.home
         key = (value, there.memory)
-        if key not in moved:
+        if key not in self.moved:
             name = f"{value.name}/{there.memory}"
             copy = Value(name, value.type)
             attrs = {"source": source.backend, "target": there.backend}
             origin = value.producer.origin if value.producer is not None else ""
             node = Node(TRANSFER, [value], [copy], attrs, name=name, origin=origin)
-            nodes.append(node)
-            placement[node] = there if there.memory != HOST else source
-            moved[key] = copy
-        return moved[key]
+            self.nodes.append(node)
+            self.placement[node] = there if there.memory != HOST else source
+            if there.memory != HOST:
+                self.places[copy] = there
+            self.moved[key] = copy
+        return self.moved[key]
 
-    for node in paced(graph.nodes):
-        place = home if is_control(node) else placement[node]
-        for i, value in enumerate(node.inputs):
-            if value is not None:
-                node.inputs[i] = read(value, place)
-        for _, inner in node.graphs:
+    def control(self, node: Node) -> None:
+        """An If or a loop: decide where the values are that enter and leave its graphs."""
+        entering: dict[int, Place] = {}
+        graphs = [graph for _, graph in node.graphs]
+        computed, reading = list(map(self.computed, graphs)), list(map(self.readers, graphs))
+        if node.op.name == "If":
+            first, *others = computed
+            same = [p if all(o[i] == p for o in others) else None for i, p in enumerate(first)]
+            self.leave(node, graphs, {i: (i, p) for i, p in enumerate(same) if p is not None})
+        elif node.op.name != "SequenceMap":
+            (body,), ((start, stop), (before, _)) = graphs, map(_ends, loop_carried(node))
+            for i in range(start, stop):
+                place = computed[0][i - start + before]
+                if place is not None and reading[0][body.inputs[i]] <= {place}:
+                    entering[i] = self.places[body.inputs[i]] = place
+            carried = {i - start + before: (i - start, p) for i, p in entering.items()}
+            self.leave(node, graphs, carried)
+        self.read_inputs(node, entering, self.home)
+        for graph, places in zip(graphs, reading, strict=True):
             substitution = Substitution()
-            for value in captures(inner):
-                if (copy := read(value, home)) is not value:
+            for value in captures(graph):
+                there = next(iter(places[value])) if len(places[value]) == 1 else self.home
+                if (copy := self.read(value, there)) is not value:
                     substitution[value] = copy
-            substitution.apply_throughout(inner)
-        nodes.append(node)
-        if place.memory != HOST:
-            places.update((v, place) for v in node.outputs if v is not None)
-    graph.outputs[:] = [read(value, home) for value in graph.outputs]
-    graph.nodes[:] = nodes
+            substitution.apply_throughout(graph)
+        self.nodes.append(node)
+
+    def leave(
+        self, node: Node, graphs: Sequence[Graph], outputs: Mapping[int, tuple[int, Place]]
+    ) -> None:
+        """Let outputs of ``graphs`` be where they are computed; ``outputs`` has the places by their
+        position, each with that of the output of ``node`` that they become."""
+        for graph in graphs:
+            self.leaving[graph] = {i: place for i, (_, place) in outputs.items()}
+        for result, place in outputs.values():
+            value = node.outputs[result] if result < len(node.outputs) else None
+            if value is not None:
+                self.places[value] = place
+
+    def computed(self, graph: Graph) -> list[Place | None]:
+        """For each output of a graph, the device on which a node of the graph computes it."""
+        own = set(graph.nodes)
+        nodes = [value.producer if value.producer in own else None for value in graph.outputs]
+        places = [None if node is None else self.placement.get(node) for node in nodes]
+        return [None if place is None or place.memory == HOST else place for place in places]
+
+    def readers(self, graph: Graph) -> dict[Value, set[Place]]:
+        """Where each value is read in ``graph``, nested graphs included."""
+        places: dict[Value, set[Place]] = defaultdict(set)
+        for node in graph.walk():
+            for value in node.inputs:
+                if value is not None:
+                    places[value].add(self.placement.get(node, self.home))
+        for inner in graph.graphs():
+            for value in inner.outputs:
+                places[value].add(self.home)
+        return places
+
+
+def _ends(positions: slice) -> tuple[int, int]:
+    return positions.start, positions.stop
