@@ -81,6 +81,17 @@ def branches(count: int = 6, depth: int = 4, size: int = 384) -> onnx.ModelProto
     return helper.make_model(graph, opset_imports=[OPSET], ir_version=9)
 
 
+def plug_in(count: int) -> onnx.ModelProto:
+    """``count`` independent Negs of 16 floats, each of a sum of its own, and their sum."""
+    constants = [numpy_helper.from_array(np.full(16, i, np.float32), f"c{i}") for i in range(count)]
+    nodes = [helper.make_node("Add", ["x", f"c{i}"], [f"a{i}"]) for i in range(count)]
+    nodes += [helper.make_node("Neg", [f"a{i}"], [f"n{i}"]) for i in range(count)]
+    nodes.append(helper.make_node("Sum", [f"n{i}" for i in range(count)], ["y"]))
+    ports = [info("x", TensorProto.FLOAT, [16])], [info("y", TensorProto.FLOAT, [16])]
+    graph = helper.make_graph(nodes, "plug_in", *ports, constants)
+    return helper.make_model(graph, opset_imports=[OPSET], ir_version=9)
+
+
 def inception(modules: int = 4, channels: int = 192, size: int = 28) -> onnx.ModelProto:
     """Modules of four branches of convolutions, as in GoogLeNet (Szegedy et al. 2015)."""
     rng = np.random.default_rng(0)

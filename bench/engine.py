@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from bench.cases import branches, chain, inception, loop, steps
+from bench.cases import branches, chain, inception, loop, plug_in, steps
 
 X = np.linspace(-1, 1, 16, dtype=np.float32)
 
@@ -134,6 +134,42 @@ def time_inception(engine: str) -> list[float]:
     return repeat(lambda: run({"x": x}), 10)
 
 
+def time_plug_in(engine: str, kernels: int, runs: int, kernel: Callable[..., Any]) -> list[float]:
+    """Of independent steps on the small tensors of a backend of the user's own, after some runs."""
+    import penstock as ps
+    from penstock.backends.numpy import NumpyBackend
+
+    class PlugIn(NumpyBackend):
+        name = "plug-in"
+
+        def kernel(self, node: Any, types: Any) -> Any:
+            return kernel() if node.op.name == "Neg" else super().kernel(node, types)
+
+    model, how = plug_in(kernels), engine.partition(":")[2]
+    session = ps.compile(model, executor=how, backends=[PlugIn()])
+    for _ in range(runs):
+        session.run({"x": X})
+    return repeat(lambda: session.run({"x": X}), 1)
+
+
+def slow_kernel() -> Any:
+    from penstock.ops import Kernel
+
+    def function(x: np.ndarray) -> np.ndarray:
+        time.sleep(0.02)
+        return -x
+
+    return Kernel(function)
+
+
+def waiting_kernel() -> Any:
+    from bench.frames_trial import Clock
+    from penstock.ops import asynchronous
+
+    clock = Clock()
+    return asynchronous(lambda done, x: clock.call(0.05, lambda: done(-x)))
+
+
 CASES: dict[str, Callable[[str], list[float]]] = {
     "chain": time_chain,
     "loop": time_loop,
@@ -147,6 +183,8 @@ CASES: dict[str, Callable[[str], list[float]]] = {
     "branches": time_branches,
     "two": time_two,
     "inception": time_inception,
+    "slow": lambda engine: time_plug_in(engine, 6, 30, slow_kernel),
+    "waits": lambda engine: time_plug_in(engine, 3, 1, waiting_kernel),
 }
 
 

@@ -102,6 +102,26 @@ RACES = [
         ["penstock:linear", "penstock:parallel"],
         1.0,
     ),
+    *(
+        (
+            "slow",
+            "six kernels of 20 ms on small tensors, after 30 runs",
+            f"penstock:{executor}",
+            ["penstock:linear"],
+            0.55,
+        )
+        for executor in ("parallel", "auto")
+    ),
+    *(
+        (
+            "waits",
+            "three asynchronous waits of 50 ms",
+            f"penstock:{executor}",
+            ["penstock:frames"],
+            1.1,
+        )
+        for executor in ("auto", "dataflow", "parallel", "streams")
+    ),
     (
         "loop",
         "an iteration of a Loop of 10,000, on one stream",

@@ -77,6 +77,17 @@ def compile(text: str, executor: str) -> ps.Session:
     return ps.compile(proto, executor=executor, backends=["numpy"])
 
 
+def abandoned(session: ps.Session) -> Asked:
+    """The call of a kernel whose run was cancelled."""
+    token = ps.CancelToken()
+    future = session.submit({"x": X}, cancel=token)
+    asked = ASKED.get(timeout=SOON)
+    token.cancel()
+    with pytest.raises(ps.Cancelled):
+        future.result(SOON)
+    return asked
+
+
 ONE = "g (float[2] x) => (float[2] y) { a = Exp(x) [asks] b = com.example.Ask(a) y = Neg(b) }"
 X = np.array([0, 1], np.float32)
 
@@ -125,7 +136,7 @@ def test_error_of_an_asynchronous_kernel_names_the_node(executor):
 def test_stopped_run_does_not_wait_for_an_asynchronous_kernel(executor, way):
     session = compile(ONE, executor)
     token = ps.CancelToken()
-    timeout = 0.05 if way == "deadline" else None
+    timeout = 0.3 if way == "deadline" else None
     future = session.submit({"x": X}, timeout=timeout, cancel=token)
     asked = ASKED.get(timeout=SOON)
     if way == "token":
@@ -221,13 +232,11 @@ def test_waiting_runs_hold_no_thread_of_the_pool(executor):
 
 def test_stopped_run_leaves_its_asynchronous_kernel_a_copy_of_its_inputs():
     session = compile(ONE, "linear")
-    with pytest.raises(ps.DeadlineExceeded):
-        session.run({"x": X}, timeout=0.02)
-    abandoned = ASKED.get(timeout=SOON)
+    asked = abandoned(session)
     future = session.submit({"x": X + 1})
     ASKED.get(timeout=SOON).done(X)
     future.result(SOON)
-    np.testing.assert_array_equal(abandoned.x, np.exp(X))
+    np.testing.assert_array_equal(asked.x, np.exp(X))
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -252,9 +261,7 @@ def test_unanswered_asynchronous_kernel_keeps_no_run_alive(executor):
     session = compile(ONE, executor)
     kept = []
     for way in ("late", "never"):
-        with pytest.raises(ps.DeadlineExceeded):
-            session.run({"x": X}, timeout=0.02)
-        asked = ASKED.get(timeout=SOON)
+        asked = abandoned(session)
         if way == "late":
             asked.done(X)
         kept.append(asked)
