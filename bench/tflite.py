@@ -1,0 +1,226 @@
+"""Time Penstock, LiteRT and onert on TFLite models: ``python -m bench.tflite [NAME ...]``.
+
+Engines take turns, each in a process of its own; the figures are the least of all turns, since
+other processes can only add to a time. A run of Penstock or LiteRT is fed and its outputs are
+fetched; of onert the run alone is timed. Opening a model ends with its first run, without imports.
+Writes ``bench/tflite.md``; ``python -m bench.tflite --trial ENGINE THREADS MODEL FEEDS`` is a turn.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tests.models.fetch import fetch, real_models
+from tests.support.tflite_cases import Case, cases
+
+from bench.run import machine
+
+HERE = Path(__file__).parent
+TURNS = 3
+SECONDS = 0.5  # of timing, a turn
+SAMPLE = 2e-3  # seconds: shorter runs are timed several at a time
+PEERS = {"litert": "ai_edge_litert", "onert": "onert"}
+GOALS = {"net": 1.0, "control": 1.0, "quant": 1.2, "open": 1.5}
+SMALL = {
+    "net": ("mini_detector", "mini_lstm_while", "mini_mobilenet_v2", "mini_resnet"),
+    "control": (
+        "if_basic",
+        "while_converted_rnn",
+        "while_count",
+        "while_fibonacci",
+        "while_nested",
+    ),
+    "quant": ("mini_mobilenet_v2_int8", "mini_resnet_int8"),
+}
+"""cases of the corpus, with the last run of each, or for loops the one of ten iterations"""
+
+Feeds = dict[str, np.ndarray]
+Run = Callable[[], object]
+
+
+class Subject(NamedTuple):
+    """A model, what it is fed, and what its ratio to the fastest peer should be at most."""
+
+    name: str
+    path: Path
+    feeds: Feeds
+    goal: float
+
+
+def subjects() -> Iterator[Subject]:
+    for category, names in SMALL.items():
+        for case in cases("net" if category == "quant" else category):
+            if case.name in names:
+                run = case.data["runs"][_which(case)]
+                yield Subject(case.name, case.path, case.feeds(run), GOALS[category])
+    for model in real_models(".tflite"):
+        goal = GOALS["quant" if model.package == "pymicro-wakeword" else "net"]
+        yield Subject(model.name, fetch(model), model.feeds(), goal)
+
+
+def _which(case: Case) -> int:
+    return 2 if case.name == "while_count" else -1
+
+
+# Engines: what opens a model and runs it on feeds.
+
+
+def penstock(path: str, threads: int, feeds: Feeds) -> Run:
+    import penstock as ps
+
+    session = ps.compile(path, threads=threads)
+    return lambda: session.run(feeds)
+
+
+def litert(path: str, threads: int, feeds: Feeds) -> Run:
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=path, num_threads=threads)
+    for detail in interpreter.get_input_details():
+        interpreter.resize_tensor_input(detail["index"], feeds[detail["name"]].shape)
+    interpreter.allocate_tensors()
+    fed = [(detail["index"], feeds[detail["name"]]) for detail in interpreter.get_input_details()]
+    fetched = [detail["index"] for detail in interpreter.get_output_details()]
+
+    def run() -> None:
+        for index, array in fed:
+            interpreter.set_tensor(index, array)
+        interpreter.invoke()
+        for index in fetched:
+            interpreter.get_tensor(index)
+
+    return run
+
+
+def onert(path: str, threads: int, feeds: Feeds) -> Run:
+    from onert import infer
+
+    session = infer.session(path)
+    session.infer(list(feeds.values()))
+    return session.session.run
+
+
+ENGINES = {"penstock": penstock, "litert": litert, "onert": onert}
+
+
+def trial(engine: str, threads: str, path: str, feeds: str) -> None:
+    """Print the seconds until the first run has ended, and of a run, as JSON."""
+    with np.load(feeds) as arrays:
+        given = dict(arrays)
+    imports = {
+        "penstock": "penstock.frontends.tflite.importer",
+        "litert": "ai_edge_litert.interpreter",
+    }
+    importlib.import_module(imports.get(engine, engine))
+    if engine == "penstock":
+        registry = importlib.import_module("penstock.backends.registry")
+        importlib.import_module("penstock.session.session")
+        for backend in registry.available():
+            importlib.import_module(registry.BACKENDS[backend].rpartition(".")[0])
+    start = time.perf_counter()
+    run = ENGINES[engine](path, int(threads), given)
+    run()
+    opened, best = time.perf_counter() - start, math.inf
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end or best == math.inf:
+        count = 1 if best == math.inf else max(1, int(SAMPLE / best))
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        best = min(best, (time.perf_counter() - start) / count)
+    print(json.dumps([opened, best]))
+
+
+# The table.
+
+
+def measure(engine: str, threads: int, subject: Subject, feeds: str) -> tuple[float, float] | None:
+    """The seconds of one turn; None if the engine does not run the model."""
+    module = ["-m", "bench.tflite", "--trial"]
+    command = [sys.executable, *module, engine, str(threads), str(subject.path), feeds]
+    with tempfile.TemporaryDirectory() as costs:
+        ruy = {"RUY_THREADS": str(threads), "XNNPACK_THREADS": str(threads)}
+        environment = {**os.environ, "PENSTOCK_CACHE": costs, **ruy}
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment, cwd=HERE.parent
+        )
+    if done.returncode and engine == "penstock":
+        raise SystemExit(f"{engine} {subject.name} failed:\n{done.stderr}")
+    if done.returncode:
+        return None
+    opened, run = json.loads(done.stdout.splitlines()[-1])
+    return opened, run
+
+
+def row(subject: Subject, threads: int, peers: list[str]) -> tuple[str, float]:
+    """A line of the table, and the ratio of the runs."""
+    least: dict[str, tuple[float, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        feeds = f"{folder}/feeds.npz"
+        np.savez(feeds, **subject.feeds)  # type: ignore[arg-type]
+        for _ in range(TURNS):
+            for engine in ("penstock", *peers):
+                seconds = measure(engine, threads, subject, feeds)
+                if seconds is not None:
+                    before = least.get(engine, seconds)
+                    least[engine] = min(before[0], seconds[0]), min(before[1], seconds[1])
+    ours = least.pop("penstock")
+    runs = {engine: run for engine, (_, run) in least.items()}
+    ratio = ours[1] / min(runs.values())
+    texts = [f"{runs[peer] * 1e6:.1f}" if peer in runs else "" for peer in peers]
+    opened = f"{ours[0] * 1e3:.1f} | {least['litert'][0] * 1e3:.1f}"
+    verdict = "yes" if ratio <= subject.goal else "**no**"
+    cells = [subject.name, str(threads), f"{ours[1] * 1e6:.1f}", *texts, f"{ratio:.2f}"]
+    line = f"| {' | '.join(cells)} | {subject.goal} | {verdict} | {opened} |"
+    print(line, flush=True)
+    return line, ratio
+
+
+def main(wanted: list[str]) -> None:
+    peers = [peer for peer, module in PEERS.items() if importlib.util.find_spec(module)]
+    versions = ", ".join(f"{PEERS[peer]} {version(PEERS[peer])}" for peer in peers)
+    lines = [
+        "# TFLite",
+        "",
+        f"Measured on {date.today().isoformat()} by `make bench-tflite`: {machine()}, {versions}.",
+        f"Least of {TURNS} turns, engines in turn, each in its own process. The ratio is that of a",
+        "run to the fastest peer's; opening a model ends with its first run, without imports. Load",
+        f"average {os.getloadavg()[2]:.1f}: with more than the cores, two threads say little.",
+        "",
+        f"| model | threads | Penstock, us | {', us | '.join(peers)}, us | ratio | at most "
+        "| reached | opened, ms | LiteRT, ms |",
+        "|---" * (8 + len(peers)) + "|",
+    ]
+    print("\n".join(lines))
+    ratios = []
+    for subject in subjects():
+        if not wanted or subject.name in wanted:
+            for threads in (1, 2):
+                line, ratio = row(subject, threads, peers)
+                lines.append(line)
+                ratios.append(ratio)
+    lines.append(f"\nGeometric mean of the ratios: {math.exp(np.log(ratios).mean()):.2f}.")
+    print(lines[-1])
+    if not wanted:
+        (HERE / "tflite.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--trial"]:
+        trial(*sys.argv[2:])
+    else:
+        main(sys.argv[1:])
