@@ -98,7 +98,8 @@ def changed_json(data: bytes, draw: random.Random, words: Sequence[Any]) -> byte
         elif chance < 0.35 and isinstance(container, list) and container is not tree:
             container.insert(key, value)
         else:
-            container[key] = draw.choice([value, draw.choice(words), draw.choice(_INTS + _TEXTS)])
+            word = copy.deepcopy(draw.choice(words))
+            container[key] = draw.choice([value, word, draw.choice(_INTS + _TEXTS)])
     return json.dumps(tree[0]).encode()
 
 

@@ -122,6 +122,14 @@ def test_changed_json_is_json_of_other_values():
     assert any(b"word" in result for result in results)
 
 
+def test_changed_json_leaves_the_words_as_they_are():
+    words = [{}, {"to": []}, [["word"]]]
+    before = json.dumps(words)
+    for seed in range(500):
+        changed_json(b'{"a": [], "b": {}}', random.Random(seed), words)
+    assert json.dumps(words) == before
+
+
 def test_package_cases_are_folders_and_zip_files_that_mostly_load(tmp_path):
     counts = Counter[str]()
     for seed in range(60):
