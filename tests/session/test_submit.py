@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -166,6 +167,19 @@ def test_callback_of_a_run_may_submit_the_next(package, workers, monkeypatch) ->
     blocked.session.submit(feeds(0)).add_done_callback(next_run)
     assert ended.wait(WAIT_S)
     assert results == [200, 201, 202, 203, 204]
+
+
+def test_arun_waits_for_a_place_while_the_event_loop_goes_on(package, workers, monkeypatch) -> None:
+    blocked = Blocked(package, workers(1), monkeypatch, 1)
+
+    async def main() -> list[Any]:
+        tasks = [asyncio.create_task(blocked.session.arun(feeds(number))) for number in (1, 2, 3)]
+        assert await asyncio.to_thread(blocked.entered.wait, WAIT_S)
+        blocked.go.set()  # only reached if the loop is free
+        return await asyncio.gather(*tasks)
+
+    results = asyncio.run(main())
+    assert [next(iter(outputs.values())).item() for outputs in results] == [201, 202, 203]
 
 
 @pytest.mark.parametrize("most", [0, -1, 10**7])

@@ -219,17 +219,16 @@ class Session:
 
     @takes(RunOptions)
     async def arun(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """``run`` for asyncio: the event loop goes on meanwhile; cancelling it cancels the run. The
-        number of runs is not bounded: tasks can wait for a semaphore of asyncio."""
+        """``run`` for asyncio: the event loop goes on meanwhile, also while the queue of submitted
+        runs is full; cancelling it cancels the run."""
         import asyncio
 
         # Of several runs that share a token, cancelling the task stops its own only.
         token = CancelToken(options.pop("cancel", None))
-        future: Future[dict[str, Any]] = Future()
-        job = self.job(make(RunOptions, "arun", *arguments, cancel=token, **options), future)
-        self._enqueue(job, future)
+        submit = partial(self.submit, *arguments, cancel=token, **options)
         try:
-            return await asyncio.wrap_future(future)
+            job = await asyncio.to_thread(submit) if self._places.empty() else submit()
+            return await asyncio.wrap_future(job)
         except asyncio.CancelledError:
             token.cancel()
             raise
