@@ -71,6 +71,46 @@ def loop(variables: int) -> tuple[bytes, str]:
     return g.bytes(), total
 
 
+def unraised() -> tuple[bytes, str]:
+    """A loop that reads the index output of a Merge, for which no structured loop has a value."""
+    g = Flow()
+    g.placeholder("n", "int32")
+    zero = g.const(np.int32(0), "zero")
+    g.loop("while", zero, "n")
+    total = g.carry("while", "v", zero, lambda v: g.op("AddV2", v, "while/i/merge:1"))
+    return g.bytes(), total
+
+
+def network(*, switched: bool) -> tuple[bytes, str]:
+    """MobileNetV1 at 96 x 96 without its classifier; ``switched``: all of it behind one output of a
+    Switch that no Merge follows, so that it cannot be raised."""
+    g, rng = Flow(), np.random.default_rng(0)
+    g.placeholder("p", "bool")
+    g.placeholder("x", "float32")
+    image = g.const(rng.normal(size=(1, 96, 96, 3)).astype(np.float32), "image")
+    last = g.op("Mul", image, "x", name="scaled", T="float32")
+    if switched:
+        last = g.switch(last, "p", "switch", T="float32") + ":1"
+
+    def layer(op: str, *shape: int, stride: int = 1) -> str:
+        weights = rng.normal(size=shape) * (2 / np.prod(shape[:2]) / shape[2]) ** 0.5
+        filters = g.const(weights.astype(np.float32))
+        attrs = {"strides": [1, stride, stride, 1], "padding": "SAME", "data_format": "NHWC"}
+        made = g.node(op, last, filters, T=Type("float32"), dilations=[1] * 4, **attrs)
+        bias = g.const(np.full(shape[3] if op == "Conv2D" else shape[2], 0.1, np.float32))
+        made = g.node("BiasAdd", made, bias, T=Type("float32"))
+        return g.node("Relu6", made, T=Type("float32"))
+
+    last = layer("Conv2D", 3, 3, 3, 32, stride=2)
+    blocks = [(32, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
+    for inputs, outputs, stride in [*blocks, *[(512, 512, 1)] * 5, (512, 1024, 2), (1024, 1024, 1)]:
+        last = layer("DepthwiseConv2dNative", 3, 3, inputs, 1, stride=stride)
+        last = layer("Conv2D", 1, 1, inputs, outputs)
+    axes = g.const(np.array([1, 2], np.int32))
+    last = g.node("Mean", last, axes, name="y", T=Type("float32"), Tidx=Type("int32"))
+    return g.bytes(), last
+
+
 def chain(n: int) -> tuple[bytes, str]:
     """``x + x + ...``, of scalars."""
     g = Flow()
@@ -92,6 +132,7 @@ def cases() -> list[Case]:
     rows = [
         Case("while, 1 variable", "us an iteration", *_run(loop(1), n), ITERATIONS),
         Case("while, 4 variables", "us an iteration", *_run(loop(4), n), ITERATIONS),
+        Case("while that stays on frames", "us an iteration", *_run(unraised(), n), ITERATIONS),
         Case(
             "while on 2 devices",
             "us an iteration",
@@ -117,6 +158,10 @@ def cases() -> list[Case]:
             options={"calls": 2000},
         ),
     ]
+    fed = {"x": ("float32", 1.0), "p": ("bool", True)}
+    for name, switched in (("MobileNetV1", False), ("MobileNetV1 behind a Switch", True)):
+        graph = network(switched=switched)
+        rows.append(Case(name, "ms", *_run(graph, fed), scale=1e3, options={"calls": 10}))
     for parallel in (1, 2, 4, 8, 16, 32):
         graph = waiting(parallel)
         rows.append(

@@ -84,10 +84,10 @@ def penstock(job: Job, feeds: dict[str, np.ndarray]) -> tuple[Runner, str]:
         def run_begin(self, run: Any) -> None:
             self.name = run.executor
 
-    backend = Waiting() if job.wait_s else NumpyBackend()
+    backends = [Waiting()] if job.wait_s else None
     devices = job.devices if job.devices > 1 else None
     executor = job.engine.partition(":")[2]
-    session = ps.compile(job.path, executor=executor, backends=[backend], devices=devices)
+    session = ps.compile(job.path, executor=executor, backends=backends, devices=devices)
     name, fetches = Name(), [job.fetch]
     session.run(feeds, fetches, observers=[name])
     return lambda: session.run(feeds, fetches), name.name

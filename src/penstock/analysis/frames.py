@@ -61,8 +61,8 @@ class Frames:
     """The frames of ``graph``, which must be sorted: ``of`` each node the one that it runs in, and
     the one that its outputs are in (``of_outputs``). The two differ for an Enter and an Exit alone.
 
-    Raises ``InvalidModel`` where the inputs of a node are in different frames, an Exit or a
-    NextIteration is in none, or a frame has two parents or two LoopConds."""
+    Raises ``InvalidModel`` where the inputs of a node are in different frames, an Exit is in none,
+    or a frame has two parents or two LoopConds."""
 
     def __init__(self, graph: Graph) -> None:
         self.root = Frame("", None)
@@ -121,10 +121,6 @@ class Frames:
                     f"{node.label} is an Exit of no frame: none of its inputs enters one"
                 )
             return frame.parent
-        if node.op.role is Role.NEXT_ITERATION and frame.parent is None:
-            raise InvalidModel(
-                f"{node.label} is a NextIteration of no frame; let its loop enter one"
-            )
         if node.op.role is Role.LOOP_COND:
             if frame.loop_cond is not None:
                 raise InvalidModel(

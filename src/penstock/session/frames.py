@@ -41,6 +41,7 @@ from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import partition
 from penstock.passes.optimize.fold_constants import FoldConstants
 from penstock.passes.pipeline import run_passes
+from penstock.passes.structure.lower_control_flow import lower_control_flow
 from penstock.passes.structure.raise_control_flow import raise_control_flow
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges, has_side_effects
 from penstock.passes.structure.segments import group_segments
@@ -59,6 +60,8 @@ _MOST_ATTEMPTS = 4
 def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
     """The frames executor of a graph. Raises ``Unsupported`` if another one was asked for."""
     graph = feeds.graph
+    if context.devices:
+        lower_control_flow(graph)
     if not is_framed(graph):
         infer_types(graph)
     check_sizes(graph, context.limits)
@@ -98,6 +101,9 @@ class _FramesCompiler:
 
     def segmented(self) -> FramesExecutor:
         """The executor of runs without observers."""
+        for node, frame in Frames(self.graph).of.items():
+            if node.op.role is Role.NEXT_ITERATION and frame.parent is None:
+                return self.observed()  # even constants are tokens of the first iteration
         for _ in range(_MOST_ATTEMPTS):
             graph = clone(self.graph)
             spans = self.context.devices and len({node.device for node in graph.nodes}) > 1

@@ -17,17 +17,12 @@ from penstock.ir.op import Kernel
 from tests.executors.conformance import ExecutorConformance, Recorder
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.tf_cases import Case, cases, check, feeds, follow
+from tests.support.tf_graphs import Flow
 from tests.support.timing import slow, wait_until
 
 
 class TestFrames(ExecutorConformance):
     executor = "frames"
-
-    def test_concurrent_runs_stay_within_the_limit_of_bytes(self):
-        """It plans no memory, and so has no arenas to bound."""
-        session = self.compile(model_from_text("g (float[4] x) => (float[4] y) { y = Neg(x) }"))
-        session.run({"x": np.zeros(4, np.float32)})
-        assert session.memory.arenas == 0
 
     def test_observer_sees_each_step_once_with_its_outputs(self):
         """A node with graphs of its own is one step, as it is in TensorFlow."""
@@ -109,13 +104,20 @@ def test_other_executors_refuse_frames_and_name_those_that_run_them():
         session.run({"x": np.array([1, 2], np.int32), "p": np.array(True)}, ["on_true"])
 
 
-def test_iterations_of_a_frame_obey_their_limit():
-    (case,) = [case for case in cases() if case.name == "loop_fetch_inside_error"]
+@pytest.mark.parametrize("raised", [True, False])
+def test_iterations_of_a_frame_obey_their_limit(raised):
+    """``while i < n: i, v = i + 1, v + i``, in which the index of a Merge cannot be raised."""
+    g = Flow()
+    g.placeholder("n", "int32")
+    zero = g.const(np.int32(0), "zero")
+    g.loop("while", zero, "n")
+    read = "while/i/body" if raised else "while/i/merge:1"
+    left = g.carry("while", "v", zero, lambda v: g.op("AddV2", v, read))
     limits = ps.Limits(max_iterations=100)
-    session = ps.compile(case.path, executor="frames", backends=["numpy"], limits=limits)
-    assert session.run({"n": np.int32(100)}, ["while/Exit"])["while/Exit"] == 100
+    session = ps.compile(g.bytes(), executor="frames", backends=["numpy"], limits=limits)
+    assert session.run({"n": np.int32(100)}, [left])[left] == (4950 if raised else 99)
     with pytest.raises(ps.LimitExceeded, match="max_iterations"):
-        session.run({"n": np.int32(101)}, ["while/Exit"])
+        session.run({"n": np.int32(101)}, [left])
 
 
 def test_ended_run_leaves_no_objects_behind():

@@ -27,7 +27,7 @@ from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.random_frames import RandomGraph
 from tests.support.sweeps import sweep
 from tests.support.tf_cases import Case, cases, feeds, follow
-from tests.support.tf_graphs import Builder, Type
+from tests.support.tf_graphs import Builder, Flow, Func, Type
 from tests.support.tf_loops import INT, Names, add, const, counting, enter, while_loop
 from tests.support.timing import SOON, wait_until
 
@@ -140,6 +140,58 @@ def test_device_that_stands_for_a_backend_runs_its_nodes_there(traced):
     result = session.run({"x": np.float32(0.5)}, [last], **options)[last]
     np.testing.assert_allclose(result, -np.exp(np.exp(np.float32(0.5))), rtol=1e-6)
     assert devices["/device:GPU:0"].ran == {"Exp": 1}
+
+
+def functional() -> Flow:
+    """``If(p, then: -x * k, else: x + k)``, and ``while i < n: i, v = i + 1, v * k`` behind it."""
+    g, numbers = Flow(), {"x": "int32", "k": "int32"}
+    for name, dtype in {"p": "bool", **numbers, "n": "int32"}.items():
+        g.placeholder(name, dtype)
+    g.function("Then", numbers, {"out": "int32"}, {"out": "far_product:z:0"})
+    g.op("Neg", "x", name="negated")
+    g.op("Mul", "negated:y:0", "k", name="far_product")
+    g.function("Else", numbers, {"out": "int32"}, {"out": "far_sum:z:0"})
+    g.op("AddV2", "x", "k", name="far_sum")
+    carried = {"i": "int32", "v": "int32", "k": "int32", "n": "int32"}
+    g.function("Go", carried, {"go": "bool"}, {"go": "less:z:0"})
+    g.op("Less", "i", "n", name="less")
+    results = {f"{name}2": "int32" for name in carried}
+    sources = {"i2": "next:z:0", "v2": "far_next:z:0", "k2": "k", "n2": "n"}
+    g.function("Turn", carried, results, sources)
+    g.const(np.int32(1), "one")
+    g.op("AddV2", "i", "one:output:0", name="next")
+    g.op("Mul", "v", "k", name="far_next")
+    g.main()
+    kinds = {"Tin": [Type("int32")] * 2, "Tout": [Type("int32")], "Tcond": Type("bool")}
+    chosen = {"then_branch": Func("Then"), "else_branch": Func("Else")}
+    g.node("StatelessIf", "p", "x", "k", name="choice", **chosen, **kinds)
+    zero = g.const(np.int32(0), "zero")
+    loop = {"cond": Func("Go"), "body": Func("Turn"), "T": [Type("int32")] * 4}
+    g.node("StatelessWhile", zero, "choice", "k", "n", name="turns", **loop)
+    for function in g.proto.library.function:
+        for node in function.node_def:
+            node.device = "/cpu:1" if node.name.startswith("far") else "/cpu:0"
+    for node in g.proto.node:
+        node.device = "/cpu:0"
+    return g
+
+
+@pytest.mark.parametrize("p", [True, False])
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_nodes_in_functional_bodies_run_on_the_device_that_they_name(p, n):
+    session = ps.compile(functional().bytes(), backends=["numpy"], devices=2)
+    trace, feeds = ps.Trace(), {"p": p, "x": 2, "k": 3, "n": n}
+    expected = (-6 if p else 5) * 3**n
+    assert session.run(feeds, ["turns:1"])["turns:1"] == expected
+    assert session.run(feeds, ["turns:1"], trace=trace)["turns:1"] == expected
+    for part in session.latest.observed().parts:
+        names = {node.node.name.rpartition("/")[2] for node in part.graph.nodes if node.node}
+        far = {"far_product", "far_sum", "far_next"}
+        assert names & far == (far if part.device.endswith("1") else set())
+    counts = {name.rpartition("/")[2]: k for name, k in trace.counts.items()}
+    assert counts.get("far_next", 0) == n
+    assert counts.get("far_product", 0) == p
+    assert counts.get("less", 0) >= 1
 
 
 def test_unknown_devices_error_names_all_nodes():

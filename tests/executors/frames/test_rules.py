@@ -279,14 +279,27 @@ def test_inputs_from_different_frames_are_refused(edge: str) -> None:
     assert ran(g, feeds, "fine")[0] == [1]
 
 
-@pytest.mark.parametrize("op", ["Exit", "NextIteration"])
-def test_exit_or_next_iteration_without_an_enter_is_refused(op: str) -> None:
+def test_exit_without_an_enter_is_refused() -> None:
     """
     x ─> Exit
     """
     g = inputs(x="int32")
-    g.op("Neg", g.op(op, "x", name="lost"), name="after")
-    refused(g, {"x": 1}, "after", error=ps.InvalidModel, match=f"lost.*{op} of no frame")
+    g.op("Neg", g.op("Exit", "x", name="lost"), name="after")
+    refused(g, {"x": 1}, "after", error=ps.InvalidModel, match="lost.*Exit of no frame")
+
+
+def test_root_frame_has_iterations_one_after_another() -> None:
+    """Values of the first, such as ``x``, are missing in the second.
+
+    x ─> add ─> NextIteration ─> y ─> both <── x
+    """
+    g = inputs(x="int32")
+    g.op("Neg", g.op("NextIteration", g.op("AddV2", "x", "x", name="add"), name="next"), name="y")
+    values, counts = ran(g, {"x": 3}, "y")
+    assert values == [-6]
+    assert counts == {"add": 1, "next": 1, "y": 1}
+    g.op("AddV2", "y", "x", name="both")
+    refused(g, {"x": 3}, "both", error=ps.DeadTensor, match="'both:0' was never computed")
 
 
 @pytest.mark.parametrize("constant", [False, True])

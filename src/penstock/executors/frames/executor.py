@@ -136,7 +136,9 @@ class FramesExecutor:
         """The control of a run, which counts what it allocates."""
         control, limits = control.own(), self._limits
         if control.budget is None and limits.count_runs:
-            control.budget = budget_of(limits)
+            plans = [inner.arena_plan for inner in self._inner]
+            arenas = sum([plan.size for plan in plans if plan is not None])
+            control.budget = budget_of(limits, arenas)
         return control
 
     def _begin(self, barrier: Barrier, inputs: Sequence[Any]) -> None:

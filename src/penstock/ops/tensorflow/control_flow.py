@@ -16,7 +16,7 @@ from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Role, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.tensorflow.common import array_operator, of_type, operator
-from penstock.types import TensorType, Type, join
+from penstock.types import ANY, TensorType, Type, join
 
 PRIMITIVES = frozenset(
     {
@@ -45,7 +45,8 @@ def _passed(types: Types, attrs: Attrs) -> Type:
     (declared,) = _value_type((), attrs, ())
     tensors: list[Type] = [type_ for type_ in types if isinstance(type_, TensorType)]
     joined = reduce(join, tensors) if tensors and len(tensors) == len(types) else declared
-    return joined if getattr(joined, "dtype", None) == getattr(declared, "dtype", 0) else declared
+    fits = declared == ANY or getattr(joined, "dtype", None) == getattr(declared, "dtype", 0)
+    return joined if fits else declared
 
 
 def _outputs(count: int) -> Infer:
