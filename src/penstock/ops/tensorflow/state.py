@@ -25,11 +25,13 @@ VARIABLES = frozenset({"VarHandleOp", "VariableV2"})
 
 @dataclass(slots=True, eq=False)
 class _Variable:
-    """One variable; ``value`` is None until one is assigned."""
+    """One variable; ``value`` is None until one is assigned. ``accepted``: the element type and the
+    shape that were last found to be those of ``type``."""
 
     name: str
     type: Type
     value: np.ndarray | None = None
+    accepted: tuple[np.dtype, tuple[int, ...]] | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def read(self) -> np.ndarray:
@@ -44,8 +46,11 @@ class _Variable:
 
     def assign(self, value: np.ndarray, *, checked: bool = True) -> None:
         """Replace the value by a copy of ``value``, which the run may write over."""
-        if checked and not accepts(self.type, type_of(value)):
-            raise ShapeError(f"variable {self.name!r} is {self.type}, not {type_of(value)}")
+        given = value.dtype, value.shape
+        if checked and given != self.accepted:
+            if not accepts(self.type, type_of(value)):
+                raise ShapeError(f"variable {self.name!r} is {self.type}, not {type_of(value)}")
+            self.accepted = given
         self.value = _kept(value)
 
     def update(self, function: Callable[..., Any], value: np.ndarray) -> None:
@@ -59,7 +64,7 @@ class _Variable:
 
 def _kept(value: Any) -> np.ndarray:
     array = np.array(value)
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array
 
 
