@@ -12,6 +12,7 @@ import pytest
 from penstock.backends.native.backend import NativeBackend
 from penstock.backends.native.library import LEVELS, NativeLibrary, load_level
 from penstock.ir.graph import Node, Value
+from penstock.ir.layout import LateArray
 from penstock.ir.op import Kernel
 from penstock.ops.registry import find
 from penstock.types import TensorType
@@ -113,6 +114,13 @@ def _forms(
         function, arguments = kernel.bind(given, made, work)
         function(*arguments)
         kernel.into(*given, *made, *scratch)
+        expected = [LateArray(x.strides) if isinstance(x, np.ndarray) else x for x in given]
+        results["late, channels last"] = made = [_garbage(want) for want in wanted]
+        function, arguments = kernel.bind(expected, made, work)
+        for arrays in (inputs, given):
+            function(
+                *[arrays[expected.index(a)] if isinstance(a, LateArray) else a for a in arguments]
+            )
     late = [f"late {i}" for i in range(len(inputs) + len(wanted))]
     function, arguments = kernel.bind(late[: len(inputs)], late[len(inputs) :], work)
     arrays = [*inputs, *outputs("late")]

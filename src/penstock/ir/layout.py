@@ -26,6 +26,11 @@ class LateArray:
 
     strides: tuple[int, ...] = ()
 
+    @property
+    def order(self) -> tuple[int, ...] | None:
+        """The dims in the order that is expected in memory, None if that is their own."""
+        return tuple(sorted(range(len(self.strides)), key=lambda i: -self.strides[i])) or None
+
 
 def packed_strides(
     dims: Sequence[int], itemsize: int, order: Sequence[int] = ()

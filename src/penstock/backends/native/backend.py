@@ -10,6 +10,11 @@ from functools import partial
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.native.arrays import ARRAY_FAMILIES
 from penstock.backends.native.blocks import block_product, experts_call
+from penstock.backends.native.code_convolution import (
+    code_convolution,
+    code_seconds,
+    is_convolution_of_codes,
+)
 from penstock.backends.native.convolution import convolution_call, convolution_seconds
 from penstock.backends.native.cumulative import cumulative
 from penstock.backends.native.elementwise import OPERATIONS, elementwise_call, estimated_ns
@@ -78,8 +83,14 @@ def _by_memory(node: Node, element_ns: float = _ELEMENT_NS) -> float:
 
 
 def _by_program(node: Node) -> float:
+    if is_convolution_of_codes(node):
+        return code_seconds(node)
     element_ns = estimated_ns(node)
     return math.inf if element_ns is None else _by_memory(node, element_ns)
+
+
+def _fused_call(site: Site) -> NativeCall | None:
+    return (code_convolution if is_convolution_of_codes(site.node) else elementwise_call)(site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +113,8 @@ _TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
 _VECTOR_MODELS = ("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor")
 
 _FAMILIES: dict[tuple[str, ...], Family] = {
-    (*OPERATIONS, FUSED.full_name): Family(elementwise_call, _by_program),
+    OPERATIONS: Family(elementwise_call, _by_program),
+    (FUSED.full_name,): Family(_fused_call, _by_program),
     ("AffineGrid",): Family(affine_grid, _by_memory),
     ("ArgMax", "ArgMin", *[f"Reduce{name}" for name in _REDUCTIONS]): Family(
         reduction_call, _by_memory

@@ -12,6 +12,7 @@ from penstock.algorithms.checkpoints import checkpoint
 from penstock.backends.native.library import NativeLibrary
 from penstock.errors import InternalError
 from penstock.ir.graph import Node
+from penstock.ir.layout import LateArray
 from penstock.ir.op import Kernel
 from penstock.ops.common.constant_cache import Reordered
 from penstock.types import INT64, TensorType, Type
@@ -80,7 +81,7 @@ class NativeCall:
     ``can_fail`` reports inputs that are at fault, and the NumPy kernel raises the error.
     ``restrided(strides)``, if given, returns the call for tensors that have these strides (in
     elements; None for those without gaps), or raises ``UnsupportedError``: memory in any order of
-    dims is then read and written where it is.
+    dims is then read and written where it is, best in ``dims_order``.
 
     ``texts``: strings of output 0, whose indices (int64) the kernel computes in its place.
     ``writes``: the types of what the kernel writes in place of the outputs, which ``finish`` makes
@@ -101,6 +102,7 @@ class NativeCall:
     finish: Callable[..., Any] | None = None
     keep: Any = None
     reordered: Mapping[int, Reordered[Any]] = field(default_factory=dict)
+    dims_order: tuple[int, ...] = ()
     restrided: Callable[[Sequence[tuple[int, ...] | None]], NativeCall] | None = None
 
 
@@ -172,7 +174,8 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         into,
         workspace=call.workspace,
         contiguous=call.restrided is None,
-        contiguous_inputs=() if call.restrided is not None else dense,
+        dims_order=call.dims_order,
+        contiguous_inputs=dense if call.restrided is None or call.dims_order else (),
         binder=binder,
         inplace=tuple([i for i in call.inplace if tensors[i] == tensors[count]]),
         prefer_bound=bool(call.reordered),  # a call of the function is given them
@@ -236,17 +239,21 @@ class _CallBinder:
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         arrays = (*inputs, *outputs)
         native, usable = self.native, _is_dense
-        if native.restrided is not None and not all(map(_is_dense, _arrays(arrays))):
-            strides = [_strides(x) if isinstance(x, np.ndarray) else None for x in arrays]
+        orders: dict[int, tuple[int, ...] | None] = {}
+        strides = list(map(_strides, arrays, self.site.tensors))
+        if native.restrided is not None and any(strides):
             try:
                 native, usable = native.restrided(strides), _is_aligned
             except UnsupportedError:
                 return self._bind_copy(inputs, outputs, workspace)
+            orders = {i: x.order for i, x in enumerate(arrays) if isinstance(x, LateArray)}
         fixed = [isinstance(x, np.ndarray) and usable(x) for x in arrays]
         read = {word.index for word in native.words if isinstance(word, Tensor)}
         late = [i for i in range(len(arrays)) if i in read and not fixed[i]]
-        call = _CallBinder(self.site, native).call(arrays, workspace, late)
-        return call.run, tuple([arrays[i] for i in late])
+        run = _CallBinder(self.site, native).call(arrays, workspace, late).run
+        of_late = [orders.get(i) for i in late]
+        function = _in_order(run, of_late) if any(of_late) else run
+        return function, tuple([arrays[i] for i in late])
 
     def _bind_copy(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
@@ -314,12 +321,26 @@ def _arrays(values: Sequence[Any]) -> list[np.ndarray]:
     return [x for x in values if isinstance(x, np.ndarray)]
 
 
-def _strides(x: np.ndarray) -> tuple[int, ...] | None:
-    """The strides of an array in elements; None if it is dense, or must be copied before it is
-    read."""
-    size = x.itemsize
-    if _is_dense(x) or not _is_aligned(x):
+def _in_order(
+    run: Callable[..., None], orders: Sequence[tuple[int, ...] | None]
+) -> Callable[..., None]:
+    """``run`` of arrays with their dims in these orders."""
+
+    def function(*arrays: Any) -> None:
+        pairs = zip(arrays, orders, strict=True)
+        run(*[x.transpose(order) if order else x for x, order in pairs])
+
+    return function
+
+
+def _strides(x: Any, type_: TensorType | None) -> tuple[int, ...] | None:
+    """The strides of an array in elements, also those expected of one that is given during the run;
+    None if it is dense, or must be copied before it is read."""
+    if isinstance(x, LateArray) and type_ is not None and type_.dtype is not None:
+        return tuple([stride // type_.dtype.itemsize for stride in x.strides]) or None
+    if not isinstance(x, np.ndarray) or _is_dense(x) or not _is_aligned(x):
         return None
+    size = x.itemsize
     return tuple([stride // size for stride in x.strides])
 
 

@@ -192,7 +192,8 @@ class PrimitiveCache:
                 conversions.append(reorder_primitive(library, own, taken, attr).call(arguments))
             if array is None:
                 is_read = i not in self.spec.desc.outputs
-                late.append((x, _Handle(own_memory, is_read, _dims_order(x))))
+                order = x.order if isinstance(x, LateArray) else None
+                late.append((x, _Handle(own_memory, is_read, order)))
         for argument in bound.dropped:
             memories[argument] = new_memory(library, primitive.query_argument(argument))
         # Given even where none is needed, so that calls with other threads have as many arguments.
@@ -279,11 +280,6 @@ class _Handle(NamedTuple):
     memory: Any
     is_read: bool
     order: tuple[int, ...] | None
-
-
-def _dims_order(x: Any) -> tuple[int, ...] | None:
-    strides = x.strides if isinstance(x, LateArray) else ()
-    return tuple(sorted(range(len(strides)), key=lambda i: -strides[i])) or None
 
 
 def _with_handles(library: Library, call: Call, handles: Sequence[_Handle]) -> Callable[..., None]:

@@ -213,7 +213,7 @@ static product *product_for(int64_t rows)
     return plain;
 }
 
-static int32_t sum_of(const uint8_t *x, int64_t count)
+static inline int32_t sum_of(const uint8_t *x, int64_t count)
 {
     int64_t sum = 0, k = 0;
 #if defined(__AVX512BW__)
@@ -264,7 +264,7 @@ static inline __attribute__((always_inline)) void widen(range *restrict r, const
 }
 
 /* Codes of numbers over their own range, 0 included. Store their scale and return their zero point. */
-static int32_t to_codes(uint8_t *restrict y, const float *restrict x, int64_t count, float *scale_of)
+static inline int32_t to_codes(uint8_t *restrict y, const float *restrict x, int64_t count, float *scale_of)
 {
     range r = {0};
     int64_t whole = count / WIDTH * WIDTH;

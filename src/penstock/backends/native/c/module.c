@@ -18,6 +18,7 @@
 
 static const kernel_entry *const families[] = {
     blocks_kernels,
+    code_convolution_kernels,
     convolution_kernels,
     cumulative_kernels,
     features_kernels,

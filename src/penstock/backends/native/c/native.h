@@ -30,6 +30,7 @@ typedef struct {
 
 /* The kernels of each source file. */
 extern const kernel_entry blocks_kernels[];
+extern const kernel_entry code_convolution_kernels[];
 extern const kernel_entry convolution_kernels[];
 extern const kernel_entry cumulative_kernels[];
 extern const kernel_entry elementwise_kernels[];

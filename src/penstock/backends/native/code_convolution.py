@@ -1,0 +1,313 @@
+"""Convolutions of 8-bit codes between DequantizeLinear and QuantizeLinear, channels innermost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.backends.native.integers import integer_panels
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.ir.graph import Node, Value
+from penstock.ir.layout import channels_last, packed_strides
+from penstock.ops.common.constant_cache import shared
+from penstock.ops.common.dtypes import INT8, INT32, UINT8
+from penstock.ops.common.windows import Window, windows
+from penstock.ops.internal.fused import parts
+from penstock.ops.work_estimate import flops
+from penstock.types import FLOAT32, TensorType
+
+# As in c/code_convolution.c.
+_PANEL, _COPY, _ROWS, _PAIRS, _MOST_CHANNELS = 32, 65536, 64, 32768, 4096
+_LEAST, _MOST = 1e-30, 1e30
+_CALL_S, _FLOPS_PER_NS, _COPIES_PER_NS = 0.3e-6, 200.0, 16.0
+# Nanoseconds of PANEL codes, of a line that a position sees, of a pair to copy, and to multiply.
+_PANEL_NS, _LINE_NS, _PAIR_NS, _MADD_NS = 8.0, 4.0, 0.3, 0.04
+
+
+class _Codes(NamedTuple):
+    """A tensor of a fused node, and what its codes stand for."""
+
+    tensor: int
+    scale: np.ndarray
+    zero: np.ndarray
+
+
+class _Chain(NamedTuple):
+    """A convolution of codes ``x`` with ``weights``, which are those of ``source`` less its zero
+    point. Its sums times ``factors`` plus ``offsets`` are codes, by filter; ``bounds`` has their
+    range less the zero point, and that, as in c/code_convolution.c."""
+
+    node: Node
+    x: _Codes
+    weights: np.ndarray
+    source: tuple[np.ndarray, np.ndarray]
+    factors: np.ndarray
+    offsets: np.ndarray
+    bounds: np.ndarray
+
+
+def is_convolution_of_codes(node: Node) -> bool:
+    """Whether a fused node may be one that ``code_convolution`` has a kernel for."""
+    names = [part.op.full_name for part in parts(node)]
+    return names[0] == "DequantizeLinear" and "Conv" in names and names[-1] == "QuantizeLinear"
+
+
+def code_seconds(node: Node) -> float:
+    """An estimate of the time, of products and of copies of what each position sees."""
+    conv = next(part for part in parts(node) if part.op.name == "Conv")
+    x, w, y = conv.inputs[0], conv.inputs[1], node.outputs[0]
+    types_ = [v.type for v in (x, w, y) if v is not None]
+    if not all(isinstance(t, TensorType) and t.static for t in types_):
+        return math.inf
+    _, kernel, result = [t.dims for t in types_ if isinstance(t, TensorType)]
+    codes_ns, rows = (
+        math.prod(result) / kernel[0] * -(-kernel[0] // _PANEL),
+        math.prod(kernel[2:-1]),
+    )
+    codes_ns *= _PANEL_NS
+    if conv.attrs.get("group", 1) > 1:
+        codes_ns += math.prod(result) * -(-kernel[-1] // 2) * (_PAIR_NS + _MADD_NS * rows)
+    else:
+        positions = math.prod(result) / kernel[0]
+        codes_ns += positions * (rows * _LINE_NS + math.prod(kernel[1:]) / _COPIES_PER_NS)
+        codes_ns += flops(node) / _FLOPS_PER_NS
+    return _CALL_S + codes_ns * 1e-9
+
+
+def code_convolution(site: Site) -> NativeCall | None:
+    """DequantizeLinear of all operands, Conv, bounds and QuantizeLinear, with one scale for the
+    input and for the output, all of them constant."""
+    chain = _chain(site)
+    x = None if chain is None else site.input(chain.x.tensor)
+    if chain is None or x is None:
+        return None
+    y, w, sizes, group = site.output(), chain.weights, x.dims[2:], chain.node.attrs.get("group", 1)
+    if not 1 <= len(sizes) <= 2 or 0 in (*x.dims, *y.dims, *w.shape):
+        return None
+    if group != 1 and (w.shape[1] != 1 or group != x.dims[1]):
+        return None
+    axes = [Window(1, 1, 1)] * (2 - len(sizes))
+    axes += list(windows(chain.node.attrs, w.shape[2:], sizes))
+    if not all(axis.addressable for axis in axes):
+        return None
+    # An image of one column is a row, whose taps are computed in pairs.
+    turned = axes[1] == Window(1, 1, 1)
+    rows, columns = axes[::-1] if turned else axes
+    dense = w.reshape(*w.shape[:2], rows.kernel, columns.kernel)
+    build = _of_all_channels if group == 1 else _of_each_channel
+    call = build(site, chain, dense, rows, columns)
+
+    def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
+        assert call is not None
+        words = list(call.words)
+        for place, i, type_ in ((-2, chain.x.tensor, x), (-1, len(site.constants), y)):
+            image, channel, *spatial = strides[i] or packed_strides(type_.dims, 1)
+            spatial = [0] * (2 - len(sizes)) + spatial
+            steps = [image, channel, *(spatial[::-1] if turned else spatial)]
+            words[place] = np.array(steps, np.int64)
+        return replace(call, words=tuple(words))
+
+    if call is None:
+        return None
+    order = channels_last(len(x.dims))
+    plain = restrided([None] * len(site.tensors))
+    return replace(plain, restrided=restrided, dims_order=order)
+
+
+def _of_all_channels(
+    site: Site, chain: _Chain, w: np.ndarray, rows: Window, columns: Window
+) -> NativeCall | None:
+    x = site.input(chain.x.tensor)
+    assert x is not None
+    k, filters = math.prod(w.shape[1:]), w.shape[0]
+    padded = _up(k, 64)
+    if padded > _COPY // 4:
+        return None
+    positions = x.dims[0] * rows.count * columns.count
+    block = min(_COPY // padded, _ROWS)
+    packed = shared(
+        ("native codes", w.shape, chain.source[1].tobytes()),
+        lambda: integer_panels(
+            w.transpose(2, 3, 1, 0).reshape(k, filters), np.zeros(filters, INT32)
+        ),
+        chain.source[0],
+    )
+    change = 128 if x.dtype == INT8 else 0
+    terms = -(int(chain.x.zero[0]) + change) * packed.value.sums.astype(np.int64)
+    every = _up(filters, _PANEL)
+    work = 2 * k * filters * block / _FLOPS_PER_NS + k * block / _COPIES_PER_NS
+    return NativeCall(
+        "code_convolution",
+        (
+            *(Tensor(chain.x.tensor), packed.value.panels, _filled(terms.astype(INT32), every)),
+            *(_filled(chain.factors, every), _filled(chain.offsets, every), site.result()),
+            *(_words(rows), _words(columns), chain.bounds, x.dims[0], x.dims[1], filters),
+            *(block, change, int(chain.x.zero[0]), None, None),
+        ),
+        items=-(-positions // block),
+        item_ns=50 + work,
+        keep=packed,
+    )
+
+
+def _of_each_channel(
+    site: Site, chain: _Chain, w: np.ndarray, rows: Window, columns: Window
+) -> NativeCall | None:
+    x, filters = site.input(chain.x.tensor), w.shape[0]
+    assert x is not None
+    pairs = -(-columns.kernel // 2)
+
+    def block_of(chunk: int) -> int:
+        """Rows of the result that what is seen of ``chunk`` columns has room for."""
+        seen = _PAIRS // (chunk * filters * pairs)
+        return (seen - (rows.kernel - 1) * rows.dilation - 1) // rows.stride + 1
+
+    chunk = columns.count
+    while block_of(chunk) < 1 and chunk > 1:
+        chunk = -(-chunk // 2)
+    block = min(block_of(chunk), rows.count)
+    period = math.lcm(filters, _PANEL)
+    if block < 1 or filters > _MOST_CHANNELS or period > _MOST_CHANNELS * _PANEL:
+        return None
+
+    def packed() -> np.ndarray:
+        taps = np.zeros((rows.kernel, pairs * 2, filters), np.int16)
+        taps[:, : columns.kernel] = w[:, 0].transpose(1, 2, 0)
+        both = taps.reshape(rows.kernel, pairs, 2, filters).swapaxes(2, 3)
+        return np.tile(both, (1, 1, period // filters, 1)).copy()
+
+    weights = shared(
+        ("native depthwise codes", w.shape, chain.source[1].tobytes()), packed, chain.source[0]
+    )
+    factors, offsets = [np.tile(each, period // filters) for each in (chain.factors, chain.offsets)]
+    items = x.dims[0] * -(-rows.count // block) * -(-columns.count // chunk)
+    of_item = block * chunk * filters * pairs
+    change = 128 if x.dtype == INT8 else 0
+    return NativeCall(
+        "code_depthwise",
+        (
+            *(Tensor(chain.x.tensor), weights.value, factors, offsets, site.result()),
+            *(_words(rows), _words(columns), chain.bounds, x.dims[0], filters),
+            *(filters // x.dims[1], period, block, chunk, change, int(chain.x.zero[0]), None, None),
+        ),
+        items=items,
+        item_ns=50 + of_item * (rows.stride + rows.kernel / 4) / _COPIES_PER_NS,
+        keep=weights,
+    )
+
+
+# Fused nodes.
+
+
+def _chain(site: Site) -> _Chain | None:
+    """What a fused node computes, if it is a convolution of codes with constants."""
+    region = site.node.attrs["region"]
+    place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
+    nodes = list(region.nodes)
+    conv = next(node for node in nodes if node.op.name == "Conv")
+    at = nodes.index(conv)
+    if any(node.op.name != "DequantizeLinear" for node in nodes[:at]):
+        return None
+    sources = {node.outputs[0]: _codes(site, place, node) for node in nodes[:at]}
+    x, w = sources.get(conv.inputs[0]), sources.get(conv.inputs[1])
+    y, bias = _codes(site, place, nodes[-1]), _bias(site, place, sources, conv)
+    limits = _limits(site, place, nodes[at + 1 : -1])
+    if x is None or w is None or y is None or bias is None or limits is None:
+        return None
+    codes, type_, result = site.constant(w.tensor), site.input(x.tensor), site.output()
+    if codes is None or type_ is None or x.scale.size != 1 or y.scale.size != 1:
+        return None
+    if {codes.dtype, type_.dtype, result.dtype} - {INT8, UINT8} or x.zero.size != 1:
+        return None
+    less = codes.astype(np.int32) - w.zero.reshape(-1, *[1] * (codes.ndim - 1))
+    if less.min() < -128 or less.max() > 127 or y.zero.size != 1:
+        return None
+    ends, zero = np.iinfo(result.dtype), int(y.zero[0])
+    low, high = [float(np.rint(limit / y.scale[0])) for limit in limits]
+    low, high = [min(max(end, ends.min - zero), ends.max - zero) for end in (low, high)]
+    count = (codes.shape[0],)
+    factors = np.broadcast_to(x.scale * w.scale / y.scale, count).astype(FLOAT32)
+    offsets = np.broadcast_to(bias / y.scale, count).astype(FLOAT32)
+    if not np.all(np.isfinite(factors) & np.isfinite(offsets)):
+        return None
+    bounds = np.array([low, high, 0.0])
+    bounds.view(np.int64)[2] = zero
+    return _Chain(conv, x, less.astype(INT8), (codes, w.zero), factors, offsets, bounds)
+
+
+def _codes(site: Site, place: Mapping[Value | None, int], node: Node) -> _Codes | None:
+    """What a conversion reads or, the last one, writes; one scale for all or for each filter."""
+    index, scale, *rest = [-1 if v is None else place.get(v, -1) for v in node.inputs]
+    scales = site.constant(scale) if scale >= 0 else None
+    zeros = site.constant(rest[0]) if rest and rest[0] >= 0 else np.zeros(1, INT32)
+    if scales is None or zeros is None or scales.dtype != FLOAT32 or node.attrs.get("block_size"):
+        return None
+    if zeros.dtype not in (INT8, UINT8, INT32) or max(scales.ndim, zeros.ndim) > 1:
+        return None
+    if (scales.size > 1 or zeros.size > 1) and node.attrs.get("axis", 1) != 0:
+        return None
+    if not np.all((scales > _LEAST) & (scales < _MOST)):
+        return None
+    return _Codes(index, scales.reshape(-1).astype(np.float64), zeros.reshape(-1).astype(INT32))
+
+
+def _bias(
+    site: Site,
+    place: Mapping[Value | None, int],
+    sources: Mapping[Value | None, _Codes | None],
+    conv: Node,
+) -> np.ndarray | None:
+    """The bias in real numbers, None if it is no constant."""
+    value = conv.input(2)
+    if value is None:
+        return np.zeros(1)
+    if value not in sources:
+        constant = site.constant(place[value])
+        return None if constant is None else constant.astype(np.float64)
+    codes = sources[value]
+    constant = None if codes is None else site.constant(codes.tensor)
+    return None if constant is None or codes is None else (constant - codes.zero) * codes.scale
+
+
+def _limits(
+    site: Site, place: Mapping[Value | None, int], nodes: Sequence[Node]
+) -> tuple[float, float] | None:
+    """The bounds of the result, in real numbers; None if they are no constants."""
+    low, high = -math.inf, math.inf
+    for node in nodes:
+        least, most = -math.inf, math.inf
+        if node.op.name == "Relu":
+            least = 0.0
+        elif node.op.name == "Clip":
+            ends = [
+                None if v is None else site.constant(place[v])
+                for v in [*node.inputs, None, None][1:3]
+            ]
+            for value, end in zip([*node.inputs, None, None][1:3], ends, strict=True):
+                if value is not None and (end is None or end.size != 1 or np.isnan(end).any()):
+                    return None
+            least, most = [
+                default if end is None else float(end.item())
+                for end, default in zip(ends, (least, most), strict=True)
+            ]
+        else:
+            return None
+        low, high = min(max(low, least), most), min(max(high, least), most)
+    return low, high
+
+
+def _up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def _filled(array: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([array, np.zeros(size - array.size, array.dtype)])
+
+
+def _words(axis: Window) -> np.ndarray:
+    own = axis.size, axis.count, axis.kernel, axis.stride, axis.dilation, axis.begin
+    return np.array(own, np.int64)

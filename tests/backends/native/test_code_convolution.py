@@ -1,0 +1,104 @@
+"""Compiled convolutions of codes against NumPy's kernels of their parts, bit by bit.
+
+Scales are powers of two, so that NumPy's sums of real numbers are exact.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.ir.graph import Node
+from penstock.passes.context import PassContext
+from penstock.passes.lowering.quantize import Quantize
+from penstock.passes.pipeline import optimize
+from tests.support.native_kernels import LIBRARIES, check, kernel_of, pytestmark  # noqa: F401
+from tests.support.onnx_text import model_from_text
+from tests.support.passes import fusing_context
+
+RNG = np.random.default_rng(4)
+BOUNDS = {
+    "none": "y = QuantizeLinear(c, sy, zy)",
+    "relu": "r = Relu(c) y = QuantizeLinear(r, sy, zy)",
+    "clip": "r = Clip(c, low, high) y = QuantizeLinear(r, sy, zy)",
+}
+
+
+def _text(array: np.ndarray) -> str:
+    return "{" + ", ".join(map(str, array.reshape(-1).tolist())) + "}"
+
+
+def _convolution(
+    x_dims: tuple[int, ...],
+    w_dims: tuple[int, ...],
+    attrs: str = "",
+    dtypes: tuple[str, str] = ("int8", "int8"),
+    bounds: str = "relu",
+    *,
+    bias: bool = True,
+) -> tuple[Node, list[np.ndarray]]:
+    """The fused node of a convolution of codes, and random codes for it."""
+    filters, (x_dtype, w_dtype) = w_dims[0], dtypes
+    zero = 0 if w_dtype == "int8" else 128
+    w = RNG.integers(-128, 128, w_dims) + zero
+    zeros, zx, zy = np.full(filters, zero), *((-3, 5) if x_dtype == "int8" else (120, 131))
+    scales = 2.0 ** -RNG.integers(3, 6, filters)
+    model = model_from_text(
+        f"""g ({x_dtype}{list(x_dims)} x) => ({x_dtype}{["n"] * len(x_dims)} y)
+        <{w_dtype}{list(w_dims)} w = {_text(w)}, float[{filters}] sw = {_text(scales)},
+         {w_dtype}[{filters}] zw = {_text(zeros)}, float sx = {{0.5}}, {x_dtype} zx = {{{zx}}},
+         int32[{filters}] b = {_text(RNG.integers(-2000, 2000, filters))},
+         float sb = {{0.0625}}, float sy = {{8}}, {x_dtype} zy = {{{zy}}},
+         float low = {{-60}}, float high = {{300}}>
+        {{ dx = DequantizeLinear(x, sx, zx) dw = DequantizeLinear <axis = 0> (w, sw, zw)
+        db = DequantizeLinear(b, sb) c = Conv {attrs} (dx, dw{", db" * bias}) {BOUNDS[bounds]} }}""".replace(
+            "'n'", "n"
+        ),
+        opset=21,
+    )
+    graph = ps.load(model).graph
+    optimize(graph, PassContext(fold_quantized_weights=False))
+    Quantize().run(graph, fusing_context())
+    (node,) = graph.nodes
+    ends = np.iinfo(x_dtype)
+    x = RNG.integers(ends.min, ends.max, x_dims, x_dtype, endpoint=True)
+    return node, [x if value.const is None else value.const for value in node.inputs]
+
+
+SHAPES = {
+    "positions": ((2, 8, 4, 4), (40, 8, 1, 1), ""),
+    "positions of odd channels": ((1, 7, 4, 5), (3, 7, 1, 1), ""),
+    "an image": ((2, 3, 9, 7), (5, 3, 3, 3), "<strides = [2, 2], pads = [0, 1, 1, 1]>"),
+    "many channels": ((1, 70, 5, 5), (140, 70, 3, 3), "<pads = [1, 1, 1, 1]>"),
+    "dilations": ((1, 5, 8, 9), (6, 5, 2, 3), "<dilations = [2, 3]>"),
+    "a signal": ((1, 6, 30), (4, 6, 5), "<pads = [2, 2]>"),
+    "each channel": ((2, 16, 6, 5), (16, 1, 3, 3), "<group = 16, pads = [1, 1, 1, 1]>"),
+    "several filters of each": (
+        (1, 4, 7, 9),
+        (8, 1, 3, 4),
+        "<group = 4, strides = [2, 3], dilations = [1, 2], pads = [1, 4, 0, 3]>",
+    ),
+    "channels of a signal": ((1, 6, 30), (6, 1, 5), "<group = 6, strides = [2]>"),
+    "channels of one column": ((1, 16, 21, 1), (16, 1, 21, 1), "<group = 16>"),
+    "long rows of channels": ((1, 64, 3, 300), (64, 1, 3, 3), "<group = 64, pads = [1, 1, 1, 1]>"),
+    "high kernels of channels": ((1, 48, 40, 6), (48, 1, 9, 3), "<group = 48, strides = [3, 1]>"),
+}
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("dtypes", [("int8", "int8"), ("uint8", "uint8"), ("uint8", "int8")])
+@pytest.mark.parametrize("name", SHAPES)
+def test_convolution_of_codes_equals_numpy(name, dtypes, bounds):
+    node, inputs = _convolution(*SHAPES[name], dtypes, bounds)
+    check(node, inputs)
+
+
+def test_convolution_of_codes_without_bias_equals_numpy():
+    check(*_convolution((1, 8, 4, 4), (8, 8, 3, 3), bias=False))
+
+
+@pytest.mark.parametrize("group", [2, 4])
+def test_convolution_of_codes_in_groups_has_no_kernel(group):
+    node, _ = _convolution((1, 8, 4, 4), (8, 8 // group, 3, 3), f"<group = {group}>")
+    assert all(kernel_of(node, library) is None for library in LIBRARIES)
