@@ -299,8 +299,8 @@ class Session:
         return format_plan(executor.table, executor.arena_plan, executor.tasks)
 
     def trim(self) -> None:
-        """Give back the arenas that no run holds, what backends keep for plans to come, and
-        constants that all plans read in an order of their kernels."""
+        """Give back the arenas that no run holds, what backends keep for plans to come, constants
+        that all plans read in an order of their kernels, and freed memory of the process."""
         for executor in self._plans.executors():
             executor.trim()
             _let_go_constants(executor)
