@@ -220,3 +220,49 @@ def test_sessions_that_say_how_to_run_are_not_sampled(options):
 def test_chains_are_not_sampled():
     session = compile_text("g (float[2] x) => (float[2] y) { a = Sin(x) y = Exp(a) }", shapes={})
     assert session.latest.sampler is None
+
+
+class OtherBackend(SlowBackend):
+    """Slower with all threads, faster with one."""
+
+    name = "other"
+
+
+class ThreadedCosts(CostModel):
+    """What was measured: on one backend, all threads make kernels faster, on the other they do not."""
+
+    def known(self, node, backend, single_threaded):
+        return 0.02 if backend.name == "slow" and not single_threaded else SECONDS[backend.name]
+
+    def measured(self, node, among):
+        return {backend.name: self.known(node, backend, False) for backend in among}
+
+    def seconds(self, node, backend, *, single_threaded):
+        return self.known(node, backend, single_threaded)
+
+
+SECONDS = {"slow": 0.04, "other": 0.025}
+
+
+@needs_cores
+@pytest.mark.parametrize(
+    ("executor", "name"),
+    [("linear", "slow"), ("dataflow", "slow"), ("parallel", "other"), ("auto", "other")],
+)
+def test_branches_on_workers_are_placed_by_the_costs_of_one_thread(executor, name):
+    backends = [SlowBackend(), OtherBackend()]
+    costs = ThreadedCosts(backends)
+    session = compile_text(SIX, executor=executor, backends=backends, cost_model=costs, shapes={})
+    assert {step.backend for step in session.plan.steps} == {name}
+    chain = "g (float[2] x) => (float[2] y) { a = Sin(x) y = Exp(a) }"
+    session = compile_text(chain, executor=executor, backends=backends, cost_model=costs, shapes={})
+    assert {step.backend for step in session.plan.steps} == {"slow"}
+    placed = compile_text(
+        SIX,
+        executor=executor,
+        backends=backends,
+        cost_model=costs,
+        shapes={},
+        place={"Sin": "slow"},
+    )
+    assert {s.backend for s in placed.plan.steps if s.node.op.name == "Sin"} == {"slow"}

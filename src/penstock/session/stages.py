@@ -299,13 +299,13 @@ def _measure_fused(
 def _places(placement: Placement, context: CompileContext, graph: Graph) -> dict[Node, Place]:
     """Where each node of ``graph`` runs."""
     costs = placement.costs
+    parallel = context.executor in ("parallel", "streams", "auto")
     if context.one_memory:
         # Values need no transfers, so each node runs where it is fastest.
-        placed = placement.fastest(graph)
+        placed = placement.for_workers(graph, context.workers if parallel else 1)
         if isinstance(costs, GraphProfiler):
             costs.allowed = {node: [backend] for node, backend in placed.items()}
     else:
-        parallel = context.executor in ("parallel", "streams", "auto")
         allowed = placement.candidates(graph)
         if isinstance(costs, GraphProfiler):
             costs.allowed = allowed

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, TypeVar
 
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.heft import place, place_serial
+from penstock.algorithms.heft import bound, place, place_serial
 from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InvalidInput, Unsupported
@@ -27,6 +27,9 @@ Seconds = Callable[[Node, Backend], float]
 TransferSeconds = Callable[[str, str, int], float]
 Candidates = dict[Node, list[Backend]]
 T = TypeVar("T")
+
+# Branches should take at most this part of the time of all nodes one by one.
+_WORTH = 0.9
 
 
 def check_overrides(
@@ -152,6 +155,39 @@ class Placement:
         backends that share a memory. Raises ``Unsupported``, which lists all operations for which
         none of the backends, or not the one that the user wants, has a kernel."""
         return self._chosen(graph, self._fastest)
+
+    def for_workers(self, graph: Graph, workers: int) -> dict[Node, Backend]:
+        """As ``fastest``; but where branches on ``workers``, each node on one thread, should be
+        faster than all nodes one by one on all threads, nodes that were measured so are where that
+        is fastest. With a pool in common and no transfers that is what HEFT comes to."""
+        placed = self.fastest(graph)
+        *_, (_, edges) = dependencies(graph)
+        dag = Dag(len(graph.nodes), edges)
+        is_chain = all(len(after) <= 1 for after in dag.succ) and sum(not b for b in dag.pred) <= 1
+        if workers == 1 or is_chain:
+            return placed
+        alone = {node: self._fastest_alone(node) or backend for node, backend in placed.items()}
+        if alone == placed:
+            return placed
+        seconds = self.costs.seconds
+        nodes = [node for node in graph.nodes if node in placed]
+        serial = sum(seconds(node, placed[node], single_threaded=False) for node in nodes)
+        cost = [
+            seconds(node, alone[node], single_threaded=True) if node in alone else 0.0
+            for node in graph.nodes
+        ]
+        return alone if bound(dag, cost, workers) < _WORTH * serial else placed
+
+    def _fastest_alone(self, node: Node) -> Backend | None:
+        """The backend that is the fastest with one thread; None unless all were measured."""
+        allowed = self._allowed(node)
+        if len(allowed) == 1 or self.costs.measured(node, allowed) is None:
+            return None
+        able = [backend for backend in allowed if backend.seconds(node) < inf]
+        seconds = [self.costs.known(node, backend, True) for backend in able]
+        known = [(s, i) for i, s in enumerate(seconds) if s is not None]
+        backend = able[min(known)[1]] if len(known) == len(able) > 0 else None
+        return backend if backend is not None and self.kernels.accepts(backend, node) else None
 
     def _allowed(self, node: Node) -> Sequence[Backend]:
         names = wanted(node, self.overrides)
