@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import length_hint
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeGuard, cast
@@ -127,7 +128,7 @@ class Session:
             )
             if options.shapes is not None:
                 self._compile_ahead(options.shapes)
-        self._places = _places(options.max_pending)
+        self._places = _Places(options.max_pending)
         renewed(self)
 
     @takes(RunOptions)
@@ -178,13 +179,13 @@ class Session:
         job = self.job(record, future)
         places = self._places
         try:
-            places.get(block=not on_worker(), timeout=record.timeout)
+            places.take(block=not on_worker(), timeout=record.timeout)
         except Empty:  # a worker that waits could be the one that is waited for
             most = self.options.max_pending
             reason = f"the queue is full: max_pending={most} submitted runs have not ended"
             job.refuse(DeadlineExceeded(reason))
             return future
-        future.add_done_callback(lambda _: places.put(None))
+        future.add_done_callback(lambda _: places.give())
         return self._enqueue(job, future)
 
     def _enqueue(self, job: Job, future: Future[dict[str, Any]]) -> Future[dict[str, Any]]:
@@ -227,7 +228,7 @@ class Session:
         token = CancelToken(options.pop("cancel", None))
         submit = partial(self.submit, *arguments, cancel=token, **options)
         try:
-            job = await asyncio.to_thread(submit) if self._places.empty() else submit()
+            job = await asyncio.to_thread(submit) if self._places.all_taken else submit()
             return await asyncio.wrap_future(job)
         except asyncio.CancelledError:
             token.cancel()
@@ -316,7 +317,7 @@ class Session:
 
     def forked(self) -> None:
         """Make new locks in a forked child, where no other thread holds the old ones."""
-        self._places = _places(self.options.max_pending)
+        self._places = _Places(self.options.max_pending)
         self._plans.forked()
         self._subgraphs.forked()
 
@@ -432,13 +433,26 @@ def compile(model: Model | str | Path | Any, *arguments: Any, **options: Any) ->
     return Session(model, make(CompileOptions, "compile", *arguments, **options))
 
 
-def _places(count: int) -> SimpleQueue[None]:
-    """A queue with an entry for each run that may be submitted; unlike a semaphore, it can be used
-    by a signal handler that has interrupted its use."""
-    places: SimpleQueue[None] = SimpleQueue()
-    for _ in range(count):
-        places.put(None)
-    return places
+class _Places:
+    """A place for each run that may be submitted. Unlike a semaphore, it can be used by a signal
+    handler that has interrupted its use."""
+
+    def __init__(self, count: int) -> None:
+        self._never_taken = iter(range(count))
+        self._given: SimpleQueue[None] = SimpleQueue()
+
+    def take(self, *, block: bool, timeout: float | None) -> None:
+        """Take a place, perhaps wait for one. Raises ``Empty`` if there is none."""
+        if next(self._never_taken, None) is None:
+            self._given.get(block, timeout)
+
+    def give(self) -> None:
+        """Give a place back."""
+        self._given.put(None)
+
+    @property
+    def all_taken(self) -> bool:
+        return not length_hint(self._never_taken) and self._given.empty()
 
 
 def _let_go_constants(executor: Executor) -> int:

@@ -34,7 +34,7 @@ def is_primitive(node: Node) -> bool:
 
 def is_framed(graph: Graph) -> bool:
     """Whether some node, in nested graphs too, can only run on the frames executor."""
-    return any(map(is_primitive, graph.walk()))
+    return not _FRAMED.isdisjoint([node.op.role for node in graph.walk()])
 
 
 _value_type = of_type("T")
