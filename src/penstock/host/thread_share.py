@@ -101,6 +101,13 @@ class ThreadShare:
         self.leave()
 
 
+def announce(streams: int) -> None:
+    """Count ``streams`` that are about to begin as if they were inside, so that the first of them
+    takes no more than its share. Each is announced as -1 when it begins, before it enters."""
+    with _process.lock:
+        _process.streams = max(0, _process.streams + streams)
+
+
 @dataclass(slots=True)
 class _ThreadSetting:
     """The process-wide number of threads of one library: ``idle`` while no run is inside, ``now``

@@ -199,3 +199,39 @@ def test_products_of_unknown_shapes_share_the_threads_of_the_session() -> None:
         result = session.run({}, [left], **options)[left]
         np.testing.assert_array_equal(result, np.full((8, 8), 512, np.float32))
     assert seen == [1, 1, 1, 1]
+
+
+class Products(NumpyBackend):
+    """Products of which two wait for each other; ``seen``: the threads that each might use."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2)
+        self.seen: list[int] = []
+
+    def kernel(self, node: Any, types: Any) -> Kernel | None:
+        kernel = super().kernel(node, types)
+        return Kernel(self.product) if node.op.name == "MatMul" else kernel
+
+    def product(self, a: Any, b: Any) -> Any:
+        try:
+            self.barrier.wait(timeout=0.2)
+            self.seen.append(self.threads)
+            self.barrier.wait(timeout=0.2)
+        except threading.BrokenBarrierError:  # the first run: they are not known to be slow
+            self.barrier.reset()
+        return a @ b
+
+
+def test_two_products_at_once_share_the_threads_of_the_session() -> None:
+    g = Flow()
+    g.placeholder("x", "float32", 64, 128)
+    w = g.const(np.ones((128, 64), np.float32), "w")
+    products = [g.node("MatMul", "x", w, name=f"p{i}", T=Type("float32")) for i in range(2)]
+    g.node("AddN", *products, name="sum", T=Type("float32"), N=2)
+    backend = Products()
+    session = ps.compile(g.bytes(), executor="frames", backends=[backend], threads=2)
+    x = np.ones((64, 128), np.float32)
+    for _ in range(4):
+        np.testing.assert_array_equal(session.run({"x": x}, ["sum"])["sum"], 256)
+    assert len(backend.seen) >= 2
+    assert set(backend.seen) == {1}

@@ -37,6 +37,7 @@ from penstock.executors.frames.scheduler import (
     missing_output,
 )
 from penstock.host.current_run import working_for
+from penstock.host.thread_share import announce
 from penstock.host.threads import Workers, report_thread_exception
 from penstock.ir.op import array_of
 from penstock.limits import Limits
@@ -354,22 +355,29 @@ class FramesRun:
         self.scheduler.send(node, iteration, outputs)
 
     def _share(self) -> None:
-        """Hand long kernels to as many other threads as the run may have, and run the last one."""
+        """Hand long kernels to as many other threads as the run may have, and run one."""
         heavy, self.heavy = self.heavy, []
         pool = self.pool
         if pool is not None:
             self.barrier.help(pool)
-        for token in heavy[:-1]:
-            job = partial(self._elsewhere, token, _inputs(token))
-            if pool is not None and self.elsewhere + 1 < self.workers and pool.offer(job):
+        free = 0 if pool is None else max(0, self.workers - 1 - self.elsewhere)
+        free = min(free, len(heavy) - 1)
+        others, own = heavy[:free], heavy[free:]
+        announce(len(others) + 1)
+        for token in others:
+            if pool is not None and pool.offer(partial(self._elsewhere, token, _inputs(token))):
                 self.away += 1
                 self.elsewhere += 1
             else:
-                self._run(token)
-        self._run(heavy[-1])
+                announce(-1)
+                own.append(token)
+        announce(-1)
+        self.heavy = own[1:]
+        self._run(own[0])
 
     def _elsewhere(self, token: Token, inputs: list[Any]) -> None:
         """Run a kernel on another thread."""
+        announce(-1)
         node, control = token[0], self.control
         start = perf_counter()
         result: Outputs = ()
