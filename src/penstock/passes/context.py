@@ -76,6 +76,8 @@ class PassContext:
     fold_quantized_weights: bool = True
     """Whether constant folding dequantises weights that could be operands of integer kernels. The
     compiler says no as long as ``quantize`` is still to come and may want them as they are."""
+    framed: bool = False
+    """Whether the graph has TensorFlow's frames, so that values may be dead."""
     strict: bool = False
     """Whether to round each value to its type: float16 and bfloat16 are not widened then."""
     widened: dict[Value, Value] = field(default_factory=dict)

@@ -107,7 +107,8 @@ class _FramesCompiler:
         for _ in range(_MOST_ATTEMPTS):
             graph = clone(self.graph)
             spans = self.context.devices and len({node.device for node in graph.nodes}) > 1
-            run_passes((FoldConstants(),), graph, self.context.passes())
+            passes = replace(self.context.passes(), framed=is_framed(graph))
+            run_passes((FoldConstants(),), graph, passes)
             if self.context.executor == "frames" and not spans and is_framed(graph):
                 graph, _ = raise_control_flow(graph, self.must_stay)
                 infer_types(graph, certain=False)

@@ -22,7 +22,6 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import is_control, truth
 from penstock.ops.registry import unknown_types
-from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.quantized_weights import quantized_weights
 from penstock.passes.rewrite import Substitution
@@ -38,10 +37,9 @@ class FoldConstants(Pass):
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         kept = () if context.fold_quantized_weights else quantized_weights(graph)
-        framed = is_framed(graph)
-        folder = _Folder(graph, context.limits, kept, framed)
+        folder = _Folder(graph, context.limits, kept, context.framed)
         with np.errstate(all="ignore"):
-            folder.run(graph, certain=not framed)
+            folder.run(graph, certain=not context.framed)
         return folder.changed or folder.substitution.used
 
 
