@@ -137,9 +137,9 @@ class FrameGraphBuilder:
         def function(control: Control, *inputs: Any) -> tuple[Any, ...]:
             return run(inputs if indices is None else [inputs[i] for i in indices], control)
 
-        names = [step.backend for step in inner.table.walk() if step.backend]
+        backend = next((step.backend for step in inner.table.walk() if step.backend), "")
         called, program = (function, None) if direct is None else direct
-        return NodeKernel(Kernel(called), names[0] if names else "", inner.table, program)
+        return NodeKernel(Kernel(called), backend, inner.table, program)
 
     def _call(self, node: Node) -> StartCall:
         """The call of a function, which may be the one that is being compiled."""

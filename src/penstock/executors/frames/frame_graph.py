@@ -191,7 +191,7 @@ class ValueNumbers:
     def block(self, table: StepTable) -> Block:
         """The steps of a plan within, with slots of this table."""
         first = len(self._values)
-        for slot in table.slots:
+        for slot in paced(table.slots):
             kind = SlotKind.DYNAMIC if slot.constant is None else SlotKind.CONSTANT
             self._values.append(Slot(slot.name, slot.type, kind, slot.constant))
 
@@ -204,7 +204,7 @@ class ValueNumbers:
             return replace(old, inputs=inputs, outputs=outputs, blocks=blocks, workspace=-1)
 
         def block(old: Block | StepTable) -> Block:
-            return Block(moved(old.inputs), moved(old.outputs), tuple(map(step, old.steps)))
+            return Block(moved(old.inputs), moved(old.outputs), tuple(map(step, paced(old.steps))))
 
         return block(table)
 
