@@ -15,6 +15,9 @@ from penstock.errors import (
 from penstock.ir.graph import Node
 from penstock.types import ShapeError
 
+# Domains whose schemas have told of missing attributes before an operation looks for them.
+_WITH_SCHEMAS = ("", "ai.onnx.ml")
+
 
 def describe_node(node: Node, inputs: Sequence[str] | None = None) -> str:
     """Return operation, origin and inputs of ``node`` for an error message. ``inputs`` are the
@@ -35,9 +38,8 @@ def compile_error(node: Node, error: Exception) -> PenstockError:
     place = describe_node(node)
     if isinstance(error, ShapeError):
         return InvalidModel(f"{place}: {error}")
-    # Where a domain has schemas, they have told of missing attributes before.
-    key = error.args[0] if isinstance(error, KeyError) else None
-    if isinstance(key, str) and key not in node.attrs:
+    key = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(key, str) and key not in node.attrs and node.op.domain not in _WITH_SCHEMAS:
         return InvalidModel(f"{place} needs the attribute {key!r}")
     if isinstance(error, MemoryError):
         return LimitExceeded(f"{place}: there is not enough memory to compile it. {error}")

@@ -493,11 +493,11 @@ def test_inference_in_nested_loops_does_not_grow_with_every_level():
 # What operations raise.
 
 
-def broken(error: Exception, *, infers: bool) -> Graph:
+def broken(error: Exception, *, infers: bool, domain: str = "") -> Graph:
     def fail(*arguments):
         raise error
 
-    op = Op("Broken", "test", 1, 1, fail if infers else same_type, fail)
+    op = Op("Broken", domain, 1, 1, fail if infers else same_type, fail)
     x, y = value("x"), Value("y")
     return Graph([x], [y], [Node(op, [x], [y], origin="culprit in m")], "g")
 
@@ -517,6 +517,13 @@ def test_whatever_an_operation_raises_names_its_node(raised, wanted, infers):
     with pytest.raises(wanted, match="culprit in m") as caught:
         ps.compile(Model({"g": graph}, "g"), shapes={})
     assert caught.value.__cause__ is raised
+
+
+@pytest.mark.parametrize("infers", [True, False])
+def test_missing_attribute_of_an_operation_without_schema_is_a_fault_of_the_model(infers):
+    graph = broken(KeyError("axis"), infers=infers, domain="test")
+    with pytest.raises(ps.InvalidModel, match=r"culprit in m.*needs the attribute 'axis'"):
+        ps.compile(Model({"g": graph}, "g"), shapes={})
 
 
 def test_a_constant_that_an_operation_fails_on_fails_when_it_is_run():
