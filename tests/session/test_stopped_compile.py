@@ -89,8 +89,9 @@ def test_looks_at_the_control_follow_one_another_closely_with_fusion() -> None:
 
 @pytest.mark.parametrize("source", [chain, graph_def])
 def test_looks_at_the_control_follow_one_another_closely_in_front_ends(
-    source: Callable[[], Any],
+    source: Callable[..., Any],
 ) -> None:
+    ps.compile(source(3))  # imports its modules
     model, token = source(), CountingToken()
     token.counting(ps.compile, model)
     assert token.looks > NODES / 100

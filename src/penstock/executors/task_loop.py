@@ -15,7 +15,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from penstock.algorithms.checkpoints import THREAD, await_release
+from penstock.algorithms.checkpoints import THREAD, await_release, paced
 from penstock.backends.base import Event
 from penstock.codegen.helpers import freed
 from penstock.errors import Cancelled, InternalError
@@ -26,7 +26,7 @@ from penstock.host.event_watch import EVENTS
 from penstock.host.threads import Workers
 from penstock.ir.op import Outcome
 from penstock.plan.plan import walk
-from penstock.plan.tasks import Tasks, has_effect, is_asynchronous
+from penstock.plan.tasks import Tasks, are_asynchronous, has_effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,14 @@ class Flow:
         self.block = tuple([task.block for task in tasks.tasks])
         self.queue = tuple([task.queue for task in tasks.tasks])
         signals, waits = tasks.signals, tasks.signals.waits.keys()
+        asynchronous = any(are_asynchronous(task.steps) for task in paced(tasks.tasks))
         # Those that may step aside: their functions are generators.
         self.expanded = tuple(
             [
                 bool(task.blocks)
                 or t in signals.devices
                 or not waits.isdisjoint(task.steps)
-                or any(map(is_asynchronous, task.steps))
+                or (asynchronous and are_asynchronous(task.steps))
                 for t, task in enumerate(tasks.tasks)
             ]
         )
@@ -84,6 +85,8 @@ def _device_tasks(tasks: Tasks) -> frozenset[int]:
     """The tasks that put work on devices; none if others may do so later, as in a loop, or have
     effects that later runs must not overtake."""
     devices = tasks.signals.devices.keys()
+    if not devices:
+        return frozenset()
     steps = [step for task in tasks.tasks for step in task.steps]
     if any(tasks.tasks[t].block for t in devices) or any(map(has_effect, walk(steps))):
         return frozenset()

@@ -12,7 +12,7 @@ from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import list_schedule
 from penstock.algorithms.ordering import critical_path
 from penstock.plan.plan import Step, StepTable, walk
-from penstock.plan.tasks import Grouping, is_asynchronous, nests_deep, step_dag
+from penstock.plan.tasks import Grouping, are_asynchronous, nests_deep, step_dag
 
 Seconds = Callable[[Step], float]
 
@@ -45,13 +45,14 @@ class OrderedGrouping(Grouping):
     all others run meanwhile. ``queues`` as for ``ClusteredGrouping``."""
 
     def __init__(self, plan: StepTable, queues: Mapping[str, int] | None = None) -> None:
-        self.asynchronous = any(map(is_asynchronous, plan.steps))
-        self.one = not self.asynchronous and not any(map(self.expands, plan.steps))
+        self.asynchronous = are_asynchronous(plan.steps)
+        blocks = [step for step in plan.steps if step.blocks]
+        self.one = not self.asynchronous and not any(map(self.expands, blocks))
         """whether one function runs the whole plan"""
         self._queues = queues or {}
 
     def expands(self, step: Step) -> bool:
-        return step.control and (is_asynchronous(step) or nests_deep(step))
+        return step.control and (are_asynchronous((step,)) or nests_deep(step))
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
         if self.asynchronous:

@@ -90,6 +90,8 @@ class StreamSchedules(Grouping):
 
     def expands(self, step: Step) -> bool:
         """Whether the blocks of a step have streams of their own."""
+        if not step.blocks:
+            return False
         return nests_deep(step) or not all(self._is_inline(block.steps) for block in step.blocks)
 
     def _is_inline(self, steps: Sequence[Step]) -> bool:
@@ -124,9 +126,9 @@ class StreamSchedules(Grouping):
     def _schedule(self, steps: Sequence[Step]) -> BlockSchedule:
         dag = step_dag(self.plan.slots, steps)
         cost = [self.seconds(step) for step in paced(steps)]
-        rough = list(map(_rough, cost))
-        devices = [self.device(step) for step in steps]
-        commands = [None if step.control else step.node.op.full_name for step in steps]
+        rough = list(map(_rough, paced(cost)))
+        devices = [self.device(step) for step in paced(steps)]
+        commands = [None if step.blocks else step.node.op.full_name for step in steps]
         used = len(set(devices))
 
         def scheduled(most: int) -> BlockSchedule:

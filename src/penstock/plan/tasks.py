@@ -128,10 +128,12 @@ class Grouping:
         return sum(estimated(inner.node) for inner in walk((step,)) if not inner.control)
 
 
-def is_asynchronous(step: Step) -> bool:
-    """Whether a step has an asynchronous kernel, or a step of its blocks has."""
-    kernels = [inner.kernel for inner in walk((step,))]
-    return any(kernel is not None and kernel.begin is not None for kernel in kernels)
+def are_asynchronous(steps: Sequence[Step]) -> bool:
+    """Whether one of ``steps``, or of the steps of their blocks, has an asynchronous kernel."""
+    if True in [step.kernel is not None and step.kernel.begin is not None for step in steps]:
+        return True
+    blocks = [block for step in steps if step.blocks for block in step.blocks]
+    return any(are_asynchronous(block.steps) for block in blocks)
 
 
 # CPython compiles at most 20 nested loops, and 100 levels of indentation.

@@ -60,7 +60,7 @@ from penstock.plan.grouping import (
 )
 from penstock.plan.plan import Plan
 from penstock.plan.streams import StreamSchedules, stream_programs, stream_segments
-from penstock.plan.tasks import Grouping, Tasks, arrange, is_asynchronous
+from penstock.plan.tasks import Grouping, Tasks, are_asynchronous, arrange
 from penstock.session.options import CompileOptions
 from penstock.tuning.measure import CostModel, GraphProfiler
 from penstock.tuning.placement import Placement, choose
@@ -365,7 +365,7 @@ def schedule_in_order(planned: Planned, context: CompileContext, name: str = "li
     """All steps in one order that keeps few bytes alive; as tasks, if one function cannot run them
     all (``OrderedGrouping``)."""
     plan, planner = planned.plan, context.options.memory_planner
-    parallel = context.executor == "parallel" and any(map(is_asynchronous, plan.steps))
+    parallel = context.executor == "parallel" and are_asynchronous(plan.steps)
     queues, queue_of = _queues(context, context.workers) if parallel else _queues(context, 1, [])
     grouping = OrderedGrouping(plan, queue_of)
     if grouping.one:
@@ -393,7 +393,7 @@ def schedule_step_by_step(planned: Planned, context: CompileContext) -> Schedule
     order = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
     tasks = arrange(plan, Grouping())
     # A run whose caller does not wait goes on there when an asynchronous kernel has ended.
-    workers = context.pool if any(map(is_asynchronous, plan.steps)) else None
+    workers = context.pool if are_asynchronous(plan.steps) else None
     return Scheduled(plan, order, planned.costs, "dataflow", tasks, [Queue(1, workers)], inf)
 
 
@@ -410,7 +410,7 @@ def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     plan, costs = planned.plan, planned.costs
     queue_of = _queues(context, 1)[1]
     in_order = partial(schedule_in_order, planned, context)
-    if any(map(is_asynchronous, plan.steps)):
+    if are_asynchronous(plan.steps):
         return in_order()
     guess = partial(costs.guess, context.by_name)
     if not context.options.grouping(plan, guess, context.workers, queue_of).promising:
@@ -433,7 +433,7 @@ def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
     streams = _streams(planned, context, partial(costs.guess, context.by_name))
     if forced and not streams.one:
         return _on_streams(planned, context, streams)
-    if any(map(is_asynchronous, plan.steps)):
+    if are_asynchronous(plan.steps):
         return in_order()
     if streams.one:
         return replace(in_order(), undecided=not forced)

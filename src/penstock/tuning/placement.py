@@ -161,10 +161,12 @@ class Placement:
         faster than all nodes one by one on all threads, nodes that were measured so are where that
         is fastest. With a pool in common and no transfers that is what HEFT comes to."""
         placed = self.fastest(graph)
+        if workers == 1:
+            return placed
         *_, (_, edges) = dependencies(graph)
         dag = Dag(len(graph.nodes), edges)
-        is_chain = all(len(after) <= 1 for after in dag.succ) and sum(not b for b in dag.pred) <= 1
-        if workers == 1 or is_chain:
+        starts = [before for before in dag.pred if not before]
+        if len(starts) <= 1 and max(map(len, dag.succ), default=0) <= 1:  # a chain
             return placed
         alone = {node: self._fastest_alone(node) or backend for node, backend in placed.items()}
         if alone == placed:
