@@ -9,8 +9,9 @@ again and again, at growing intervals while none comes; without any the thread b
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from contextlib import suppress
 
 from penstock.host.fork import renewed
 from penstock.host.threads import report_thread_exception
@@ -33,29 +34,38 @@ class EventWatch:
         """Watch nothing, as in a forked child: its parent watches the events."""
         self.thread: threading.Thread | None = None
         self._lock = threading.RLock()
-        self._new: SimpleQueue[Watched] = SimpleQueue()
+        self._new: deque[Watched] = deque()
+        # Released when there is something new. These operations are atomic: a signal handler may
+        # interrupt them and add an event, too.
+        self._arrived = threading.Lock()
 
     def add(self, query: Callable[[], bool], function: Callable[[], object]) -> None:
         """Call ``function`` once ``query()`` is true, or raises: what comes next finds out why."""
-        self._new.put((query, function))
+        self._new.append((query, function))
+        with suppress(RuntimeError):  # it is released
+            self._arrived.release()
         if self.thread is None:
             with self._lock:
                 if self.thread is None:
                     # Python would wait for a thread that is no daemon before it calls atexit.
                     self.thread = threading.Thread(
-                        target=self._watch, args=(self._new,), name="penstock-events", daemon=True
+                        target=self._watch,
+                        args=(self._new, self._arrived),
+                        name="penstock-events",
+                        daemon=True,
                     )
                     self.thread.start()
 
-    def _watch(self, new: SimpleQueue[Watched]) -> None:
+    def _watch(self, new: deque[Watched], arrived: threading.Lock) -> None:
         watched: list[Watched] = []
         pause = _SHORT_S
         while True:
-            try:
-                watched.append(new.get(timeout=pause) if watched else new.get())
+            if arrived.acquire(timeout=pause if watched else -1):
                 pause = _SHORT_S
-            except Empty:
+            else:
                 pause = min(2 * pause, _LONG_S)
+            while new:
+                watched.append(new.popleft())
             left = _look(watched)
             pause = _SHORT_S if len(left) < len(watched) else pause
             watched = left
