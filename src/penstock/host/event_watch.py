@@ -36,7 +36,8 @@ class EventWatch:
         self._lock = threading.RLock()
         self._new: deque[Watched] = deque()
         # Released when there is something new. These operations are atomic: a signal handler may
-        # interrupt them and add an event, too.
+        # interrupt them and add an event, too. SimpleQueue.get with a timeout as short as these
+        # may wait without end (seen with Python 3.11), if its time is over before it has begun.
         self._arrived = threading.Lock()
 
     def add(self, query: Callable[[], bool], function: Callable[[], object]) -> None:

@@ -35,7 +35,7 @@ from penstock.tuning.measure import CostModel
 _TIMED, _MEASURED, _TRIED = 4, 3, 6
 
 Adopt = Callable[[], Callable[[Executor, Executor], None] | None]
-"""Gives a function that replaces an executor by another; None if nobody needs either any more."""
+"""Gives a function that replaces an executor by another; None if the session is gone."""
 
 Runner = Callable[[LinearExecutor, Sequence[Any], Control], tuple[Any, ...]]
 Course = Generator[Runner, float, Executor | None]
@@ -156,7 +156,7 @@ def _instead(
 def _measured(
     observed: Executor, profile: Profile, _: LinearExecutor, inputs: Sequence[Any], control: Control
 ) -> Any:
-    """Run ``observed``, with nobody else watching."""
+    """Run ``observed`` with ``profile`` as its only observer."""
     outer = control.observer, control.run
     control.observer, control.run = profile, ObservedRun(observed.table, observed.name)
     error: BaseException | None = None
