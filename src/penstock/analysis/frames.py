@@ -48,13 +48,14 @@ class Frame:
 class GraphPart:
     """The part of a graph that one device runs (``passes.lowering.partition``). ``inputs`` and
     ``outputs``: which inputs and outputs of the whole graph its own are. ``paths``: the frame that
-    each of its nodes runs in."""
+    each of its nodes runs in. ``originals``: the nodes of the whole graph by their copies."""
 
     device: str
     graph: Graph
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     paths: Mapping[Node, FramePath]
+    originals: Mapping[Node, Node] = field(default_factory=dict)
 
 
 class Frames:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -88,13 +89,14 @@ class _SegmentError(Exception):
 
 class _FramesCompiler:
     """Compiles one graph, whose types are known, in both of its forms. ``kept`` has the kernels of
-    nodes with side effects, by label: both forms share their state. ``refused``: the names of nodes
-    that must be in no segment."""
+    nodes with side effects: both forms share their state. ``originals`` has the nodes of the model
+    by their copies. ``refused``: the names of nodes that must be in no segment."""
 
     def __init__(self, graph: Graph, context: CompileContext) -> None:
         self.graph = graph
         self.context = context
-        self.kept: dict[str, tuple[Kernel, str]] = {}
+        self.kept: dict[Node, tuple[Kernel, str]] = {}
+        self.originals = WeakKeyDictionary[Node, Node]()
         self.refused: set[str] = set()
         self.kernels = KernelTable()
         self.contexts = _contexts(graph, context, self.kernels)
@@ -105,7 +107,7 @@ class _FramesCompiler:
             if node.op.role is Role.NEXT_ITERATION and frame.parent is None:
                 return self.observed()  # even constants are tokens of the first iteration
         for _ in range(_MOST_ATTEMPTS):
-            graph = clone(self.graph)
+            graph = self.copy(self.graph)
             spans = self.context.devices and len({node.device for node in graph.nodes}) > 1
             passes = replace(self.context.passes(), framed=is_framed(graph))
             run_passes((FoldConstants(),), graph, passes)
@@ -120,7 +122,7 @@ class _FramesCompiler:
 
     def observed(self) -> FramesExecutor:
         """The executor of runs with observers, each node as the model has it."""
-        return self.build(clone(self.graph), segments=False)
+        return self.build(self.copy(self.graph), segments=False)
 
     def build(self, graph: Graph, segments: bool) -> FramesExecutor:
         context = self.context
@@ -129,11 +131,15 @@ class _FramesCompiler:
         parts = [GraphPart("", graph, inputs, outputs, frames.paths())]
         if context.devices:
             split = partition(graph, frames, {node: node.device for node in graph.nodes})
-            parts = split if len(split) > 1 else parts
+            if len(split) > 1:
+                parts = split
+                for part in parts:
+                    self.originals.update(part.originals)
         builder = FrameGraphBuilder(
             self.kernel,
             partial(self.executor, segments),
             self.function,
+            self.copy,
             context.limits,
             context.workers,
         )
@@ -144,11 +150,18 @@ class _FramesCompiler:
 
     def function(self, name: str) -> Graph:
         """A copy of a function's graph, without dead code."""
-        graph = clone(self.context.functions[name])
+        graph = self.copy(self.context.functions[name])
         prune(graph)
         check_sizes(graph, self.context.limits)
         infer_types(graph, certain=False)
         return graph
+
+    def copy(self, graph: Graph, inputs: list[Value] | None = None) -> Graph:
+        """A copy of a graph, of which the nodes with side effects keep their kernels."""
+        copy = clone(graph, inputs)
+        nodes = zip(copy.walk(), graph.walk(), strict=True)
+        self.originals.update((new, node) for new, node in nodes if not node.op.pure)
+        return copy
 
     # Segments.
 
@@ -217,8 +230,11 @@ class _FramesCompiler:
         graphs, for transfers, or for kernels that share threads."""
         if node.graphs:
             return None
-        if not node.op.pure and node.label in self.kept:
-            return self.kept[node.label]
+        original = node
+        while original in self.originals:
+            original = self.originals[original]
+        if original in self.kept:
+            return self.kept[original]
         try:
             node_types(node)
         except InvalidModel as error:
@@ -231,7 +247,7 @@ class _FramesCompiler:
             return None
         compiled = self._compiled(node, backend), backend.name
         if not node.op.pure:
-            self.kept[node.label] = compiled
+            self.kept[original] = compiled
         return compiled
 
     def _compiled(self, node: Node, backend: Backend) -> Kernel:

@@ -33,7 +33,9 @@ def test_case_gives_what_litert_gives(case: Case) -> None:
     follow(case, ps.compile)
 
 
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "interpret"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "frames", "streams", "interpret"]
+)
 @pytest.mark.parametrize("case", SAMPLE, ids=name_of)
 def test_case_in_numpy_gives_what_litert_gives(case: Case, executor: str) -> None:
     follow(case, partial(ps.compile, executor=executor, backends=["numpy"]))

@@ -146,7 +146,9 @@ def accumulating() -> bytes:
     return model([subgraph(X, main, ["y"], h=RESOURCE), subgraph({}, first, [], ten, h=RESOURCE)])
 
 
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "interpret"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "frames", "streams", "interpret"]
+)
 def test_variable_carries_over_from_run_to_run_in_its_session(executor: str) -> None:
     loaded = ps.load(accumulating())
     for session in (ps.compile(loaded, executor=executor), ps.compile(loaded, executor=executor)):

@@ -269,7 +269,7 @@ def test_operator_gives_what_litert_gives(op: Op) -> None:
 
 
 @pytest.mark.parametrize("op", LAYERS, ids=str)
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "frames", "streams"])
 def test_layer_with_states_gives_in_each_run_what_litert_gives(op: Op, executor: str) -> None:
     session = ps.compile(op.file, executor=executor)
     for run in range(1, 4):

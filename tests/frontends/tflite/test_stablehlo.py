@@ -228,7 +228,9 @@ def variable(name: str) -> tuple:
     return "VAR_HANDLE", [], [name], ("VarHandleOptions", {"container": "", "shared_name": name})
 
 
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "interpret"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "frames", "streams", "interpret"]
+)
 def test_variables_that_are_computed_at_first_are_computed_once(executor: str) -> None:
     """h begins as c + c, g as -c; each run adds x to h and gives h - g."""
     add = ("AddOptions", {})
@@ -284,7 +286,7 @@ def test_branch_without_outputs_assigns_to_a_variable() -> None:
         subgraph(one, [], []),
     ]
     file = model(graphs)
-    for executor in ("linear", "dataflow", "parallel", "interpret"):
+    for executor in ("linear", "dataflow", "parallel", "frames", "streams", "interpret"):
         session = ps.compile(file, executor=executor)
         outputs = [session(np.array([x], np.float32)).item() for x in (-1, 3, -2, 5)]
         assert outputs == [10, 3, 3, 5]

@@ -260,11 +260,11 @@ def executor_of(graph: Graph, parts: list[GraphPart]) -> FramesExecutor:
         types = [None if v is None else v.type for v in node.inputs]
         return backend.kernel(node, types), backend.name
 
-    def unused(_: object) -> Never:
+    def unused(*_: object) -> Never:
         raise AssertionError
 
     backend = NumpyBackend()
-    builder = FrameGraphBuilder(kernel, unused, unused, Limits(), workers=2)
+    builder = FrameGraphBuilder(kernel, unused, unused, unused, Limits(), workers=2)
     return builder.build(graph, parts, len(parts))
 
 

@@ -29,7 +29,7 @@ from penstock.executors.frames.frame_graph import (
 )
 from penstock.executors.linear import LinearExecutor
 from penstock.host.threads import Workers, core_budget, pool
-from penstock.ir.graph import Graph, Node, captures, clone
+from penstock.ir.graph import Graph, Node, Value, captures
 from penstock.ir.op import Kernel, Role
 from penstock.limits import Limits
 from penstock.ops.internal.segment import is_segment
@@ -41,7 +41,8 @@ class FrameGraphBuilder:
 
     ``kernel`` compiles an ordinary node, and names its backend; for None, ``executor`` compiles the
     graph of the node alone, or the graph of a segment. ``function`` returns a copy of a function's
-    graph, without dead code. ``workers``: how many kernels may run at the same time.
+    graph, without dead code, ``copy`` one of a node's graph with these inputs. ``workers``: how
+    many kernels may run at the same time.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class FrameGraphBuilder:
         kernel: Callable[[Node], tuple[Kernel, str] | None],
         executor: Callable[[Graph], Executor],
         function: Callable[[str], Graph],
+        copy: Callable[[Graph, list[Value]], Graph],
         limits: Limits,
         workers: int,
     ) -> None:
@@ -57,6 +59,7 @@ class FrameGraphBuilder:
         self._kernel_of = kernel
         self._executor_of = executor
         self._function_graph = function
+        self._copy = copy
         self._limits = limits
         self._functions = FrameFunctions()
         self._called: list[str] = []  # functions that are yet to be compiled
@@ -160,7 +163,7 @@ class FrameGraphBuilder:
         bodies = {}
         for _, graph in node.graphs:
             outer = captures(graph)
-            body = self._callee(clone(graph, [*graph.inputs, *outer]))
+            body = self._callee(self._copy(graph, [*graph.inputs, *outer]))
             bodies[graph] = body, [indices[value] for value in outer]
         steps, own, most = CONTROL[node.op.role], len(node.inputs), self._limits.max_iterations
 

@@ -478,5 +478,5 @@ def isolate(node: Node) -> tuple[Graph, list[int]]:
         if value is not None and value.const is None:
             indices.setdefault(value, i)
     outputs = [value for value in node.outputs if value is not None]
-    graph = clone(Graph([], outputs, [node], node.name), list(indices), outputs)
+    graph = clone(Graph([], outputs, [node], node.name, [node]), list(indices))
     return graph, list(indices.values())

@@ -213,7 +213,8 @@ class _Draft:
         self.add_sends()
         graph.nodes += self.added
         sort(graph)
-        return GraphPart(self.device, graph, tuple(inputs), tuple(outputs), self.paths)
+        originals = {own: node for node, own in self.node_of.items()}
+        return GraphPart(self.device, graph, tuple(inputs), tuple(outputs), self.paths, originals)
 
     def add_receives(self) -> None:
         for need, device in self.received.items():
