@@ -32,6 +32,8 @@ def test_environment_gives_options_that_the_caller_does_not(monkeypatch):
     assert session.options.threads == 1
     given = compile_text(TEXT, executor="linear", threads=2, shapes={})
     assert (given.latest.name, given.options.threads) == ("linear", 2)
+    assert compile_text(TEXT, executor="auto", shapes={}).latest.name == "linear"
+    assert compile_text(TEXT, threads=None).options.threads == 1
 
 
 def test_environment_places_what_models_and_sessions_have(monkeypatch):

@@ -105,19 +105,22 @@ def compile_option(name: str, **settings: Any) -> Callable[[Any], Any]:
 
 
 SIGNATURE = compile_option("signature", metavar="NAME")
-EXECUTOR = compile_option(
-    "executor", type=click.Choice(EXECUTORS), default="auto", show_default=True
-)
+EXECUTOR = compile_option("executor", type=click.Choice(EXECUTORS), show_default="auto")
 
 
 def planner_option(*more: str, note: str = "") -> Callable[[Any], Any]:
     """The option for the memory planner, with ``more`` choices, which ``note`` explains."""
     choices = click.Choice([*MEMORY_PLANNERS, *more])
     text = help_of(CompileOptions, "memory_planner") + note
-    return click.option("--planner", type=choices, default="quick", show_default=True, help=text)
+    return click.option("--planner", type=choices, show_default="quick", help=text)
 
 
 PLANNER = planner_option()
+
+
+def chosen(**options: Any) -> dict[str, Any]:
+    """The options that the command line has: packages and the environment give the others."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def read_dims(text: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.cli.base import MODEL, PLANNER, SIGNATURE, command, show_table
+from penstock.cli.base import MODEL, PLANNER, SIGNATURE, chosen, command, show_table
 from penstock.cli.run import INPUTS, SEED, read_feeds
 from penstock.frontends.load import load
 from penstock.host.threads import core_budget
@@ -100,7 +100,7 @@ def bench(
     seed: int,
     signature: str | None,
     executors: Sequence[str],
-    planner: str,
+    planner: str | None,
     threads: Sequence[int],
     clients: Sequence[int],
     seconds: float,
@@ -121,12 +121,8 @@ def bench(
     shapes = {name: value.shape for name, value in fed.items()} if tensors else None
     counts = sorted(set(threads) or {1, core_budget()})
     rows = []
-    for executor, count, client_count in product(executors or ("auto",), counts, clients or (1,)):
-        options: dict[str, Any] = {
-            "executor": executor,
-            "threads": count,
-            "memory_planner": planner,
-        }
+    for executor, count, client_count in product(executors or (None,), counts, clients or (1,)):
+        options = chosen(executor=executor, threads=count, memory_planner=planner)
         begin = time.perf_counter()
         with compile(loaded, shapes=shapes, **options) as session:
             prepared = time.perf_counter()
@@ -137,7 +133,7 @@ def bench(
             times, elapsed = _timed(session, feeds, client_count, seconds)
         rows.append(
             {
-                "executor": executor,
+                "executor": session.options.executor,
                 "threads": count,
                 "clients": client_count,
                 "prepare_ms": 1e3 * (prepared - begin),

@@ -20,6 +20,7 @@ from penstock.cli.base import (
     SHAPES,
     SIGNATURE,
     all_shapes,
+    chosen,
     command,
     compile_option,
     planner_option,
@@ -216,8 +217,8 @@ def plan(
     after: str | None,
     max_elements: int | None,
     source: bool,
-    executor: str,
-    planner: str,
+    executor: str | None,
+    planner: str | None,
     streams: bool,
     max_streams: int | None,
     svg: Path | None,
@@ -234,9 +235,8 @@ def plan(
     compiled = partial(
         compile,
         loaded,
-        executor=executor,
         shapes=all_shapes(loaded, shapes),
-        max_streams=max_streams if executor == "streams" else None,
+        **chosen(executor=executor, max_streams=max_streams if executor == "streams" else None),
     )
     if after is not None:
         graph = _graph_after(after, compiled)
@@ -247,7 +247,7 @@ def plan(
             "arena_bytes": {name: a.size if a else 0 for name, a in arenas.items()},
             "arena_lower_bound": {name: a.lower_bound if a else 0 for name, a in arenas.items()},
         }
-    session = compiled(memory_planner=planner)
+    session = compiled(**chosen(memory_planner=planner))
     if simulate is not None:
         return asdict(session.forecast(simulate))
     if svg is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import EXECUTOR, MODEL, SIGNATURE, command, show_table
+from penstock.cli.base import EXECUTOR, MODEL, SIGNATURE, chosen, command, show_table
 from penstock.cli.run import INPUTS, SEED, read_feeds
 from penstock.frontends.load import load
 from penstock.observers.profile import Row
@@ -67,7 +67,7 @@ def profile(
     seed: int,
     signature: str | None,
     runs: int,
-    executor: str,
+    executor: str | None,
     trace: Path | None,
     no_trace: bool,
 ) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def profile(
     session = compile(loaded)
     feeds = read_feeds(session, inputs, seed, fill=True)
     measured = session.profile(feeds, runs=runs)
-    session = compile(loaded, executor=executor)
+    session = compile(loaded, **chosen(executor=executor))
     session.run(feeds)
     times = []
     for _ in range(runs):

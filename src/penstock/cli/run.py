@@ -18,6 +18,7 @@ from penstock.cli.base import (
     MODEL,
     PLANNER,
     SIGNATURE,
+    chosen,
     command,
     known_dims,
     read_dims,
@@ -80,14 +81,15 @@ def run(
     output: Path | None,
     dump: str | None,
     timeout: float | None,
-    executor: str,
-    planner: str,
+    executor: str | None,
+    planner: str | None,
     trace: Path | None,
     seed: int,
 ) -> dict[str, Any]:
     """Run a model once, and show or save its outputs."""
     begin = time.perf_counter()
-    session = compile(model, executor=executor, memory_planner=planner, signature=signature)
+    options = chosen(executor=executor, memory_planner=planner, signature=signature)
+    session = compile(model, **options)
     recording = None if trace is None else Trace()
     feeds = read_feeds(session, inputs, seed, load=load)
     compiled = time.perf_counter()

@@ -1,6 +1,6 @@
 """Options of deployments: environment variables, for what neither the caller nor a package says.
 
-As a package's, they hold where an option is at its default.
+As a package's, they hold where an option is not given.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,7 +63,6 @@ VARIABLES = {
     "PENSTOCK_PLACE": Variable("place", _place),
     "PENSTOCK_THREADS": Variable("threads", _threads),
 }
-_DEFAULTS = CompileOptions()
 TRACE = "PENSTOCK_TRACE"
 """the file for a trace of all runs of the process"""
 
@@ -79,13 +77,12 @@ def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
                 given[variable.option] = variable.read(text)
             except ValueError as error:
                 raise ValueError(f"{name}={text!r}: {error}") from None
-    unset = {n: x for n, x in given.items() if getattr(options, n) == getattr(_DEFAULTS, n)}
-    if place := unset.get("place"):
-        backends = {b.name for b in backends_of(options.backends or unset.get("backends"))}
+    if place := given.get("place"):
+        backends = {b.name for b in backends_of(options.backends or given.get("backends"))}
         nodes = list(model.graph.walk())
         keys = {k for n in nodes for k in (n.op.name, n.op.full_name, NODE + n.name)}
-        unset["place"] = {k: b for k, b in place.items() if k in keys and b in backends}
-    return replace(options, **unset) if unset else options
+        given["place"] = {k: b for k, b in place.items() if k in keys and b in backends}
+    return options.filled(given)
 
 
 def trace() -> Trace | None:

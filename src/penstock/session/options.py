@@ -7,10 +7,10 @@ for type checkers and for ``help``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, overload
 
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
 from penstock.backends.base import Backend
@@ -36,6 +36,9 @@ def option(default: Any, help: str) -> Any:
 class CompileOptions:
     """What ``penstock.compile`` takes beside the model. Raises ``ValueError`` for a value that no
     option has."""
+
+    given: ClassVar[frozenset[str]] = frozenset()
+    """Names of the options that were given, of these those that may be at their defaults."""
 
     executor: str = option(
         "auto",
@@ -153,6 +156,15 @@ class CompileOptions:
         if self.devices is not None and self.executor not in ("auto", "frames"):
             raise ValueError(f'devices= are for executor="frames", not {self.executor!r}')
 
+    def filled(self, values: Mapping[str, Any]) -> CompileOptions:
+        """These options with ``values`` for those that were not given. None is never given."""
+        unset = {}
+        for name, value in values.items():
+            own = getattr(self, name)
+            if own is None or (own == getattr(CompileOptions, name) and name not in self.given):
+                unset[name] = value
+        return given(replace(self, **unset), self.given | unset.keys())
+
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
@@ -249,4 +261,11 @@ def make(record: Callable[P, Result], caller: str, *arguments: Any, **options: A
             close = get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}"
             raise TypeError(f"{caller}() has no option {name!r}; {hint}")
-    return record(*arguments, **options)
+    return given(record(*arguments, **options), options.keys())
+
+
+def given(record: Result, names: Collection[str]) -> Result:
+    """``record``, which now knows which of its options were given."""
+    if isinstance(record, CompileOptions):
+        object.__setattr__(record, "given", frozenset(names))
+    return record

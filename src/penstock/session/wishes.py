@@ -1,13 +1,12 @@
 """Options of compiling that a model's file wishes for, as the configuration of a package does.
 
-They hold where the caller has left the option at its default. The keys are those of onert.
+They hold where the caller has not given the option. The keys are those of onert.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 from penstock.backends.registry import available
@@ -52,9 +51,7 @@ def with_wishes(options: CompileOptions, model: Model) -> CompileOptions:
             UserWarning,
             stacklevel=5,
         )
-    default = CompileOptions()
-    unset = {n: value for n, value in wishes.items() if getattr(options, n) == getattr(default, n)}
-    return replace(options, **unset) if unset else options
+    return options.filled(wishes)
 
 
 def _meaning(key: str, text: str, operations: Collection[str]) -> dict[str, Any] | None:
