@@ -163,7 +163,7 @@ class CompileOptions:
             own = getattr(self, name)
             if own is None or (own == getattr(CompileOptions, name) and name not in self.given):
                 unset[name] = value
-        return given(replace(self, **unset), self.given | unset.keys())
+        return _with_given(replace(self, **unset), self.given | unset.keys())
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +261,10 @@ def make(record: Callable[P, Result], caller: str, *arguments: Any, **options: A
             close = get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}"
             raise TypeError(f"{caller}() has no option {name!r}; {hint}")
-    return given(record(*arguments, **options), options.keys())
+    return _with_given(record(*arguments, **options), options.keys())
 
 
-def given(record: Result, names: Collection[str]) -> Result:
+def _with_given(record: Result, names: Collection[str]) -> Result:
     """``record``, which now knows which of its options were given."""
     if isinstance(record, CompileOptions):
         object.__setattr__(record, "given", frozenset(names))
