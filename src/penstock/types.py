@@ -211,6 +211,11 @@ def _common(a: Shape | None, b: Shape | None) -> Shape | None:
     return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
 
 
+def without_data(type_: Type) -> Type:
+    """The type, where it is that of a tensor without its contents."""
+    return type_.without_data() if isinstance(type_, TensorType) else type_
+
+
 def join(a: Type, b: Type) -> Type:
     """Return the narrowest type that contains ``a`` and ``b``, e.g. of both branches of an If."""
     if a == b:

@@ -21,6 +21,7 @@ from penstock.types import (
     TensorType,
     Type,
     join,
+    without_data,
 )
 
 # A carried type is widened at most once for each dim, for its rank and for its dtype; nested
@@ -139,14 +140,14 @@ def _settle(node: Node, settled: Settled) -> list[Type]:
     body: Graph = node.attrs["body"]
     entering, leaving = loop_carried(node)
     inputs, outputs = body.inputs[entering], body.outputs[leaving]
-    types = [_no_data(_type(value)) for value in node.inputs[entering]]
+    types = [without_data(_type(value)) for value in node.inputs[entering]]
     if node in settled:
         types = [join(a, b) for a, b in zip(types, settled[node], strict=True)]
     for _ in range(_MOST_ROUNDS):
         for value, type_ in zip(inputs, types, strict=True):
             value.type = type_
         infer_types(body, certain=False, settled=settled)
-        wider = [join(type_, _no_data(v.type)) for type_, v in zip(types, outputs, strict=True)]
+        wider = [join(type_, without_data(v.type)) for type_, v in zip(types, outputs, strict=True)]
         settled[node] = wider
         if wider == types:
             return types
@@ -169,10 +170,6 @@ def _stacked(type_: Type, length: Dim, axis: int) -> Type:
 
 def _type(value: Value | None) -> Type:
     return OptionalType(ANY) if value is None else value.type
-
-
-def _no_data(type_: Type) -> Type:
-    return type_.without_data() if isinstance(type_, TensorType) else type_
 
 
 _CONTROL_TYPES: dict[Role | None, Callable[[Node, Settled], Sequence[Type]]] = {

@@ -22,7 +22,7 @@ from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.internal.case import CASE, expand_case
 from penstock.ops.registry import TENSORFLOW, standard
-from penstock.types import BOOL, INT64, Dim, TensorType, Type, constant_type
+from penstock.types import BOOL, INT64, Dim, TensorType, Type, constant_type, without_data
 
 Results: TypeAlias = SymbolicValue | tuple[SymbolicValue, ...]
 """One value, or several; what the graph of a branch or a body returns."""
@@ -301,7 +301,7 @@ class GraphBuilder:
         start = [self.as_value(x) for x in initial]
         go = None if condition is None else self._truth(condition(*start)).value
         limit = None if times is None else self.as_value(times, dtype=INT64).value
-        types = [_without_data(x.type) for x in start]
+        types = [without_data(x.type) for x in start]
         while True:
             graph = self._body(body, condition, types)
             attrs = {"body": graph}
@@ -478,10 +478,6 @@ def _listed(results: Any) -> Sequence[Any]:
     if results is None:
         return ()
     return results if isinstance(results, tuple | list) else (results,)
-
-
-def _without_data(type_: Type) -> Type:
-    return type_.without_data() if isinstance(type_, TensorType) else type_
 
 
 def _caller() -> str:

@@ -32,6 +32,7 @@ from penstock.types import (
     TensorType,
     Type,
     join,
+    without_data,
 )
 
 # What a list takes for each element, and an element that is a view.
@@ -39,15 +40,11 @@ _PLACE_BYTES = 8
 _VIEW_BYTES = 200
 
 
-def _no_data(type_: Type | None) -> Type:
-    return type_.without_data() if isinstance(type_, TensorType) else type_ or ANY
-
-
 def _infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if not types:
         raise ShapeError("SequenceConstruct needs an input at least")
     rules.same_dtype(types, range(len(types)))
-    joined, *others = [_no_data(type_) for type_ in types]
+    joined, *others = [without_data(type_ or ANY) for type_ in types]
     for type_ in others:
         joined = join(joined, type_)
     return (SequenceType(joined),)
@@ -136,7 +133,7 @@ def _position(position: np.ndarray, count: int) -> int:
 
 
 def _infer_sequence_insert(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    element, added = _element(types), _no_data(types[1])
+    element, added = _element(types), without_data(types[1] or ANY)
     if isinstance(element, TensorType) and isinstance(added, TensorType):
         rules.same_dtype((element, added), (0, 1))
     return (SequenceType(join(element, added)),)
@@ -208,7 +205,7 @@ def concat_from_sequence(sequence: list[np.ndarray], *, axis: int, new_axis: int
 
 def _infer_optional(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if types and types[0] is not None:
-        return (OptionalType(_no_data(types[0])),)
+        return (OptionalType(without_data(types[0] or ANY)),)
     declared = attrs.get("type")
     return (declared if isinstance(declared, OptionalType) else OptionalType(declared or ANY),)
 

@@ -23,7 +23,7 @@ from penstock.ir.op import Role
 from penstock.ops.internal.trip_count import TRIP_COUNT
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.types import TensorType, Type
+from penstock.types import TensorType, without_data
 
 _VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _COMPARISONS = frozenset({"Greater", "Less"})
@@ -148,12 +148,6 @@ def _counter(node: Node, bound: _Bound) -> _Counter | None:
     return None
 
 
-def _plain(value: Value | None) -> Type | None:
-    """The type of a value without its contents."""
-    type_ = None if value is None else value.type
-    return type_.without_data() if isinstance(type_, TensorType) else type_
-
-
 def _same(bounds: list[_Bound], counters: list[_Counter]) -> bool:
     """Whether a condition is that of the loop, of what its counters start with."""
     return bool(bounds) and {(b.counter, b.limit) for b in bounds} == {
@@ -171,8 +165,10 @@ def _ends(node: Node, counter: _Counter, least: int) -> list[Node]:
     """What a counter ends with: its limit, if it started below it, or else where it started, after
     ``least`` iterations."""
     end, start = node.outputs[counter.place], counter.start
-    types_ = [_plain(value) for value in (start, counter.limit, end)]
-    if end is None or types_ != types_[:1] * 3:
+    if end is None:
+        return []
+    types_ = [without_data(value.type) for value in (start, counter.limit, end)]
+    if types_ != types_[:1] * 3:
         return []
     if least:
         assert start.const is not None
