@@ -259,6 +259,19 @@ def test_a_shared_stream_is_the_one_that_is_free_first():
     assert it.schedule.programs == [[0], [1, 2, 3, 4]]
 
 
+def test_shared_stream_is_free_by_time_where_costs_are_rounded():
+    #   A   B   C      by its cost A would end after B
+    it = Named("A B C", "", cost=[3, 2, 1], time=[1, 3, 1], max_streams=2)
+    assert it.schedule.programs == [[0, 2], [1]]
+
+
+def test_shared_stream_that_ran_the_command_may_be_free_a_little_later():
+    #   A(x)   B(y)   C(x)
+    for time, programs in (([1.05, 1, 1], [[0, 2], [1]]), ([1.2, 1, 1], [[0], [1, 2]])):
+        it = Named("A B C", "", commands=["x", "y", "x"], time=time, max_streams=2)
+        assert it.schedule.programs == programs
+
+
 def test_shared_stream_does_not_delay_urgent_nodes():
     #   A -> C1 -> C2 -> C3 -> D      B1 and B2 are numbered before the chain, and go elsewhere
     #    |-> B1 ---------------^
@@ -331,6 +344,7 @@ def test_stream_timeline_counts_the_signal_that_begins_the_run():
         ({"commands": "xyz"}, "commands has 3 entries for 2 nodes"),
         ({"cost": []}, "cost has 0 entries for 2 nodes"),
         ({"cost": [1, -1]}, "node 1 cannot cost -1"),
+        ({"time": [1, -2]}, "node 1 cannot cost -2"),
         ({"cost": [math.nan, 1]}, "node 0 cannot cost nan"),
         ({"max_streams": -1}, "max_streams is -1"),
         ({"devices": [0, 1], "max_streams": 1}, "max_streams is 1, for nodes on 2 devices"),

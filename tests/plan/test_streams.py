@@ -24,12 +24,11 @@ class NoisyCosts(CostModel):
 
 
 def streams_of(costs: CostModel, *branches: str) -> dict[str, int]:
-    """The stream of each step of Exp, followed by these operations, followed by their product."""
+    """The stream of each step of Exp, followed by these operations, followed by their sum."""
     b = GraphBuilder()
     first = b.op("Exp", b.input("x", np.float32, [8]), name="first")
     ends = [b.op(name, first, name=name.lower()) for name in branches]
-    product = b.op("Mul", *ends, name="last")
-    b.output("y", product)
+    b.output("y", b.op("Sum", *ends, name="last"))
     options = {"executor": "streams", "backends": ["numpy"], "cost_model": costs}
     session = ps.compile(b.model(), **options)
     session(np.zeros(8, np.float32))
@@ -47,3 +46,10 @@ def test_stream_goes_on_with_its_own_operation_whatever_was_measured(sine: float
 def test_stream_goes_on_with_the_first_edge_if_no_operation_is_its_own() -> None:
     streams = streams_of(NoisyCosts(Cos=1.04), "Sin", "Cos")
     assert streams["sin"] == streams["first"] != streams["cos"]
+
+
+def test_streams_share_work_by_what_was_measured_not_by_rounded_costs() -> None:
+    costs = NoisyCosts(Sin=2.1, Cos=2.4, Tan=2.8, Atan=2.6, Sum=0.001)
+    streams = streams_of(costs, "Sin", "Cos", "Tan", "Atan")
+    lanes = [streams[name] for name in ("sin", "cos", "tan", "atan")]
+    assert sorted(lanes) == [0, 0, 1, 1]

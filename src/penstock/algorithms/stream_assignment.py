@@ -25,6 +25,7 @@ from penstock.algorithms.ordering import ranks, topological_order
 
 _NONE = -1
 _NEAREST = 16  # paths that are searched for a command
+_SLACK = 0.1  # of its time a node may begin later where its command has run
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ def assign_streams(
     devices: Sequence[int] | None = None,
     commands: Sequence[Hashable] | None = None,
     cost: Sequence[float] | None = None,
+    time: Sequence[float] | None = None,
     max_streams: int = 0,
 ) -> StreamSchedule:
     """Assign the nodes of ``dag`` to streams, and the signals that they need; deterministic.
@@ -84,19 +86,23 @@ def assign_streams(
     graph; nodes of one stream then depend on each other. ``max_streams``, if not 0, bounds the
     streams of all devices together, at least one for each. If it is less, independent paths share
     streams: they are taken by the length of the chain that they begin, longest first, and one that
-    does not follow another goes where it could start first, if possible where its command ran last.
+    does not follow another goes where it could start first, if node i takes ``time[i]``, by default
+    ``cost[i]``; or where its command ran last, if that is later by at most a tenth of its time.
 
     Time is nearly linear in nodes and mostly local edges, times devices; memory is linear.
 
     Raises:
-        ValueError: ``devices``, ``commands`` or ``cost`` does not have one entry per node; a cost
-            is negative or not a number; ``max_streams`` is negative, or less than the devices used.
+        ValueError: ``devices``, ``commands``, ``cost`` or ``time`` does not have one entry per
+            node; a cost or a time is negative or not a number; ``max_streams`` is negative, or less
+            than the devices used.
     """
     devices = [0] * dag.n if devices is None else devices
     commands = [None] * dag.n if commands is None else commands
     cost = [1.0] * dag.n if cost is None else cost
-    expect_one_per_node(dag, devices=devices, commands=commands, cost=cost)
+    time = cost if time is None else time
+    expect_one_per_node(dag, devices=devices, commands=commands, cost=cost, time=time)
     _expect_costs(cost)
+    _expect_costs(time)
     used = list(dict.fromkeys(devices))
     if max_streams < 0 or 0 < max_streams < len(used):
         raise ValueError(f"max_streams is {max_streams}, for nodes on {len(used)} devices")
@@ -114,7 +120,7 @@ def assign_streams(
     if 0 < max_streams < sum(width.values()):
         # The length of the longest chain that begins with each node.
         order = topological_order(dag, [a + b for a, b in zip(cost, behind, strict=True)])
-        stream = _share(dag, order, devices, commands, cost, stream, width, max_streams)
+        stream = _share(dag, order, devices, commands, time, stream, width, max_streams)
     return _schedule(dag, order, stream, devices)
 
 
@@ -253,7 +259,7 @@ def _share(
     order: Sequence[int],
     devices: Sequence[int],
     commands: Sequence[Hashable],
-    cost: Sequence[float],
+    time: Sequence[float],
     chain: Sequence[int],
     width: dict[int, int],
     max_streams: int,
@@ -288,7 +294,8 @@ def _share(
                 s = alike if alike in free else min(free)
             elif device.idle and (not left or len(device.idle) >= device.most):
                 s = device.next()
-                if alike != _NONE and device.idle[alike] <= max(device.idle[s], ready):
+                slack = _SLACK * time[i]
+                if alike != _NONE and device.idle[alike] <= max(device.idle[s], ready) + slack:
                     s = alike
             else:
                 left -= bool(device.idle)
@@ -299,7 +306,7 @@ def _share(
         stream[i] = s
         if commands[i] is not None:
             latest[devices[i], commands[i]] = s
-        finish[i] = device.idle[s] = max(ready, device.idle[s]) + cost[i]
+        finish[i] = device.idle[s] = max(ready, device.idle[s]) + time[i]
         heappush(device.soonest, (finish[i], s))
     return stream
 

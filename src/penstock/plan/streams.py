@@ -134,7 +134,12 @@ class StreamSchedules(Grouping):
         def scheduled(most: int) -> BlockSchedule:
             bound = max(most, used)
             schedule = assign_streams(
-                dag, devices=devices, commands=commands, cost=rough, max_streams=bound
+                dag,
+                devices=devices,
+                commands=commands,
+                cost=rough,
+                time=cost,
+                max_streams=bound,
             )
             start, finish = simulate_streams(dag, schedule, cost, HAND_OVER_S)
             return BlockSchedule(dag, schedule, start, finish, self._segments(schedule, steps))
