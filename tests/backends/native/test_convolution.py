@@ -91,3 +91,12 @@ def test_several_filters_of_one_channel_each_are_placed_on_compiled_kernels():
     node = node_of("Conv", inputs, [1, 2], group=96, pads=[3] * 4)
     backends = [NumpyBackend(), *([] if onednn() is None else [OneDnnBackend()])]
     assert NativeBackend().seconds(node) < min(backend.seconds(node) for backend in backends)
+
+
+@pytest.mark.parametrize("attrs", [{}, {"group": 4}])
+def test_transposed_convolution_of_few_channels_is_placed_on_compiled_kernels(attrs):
+    attrs = {"strides": [2, 2], "pads": [1] * 4, **attrs}
+    inputs = draw("ConvTranspose", (1, 16, 24, 24), 16, (3, 3), attrs)
+    node = node_of("ConvTranspose", inputs, [1, 2], **attrs)
+    backends = [NumpyBackend(), *([] if onednn() is None else [OneDnnBackend()])]
+    assert NativeBackend().seconds(node) < min(backend.seconds(node) for backend in backends)

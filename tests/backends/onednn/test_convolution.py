@@ -6,10 +6,19 @@ import itertools
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from penstock.backends.onednn.library import library
 from penstock.ops.common.constant_cache import held
-from tests.backends.onednn.forced import check, compile_on_onednn, one_node, ran_on, refused, same
+from tests.backends.onednn.forced import (
+    check,
+    compile_on_onednn,
+    one_node,
+    proto_of,
+    ran_on,
+    refused,
+    same,
+)
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
@@ -62,6 +71,29 @@ def test_conv_transpose_equals_numpy(name, bias, tail):
     proto = one_node("ConvTranspose", feeds, constants, **attrs)
     proto.graph.node[-1].op_type = tail
     check(proto, feeds, "ConvTranspose", rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_conv_transpose_post_ops_run_as_a_primitive_of_their_own(bias, executor):
+    feeds = {"x": draw(2, 8, 5, 6), "z": draw(2, 16, 9, 11)}
+    constants = {"w": draw(8, 16, 3, 3), "s": draw(16, 1, 1), "b": draw(16)}
+    names = ["x", "w", "b"][: 2 + bias]
+    strides = {"strides": [2, 2], "pads": [1, 1, 1, 1]}
+    nodes = [
+        helper.make_node("ConvTranspose", names, ["c"], **strides),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Mul", ["r", "s"], ["m"]),
+        helper.make_node("Add", ["m", "z"], ["a"]),
+        helper.make_node("Sigmoid", ["a"], ["y"]),
+    ]
+    proto = proto_of(nodes, feeds, ["y"], constants)
+    session = check(proto, feeds, "ConvTranspose", executor=executor, rtol=1e-3, atol=1e-4)
+    # Beside copies of the feeds with their channels last.
+    (step,) = [step for step in session.plan.walk() if step.node.op.name != "Reorder"]
+    primitives = step.kernel.binder.packed
+    assert primitives.then is not None
+    assert not primitives.is_reference_impl
 
 
 @pytest.mark.parametrize("group", [1, 2])

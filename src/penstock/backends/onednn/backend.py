@@ -43,7 +43,7 @@ from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.onnx.recurrent import steps_and_rows
 from penstock.ops.work_estimate import flops, layout_seconds
-from penstock.types import FLOAT32, TensorType, Type
+from penstock.types import ANY, FLOAT32, TensorType, Type
 
 Family = Callable[[OpDesc], PrimitiveSpec | None]
 
@@ -81,6 +81,7 @@ _FLOPS_PER_S = 100e9
 _CONVOLVED_PER_S, _DEPTHWISE_PER_S, _FILTERS, _IMAGE_BYTES_PER_S = 180e9, 75e9, 16, 60e9
 """of convolutions, which compute filters in blocks of as many, and move bytes of images"""
 _TAP_OF_GROUP_S = 20e-9  # of those in groups, for each position of the kernel
+_POSITION_S = 4e-9  # of transposed ones, for each position of the result
 _STEP_S, _STEPS_PER_S, _WAIT_ROWS = 0.35e-6, 160e9, 0.9
 """of recurrent layers: seconds of a step, operations a second of many rows, and rows that take as
 long as waiting for the weights"""
@@ -101,9 +102,24 @@ def _convolution_seconds(node: Node, moved: int) -> float:
             filters, per_s = _FILTERS, _DEPTHWISE_PER_S / (1 + transposed)
         elif group > 1:
             calls_s += group * math.prod(w.shape[2:]) * _TAP_OF_GROUP_S
+        if transposed:
+            calls_s += _positions_seconds(node, w.shape[2:])
     blocks = math.ceil(filters / _FILTERS) * _FILTERS
     computed_s = flops(node) * blocks / (max(filters, 1) * per_s)
     return calls_s + moved / _IMAGE_BYTES_PER_S + computed_s + layout_seconds(node)[0]
+
+
+def _positions_seconds(node: Node, kernel: Sequence[int]) -> float:
+    """What a transposed convolution takes for the positions of its result alone: twice where the
+    bias and post-ops are a primitive of their own."""
+    first, value = parts(node)[0], node.outputs[0]
+    result = ANY if value is None else value.type
+    if not isinstance(result, TensorType) or not result.static:
+        return 0.0
+    group, steps = first.attrs.get("group", 1), first.attrs.get("strides") or [1] * len(kernel)
+    apart = group > 1 or any(k % step for k, step in zip(kernel, steps, strict=False))
+    more = apart and (is_fused(node) or first.input(2) is not None)
+    return (1 + more) * result.elements / result.dims[1] * _POSITION_S
 
 
 def _short_rows(types_: Sequence[Type]) -> int:
@@ -179,8 +195,6 @@ class OneDnnBackend(SpecialisingBackend):
         name = nodes[0].op.full_name
         if is_eltwise_chain(nodes):
             return None
-        if self._releasable and len(nodes) > 1 and name == "ConvTranspose":
-            return None  # all fast code with post-ops is kept, see ``Primitive``
         if name in OPERATIONS:
             spec = quantized(node, types) if self.library.int8 else None
         else:

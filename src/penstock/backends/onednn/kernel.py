@@ -139,7 +139,7 @@ class PrimitiveCache:
         # For another number of threads than that of the first primitive, oneDNN may have only a
         # reference implementation even for tensors without gaps.
         again = bool(self._primitives) and strides == self.packed_strides and not summed
-        if bound.primitive.is_reference_impl and not (again or spec.accept_reference):
+        if bound.is_reference_impl and not (again or spec.accept_reference):
             raise DnnlError(UNIMPLEMENTED)
         with self._lock:
             bound = self._primitives.setdefault(key, bound)
@@ -171,12 +171,31 @@ class PrimitiveCache:
     def _call(
         self, bound: BoundPrimitive, tensors: Sequence[Any], workspace: np.ndarray | None
     ) -> Call:
-        """The call of a primitive that was created for these tensors."""
-        library, primitive = self.library, bound.primitive
-        memories = bound.fixed()
+        """The call of the primitives that were created for these tensors."""
         # The arrays that are given during the run, each with what sets its address.
         late: list[tuple[Any, _Handle]] = []
-        conversions: list[Call] = []
+        calls: list[Call] = []
+        each: BoundPrimitive | None = bound
+        while each is not None:
+            calls += self._calls(each, tensors, workspace, late)
+            each = each.then
+        call = (_in_turn(calls), ()) if len(calls) > 1 else calls[0]
+        if not late:
+            return call
+        run = _with_handles(self.library, call, [handle for _, handle in late])
+        return run, tuple([x for x, _ in late])
+
+    def _calls(
+        self,
+        bound: BoundPrimitive,
+        tensors: Sequence[Any],
+        workspace: np.ndarray | None,
+        late: list[tuple[Any, _Handle]],
+    ) -> list[Call]:
+        """The calls of one primitive, which add what is given during the run to ``late``."""
+        library, primitive = self.library, bound.primitive
+        memories = bound.fixed()
+        calls: list[Call] = []
         for argument, i in bound.tensors.items():
             x = tensors[i]
             array = x if isinstance(x, np.ndarray) else None
@@ -189,7 +208,7 @@ class PrimitiveCache:
                 target = memories[argument] = new_memory(library, taken)
                 attr = attributes(library)
                 arguments = {SRC: own_memory, DST: target, **scaling.arguments(library, attr)}
-                conversions.append(reorder_primitive(library, own, taken, attr).call(arguments))
+                calls.append(reorder_primitive(library, own, taken, attr).call(arguments))
             if array is None:
                 is_read = i not in self.spec.desc.outputs
                 order = x.order if isinstance(x, LateArray) else None
@@ -198,13 +217,7 @@ class PrimitiveCache:
             memories[argument] = new_memory(library, primitive.query_argument(argument))
         # Given even where none is needed, so that calls with other threads have as many arguments.
         memories[SCRATCHPAD] = primitive.scratch_memory(workspace)
-        call = primitive.call(memories)
-        if conversions:
-            call = _in_turn([*conversions, call]), ()
-        if not late:
-            return call
-        run = _with_handles(library, call, [handle for _, handle in late])
-        return run, tuple([x for x, _ in late])
+        return [*calls, primitive.call(memories)]
 
     def _call_on_copies(self, tensors: Sequence[Any], workspace: np.ndarray | None) -> Call:
         """As ``call``, on copies without gaps, where oneDNN has no primitive for the tensors."""

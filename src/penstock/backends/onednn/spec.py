@@ -66,7 +66,7 @@ class BoundPrimitive:
     ``tensors`` maps arguments to tensors of the ``OpDesc``, by index; ``always`` maps others to
     memory that is always the same. ``constants`` are brought into the layouts that the primitive
     asks for, perhaps ``rounded``. ``dropped`` are outputs that no step reads, ``converted`` tensors
-    that the primitive takes in another dtype.
+    that the primitive takes in another dtype. ``then``: what runs behind it, on its result.
     """
 
     primitive: Primitive
@@ -76,7 +76,14 @@ class BoundPrimitive:
     dropped: Sequence[int]
     converted: Mapping[int, Converted]
     rounded: bool
+    then: BoundPrimitive | None = None
     _held: list[Any] = field(default_factory=list)
+
+    @property
+    def is_reference_impl(self) -> bool:
+        """Whether one of the primitives is slow, see ``Primitive``."""
+        later = self.then is not None and self.then.is_reference_impl
+        return later or self.primitive.is_reference_impl
 
     def fixed(self) -> dict[int, Any]:
         """The fixed memory by argument; the first call brings constants into their layouts."""
