@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import penstock as ps
 from penstock.host.current_run import working_for
 from penstock.ir.graph import Node, Value
-from penstock.ops.registry import TENSORFLOW, find
+from penstock.ops.common import products
+from penstock.ops.registry import MICROSOFT, TENSORFLOW, find
 from penstock.types import type_of
-
-
-class CountingRun:
-    """A run that counts how often kernels look at it, and is stopped from look ``last`` on."""
-
-    budget = None
-
-    def __init__(self, last: float = float("inf")) -> None:
-        self.looks = 0
-        self.last = last
-
-    def check(self) -> None:
-        self.looks += 1
-        if self.looks >= self.last:
-            raise ps.Cancelled("enough")
+from tests.support.counting_run import CountingRun
 
 
 def words(n: int) -> np.ndarray:
@@ -76,6 +65,12 @@ CASES = {
         {"pad_per_class": False, "clip_boxes": True},
         lambda n: [boxes(n), np.ones((1, 100, 1), np.float32), *map(np.array, (99, 99, 0.5, 0.0))],
     ),
+    "Attention": ("Attention", {}, lambda n: [zeros(1, 1, n, 4)] * 3),
+    "DeformConv": (
+        "DeformConv",
+        {},
+        lambda n: [zeros(n // 500, 2, 1, 4), zeros(2, 2, 1, 1), zeros(n // 500, 2, 1, 4)],
+    ),
     "StringSplit": ("StringSplit", {}, lambda n: [words(n)]),
     "SplitToSequence": ("SplitToSequence", {}, lambda n: [np.zeros((n, 1), np.float32)]),
     "RegexFullMatch": ("RegexFullMatch", {"pattern": "(a|b| )*c"}, lambda n: [words(n)]),
@@ -83,10 +78,63 @@ CASES = {
 SCALES = np.float32([1, 1, 2.5, 2.5])
 
 
-def run(name: str, n: int, control: CountingRun) -> None:
-    op_name, attrs, inputs_of = CASES[name]
+def integers(*dims: int) -> np.ndarray:
+    return np.zeros(dims, np.int64)
+
+
+def codes(*dims: int) -> np.ndarray:
+    return np.zeros(dims, np.uint8)
+
+
+def experts(n: int, *layers: np.ndarray | None) -> list[np.ndarray | None]:
+    """All tokens choose the first of four experts."""
+    return [zeros(n, 8), np.float32([[1, 0, 0, 0]] * n), *layers]
+
+
+PRODUCTS = {
+    "MatMul": ("MatMul", {}, lambda n: [zeros(n, 8), zeros(8, 8)]),
+    "MatMul of integers": ("MatMul", {}, lambda n: [integers(n // 32, 8), integers(8, 8)]),
+    "MatMul of many": ("MatMul", {}, lambda n: [integers(n // 64, 4, 8), integers(n // 64, 8, 8)]),
+    "Gemm": ("Gemm", {"transA": 1}, lambda n: [zeros(8, n), zeros(8, 8)]),
+    "Gemm of integers": (
+        "Gemm",
+        {"alpha": 0.5},
+        lambda n: [integers(n // 32, 8), integers(8, 8)],
+    ),
+    "Einsum": ("Einsum", {"equation": "ij,kj->ki"}, lambda n: [zeros(n, 8), zeros(8, 8)]),
+    "MatMulInteger": ("MatMulInteger", {}, lambda n: [codes(n, 8), codes(8, 8)]),
+    "Conv": ("Conv", {}, lambda n: [zeros(1, 8, n), zeros(8, 8, 1)]),
+    "Conv of many": ("Conv", {"group": 2}, lambda n: [zeros(2, 8, n), zeros(8, 4, 1)]),
+    "LSTM": ("LSTM", {"hidden_size": 2}, lambda n: layer(n // 200)),
+    "MatMulNBits": (
+        "MatMulNBits",
+        {"K": 16, "N": 8, "bits": 4, "block_size": 16},
+        lambda n: [zeros(n, 16), codes(8, 1, 8), zeros(8)],
+    ),
+    "Attention of projections": (
+        "com.microsoft.Attention",
+        {"num_heads": 1},
+        lambda n: [zeros(n // 500, 8, 8), zeros(8, 24)],
+    ),
+    "MoE": (
+        "MoE",
+        {"k": 1},
+        lambda n: experts(n, zeros(4, 8, 8), None, zeros(4, 8, 8)),
+    ),
+    "QMoE": (
+        "QMoE",
+        {"k": 1, "expert_weight_bits": 8},
+        lambda n: experts(n, codes(4, 8, 8), zeros(4, 8), None, codes(4, 8, 8), zeros(4, 8)),
+    ),
+}
+
+
+def run(case: Any, n: int, control: CountingRun) -> None:
+    op_name, attrs, inputs_of = case
     inputs = inputs_of(n)
-    op = find(op_name) or find(op_name, TENSORFLOW)
+    domain, _, op_name = op_name.rpartition(".")
+    domains = [domain] if domain else ["", MICROSOFT, TENSORFLOW]
+    op = next(op for domain in domains if (op := find(op_name, domain)) is not None)
     assert op is not None
     values = [None if x is None else Value(f"x{i}", type_of(x)) for i, x in enumerate(inputs)]
     node = Node(op, values, [Value("y"), Value("z")][: 2 if op_name == "StringSplit" else 1], attrs)
@@ -94,12 +142,24 @@ def run(name: str, n: int, control: CountingRun) -> None:
     working_for(control, kernel.function, *inputs)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_kernel_ends_in_the_middle_when_its_run_is_stopped(name: str) -> None:
+def check(case: Any) -> None:
+    """Check that a kernel that is stopped half way ends there."""
     whole = CountingRun()
-    run(name, 5000, whole)
+    run(case, 5000, whole)
     assert whole.looks >= 2
     stopped = CountingRun(last=whole.looks // 2 + 1)
     with pytest.raises(ps.Cancelled):
-        run(name, 5000, stopped)
+        run(case, 5000, stopped)
     assert stopped.looks == stopped.last
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_ends_in_the_middle_when_its_run_is_stopped(name: str) -> None:
+    check(CASES[name])
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_large_product_ends_in_the_middle_when_its_run_is_stopped(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(products, "MOST_FLOPS", 160_000)
+    monkeypatch.setattr(products, "_SLOWER", 16)
+    check(PRODUCTS[name])

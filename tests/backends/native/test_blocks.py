@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from penstock.backends.native import blocks
+from penstock.backends.native.kernel import site_of
 from penstock.ops.registry import MICROSOFT
+from penstock.types import FLOAT32, TensorType
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,
@@ -115,6 +118,22 @@ def test_experts_chosen_by_nan_equal_numpy():
     node, inputs = _experts(PLAIN, shares=True)
     inputs[1][2, 1:3] = np.nan
     check(node, inputs, TOLERANCE)
+
+
+def test_experts_of_parts_of_the_tokens_equal_numpy(monkeypatch):
+    """An item is an expert for 32 tokens, of which there are 45."""
+    monkeypatch.setattr(blocks, "_MOST_FLOPS", 1)
+    check(*_experts(PLAIN), TOLERANCE)
+
+
+def test_item_of_experts_is_bounded_though_all_tokens_may_choose_one():
+    node, _ = _experts(PLAIN)
+    types = [None if value is None else value.type for value in node.inputs]
+    types[0] = TensorType(FLOAT32, (1_000_000, HIDDEN))
+    types[1] = TensorType(FLOAT32, (1_000_000, EXPERTS))
+    site = site_of(LIBRARIES[0], node, types, data_dependent=True)
+    call = blocks.experts_call(site)
+    assert call.items * 6_000_000_000 >= EXPERTS * 1_000_000 * 2 * 4 * INNER * HIDDEN
 
 
 def test_experts_of_odd_sizes_are_left_to_numpy():

@@ -75,6 +75,14 @@ def test_other_products_are_left_to_libraries(shapes, constants, attrs):
     assert all(kernel_of(node, library) is None for library in LIBRARIES)
 
 
+def test_large_matrices_of_integers_are_left_to_numpy_which_splits_them(monkeypatch):
+    inputs = [numbers(dims, "int64") for dims in ((4, 30), (30, 20))]
+    node = node_of("MatMul", inputs, [])
+    assert kernel_of(node, LIBRARIES[0]) is not None
+    monkeypatch.setattr("penstock.backends.native.matmul._MOST_ELEMENTS", 599)
+    assert kernel_of(node, LIBRARIES[0]) is None
+
+
 def test_estimate_grows_with_the_product_and_is_infinite_for_unknown_kinds():
     seconds = [
         product_seconds(node_of("MatMul", [numbers(dims, "float32") for dims in shapes]))

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ import penstock as ps
 from penstock.backends.onednn import attention
 from penstock.backends.onednn.kernel import PrimitiveCache
 from penstock.backends.onednn.library import library
+from penstock.host.current_run import working_for
 from penstock.host.threads import core_budget
 from penstock.ops.internal.fused import parts
+from tests.support.counting_run import CountingRun
 from tests.support.onnx_text import compile_text, graph_from_text, model_from_text
 from tests.support.timing import SOON
 
@@ -197,6 +200,23 @@ def test_attention_divides_heads_among_threads(each, taken, monkeypatch, three_t
         np.testing.assert_array_equal(kernel(*feeds.values()), expected)
     assert helpers.offers == 4  # two runs, three threads
     assert len(helpers.threads) == taken
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_attention_ends_between_blocks_when_its_run_is_stopped(threads, monkeypatch, three_threads):
+    feeds = {"q": draw(5, 33, 8), "k": draw(5, 8, 21), "v": draw(5, 21, 6)}
+    kernel, _ = heads(feeds)
+    three_threads.set_threads(threads)
+    monkeypatch.setattr(attention, "pool", partial(Helpers, 1))
+    whole = CountingRun()
+    working_for(whole, kernel, *feeds.values())
+    assert whole.looks > 5 * 3 * 3  # a look before each primitive of several blocks of each head
+    stopped = CountingRun(last=whole.looks // 2)
+    with pytest.raises(ps.Cancelled):
+        working_for(stopped, kernel, *feeds.values())
+    assert stopped.looks < whole.looks // 2 + threads
+    three_threads.set_threads(3)
 
 
 @pytest.mark.usefixtures("small_blocks")

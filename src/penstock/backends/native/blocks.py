@@ -60,6 +60,8 @@ def block_product(site: Site) -> NativeCall | None:
 
 _ACTIVATIONS = ("relu", "gelu", "silu", "identity", "swiglu")
 _ROWS = 32  # TOGETHER of c/blocks.c
+# Operations of the experts of an item's tokens, a quarter of a second: all may choose one expert.
+_MOST_FLOPS = 6_000_000_000
 
 
 def experts_call(site: Site) -> NativeCall | None:
@@ -83,20 +85,21 @@ def experts_call(site: Site) -> NativeCall | None:
             return None
     limit = float(attrs.get("swiglu_limit", math.inf))
     is_normalised = shares is None or bool(attrs.get("normalize_routing_weights", 0))
-    item_bytes = 4 * _ROWS * (2 * hidden + first.dims[1] + 2 * inner)
+    token_flops = 6 * chosen * hidden * inner
+    together = min(max(_MOST_FLOPS // token_flops // _ROWS, 1) * _ROWS, tokens)
     activation = _ACTIVATIONS.index(attrs.get("activation_type", "relu"))
     numbers = float(attrs.get("activation_alpha", 1.0)), float(attrs.get("activation_beta", 0.0))
     given = None if shares is None else Tensor(ROUTER_WEIGHTS)
     return NativeCall(
         "experts",
         (
-            *(Tensor(0), Tensor(1), given, *words, site.result(), WORKSPACE),
-            *(tokens, count, chosen, hidden, inner, fusion, activation, is_normalised, item_bytes),
+            *(Tensor(0), Tensor(1), given, *words, site.result()),
+            *(tokens, count, chosen, hidden, inner, fusion, activation, is_normalised, together),
             *(*numbers, limit),
         ),
-        items=count,
-        item_ns=4 * hidden * inner * tokens * chosen / count * 0.05,
-        workspace=item_bytes * count,
+        items=count * math.ceil(tokens / together),
+        item_ns=4 * hidden * inner * together * chosen / count * 0.05,
+        can_fail=True,  # without memory
         keep=keep,
         writes=(TensorType(FLOAT32, (tokens, chosen, hidden)),),
         finish=lambda results: results.sum(axis=1).reshape(x.dims),

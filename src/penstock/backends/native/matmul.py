@@ -20,6 +20,8 @@ _CALL_S = 0.35e-6
 _MAC_NS = {"float32": 0.02, "float64": 0.035, "int32": 0.02, "int64": 0.04}
 # Of numbers, beyond which libraries are faster; rows count at least as four, columns as 16.
 _MOST_MACS = 400_000
+# Elements of a matrix of integers: a block of rows reads larger ones from memory for seconds.
+_MOST_ELEMENTS = 50_000_000
 
 
 def _macs(batches: int, rows: int, inner: int, columns: int) -> int:
@@ -60,7 +62,7 @@ def product(site: Site) -> NativeCall | None:
     if dims is None or strides is None:
         return None
     if str(a.dtype).startswith("int"):
-        if factors != (1, 1):
+        if factors != (1, 1) or dims.inner * dims.columns > _MOST_ELEMENTS:
             return None
     elif _macs(*dims) > _MOST_MACS:
         return None

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import THREAD, checkpoint
 from penstock.backends.onednn.eltwise_algorithms import NAN_TO_ZERO
 from penstock.backends.onednn.layouts import ITEM, padded
 from penstock.backends.onednn.library import Library
@@ -39,6 +40,7 @@ from penstock.backends.onednn.primitive import (
     reorder_primitive,
 )
 from penstock.backends.onednn.softmax import SINGLE_AXIS
+from penstock.host.current_run import working_for
 from penstock.host.threads import fulfil, pool
 from penstock.ir.graph import Node
 from penstock.ir.layout import ALIGNMENT
@@ -249,9 +251,11 @@ def _at_once(library: Library, programs: Sequence[_Program]) -> None:
     own = [programs[0]]
     taken: list[Future[None]] = []
 
+    current = THREAD.run
+
     def run(program: _Program) -> None:
         library.set_threads(1)
-        program.run()
+        working_for(current, program.run)
 
     for program in programs[1:]:
         future: Future[None] = Future()
@@ -304,6 +308,7 @@ class _Program:
     def run(self) -> None:
         execute, check = self.library.lib.dnnl_primitive_execute, self.library.check
         for arguments in self.calls:
+            checkpoint()
             status = execute(*arguments)
             if status:
                 check(status)

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common.products import product_in_parts
 from penstock.ops.common.shape_rules import check_shape, dim_product, dim_sum, given, ints, tensor
 from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.work import attention_work
@@ -193,7 +194,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     def into(*arguments: Any) -> None:
         x, w, b, mask, old, added, _, y, present, workspace = arguments
         qkv = projected(workspace)
-        np.matmul(x.reshape(batch * length, width), w, qkv)
+        product_in_parts(x.reshape(batch * length, width), w, qkv)
         if b is not None:
             np.add(qkv, b, qkv)
         qkv = qkv.reshape(batch, length, total)

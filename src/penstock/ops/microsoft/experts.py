@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Dims, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import is_float
+from penstock.ops.common.products import product_in_parts
 from penstock.ops.common.shape_rules import check_shape, given, tensor
 from penstock.ops.common.specialize import Routine, Tensors, by_shape
 from penstock.ops.microsoft.quantized_weights import FIXED_BYTES, PackedWeights, unpack
@@ -216,7 +216,9 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
     normalised = bool(attrs.get("normalize_routing_weights", 0))
 
     def layer(at: int, expert: int, x: np.ndarray, arguments: Sequence[Any]) -> np.ndarray:
-        y = x @ stacks[at].of(expert, arguments).T
+        weights = stacks[at].of(expert, arguments).T
+        y = np.empty((len(x), weights.shape[1]), FLOAT32)
+        product_in_parts(x, weights, y)
         bias = arguments[layers[at].bias]
         return y if bias is None else y + bias[expert].astype(FLOAT32, copy=False)
 
@@ -249,7 +251,6 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
             shares /= shares.sum(axis=1, keepdims=True)
         total = np.zeros_like(x)
         for expert in np.unique(chosen).tolist():
-            checkpoint()
             tokens, place = np.nonzero(chosen == expert)
             total[tokens] += run(expert, x[tokens], arguments) * shares[tokens, place, None]
         np.copyto(arguments[-1], total.reshape(arguments[-1].shape), casting="unsafe")

@@ -17,6 +17,7 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import UINT8
+from penstock.ops.common.products import product_in_parts
 from penstock.ops.common.specialize import Routine, Tensors, by_shape, specialized, static_type
 from penstock.ops.common.work import product_work
 from penstock.ops.onnx.quantization import SOURCES, subtract_zero_point
@@ -144,13 +145,13 @@ def matmul_nbits(node: Node, types: Types) -> Kernel:
     def into(a: Any, b: Any, scales: Any, zeros: Any, g_idx: Any, bias: Any, out: Any) -> None:
         left, result = a.reshape(-1, packed.k), out.reshape(-1, packed.n)
         if fixed is not None:
-            np.matmul(left, fixed.value.T, result)
+            product_in_parts(left, fixed.value.T, result)
         else:
             _check_groups(packed, g_idx)
             for low in range(0, packed.n, step):
                 high = min(low + step, packed.n)
                 panel = packed.rows(low, high, b, scales, zeros, g_idx)
-                np.matmul(left, panel.T, result[:, low:high])
+                product_in_parts(left, panel.T, result[:, low:high])
         if bias is not None:
             np.add(result, bias, result)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import row_reduce
@@ -130,6 +131,7 @@ class Core:
         masked = bool(blocked or biases)
         keys = k.swapaxes(2, 3)
         for block in self.blocks:
+            checkpoint()
             part = block.part
             queries, scores = block.q(workspace), block.scores(workspace)
             np.multiply(q[part], self.scale, queries)

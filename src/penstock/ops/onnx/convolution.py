@@ -29,6 +29,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import UINT8
+from penstock.ops.common.products import is_long, product_in_parts
 from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.windows import Window, window_counts, windows
 from penstock.ops.common.work import convolution_work
@@ -103,12 +104,15 @@ def _pointwise(
     x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: Any
 ) -> Strategy:
     n, m, depth, positions = x.dims[0], w.dims[0], w.dims[1], prod(x.dims[2:])
-    multiply: Callable[..., Any] = np.matmul
+    assert x.dtype is not None
+    is_slow = is_long(2 * n * m * depth * positions, x.dtype)
+    multiply: Callable[..., Any] = product_in_parts if is_slow else np.matmul
     shape_w: tuple[int, ...] = (group, m // group, depth)
     shape_x: tuple[int, ...] = (n, group, depth, positions)
     shape_out: tuple[int, ...] = (n, group, m // group, positions)
     if group == n == 1:
-        multiply, shape_w, shape_x, shape_out = np.dot, shape_w[1:], shape_x[2:], shape_out[2:]
+        shape_w, shape_x, shape_out = shape_w[1:], shape_x[2:], shape_out[2:]
+        multiply = multiply if is_slow else np.dot
     ready = None if weights is None else weights.reshape(shape_w)
 
     def into(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:

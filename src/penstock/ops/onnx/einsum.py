@@ -12,6 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common.products import is_long, product_in_parts
 from penstock.ops.common.shape_rules import broadcast_dim, same_dtype, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
@@ -236,12 +237,14 @@ class EinsumLowering:
         if not last or labels != self.output:
             field = self.layout.field((*outer, m, n), self.dtype)
         order, shape = _axes(labels, self.output), self._shape(labels)
+        work = 2 * prod(outer) * m * k * n
+        multiply = product_in_parts if is_long(work, self.dtype) else np.matmul
 
         def step(values: list[Any], out: Any, workspace: Any) -> None:
             x = values[i].transpose(axes_a).reshape(*outer, m, k)
             y = values[j].transpose(axes_b).reshape(*outer, k, n)
             result = out.reshape(*outer, m, n) if field is None else field(workspace)
-            np.matmul(x, y, result)
+            multiply(x, y, result)
             if not last:
                 values.append(result.reshape(shape))
             elif field is not None:

@@ -10,10 +10,9 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common import products
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import HALF
-from penstock.ops.common.products import product_in_parts
+from penstock.ops.common.products import is_long, product_in_parts
 from penstock.ops.common.specialize import Routine, Tensors, by_shape, static_type
 from penstock.ops.common.work import product_work
 from penstock.ops.registry import operator
@@ -33,13 +32,11 @@ def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
 
 
-def _product_into(a: Any, b: Any) -> Any:
+def _product_into(a: Any, b: Any, dtype: np.dtype) -> Any:
     """The fastest ``function(a, b, out)`` for operands of these dims and a contiguous ``out``.
     ``np.dot`` has half the overhead of ``np.matmul``, which takes batches."""
     work = 2 * prod(rules.all_known(matmul_shape(a, b)) or ()) * a[-1]
-    # Integers, which no library multiplies, take longer.
-    most = products.MOST_FLOPS / (40 if len(a) == len(b) == 2 else 1)
-    if min(len(a), len(b)) > 1 and work > most:
+    if min(len(a), len(b)) > 1 and is_long(work, dtype):
         return product_in_parts
     if len(a) == len(b) == 2:
         return np.dot
@@ -73,7 +70,7 @@ def matmul(node: Node, types: Types) -> Kernel:
 
 
 def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if min(a.ndim, b.ndim) > 1 and 2 * a.size * b.shape[-1] > products.MOST_FLOPS / 40:
+    if min(a.ndim, b.ndim) > 1 and is_long(2 * a.size * b.shape[-1], a.dtype):
         dims = matmul_shape(a.shape, b.shape)
         out = np.empty(rules.all_known(dims) or (), a.dtype)
         product_in_parts(a, b, out)
@@ -83,7 +80,8 @@ def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @by_shape(contiguous=True)
 def _matmul_by_shape(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    return Routine(_product_into(*(rules.tensor(inputs, i).dims for i in range(2))))
+    a, b = (rules.tensor(inputs, i).dims for i in range(2))
+    return Routine(_product_into(a, b, static_type(outputs, 0)[1]))
 
 
 def _infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -123,7 +121,7 @@ def gemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     repeated = weights is not None and weights.strides[0 if trans_b else 1] == 0
     multiply = _repeated if repeated and columns > 1 else np.dot
     inner = rules.tensor(inputs, 0).dims[0 if trans_a else 1]
-    if 2 * prod(rules.tensor(outputs, 0).dims) * inner > products.MOST_FLOPS:
+    if is_long(2 * prod(rules.tensor(outputs, 0).dims) * inner, dtype):
         multiply = product_in_parts
     scaled: np.ndarray | None = None
     prepared: tuple[int, ...] = ()
@@ -141,7 +139,8 @@ def gemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
 
     def rounded(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
         """Integers times factors that are not whole."""
-        result = np.dot(a.T if trans_a else a, b.T if trans_b else b) * np.float64(scale)
+        multiply(a.T if trans_a else a, b.T if trans_b else b, out)
+        result = out * np.float64(scale)
         np.copyto(out, result + c * np.float64(scale_c) if has_c else result, casting="unsafe")
 
     run = rounded if integral else into

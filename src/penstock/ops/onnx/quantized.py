@@ -21,6 +21,7 @@ from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
+from penstock.ops.common.products import product_in_parts
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, specialized
 from penstock.ops.common.work import product_work
 from penstock.ops.onnx import quantization
@@ -180,14 +181,14 @@ class _Multiply:
             result = values.reshape(left.shape[0], right.shape[1])
         total = out if out is not None or self.total is None else self.total(workspace)
         if len(self.spans) == 1:
-            np.matmul(left, right, result)
+            product_in_parts(left, right, result)
             if total is None:
                 return values
             np.copyto(total, values, casting="unsafe")
             return total
         for i, span in enumerate(self.spans):
             rows = right[span] if right.ndim == 1 else right[..., span, :]
-            np.matmul(left[..., span], rows, result)
+            product_in_parts(left[..., span], rows, result)
             accumulate(i, values, total)
         return total
 

@@ -23,6 +23,7 @@ from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, HALF
+from penstock.ops.common.products import is_long, product_in_parts
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, specialized
 from penstock.ops.common.work import recurrent_work
 from penstock.ops.onnx.activation import ACTIVATIONS, applied
@@ -220,9 +221,10 @@ def _gatewise(matrix: Any, out: np.ndarray, batch: int) -> tuple[Any, ...]:
         gatewise: tuple[Any, ...] = matrix.gatewise(out, batch)
         return gatewise
     gates, rows, hidden = out.shape
+    split = product_in_parts if is_long(2 * out.size * len(matrix), out.dtype) else None
     if batch == 1:
-        return np.dot, matrix, out.reshape(rows, gates * hidden)
-    return np.matmul, matrix.reshape(len(matrix), gates, hidden).transpose(1, 0, 2), out
+        return split or np.dot, matrix, out.reshape(rows, gates * hidden)
+    return split or np.matmul, matrix.reshape(len(matrix), gates, hidden).transpose(1, 0, 2), out
 
 
 # Cells: steps act on gates of [gates, batch, hidden]

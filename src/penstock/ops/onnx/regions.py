@@ -262,6 +262,7 @@ def deform_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
         images = x.reshape(n, groups, channels // groups, prod(sizes))
         for i in range(n):
             for start in range(0, positions, step):
+                checkpoint()
                 block = slice(start, start + step)
                 columns = []
                 for j in range(groups):

@@ -5,6 +5,7 @@
    uint8; both as codes less half their range. Scales are [panel][block][32], and so is `shifts`, what
    a zero point adds to each weight. A few rows take the codes through registers; for more, a part of a
    panel is written out as float32 first. */
+#include <stdlib.h>
 #include "math32.h"
 #include "native.h"
 #include "products.h"
@@ -162,8 +163,8 @@ static int block_product(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-/* Experts, networks of which each token passes a few. An item is an expert. y is [tokens, chosen,
-   hidden]: the results by how well an expert was chosen, times their shares. */
+/* Experts, networks of which each token passes a few. An item is an expert for `together` tokens:
+   those of the first tokens come first, so that few of them are long. y is [tokens, chosen, hidden]: the results by how well an expert was chosen, times their shares. */
 enum { RELU, GELU, SILU, IDENTITY, SWIGLU };
 enum { FC1, FC2, FC3, TOGETHER = 32 };
 
@@ -177,8 +178,7 @@ struct experts {
     const float *x, *scores, *shares; /* shares: null for those of the softmax of the scores */
     expert_layer layers[3];
     float *y;
-    char *workspace; /* item_bytes for each item: TOGETHER rows of x and of the results of layers */
-    int64_t tokens, count, chosen, hidden, inner, fusion, activation, is_normalised, item_bytes;
+    int64_t tokens, count, chosen, hidden, inner, fusion, activation, is_normalised, together;
     double alpha, beta, limit;
 };
 
@@ -276,18 +276,25 @@ static void run_expert(const struct experts *a, int64_t e, const int64_t *tokens
 static int experts(const void *arguments, int64_t begin, int64_t end)
 {
     const struct experts *a = arguments;
-    for (int64_t e = begin; e < end; e++) {
+    /* Rows of x and y, and of the results of the layers between. */
+    size_t numbers = 2 * a->hidden + a->layers[FC1].n + 2 * a->inner;
+    float *at = malloc(TOGETHER * numbers * sizeof *at);
+    if (!at)
+        return 1;
+    for (int64_t item = begin; item < end; item++) {
+        int64_t e = item % a->count, first = item / a->count * a->together;
+        int64_t last = a->tokens - first < a->together ? a->tokens : first + a->together;
         int64_t tokens[TOGETHER], rows = 0;
-        float *at = (float *)(a->workspace + e * a->item_bytes);
-        for (int64_t token = 0; token < a->tokens; token++) {
+        for (int64_t token = first; token < last; token++) {
             if (rank_of(a->scores + token * a->count, a->count, e) < a->chosen)
                 tokens[rows++] = token;
-            if (rows == TOGETHER || (rows && token == a->tokens - 1)) {
+            if (rows == TOGETHER || (rows && token == last - 1)) {
                 run_expert(a, e, tokens, rows, at);
                 rows = 0;
             }
         }
     }
+    free(at);
     return 0;
 }
 
