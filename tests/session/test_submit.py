@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 import penstock as ps
 from penstock.host.threads import Workers
 from penstock.ops.registry import TFLITE, operator
+from penstock.session.session import _Places
 from tests.frontends.nnpackage.test_refusals import files, folder
 from tests.support.tflite_models import model, subgraph
 
 WAIT_S = 60
 X = {"x": ("float32", [1])}
+FOREVER = {"block": True, "timeout": None}
 STAGES: dict[str, Callable[[int], object]] = {}
 """What the stages of the package do with a request, by name."""
 
@@ -115,6 +118,37 @@ def test_submit_takes_no_more_runs_than_max_pending(package, workers, monkeypatc
     for future in [*pending, *waiting]:
         future.result(WAIT_S)
     assert len(waiting) == 1
+
+
+def test_place_is_waited_for_no_longer_than_its_timeout_when_woken_in_vain(monkeypatch) -> None:
+    """Each wait ends at once, as if for a place that another thread then takes first."""
+    places, waits = _Places(1), []
+    assert places.take(block=True, timeout=None)
+
+    class Woken:
+        def acquire(self, timeout: float) -> bool:
+            waits.append(timeout)
+            return True
+
+    places._was_given = Woken()  # type: ignore[assignment]
+    clock = count()
+    monkeypatch.setattr("penstock.session.session.monotonic", lambda: next(clock) / 4)
+    assert not places.take(block=True, timeout=1.0)
+    assert waits == [0.5, 0.5, 0.25]
+
+
+def test_places_given_together_wake_a_thread_each(monkeypatch) -> None:
+    monkeypatch.setattr("penstock.session.session.WAKE_S", WAIT_S)
+    places = _Places(4)
+    waiting = [threading.Thread(target=places.take, kwargs=FOREVER) for _ in range(8)]
+    for thread in waiting:
+        thread.start()
+    for _ in range(4):
+        places.give()
+    for thread in waiting:
+        thread.join(WAIT_S / 4)
+    assert not any(thread.is_alive() for thread in waiting)
+    assert places.all_taken
 
 
 def test_place_in_the_queue_is_free_after_an_error_and_a_cancelled_run(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import length_hint
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any, TypeGuard, cast
 from weakref import WeakMethod
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import stopped_by
+from penstock.algorithms.checkpoints import WAKE_S, stopped_by
 from penstock.backends.registry import backends_of
 from penstock.codegen.constants import let_go_constants
 from penstock.errors import DeadlineExceeded, InvalidInput, InvalidModel, PenstockError
@@ -178,9 +182,8 @@ class Session:
         record = make(RunOptions, "submit", *arguments, **options)
         job = self.job(record, future)
         places = self._places
-        try:
-            places.take(block=not on_worker(), timeout=record.timeout)
-        except Empty:  # a worker that waits could be the one that is waited for
+        # A worker that waits could be the one that is waited for.
+        if not places.take(block=not on_worker(), timeout=record.timeout):
             most = self.options.max_pending
             reason = f"the queue is full: max_pending={most} submitted runs have not ended"
             job.refuse(DeadlineExceeded(reason))
@@ -435,24 +438,47 @@ def compile(model: Model | str | Path | Any, *arguments: Any, **options: Any) ->
 
 class _Places:
     """A place for each run that may be submitted. Unlike a semaphore, it can be used by a signal
-    handler that has interrupted its use."""
+    handler that has interrupted its use: all operations are atomic. ``SimpleQueue.get`` would be,
+    too, but in Python 3.11 it waits without end if it is woken for what another thread has taken
+    when its time is over."""
 
     def __init__(self, count: int) -> None:
         self._never_taken = iter(range(count))
-        self._given: SimpleQueue[None] = SimpleQueue()
+        self._given: deque[None] = deque()
+        self._was_given = threading.Lock()  # released when there is one for those that wait
 
-    def take(self, *, block: bool, timeout: float | None) -> None:
-        """Take a place, perhaps wait for one. Raises ``Empty`` if there is none."""
-        if next(self._never_taken, None) is None:
-            self._given.get(block, timeout)
+    def take(self, *, block: bool, timeout: float | None) -> bool:
+        """Take a place, perhaps wait for one; return whether there was one."""
+        end = math.inf if timeout is None else monotonic() + timeout
+        while not self._took():
+            rest = end - monotonic()
+            if not block or rest <= 0:
+                return False
+            self._was_given.acquire(timeout=min(rest, WAKE_S))
+        if self._given:  # two may have been given before one thread was woken
+            self._wake()
+        return True
+
+    def _took(self) -> bool:
+        if next(self._never_taken, None) is not None:
+            return True
+        with suppress(IndexError):
+            self._given.pop()
+            return True
+        return False
 
     def give(self) -> None:
         """Give a place back."""
-        self._given.put(None)
+        self._given.append(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # it is released
+            self._was_given.release()
 
     @property
     def all_taken(self) -> bool:
-        return not length_hint(self._never_taken) and self._given.empty()
+        return not length_hint(self._never_taken) and not self._given
 
 
 def _let_go_constants(executor: Executor) -> int:
