@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -106,13 +107,26 @@ class DelayedDevice:
 
 class DelayedBackend(FarBackend):
     """Kernels return at once with a value that is computed later. Reading it, or copying it to the
-    host, before its stream has computed it is an error."""
+    host, before its stream has computed it is an error.
+
+    ``on`` has the numbers of the devices of operations that do not run on the first alone: each
+    reads the inputs there, and the outputs are there when all have. ``order`` has the operations in
+    the order in which their work was done."""
 
     def __init__(
-        self, name: str = "late", operations: Collection[str] | None = None, most: float = 0.002
+        self,
+        name: str = "late",
+        operations: Collection[str] | None = None,
+        most: float = 0.002,
+        on: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         super().__init__(name, operations)
-        self.device = DelayedDevice(most)
+        self.on = on or {}
+        count = 1 + max([d for devices in self.on.values() for d in devices], default=0)
+        self.devices = [DelayedDevice(most) for _ in range(count)]
+        self.device = self.devices[0]
+        for device in self.devices:
+            device.default = self.device.default  # calls outside of any stream run in order
         self.order: list[str] = []
 
     def kernel(self, node, types) -> Kernel | None:
@@ -120,24 +134,32 @@ class DelayedBackend(FarBackend):
         if kernel is None:
             return None
         count = len(node.outputs)
+        devices = [self.devices[d] for d in self.on.get(node.op.name, (0,))]
 
         def run(*inputs: Any) -> Any:
             made = [Later() for _ in range(count)]
+            parts = [*devices]
 
             def job() -> None:
-                self.order.append(node.op.name)
                 try:
-                    values = kernel.function(*[x if x is None else x.now() for x in inputs])
+                    arrays = [x if x is None else x.now() for x in inputs]
+                    parts.pop()
+                    if parts:
+                        return
+                    self.order.append(node.op.name)
+                    values = kernel.function(*arrays)
                 except BaseException as error:
                     values = [error] * count
                 values = values if isinstance(values, tuple | list) else [values]
                 for later, value in zip(made, values, strict=True):
                     later.value, later.there = value, True
 
-            self.device.lane.jobs.put(job)
+            for device in devices:
+                device.lane.jobs.put(job)
             return made[0] if count == 1 else tuple(made)
 
-        return Kernel(run)
+        named = tuple(devices) if node.op.name in self.on else ()
+        return replace(Kernel(run), devices=named)
 
     def to_host(self, value: Later) -> np.ndarray:
         lane = self.device.lane

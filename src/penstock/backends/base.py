@@ -62,6 +62,7 @@ class Backend(Protocol):
     @property
     def device(self) -> Device | None:
         """The device if kernels are asynchronous; None if calls return when the work is done.
+        Kernels that put work on other devices of the backend name these (``Kernel.devices``).
 
         Calls outside of any stream run in order. There ``to_host`` waits for the value, and
         ``from_host`` until the copy is complete, since any stream may then read it."""

@@ -55,13 +55,13 @@ class Call(NamedTuple):
     arguments: str
     begins: bool = False
 
-    def text(self, stream: str = "") -> str:
-        """The call; through a device's ``stream``, if the name of one is given."""
+    def text(self, streams: Sequence[int] = ()) -> str:
+        """The call; through streams of devices, if their numbers are given."""
         function, arguments = self.function, self.arguments
         if self.begins:
             function, arguments = "begun", _joined("control", function, arguments)
-        if stream:
-            function, arguments = f"{stream}.call", _joined(function, arguments)
+        for stream in streams:
+            function, arguments = f"d{stream}.call", _joined(function, arguments)
         return f"{function}({arguments})"
 
 

@@ -30,9 +30,8 @@ class StepWriter:
     observer.
 
     ``step_of_line[i]`` is the step that line i runs, if any; ``constants`` are values that names in
-    the text stand for, the same in every arena. ``stream`` is the name of the device stream that
-    steps are put on, "" on the host; ``loops`` the number of loops around the line at hand;
-    ``work`` the estimated operations since the last check for a stop; ``counts`` whether the
+    the text stand for, the same in every arena. ``loops`` is the number of loops around the line at
+    hand; ``work`` the estimated operations since the last check for a stop; ``counts`` whether the
     program's runs count what they allocate.
     """
 
@@ -59,7 +58,6 @@ class StepWriter:
         self.counts = False
         self.in_tasks = tasks is not None
         self.expanded: Mapping[Step, Sequence[int]] = {} if tasks is None else tasks.expanded
-        self.stream = ""
         self.loops = 0
         self.work = 0
         self._calls = names.calls
@@ -86,8 +84,7 @@ class StepWriter:
     def block(self, steps: Sequence[Step]) -> None:
         """The steps of one block, or of one task; values are released after their last use."""
         for step in paced(steps):
-            for signal in self._signals.waits.get(step, ()):
-                self._wait(signal)
+            self._wait(step)
             self._observe("began", step, step.inputs)
             if step.control:
                 self._control_flow(self, step)
@@ -96,7 +93,8 @@ class StepWriter:
             self._observe("ended", step, step.outputs)
             self.release(self.lifetimes.after.get(step, ()))
             for signal in self._signals.emits.get(step, ()):
-                event = f", {self.stream}.record()" if self.stream else ""
+                stream = self._signals.events.get(signal)
+                event = "" if stream is None else f", d{stream}.record()"
                 self.line(f"emit({signal}{event})")
 
     def check_for_stop(self, step: Step) -> None:
@@ -142,7 +140,7 @@ class StepWriter:
         if self.work > _CHECK_EVERY:
             self.work = 0
             self.check_for_stop(step)
-        call = self._calls[step].text(self.stream)
+        call = self._calls[step].text(self._signals.on.get(step, ()))
         if step.into:
             self._results(step)
         if kernel.begin is not None:
@@ -183,14 +181,16 @@ class StepWriter:
                 text = f"keep({text})" if step in self._counted else text
                 self.line(f"{self.name[i]} = {text}", step)
 
-    def _wait(self, signal: int) -> None:
-        """Wait for a signal, and for the work that an event stands for."""
-        self.line(f"if not S[{signal}]: yield ~{signal}")
-        if signal in self._signals.events:
-            if self.stream:
-                self.line(f"{self.stream}.wait(S[{signal}])")
-            else:
+    def _wait(self, step: Step) -> None:
+        """Wait for the signals that a step needs, and for the work that their events stand for:
+        streams of a device do so there."""
+        signals = self._signals
+        for signal in signals.waits.get(step, ()):
+            self.line(f"if not S[{signal}]: yield ~{signal}")
+            if signal in signals.events and step not in signals.on:
                 self.line(f"if not S[{signal}].query(): yield S[{signal}]")
+        for stream, signal in signals.behind.get(step, ()):
+            self.line(f"d{stream}.wait(S[{signal}])")
 
 
 def comment(step: Step) -> str:

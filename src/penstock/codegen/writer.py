@@ -22,8 +22,8 @@ Or each task is a function (``plan.tasks``): ``t0``, ``t1`` and so on, and ``res
 outputs. A task that may have to wait is a generator. It yields the number of each block that must
 run before it goes on, and the complement (``~k``) of each signal that it needs and that has not
 been emitted: ``S`` says which have been, ``emit`` emits one. A task whose steps run on a device
-calls them through a stream of that device, ``d``; a signal that it emits is an event there, which a
-task of the host yields where it must wait for that event.
+calls them through a stream of that device, ``d0``, ``d1`` and so on; a signal that it emits is an
+event there, which a task of the host yields where it must wait for that event.
 """
 
 from __future__ import annotations
@@ -184,11 +184,10 @@ def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
         writer.line(f"def t{number}({parameters}):")
         with writer.indented():
             writer.work = 0
-            writer.stream = f"d{number}" if number in tasks.signals.devices else ""
             writer.block(task.steps)
-            if writer.stream:
+            for stream in tasks.signals.of_task.get(number, ()):
                 # The step behind the block waits for tasks, and not for their events.
-                writer.line(f"e = {writer.stream}.record()")
+                writer.line(f"e = d{stream}.record()")
                 writer.line("if not e.query(): yield e")
     writer.line("def results(V):")
     with writer.indented():

@@ -30,10 +30,8 @@ class _Functions(list[Callable[..., Any]]):
     streams: Sequence[DeviceStream] = ()
 
 
-def _bind_tasks(
-    program: Program, task_devices: Mapping[int, Device], memory: np.ndarray
-) -> _Functions:
-    streams = {f"d{t}": device.stream() for t, device in task_devices.items()}
+def _bind_tasks(program: Program, devices: Sequence[Device], memory: np.ndarray) -> _Functions:
+    streams = {f"d{s}": device.stream() for s, device in enumerate(devices)}
     functions = _Functions(program.bind(memory, streams))
     functions.streams = list(streams.values())
     return functions
@@ -46,7 +44,7 @@ class ParallelExecutor(CompiledExecutor):
     tasks share the threads of their kernels. ``queues[i]`` has the workers that run the tasks of
     queue i; queue 0 is the host's, where the caller is one of the workers. Another worker is asked
     for if a task takes at least ``worthwhile`` seconds. ``devices``: the devices on which tasks
-    have streams, by backend. ``name`` is what observers see.
+    have streams, by name. ``name`` is what observers see.
     """
 
     def __init__(
@@ -67,9 +65,9 @@ class ParallelExecutor(CompiledExecutor):
         worth = [task.seconds >= worthwhile for task in tasks.tasks]
         self._flow = Flow(tasks, queues, worth, len(program.plan.slots))
         self.hands_over = bool(self._flow.devices)
-        task_devices = {t: (devices or {})[name] for t, name in tasks.signals.devices.items()}
-        bind = partial(_bind_tasks, program, task_devices)
-        shared = not (task_devices or any(step.into for step in program.plan.walk()))
+        of_streams = [(devices or {})[name] for name in tasks.signals.devices]
+        bind = partial(_bind_tasks, program, of_streams)
+        shared = not (of_streams or any(step.into for step in program.plan.walk()))
         self._arenas = self._allocate(hosts[0], limits, bind, shared)
 
     def observed(self) -> ParallelExecutor:

@@ -59,7 +59,7 @@ class Flow:
         self.expanded = tuple(
             [
                 bool(task.blocks)
-                or t in signals.devices
+                or t in signals.of_task
                 or not waits.isdisjoint(task.steps)
                 or (asynchronous and are_asynchronous(task.steps))
                 for t, task in enumerate(tasks.tasks)
@@ -84,7 +84,7 @@ class Flow:
 def _device_tasks(tasks: Tasks) -> frozenset[int]:
     """The tasks that put work on devices; none if others may do so later, as in a loop, or have
     effects that later runs must not overtake."""
-    devices = tasks.signals.devices.keys()
+    devices = tasks.signals.of_task.keys()
     if not devices:
         return frozenset()
     steps = [step for task in tasks.tasks for step in task.steps]

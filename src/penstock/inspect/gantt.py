@@ -69,21 +69,23 @@ def charts(plan: StepTable, schedules: StreamSchedules) -> list[Chart]:
 def _charts(steps: Sequence[Step], name: str, schedules: StreamSchedules) -> Iterator[Chart]:
     block = schedules.of(steps)
     schedule = block.schedule
-    cost = [schedules.seconds(step) for step in steps]
+    cost = [schedules.seconds(steps[i]) for i in block.nodes]
     rank = ranks(block.dag, cost)
-    number = {i: k for k, i in enumerate(schedule.order, 1)}
+    number = {k: n for n, k in enumerate(schedule.order, 1)}
 
-    def bar(i: int) -> Bar:
-        node, times = steps[i].node, (block.start[i], block.finish[i], rank[i])
-        what, signals = format_operation(node), (schedule.waits[i], schedule.emits[i])
-        return Bar(number[i], what, node.origin or node.name, *times, *signals)
+    def bar(k: int) -> Bar:
+        node, times = steps[block.nodes[k]].node, (block.start[k], block.finish[k], rank[k])
+        what, signals = format_operation(node), (schedule.waits[k], schedule.emits[k])
+        return Bar(number[k], what, node.origin or node.name, *times, *signals)
 
     streams = tuple([tuple(map(bar, program)) for program in schedule.programs])
-    devices = tuple([schedules.devices[d] for d in schedule.device_of])
+    names = schedules.names
+    devices = tuple([names[d] for d in schedule.device_of])
     signals = schedule.n_signals, schedule.begin, schedule.end
-    yield Chart(name, streams, devices, *signals, block.makespan, sum(cost))
-    for i in schedule.order:
-        step = steps[i]
+    serial = sum(map(schedules.seconds, steps))
+    yield Chart(name, streams, devices, *signals, block.makespan, serial)
+    for k in schedule.order:
+        step = steps[block.nodes[k]]
         if step.control and schedules.expands(step):
             for role, inner in zip(block_names(step), step.blocks, strict=True):
                 yield from _charts(inner.steps, f"{role} of {step.node.label}", schedules)

@@ -69,6 +69,10 @@ class Kernel:
     ``prefer_bound``: a call of ``function`` is slow, and what ``bind`` returns is not. Even an
     output that leaves the run is then written to planned memory, and copied out.
 
+    ``devices``: the devices of its backend that a call puts work on, if that is not
+    ``Backend.device`` alone. The call goes through a stream of each of them; all of these have
+    waited for its inputs, and what reads its outputs waits for all of them.
+
     ``begin``: the non-blocking form of an asynchronous kernel (``asynchronous``).
 
     ``inplace``: inputs whose memory output 0 may reuse if their type is the same and no later step
@@ -96,6 +100,7 @@ class Kernel:
     prefer_bound: bool = False
     binder: Binder | None = None
     check: Callable[[Any], object] | None = None
+    devices: tuple[Any, ...] = ()
     begin: Callable[..., Callable[[], object] | None] | None = None
     code_bytes: int = 0
     cached_bytes: Callable[[], int] | None = None

@@ -3,18 +3,27 @@
 ``algorithms.stream_assignment`` assigns the nodes of one graph to streams; this applies it to a
 plan and to all blocks inside. A block whose streams do not pay for their signals has one stream,
 and runs in place of its step.
+
+A step on several devices is a node of the schedule for each of them, on a stream there; a stream
+waits for signals of others alone. Streams that share a step are one task, a *lane*, which puts
+their steps on them in the order of the schedule. ``all``, on devices 1 and 2::
+
+    stream 0 (device 1)   a !0   ?1 all   c         one task:   a  b  all  c
+    stream 1 (device 2)   b !1   ?0 all !2
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product, takewhile
 from math import inf, log2
 
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate_streams
+from penstock.backends.base import Device
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, control_flow_cost
 from penstock.plan.plan import Plan, Step, StepTable
@@ -35,10 +44,13 @@ _MARGIN = 0.95
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockSchedule:
-    """The static schedule of one block. ``start`` and ``finish``: the simulated times of each step,
-    in seconds. ``segments[s]``: the steps of stream s, cut before those that wait and behind those
-    that emit; within a segment, in the order of the plan."""
+    """The static schedule of one block. ``nodes[k]``: the step of node k of ``dag`` and
+    ``schedule``; nodes of one step follow one another. ``start`` and ``finish``: the simulated
+    times of each node, in seconds. ``segments[s]``: the steps of stream s, cut before those that
+    wait and behind those that emit, by their nodes, in the order of the plan within a segment. A
+    step on several streams is cut out of all of them, and the first has it."""
 
+    nodes: tuple[int, ...]
     dag: Dag
     schedule: StreamSchedule
     start: tuple[float, ...]
@@ -50,13 +62,30 @@ class BlockSchedule:
         """Seconds until the last step has ended."""
         return max(self.finish, default=0.0)
 
+    def together(self, segment: Sequence[int]) -> list[int]:
+        """The nodes of the steps of a segment, on all their streams."""
+        if len(segment) > 1:  # none of them is on several
+            return [*segment]
+        (k,) = segment
+        return [k, *takewhile(lambda n: self.nodes[n] == self.nodes[k], range(k + 1, self.dag.n))]
+
+    @property
+    def lanes(self) -> list[list[int]]:
+        """The streams, those together that share a step."""
+        lane = list(range(self.schedule.n_streams))
+        for a, b in pairwise(range(len(self.nodes))):
+            if self.nodes[a] == self.nodes[b]:
+                new, old = (lane[self.schedule.stream[k]] for k in (a, b))
+                lane = [new if number == old else number for number in lane]
+        return [[s for s, of in enumerate(lane) if of == number] for number in dict.fromkeys(lane)]
+
 
 class StreamSchedules(Grouping):
     """The schedules of a plan's blocks, computed on demand.
 
     ``seconds(step)`` is the time of a step with a kernel on one thread. A block has at most
     ``most`` streams; one if several would take no less time, unless ``forced``. Steps on one of
-    ``devices``, names of backends, have streams of their own there.
+    ``devices``, by backend, or on those that their kernels name, have streams of their own there.
     """
 
     def __init__(
@@ -66,13 +95,14 @@ class StreamSchedules(Grouping):
         most: int,
         *,
         forced: bool = False,
-        devices: Iterable[str] = (),
+        devices: Mapping[str, Device] | None = None,
     ) -> None:
         self.plan = plan
         self.most = most
         self.forced = forced
-        self.devices = ("", *devices)
-        self._number = {name: d for d, name in enumerate(self.devices)}
+        self.devices = dict(devices or {})
+        """by name: that of the backend, with a number if its kernels name the device"""
+        self._of_backend = tuple(self.devices)
         self._of_kernel = seconds
         self._scheduled: dict[tuple[Step, ...], BlockSchedule] = {}
 
@@ -99,21 +129,37 @@ class StreamSchedules(Grouping):
         devices = self.of(steps).schedule.device_of
         return devices in ((), (0,)) and not any(map(self.expands, steps))
 
-    def device(self, step: Step) -> int:
-        """The index of a step's device in ``devices``, 0 for the host. A transfer runs on its
-        target, so that one to the host runs there."""
-        if step.control:
-            return 0
+    @property
+    def names(self) -> list[str]:
+        """The names of the devices of schedules, by number; "" is the host."""
+        return ["", *self.devices]
+
+    def places(self, step: Step) -> tuple[str, ...]:
+        """The names of a step's devices. A transfer runs on its target, so that one to the host
+        runs there."""
+        if step.kernel is None:
+            return ("",)
+        if step.kernel.devices:
+            return tuple([self._name(step.backend, device) for device in step.kernel.devices])
         name = step.node.attrs["target"] if is_transfer(step.node) else step.backend
-        return self._number.get(name, 0)
+        return (name if name in self._of_backend else "",)
+
+    def _name(self, backend: str, device: Device) -> str:
+        for name, other in self.devices.items():
+            if other is device:
+                return name
+        name = f"{backend}:{len(self.devices)}"
+        self.devices[name] = device
+        return name
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
-        return list(chain(*self.of(steps).segments))
+        block = self.of(steps)
+        return [[block.nodes[k] for k in segment] for segment in chain(*block.segments)]
 
     def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
-        for segments in self.of(steps).segments:
-            for before, after in pairwise(segments):
-                yield before[-1], after[0]
+        block = self.of(steps)
+        for program in block.schedule.programs:
+            yield from pairwise([block.nodes[k] for k in program])
 
     def seconds(self, step: Step) -> float:
         if not step.control:
@@ -125,47 +171,66 @@ class StreamSchedules(Grouping):
 
     def _schedule(self, steps: Sequence[Step]) -> BlockSchedule:
         dag = step_dag(self.plan.slots, steps)
-        cost = [self.seconds(step) for step in paced(steps)]
+        seconds = [self.seconds(step) for step in paced(steps)]
+        places = [self.places(step) for step in paced(steps)]
+        number = {name: d for d, name in enumerate(self.names)}
+        devices = [number[name] for names in places for name in names]
+        nodes = tuple([i for i, names in enumerate(places) for _ in names])
+        if len(nodes) > dag.n:
+            dag = _of_nodes(dag, nodes)
+        cost = [seconds[i] for i in nodes]
         rough = list(map(_rough, paced(cost)))
-        devices = [self.device(step) for step in paced(steps)]
-        commands = [None if step.blocks else step.node.op.full_name for step in steps]
+        commands = [None if steps[i].blocks else steps[i].node.op.full_name for i in nodes]
         used = len(set(devices))
 
         def scheduled(most: int) -> BlockSchedule:
-            bound = max(most, used)
             schedule = assign_streams(
                 dag,
                 devices=devices,
                 commands=commands,
                 cost=rough,
                 time=cost,
-                max_streams=bound,
+                max_streams=max(most, used),
             )
-            start, finish = simulate_streams(dag, schedule, cost, HAND_OVER_S)
-            return BlockSchedule(dag, schedule, start, finish, self._segments(schedule, steps))
+            times = simulate_streams(dag, schedule, cost, HAND_OVER_S)
+            return BlockSchedule(
+                nodes, dag, schedule, *times, self._segments(schedule, nodes, steps)
+            )
 
         several = scheduled(self.most)
         if self.forced or several.schedule.n_streams <= used:
             return several
         # Python itself runs on one stream at a time.
-        least = max(several.makespan + HAND_OVER_S, sum(min(c, PYTHON_S) for c in cost))
-        return several if least < _MARGIN * sum(cost) else scheduled(1)
+        least = max(several.makespan + HAND_OVER_S, sum(min(c, PYTHON_S) for c in seconds))
+        return several if least < _MARGIN * sum(seconds) else scheduled(1)
 
     def _segments(
-        self, schedule: StreamSchedule, steps: Sequence[Step]
+        self, schedule: StreamSchedule, nodes: Sequence[int], steps: Sequence[Step]
     ) -> tuple[list[list[int]], ...]:
+        parts = Counter(nodes)
         segments = []
         for program in schedule.programs:
             pieces: list[list[int]] = []
             cut = True
-            for i in program:
-                alone = steps[i].control and self.expands(steps[i])
-                if cut or alone or schedule.waits[i]:
+            for k in program:
+                step, several = steps[nodes[k]], parts[nodes[k]] > 1
+                alone = several or (step.control and self.expands(step))
+                if cut or alone or schedule.waits[k]:
                     pieces.append([])
-                pieces[-1].append(i)
-                cut = alone or bool(schedule.emits[i])
-            segments.append(list(map(sorted, pieces)))
+                if not several or nodes[k - 1] != nodes[k]:
+                    pieces[-1].append(k)
+                cut = alone or bool(schedule.emits[k])
+            segments.append(list(map(sorted, filter(None, pieces))))
         return tuple(segments)
+
+
+def _of_nodes(dag: Dag, nodes: Sequence[int]) -> Dag:
+    """``dag``, of steps, with ``nodes`` in their place: all of a step come after all of another.
+    They have the same neighbours, so that they follow one another in every order of a schedule."""
+    of: dict[int, list[int]] = {}
+    for k, i in enumerate(nodes):
+        of.setdefault(i, []).append(k)
+    return Dag(len(nodes), [pair for a, b in dag.edges for pair in product(of[a], of[b])])
 
 
 def _rough(seconds: float) -> float:
@@ -175,7 +240,7 @@ def _rough(seconds: float) -> float:
 
 
 class _StreamArranger(Arranger):
-    """Arranges each stream of a block as one task."""
+    """Arranges each lane of a block as one task."""
 
     overlapping = True
 
@@ -185,40 +250,77 @@ class _StreamArranger(Arranger):
         self.waits: dict[Step, tuple[int, ...]] = {}
         self.emits: dict[Step, tuple[int, ...]] = {}
         self.of_block: list[tuple[int, int]] = []
-        self.events: set[int] = set()
-        # The device of each task, by its draft; none for the host.
-        self.devices: dict[Draft, str] = {}
+        # Of streams of devices, which have numbers of their own.
+        self.devices: list[str] = []
+        self.on: dict[Step, tuple[int, ...]] = {}
+        self.of_draft: dict[Draft, tuple[int, ...]] = {}
+        self.events: dict[int, int] = {}
+        self.behind: dict[Step, tuple[tuple[int, int], ...]] = {}
 
     def pieces(self, steps: Sequence[Step], number: int) -> list[Draft]:
-        block_schedule = self.schedules.of(steps)
-        schedule = block_schedule.schedule
-        waited = set(chain(*schedule.waits))
+        block = self.schedules.of(steps)
         # Blocks come in the order of their numbers, each with the signals after those before.
         first = self.of_block[-1][1] if self.of_block else 0
-        self.of_block.append((first, first + schedule.n_signals))
+        self.of_block.append((first, first + block.schedule.n_signals))
+        stream = self._device_streams(block.schedule, first)
+        for k, s in stream.items():
+            step = steps[block.nodes[k]]
+            self.on[step] = (*self.on.get(step, ()), s)
+        place = {k: p for p, k in enumerate(block.schedule.order)}
+        waited = set(chain(*block.schedule.waits))
         drafts = []
-        for segments in block_schedule.segments:
-            run = tuple([steps[i] for i in chain(*segments)])
-            device = self.schedules.device(run[0])
-            for piece in segments:
-                # A segment waits before its first step, and emits after its last.
-                waits = [first + k for i in piece for k in schedule.waits[i]]
-                emits = [first + k for i in piece for k in schedule.emits[i] if k in waited]
-                if waits:
-                    self.waits[steps[piece[0]]] = tuple(waits)
-                if emits:
-                    self.emits[steps[piece[-1]]] = tuple(emits)
-                    self.events.update(emits if device else ())
+        for lane in block.lanes:
+            segments = list(chain(*[block.segments[s] for s in lane]))
+            segments.sort(key=lambda segment: min([place[k] for k in segment]))
+            for segment in segments:
+                self._signals(steps, block, segment, first, waited, stream)
+            run = tuple([steps[block.nodes[k]] for k in chain(*segments)])
             draft = Draft(run, number, 0, sum(map(self.schedules.seconds, run)))
-            if device:
-                self.devices[draft] = self.schedules.devices[device]
+            if run[0] in self.on:
+                self.of_draft[draft] = tuple(sorted({n for step in run for n in self.on[step]}))
             drafts.append(draft)
         return drafts
 
+    def _signals(
+        self,
+        steps: Sequence[Step],
+        block: BlockSchedule,
+        segment: Sequence[int],
+        first: int,
+        waited: Container[int],
+        stream: Mapping[int, int],
+    ) -> None:
+        """A segment waits before its first step, and emits after its last."""
+        nodes, schedule = block.together(segment), block.schedule
+        waits = [(first + n, k) for k in nodes for n in schedule.waits[k]]
+        emits = [first + n for k in nodes for n in schedule.emits[k] if n in waited]
+        begin, end = (steps[block.nodes[segment[i]]] for i in (0, -1))
+        if waits:
+            self.waits[begin] = tuple(sorted({n for n, _ in waits}))
+        if emits:
+            self.emits[end] = tuple(emits)
+        behind = [(stream[k], n) for n, k in waits if k in stream and n in self.events]
+        if behind:
+            self.behind[begin] = tuple(behind)
+
+    def _device_streams(self, schedule: StreamSchedule, first: int) -> dict[int, int]:
+        """Number the streams of a block on devices; the number for each node that is on one."""
+        names, stream = self.schedules.names, {}
+        number = {
+            s: len(self.devices) + n
+            for n, s in enumerate([s for s, d in enumerate(schedule.device_of) if d])
+        }
+        self.devices += [names[schedule.device_of[s]] for s in number]
+        for k, s in enumerate(schedule.stream):
+            if s in number:
+                stream[k] = number[s]
+                self.events.update({first + n: number[s] for n in schedule.emits[k]})
+        return stream
+
     def signals(self) -> Signals:
-        devices = {draft.number: name for draft, name in self.devices.items()}
-        of_block, events = tuple(self.of_block), frozenset(self.events)
-        return Signals(self.waits, self.emits, of_block, devices, events)
+        of_task = {draft.number: streams for draft, streams in self.of_draft.items()}
+        of_devices = tuple(self.devices), self.on, of_task, self.events, self.behind
+        return Signals(self.waits, self.emits, tuple(self.of_block), *of_devices)
 
 
 def stream_programs(plan: Plan, schedules: StreamSchedules) -> Tasks:

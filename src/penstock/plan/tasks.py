@@ -56,15 +56,20 @@ class Signals:
     emitted before a step runs, ``emits`` those that it emits afterwards. The signals of block k are
     those from ``of_block[k][0]`` up to, not including, ``of_block[k][1]``.
 
-    ``devices``: the backends on whose devices tasks (by number) put their steps. ``events``: the
-    signals that such tasks emit: work has been put on the device, but need not be done.
+    Streams of devices are numbered: ``devices`` has the device of each, by name, ``on`` those that
+    a step is put on, ``of_task`` those of a task. ``events``: the signals that such a stream emits,
+    with the stream: work has been put there, but need not be done. ``behind``: the streams of a
+    step that must wait for an event, each with the signal.
     """
 
     waits: Mapping[Step, tuple[int, ...]]
     emits: Mapping[Step, tuple[int, ...]]
     of_block: tuple[tuple[int, int], ...]
-    devices: Mapping[int, str] = field(default_factory=dict)
-    events: frozenset[int] = frozenset()
+    devices: tuple[str, ...] = ()
+    on: Mapping[Step, tuple[int, ...]] = field(default_factory=dict)
+    of_task: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    events: Mapping[int, int] = field(default_factory=dict)
+    behind: Mapping[Step, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:

@@ -344,7 +344,7 @@ class Scheduled:
 
     Without ``tasks`` all steps run in the order of the arena plan. Else ``queues`` has the workers
     of the tasks, of which another one is asked for if a task takes at least ``worthwhile`` seconds;
-    ``devices`` have the streams of tasks, by backend. With ``trial`` the executor is used only if a
+    ``devices`` have the streams of tasks, by name. With ``trial`` the executor is used only if a
     run of it takes at most this part of the time of the plan in one order. ``undecided``: only
     estimates speak for this order, and runs are to show whether tasks are faster.
     """
@@ -494,7 +494,7 @@ def _streams(planned: Planned, context: CompileContext, seconds: Seconds) -> Str
 
 
 def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedules) -> Scheduled:
-    plan, devices, planner = planned.plan, context.accelerators, context.options.memory_planner
+    plan, planner = planned.plan, context.options.memory_planner
     return Scheduled(
         plan,
         plan_arena_for_tasks(plan, stream_segments(plan, streams), planner),
@@ -503,8 +503,8 @@ def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedu
         stream_programs(plan, streams),
         [Queue(context.workers, context.pool)],
         0.0 if streams.forced else HAND_OVER_S,
-        devices,
-        None if streams.forced or devices else _TRIED[context.executor],
+        streams.devices,
+        None if streams.forced or streams.devices else _TRIED[context.executor],
     )
 
 
