@@ -7,15 +7,18 @@ import json
 import random
 import signal
 import threading
+import warnings
 from collections import Counter
 
 import numpy as np
 import onnx
 import pytest
+from onnx.backend.test.loader import load_model_tests
 
 import penstock as ps
 from penstock.types import dtypes
 from tools.fuzz import (
+    ROUNDINGS,
     Case,
     Worker,
     alike,
@@ -23,6 +26,7 @@ from tools.fuzz import (
     drawn,
     graph_def_case,
     onnx_case,
+    outcome,
     package_case,
     saved_model_case,
     text_case,
@@ -69,6 +73,19 @@ def test_alike_values_have_equal_types_shapes_and_nans():
     rounded = dtypes()["bfloat16"].type(1.03)
     for dtype, same in ((x.dtype, False), (rounded.dtype, True)):
         assert alike(np.ones(1, dtype), np.full(1, rounded).astype(dtype)) is same
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_roundings_of_a_long_chain_take_half_of_the_tolerance(dtype: str, tmp_path) -> None:
+    name = f"test_attention_4d_causal_{dtype}_expanded"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (case,) = [case for case in load_model_tests(kind="node") if case.name == name]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(case.model.SerializeToString())
+    once, each_time = outcome(path, "linear"), outcome(path, "interpret")
+    assert alike(once, each_time, ROUNDINGS / 2)
+    assert not alike(once, each_time, 2)
 
 
 def test_worker_that_hangs_or_dies_is_a_finding(tmp_path, monkeypatch):
