@@ -357,6 +357,19 @@ def test_trace_ignores_ends_of_cleared_events():
     assert slices(checked(trace)) == []
 
 
+@pytest.mark.parametrize("most", range(20))
+def test_trace_keeps_the_last_events(most):
+    session = ps.compile(model_from_text(CHAIN), backends=["numpy"], executor="linear")
+    last, whole = Trace(most), Trace()
+    for trace in (*[last] * 20, whole):
+        session.run({"x": np.zeros((2, 3), np.float32)}, trace=trace)
+    assert last.counts.total() <= (most + 1) // 2
+    spans, wanted = slices(checked(last), "step"), slices(checked(whole), "step")
+    names = [span["name"] for span in wanted]
+    assert len(spans) <= most // 2
+    assert not spans or spans[-1]["name"] == names[-1]
+
+
 # Files.
 
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import penstock as ps
 from penstock.cli import main
+from penstock.session import environment
 from penstock.session.environment import TRACE, VARIABLES
 from tests.support.onnx_text import compile_text
 
@@ -67,6 +68,18 @@ def test_environment_traces_all_runs_of_the_process(monkeypatch, tmp_path):
     (path,) = tmp_path.iterdir()
     events = json.loads(path.read_text())["traceEvents"]
     assert sum(event["ph"] == "X" and "Sin" in event["name"] for event in events) == 2
+
+
+def test_trace_of_the_environment_is_bounded_in_a_process_of_many_runs(monkeypatch, tmp_path):
+    monkeypatch.setenv(TRACE, str(tmp_path / "run.json"))
+    monkeypatch.setattr(environment, "TRACED", 7)
+    with compile_text(TEXT, backends=["numpy"]) as session:
+        sizes = []
+        for _ in range(10):
+            session.run(X)
+            environment.save_trace()
+            sizes.append(len(json.loads((tmp_path / "run.json").read_text())["traceEvents"]))
+    assert sizes[4:] == sizes[4:5] * 6
 
 
 def test_commands_take_the_executor_of_the_environment(monkeypatch, tmp_path):

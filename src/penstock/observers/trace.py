@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import current_thread, get_ident
@@ -40,11 +40,12 @@ from penstock.types import TensorType
 class Trace(Observer):
     """Records runs: ``session.run(feeds, trace=trace)``, any number of them, also concurrent ones.
     Each execution of a step takes a few hundred bytes. Until ``clear``, the trace keeps the plans
-    of its runs, and so their constants, but no tensors."""
+    of its runs, and so their constants, but no tensors. With ``max_events`` it forgets the oldest
+    of more: begins, ends and waits of steps and runs, transfers and allocations."""
 
-    def __init__(self) -> None:
-        # Appending to a list and setting an item of a dict are atomic.
-        self._records: list[Record] = []
+    def __init__(self, max_events: int | None = None) -> None:
+        # Appending to a deque and setting an item of a dict are atomic, and so is a copy.
+        self._records: deque[Record] = deque(maxlen=max_events)
         self._threads: dict[int, str] = {}
 
     @property

@@ -64,7 +64,8 @@ VARIABLES = {
     "PENSTOCK_THREADS": Variable("threads", _threads),
 }
 TRACE = "PENSTOCK_TRACE"
-"""the file for a trace of all runs of the process"""
+"""the file for a trace of the runs of the process: of the last ``TRACED`` events"""
+TRACED = 500_000  # about 150 MB
 
 
 def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
@@ -86,7 +87,7 @@ def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
 
 
 def trace() -> Trace | None:
-    """The trace of all runs of this process, if the environment asks for one."""
+    """The trace of the runs of this process, if the environment asks for one."""
     path = os.environ.get(TRACE, "").strip()
     return _trace(path, os.getpid()) if path else None
 
@@ -101,4 +102,4 @@ def save_trace() -> None:
 @cache
 def _trace(path: str, process: int) -> Trace:
     atexit.register(save_trace)
-    return Trace()
+    return Trace(TRACED)
