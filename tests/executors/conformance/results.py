@@ -40,6 +40,18 @@ class Results(ExecutorTests):
         y[0] = 5
         assert x[0] == 1
 
+    @pytest.mark.parametrize("wanted", [[1, 3], [2, 2, 3], [3, 4]])
+    @pytest.mark.parametrize("node", ["y = Expand(x, s)", "h = Expand(x, s) y = Neg(h)"])
+    def test_expand_to_a_shape_that_follows_from_data_checks_it(self, node, wanted):
+        text = f"g (float[3, 4] x, int64[N] s) => (float[A, B] y) {{ {node} }}"
+        session = self.compile(model_from_text(text))
+        feeds = {"x": np.ones((3, 4), np.float32), "s": np.array(wanted)}
+        if wanted == [3, 4]:
+            assert session.run(feeds)["y"].shape == (3, 4)
+            return
+        with pytest.raises(ps.RunError, match="Expand"):
+            session.run(feeds)
+
     def test_output_that_is_a_constant_is_a_copy(self):
         session = self.compile(
             model_from_text(

@@ -319,8 +319,8 @@ def expand(node: Node, types: Types) -> Kernel:
         shape = tuple(spelled.tolist() if target is None else target)
         return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
 
-    def into(x: np.ndarray, _: Any, out: np.ndarray) -> None:
-        out[...] = x
+    def into(x: np.ndarray, spelled: np.ndarray, out: np.ndarray) -> None:
+        out[...] = x if fixed is not None else run(x, spelled)
 
     return Kernel(run, into, view=True)
 

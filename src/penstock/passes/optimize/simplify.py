@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.common.shape_rules import known_ints
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import Replacement, forward
@@ -58,6 +59,13 @@ def unchanged_type(node: Node, value: Value, output: Value) -> Replacement:
     if not isinstance(before, TensorType) or not isinstance(after, TensorType):
         return None
     return (value,) if before.static and before.without_data() == after.without_data() else None
+
+
+def expand(node: Node, value: Value, output: Value) -> Replacement:
+    """An Expand to the shape that its input has. A shape that runs compute may be none that the
+    input broadcasts to: then they fail."""
+    types = [None if x is None else x.type for x in node.inputs]
+    return None if known_ints(node, types, 1) is None else unchanged_type(node, value, output)
 
 
 def whole_slice(node: Node, value: Value, output: Value) -> Replacement:
@@ -186,12 +194,13 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Identity", f"{TENSORFLOW}.IdentityN"), identity),
     **dict.fromkeys(("Cast", "CastLike"), cast),
     **dict.fromkeys(("Concat", "Max", "Mean", "Min", "Sum"), single),
-    **dict.fromkeys(("Expand", "Tile"), unchanged_type),
+    "Expand": expand,
     **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), reduction),
     **dict.fromkeys(RESHAPES, reshape),
     **dict.fromkeys(("Add", "Pow", "Sub"), rank_zero),
     **dict.fromkeys(("Div", "Mul"), times),
     "Dropout": dropout,
+    "Tile": unchanged_type,
     "Slice": whole_slice,
     "Pad": no_pad,
     "Transpose": transpose,
