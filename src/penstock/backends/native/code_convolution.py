@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.backends.native.integers import integer_panels
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.library import library
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.constant_cache import shared
@@ -23,9 +24,12 @@ from penstock.types import FLOAT32, TensorType
 # As in c/code_convolution.c.
 _PANEL, _COPY, _ROWS, _PAIRS, _MOST_CHANNELS = 32, 65536, 64, 32768, 4096
 _LEAST, _MOST = 1e-30, 1e30
-_CALL_S, _FLOPS_PER_NS, _COPIES_PER_NS = 0.3e-6, 200.0, 16.0
-# Nanoseconds of PANEL codes, of a line that a position sees, of a pair to copy, and to multiply.
-_PANEL_NS, _LINE_NS, _PAIR_NS, _MADD_NS = 8.0, 4.0, 0.3, 0.04
+_FLOPS_PER_NS, _COPIES_PER_NS = 200.0, 16.0
+# What estimates know: nanoseconds of a call, of PANEL codes, of a line that a position sees; of a
+# code in groups of one filter, a pair to copy, and to multiply; codes to copy, and of weights, in a
+# nanosecond; and operations, to those of integer products that are not in the cache.
+_CALL_NS, _PANEL_NS, _LINE_NS, _CODE_NS, _PAIR_NS, _MADD_NS = 1600.0, 10.4, 6.9, 0.55, 0.13, 0.074
+_LINES_PER_NS, _WEIGHTS_PER_NS, _CACHED = 47.0, 60.0, 2.0
 
 
 class _Codes(NamedTuple):
@@ -58,24 +62,23 @@ def is_convolution_of_codes(node: Node) -> bool:
 
 def code_seconds(node: Node) -> float:
     """An estimate of the time, of products and of copies of what each position sees."""
-    conv = next(part for part in parts(node) if part.op.name == "Conv")
-    x, w, y = conv.inputs[0], conv.inputs[1], node.outputs[0]
-    types_ = [v.type for v in (x, w, y) if v is not None]
-    if not all(isinstance(t, TensorType) and t.static for t in types_):
+    conv, loaded = next(part for part in parts(node) if part.op.name == "Conv"), library()
+    types_ = [v.type for v in (conv.inputs[1], node.outputs[0]) if v is not None]
+    tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
+    if loaded is None or len(tensors) < 2:
         return math.inf
-    _, kernel, result = [t.dims for t in types_ if isinstance(t, TensorType)]
-    codes_ns, rows = (
-        math.prod(result) / kernel[0] * -(-kernel[0] // _PANEL),
-        math.prod(kernel[2:-1]),
-    )
-    codes_ns *= _PANEL_NS
+    w, result = tensors
+    filters, elements = w.dims[0], result.elements
+    rows, pairs = math.prod(w.dims[2:-1]), -(-w.dims[-1] // 2)
     if conv.attrs.get("group", 1) > 1:
-        codes_ns += math.prod(result) * -(-kernel[-1] // 2) * (_PAIR_NS + _MADD_NS * rows)
+        stride = [1, *conv.attrs.get("strides", ())][-1]
+        codes_ns = elements * (_CODE_NS + pairs * (stride * _PAIR_NS + rows * _MADD_NS))
     else:
-        positions = math.prod(result) / kernel[0]
-        codes_ns += positions * (rows * _LINE_NS + math.prod(kernel[1:]) / _COPIES_PER_NS)
-        codes_ns += flops(node) / _FLOPS_PER_NS
-    return _CALL_S + codes_ns * 1e-9
+        of_position = rows * _LINE_NS + w.elements / filters / _LINES_PER_NS
+        codes_ns = elements / filters * (_up(filters, _PANEL) / _PANEL * _PANEL_NS + of_position)
+        codes_ns += flops(node) / (_CACHED * loaded.functions.integer_speed)
+        codes_ns += w.elements / _WEIGHTS_PER_NS
+    return (_CALL_NS + codes_ns) * 1e-9
 
 
 def code_convolution(site: Site) -> NativeCall | None:

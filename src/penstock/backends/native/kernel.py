@@ -178,7 +178,8 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         contiguous_inputs=dense if call.restrided is None or call.dims_order else (),
         binder=binder,
         inplace=tuple([i for i in call.inplace if tensors[i] == tensors[count]]),
-        prefer_bound=bool(call.reordered),  # a call of the function is given them
+        # A call of the function is given the former, and has results in their own order of dims.
+        prefer_bound=bool(call.reordered or call.dims_order),
         absorbed=tuple(call.reordered),
         let_go=lambda: {i: held.let_go() for i, held in call.reordered.items()},
     )

@@ -82,6 +82,10 @@ _CONVOLVED_PER_S, _DEPTHWISE_PER_S, _FILTERS, _IMAGE_BYTES_PER_S = 180e9, 75e9, 
 """of convolutions, which compute filters in blocks of as many, and move bytes of images"""
 _TAP_OF_GROUP_S = 20e-9  # of those in groups, for each position of the kernel
 _POSITION_S = 4e-9  # of transposed ones, for each position of the result
+# Of convolutions of 8-bit codes, and in groups of one filter: seconds of a call, of an element of
+# the result and of a position of it; operations, taps of an element and bytes of weights a second.
+_CODES_CALL_S, _CODE_S, _CODES_POSITION_S = (4e-6, 5.5e-6), (0.23e-9, 0.04e-9), 1.1e-9
+_CODES_PER_S, _TILES_PER_S, _CODE_TAPS_PER_S, _CODE_WEIGHTS_PER_S = 600e9, 2700e9, 35e9, 30e9
 _STEP_S, _STEPS_PER_S, _WAIT_ROWS = 0.35e-6, 160e9, 0.9
 """of recurrent layers: seconds of a step, operations a second of many rows, and rows that take as
 long as waiting for the weights"""
@@ -107,6 +111,25 @@ def _convolution_seconds(node: Node, moved: int) -> float:
     blocks = math.ceil(filters / _FILTERS) * _FILTERS
     computed_s = flops(node) * blocks / (max(filters, 1) * per_s)
     return calls_s + moved / _IMAGE_BYTES_PER_S + computed_s + layout_seconds(node)[0]
+
+
+def _codes_seconds(node: Node, amx: bool) -> float | None:
+    """An estimate for a convolution of 8-bit codes, by all filters of a group or one each; None for
+    other nodes. ``amx``: the processor multiplies tiles."""
+    conv = next((part for part in parts(node)[1:] if part.op.name == "Conv"), None)
+    values = (node.outputs[0], None if conv is None else conv.inputs[1])
+    types = [ANY if value is None else value.type for value in values]
+    if conv is None or not all(isinstance(t, TensorType) and t.static for t in types):
+        return None
+    result, w = [t for t in types if isinstance(t, TensorType)]
+    single = w.dims[1] == 1 and w.dims[0] == conv.attrs.get("group", 1)
+    if conv.attrs.get("group", 1) > 1 and not single:
+        return None
+    seconds = _CODES_CALL_S[single] + result.elements * _CODE_S[single]
+    if single:
+        return seconds + result.elements * math.prod(w.dims[2:]) / _CODE_TAPS_PER_S
+    seconds += result.elements / w.dims[0] * _CODES_POSITION_S + w.elements / _CODE_WEIGHTS_PER_S
+    return seconds + flops(node) / (_TILES_PER_S if amx else _CODES_PER_S)
 
 
 def _positions_seconds(node: Node, kernel: Sequence[int]) -> float:
@@ -165,6 +188,10 @@ class OneDnnBackend(SpecialisingBackend):
         moved = sum([t.nbytes for t in types_ if isinstance(t, TensorType) and t.static])
         if parts(node)[0].op.full_name in ("Conv", "ConvTranspose"):
             return _convolution_seconds(node, moved)
+        if name not in FAMILIES and is_fused(node):
+            codes_s = _codes_seconds(node, "AMX" in self.library.isa)
+            if codes_s is not None:
+                return codes_s
         estimate = _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
         if FAMILIES.get(name) is recurrent:
             steps, rows = steps_and_rows(node)
