@@ -16,6 +16,8 @@ from penstock.ir.op import Kernel
 from tests.support.far_backend import Far, FarBackend
 from tests.support.timing import slow
 
+MOST_JOBS = 500
+
 
 class Later:
     """A value that a stream computes later."""
@@ -60,11 +62,17 @@ class Lane:
 
     def record(self) -> Moment:
         moment = Moment()
-        self.jobs.put(moment.passed.set)
+        self.put(moment.passed.set)
         return moment
 
     def wait(self, event: Moment) -> None:
-        self.jobs.put(event.synchronize)
+        self.put(event.synchronize)
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Add a job; not ahead of the stream without end, as on a real device."""
+        while self.jobs.qsize() > MOST_JOBS:
+            slow(self.device.delay.most)
+        self.jobs.put(job)
 
 
 def _work(jobs: SimpleQueue[Callable[[], None] | None], delay: Callable[[], float]) -> None:
@@ -146,6 +154,7 @@ class DelayedBackend(FarBackend):
                     parts.pop()
                     if parts:
                         return
+                    self.began(node.op.name)
                     self.order.append(node.op.name)
                     values = kernel.function(*arrays)
                 except BaseException as error:
@@ -155,11 +164,14 @@ class DelayedBackend(FarBackend):
                     later.value, later.there = value, True
 
             for device in devices:
-                device.lane.jobs.put(job)
+                device.lane.put(job)
             return made[0] if count == 1 else tuple(made)
 
         named = tuple(devices) if node.op.name in self.on else ()
         return replace(Kernel(run), devices=named)
+
+    def began(self, name: str) -> None:
+        """The work of an operation begins."""
 
     def to_host(self, value: Later) -> np.ndarray:
         lane = self.device.lane
@@ -181,7 +193,7 @@ class DelayedBackend(FarBackend):
             later.value, later.there = copy, True
 
         lane = self.device.lane
-        lane.jobs.put(job)
+        lane.put(job)
         if lane is self.device.default:
             lane.record().synchronize()
         return later

@@ -40,6 +40,7 @@ def write_control_flow(writer: StepWriter, step: Step) -> None:
     writer.loops += 1
     writer.line(f"# {comment(step)}")
     _LOOPS[step.node.op.name](writer, step)
+    writer.wait_for_last(step)
     writer.loops -= 1
 
 
@@ -220,6 +221,7 @@ def _end_iteration(writer: StepWriter, step: Step) -> None:
         elif carry.updated != carry.inside:
             pairs.append((inside, _owned(writer, carry.updated)))
     writer.assign(pairs, step)
+    writer.hand_on(step)
 
 
 def _target(writer: StepWriter, carry: Carry) -> str:

@@ -96,6 +96,8 @@ class StepWriter:
                 stream = self._signals.events.get(signal)
                 event = "" if stream is None else f", d{stream}.record()"
                 self.line(f"emit({signal}{event})")
+            for signal, stream in self._signals.overlap.marks.get(step, ()):
+                self.line(f"S[{signal}] = d{stream}.record()")
 
     def check_for_stop(self, step: Step) -> None:
         self.line("if control.stopped: control.stop()", step)
@@ -191,6 +193,27 @@ class StepWriter:
                 self.line(f"if not S[{signal}].query(): yield S[{signal}]")
         for stream, signal in signals.behind.get(step, ()):
             self.line(f"d{stream}.wait(S[{signal}])")
+        for stream, signal in signals.overlap.awaited.get(step, ()):
+            if stream < 0:
+                self.wait_if_set(signal, step)
+            else:
+                self.line(f"if S[{signal}]: d{stream}.wait(S[{signal}])")
+
+    def wait_if_set(self, signal: int, step: Step) -> None:
+        """Wait on the host for an event of an iteration before, if there was one."""
+        self.line(f"if S[{signal}] and not S[{signal}].query(): yield S[{signal}]", step)
+
+    def hand_on(self, loop: Step) -> None:
+        """Hand the events of an iteration to the next: the one before it must have ended."""
+        overlap = self._signals.overlap
+        self.wait_for_last(loop)
+        moved = overlap.moved.get(loop, ())
+        self.assign([(f"S[{target}]", f"S[{source}]") for target, source in moved], loop)
+
+    def wait_for_last(self, loop: Step) -> None:
+        """Wait on the host for the end of the last iteration whose events were handed on."""
+        for signal in self._signals.overlap.last.get(loop, ()):
+            self.wait_if_set(signal, loop)
 
 
 def comment(step: Step) -> str:

@@ -186,6 +186,10 @@ def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
             writer.work = 0
             writer.block(task.steps)
             for stream in tasks.signals.of_task.get(number, ()):
+                end = tasks.signals.overlap.ends.get(stream)
+                if end is not None:
+                    writer.line(f"S[{end}] = d{stream}.record()")
+                    continue
                 # The step behind the block waits for tasks, and not for their events.
                 writer.line(f"e = d{stream}.record()")
                 writer.line("if not e.query(): yield e")

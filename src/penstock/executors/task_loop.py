@@ -53,18 +53,9 @@ class Flow:
         self.devices = _device_tasks(tasks)
         self.block = tuple([task.block for task in tasks.tasks])
         self.queue = tuple([task.queue for task in tasks.tasks])
-        signals, waits = tasks.signals, tasks.signals.waits.keys()
-        asynchronous = any(are_asynchronous(task.steps) for task in paced(tasks.tasks))
+        signals = tasks.signals
         # Those that may step aside: their functions are generators.
-        self.expanded = tuple(
-            [
-                bool(task.blocks)
-                or t in signals.of_task
-                or not waits.isdisjoint(task.steps)
-                or (asynchronous and are_asynchronous(task.steps))
-                for t, task in enumerate(tasks.tasks)
-            ]
-        )
+        self.expanded = _generators(tasks)
         self.signals = signals.count
         self.of_block = signals.of_block or ((0, 0),) * len(tasks.blocks)
         self.counts = tuple([len(block) for block in tasks.blocks])
@@ -79,6 +70,23 @@ class Flow:
             {slot: tasks.readers[slot] for t in block for slot in tasks.counted[t]}
             for block in tasks.blocks
         ]
+
+
+def _generators(tasks: Tasks) -> tuple[bool, ...]:
+    """For each task whether its function has a place where it may wait."""
+    signals, overlap = tasks.signals, tasks.signals.overlap
+    waits = {step for step, events in overlap.awaited.items() if any(s < 0 for s, _ in events)}
+    waits.update(signals.waits)
+    asynchronous = any(are_asynchronous(task.steps) for task in paced(tasks.tasks))
+    return tuple(
+        [
+            bool(task.blocks)
+            or not overlap.ends.keys() >= set(signals.of_task.get(t, ()))
+            or not waits.isdisjoint(task.steps)
+            or (asynchronous and are_asynchronous(task.steps))
+            for t, task in enumerate(tasks.tasks)
+        ]
+    )
 
 
 def _device_tasks(tasks: Tasks) -> frozenset[int]:

@@ -26,6 +26,7 @@ from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams
 from penstock.backends.base import Device
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, control_flow_cost
+from penstock.plan.overlap import Overlaps
 from penstock.plan.plan import Plan, Step, StepTable
 from penstock.plan.tasks import (
     Arranger,
@@ -319,8 +320,13 @@ class _StreamArranger(Arranger):
 
     def signals(self) -> Signals:
         of_task = {draft.number: streams for draft, streams in self.of_draft.items()}
+        overlaps = Overlaps(self.plan.slots, self.on, self.of_block[-1][1])
+        for loop, blocks in self.expanded.items():
+            if loop.node.op.name != "If":
+                overlaps.add(loop, self.blocks[blocks[0]])
         of_devices = tuple(self.devices), self.on, of_task, self.events, self.behind
-        return Signals(self.waits, self.emits, tuple(self.of_block), *of_devices)
+        parts = tuple(self.of_block), *of_devices, overlaps.overlap()
+        return Signals(self.waits, self.emits, *parts)
 
 
 def stream_programs(plan: Plan, schedules: StreamSchedules) -> Tasks:

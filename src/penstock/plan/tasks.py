@@ -51,6 +51,25 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Overlap:
+    """Events of loops whose iterations overlap on devices (``plan.overlap``), as ``signals`` more:
+    these are not reset, and no task waits until they are emitted.
+
+    ``ends[s]``: set where an iteration ends on stream s, which the host does not wait for then.
+    ``marks``: set behind a step, with the stream. ``moved``: what a loop hands to the next
+    iteration, (target, source). ``last``: of these, what the host waits for before it replaces it.
+    ``awaited``: the events that a step waits for if they are set, with the stream, -1 the host's.
+    """
+
+    signals: int = 0
+    ends: Mapping[int, int] = field(default_factory=dict)
+    moved: Mapping[Step, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    last: Mapping[Step, Sequence[int]] = field(default_factory=dict)
+    marks: Mapping[Step, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    awaited: Mapping[Step, Sequence[tuple[int, int]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Signals:
     """Orderings between steps of different tasks: ``waits`` has the signals that must have been
     emitted before a step runs, ``emits`` those that it emits afterwards. The signals of block k are
@@ -70,11 +89,12 @@ class Signals:
     of_task: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     events: Mapping[int, int] = field(default_factory=dict)
     behind: Mapping[Step, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    overlap: Overlap = Overlap()
 
     @property
     def count(self) -> int:
         """The number of signals."""
-        return max((end for _, end in self.of_block), default=0)
+        return max((end for _, end in self.of_block), default=0) + self.overlap.signals
 
 
 NO_SIGNALS = Signals({}, {}, ())
