@@ -22,7 +22,7 @@ GENERATED = ("_pb2.py", "_dnnl.py")
 # it imports from itself and from names above it. New files need no entry.
 ORDER = (
     *("types", "errors", "limits"),
-    *("algorithms", "host", "ir", "ops", "analysis", "textual", "frontends", "build"),
+    *("algorithms", "host", "ir", "ops", "analysis", "textual", "artifact", "frontends", "build"),
     *("passes",),
     *("backends", "plan", "observers", "codegen", "executors", "inspect", "tuning", "session"),
     *("__init__", "cli", "onnx_backend"),
@@ -32,7 +32,7 @@ ORDER = (
 # sub-folders do not import their siblings at all.
 SUBFOLDERS = {
     "ops": ("common", "onnx", "onnx_ml", "microsoft", "tensorflow", "tflite", "internal"),
-    "frontends": ("common", "onnx", "tensorflow", "tflite", "nnpackage"),
+    "frontends": ("common", "onnx", "tensorflow", "tflite", "nnpackage", "artifact"),
 }
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.observers.profile import Profile
     from penstock.observers.ranges import Ranges
     from penstock.observers.trace import Trace
-    from penstock.session.session import Session, compile
+    from penstock.session.session import Session, compile, open
     from penstock.session.stream import Signal, Stream
 
 __version__ = "0.1.0"
@@ -53,6 +53,7 @@ _HOMES = {
     "Stream": "penstock.session.stream",
     "Trace": "penstock.observers.trace",
     "compile": "penstock.session.session",
+    "open": "penstock.session.session",
     "load": "penstock.frontends.load",
 }
 
@@ -79,6 +80,7 @@ __all__ = [
     "Unsupported",
     "compile",
     "load",
+    "open",
 ]
 
 

@@ -65,6 +65,23 @@ class Arena:
     offsets: tuple[int, ...]
 
 
+def arena_size(buffers: Sequence[Buffer], offsets: Sequence[int]) -> int | None:
+    """The size of an arena with buffers at these offsets; None if they are no multiples of 64, two
+    buffers overlap that are live at once, or it is larger than all buffers beside one another."""
+    places = [(o, o + b.size, b) for o, b in zip(offsets, buffers, strict=True) if b.size]
+    if any(type(o) is not int or o < 0 or o % _ALIGNMENT for o in offsets):
+        return None
+    live: list[tuple[int, int, Buffer]] = []
+    for begin, end, buffer in paced(sorted(places, key=lambda place: place[2].first)):
+        live = [place for place in live if place[2].last >= buffer.first]
+        if any(begin < other_end and other < end for other, other_end, _ in live):
+            return None
+        live.append((begin, end, buffer))
+    size = max((end for _, end, _ in places), default=0)
+    beside = sum(-(-buffer.size // _ALIGNMENT) * _ALIGNMENT for buffer in buffers)
+    return size if size <= beside else None
+
+
 def lower_bound(buffers: Iterable[Buffer]) -> int:
     """The largest sum of live sizes at any step, without alignment: no arena can be smaller."""
     return _largest_load([(b, b.size) for b in buffers])

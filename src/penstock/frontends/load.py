@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.analysis.verify import verify
-from penstock.errors import InvalidInput, InvalidModel, ProblemList
+from penstock.errors import InvalidInput, InvalidModel
 from penstock.frontends.common.model_files import open_path
 from penstock.host import gc_pause
 from penstock.host.stop_condition import Cancellation, StopCondition
@@ -50,6 +50,8 @@ def load(
         model = _read(source, limits, map_weights, signature)
         if signature is not None:
             model = entered(model, signature)
+        if model.artifact is not None:
+            return model  # verified graph by graph, when one is needed
         check_and_sort(model, limits)
         if model.check_types is not None:
             model.check_types(model.graph, {})
@@ -75,20 +77,11 @@ def check_and_sort(model: Model, limits: Limits = DEFAULT_LIMITS) -> None:
 
 def load_text(text: str, limits: Limits = DEFAULT_LIMITS) -> Model:
     """Read a model in text form, verified and sorted as ``load`` does. Raises ``InvalidModel``."""
-    from penstock.frontends.onnx.schemas import find_schema
+    from penstock.frontends.onnx.schemas import check_schemas
     from penstock.textual.parser import parse_model
 
     model = parse_model(text)
-    problems = ProblemList()
-    for graph in (*model.graphs.values(), *model.functions.values()):
-        for node in graph.walk():
-            schema = find_schema(node.op.name, node.op.domain, node.op.version)
-            if schema is not None:
-                declared = schema.attributes
-                known = {k: declared[k].type for k in node.attrs if k in declared}
-                faults = schema.faults(known, node.inputs, len(node.outputs))
-                problems.add(*[f"{node.label} {fault}" for fault in faults])
-    problems.raise_any()
+    check_schemas(model)
     check_and_sort(model, limits)
     return model
 
@@ -115,6 +108,10 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
         folder = source if source.is_dir() else source.parent
         return load_saved_model(folder, limits, map_weights, signature)
     if isinstance(source, Path):
+        from penstock.frontends.artifact.importer import is_artifact, load_artifact
+
+        if is_artifact(source):
+            return load_artifact(source, limits, map_weights)
         graph_def = _is_graph_def(source)
     else:
         graph_def = isinstance(source, bytes) and source.startswith(_GRAPH_DEF[0])

@@ -245,12 +245,13 @@ class Model:
     ``check_types`` is the format's own check of types, for the entry and for types of values that
     are fed, by name, if the format has one; it raises ``InvalidModel``. ``signatures`` are names of
     entries that the file has; ``structure`` has lines about its parts, by title; ``options`` are
-    those of compiling that it wishes for.
+    those of compiling that it wishes for. ``artifact``: the file of a saved session, which
+    has plans for it.
     """
 
-    graphs: dict[str, Graph]
+    graphs: Mapping[str, Graph]
     entry: str
-    functions: dict[str, Graph] = field(default_factory=dict)
+    functions: Mapping[str, Graph] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     path: str | None = None
     aliases: dict[str, str] = field(default_factory=dict)
@@ -259,6 +260,7 @@ class Model:
     signatures: Sequence[str] = ()
     structure: dict[str, list[str]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    artifact: Any = None
 
     @property
     def graph(self) -> Graph:

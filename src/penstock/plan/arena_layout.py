@@ -31,7 +31,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 
-from penstock.algorithms.arena_planner import Buffer, lower_bound, plan_memory, plan_memory_dag
+from penstock.algorithms.arena_planner import (
+    Buffer,
+    arena_size,
+    lower_bound,
+    plan_memory,
+    plan_memory_dag,
+)
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.ordering import memory_order
 from penstock.plan.plan import Plan, Slot, SlotKind, Step, memory_of
@@ -72,6 +78,40 @@ def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
         return best
     other = replace(_arena_plan(plan, order, buffers, planner), by=best.by)
     return min(best, other, key=attrgetter("size"))
+
+
+@dataclass(frozen=True, slots=True)
+class SavedArena:
+    """What a file says of an arena plan: the order of the steps, the offsets of the slots that own
+    buffers, as pairs, and the planner that chose them."""
+
+    order: Sequence[int]
+    offsets: Sequence[tuple[int, int]]
+    planner: str
+
+
+def restored_arena(plan: Plan, saved: SavedArena) -> ArenaPlan | None:
+    """The arena plan that was saved for an equal plan; None if it is not one for this plan: steps
+    would run before those that they depend on, or buffers overlap that are live at once."""
+    dag = step_dag(plan.slots, plan.steps)
+    position = {step: i for i, step in enumerate(saved.order)}
+    if len(saved.order) != dag.n or position.keys() != set(range(dag.n)):
+        return None
+    if any(position[a] > position[b] for a in range(dag.n) for b in dag.succ[a]):
+        return None
+    buffers = assign_buffers(plan, Intervals(plan, saved.order))
+    offset_of = dict(saved.offsets)
+    live = buffers.live(plan)
+    if offset_of.keys() != set(buffers.owners):
+        return None
+    offsets = [offset_of[owner] for owner in buffers.owners]
+    size = arena_size(live, offsets)
+    if size is None:
+        return None
+    slots = {slot: offset_of[buffer] for slot, buffer in buffers.buffer_of.items()}
+    by, bound = partial(plan_arena, plan), lower_bound(live)
+    order = tuple(saved.order)
+    return ArenaPlan(order, slots, buffers.buffer_of, size, bound, str(saved.planner), by)
 
 
 def plan_arena_in_order(plan: Plan, order: Sequence[int], planner: str = "quick") -> ArenaPlan:

@@ -129,7 +129,8 @@ class _Builder:
         steps = self.steps(graph, certain=not inner)
         outputs, slots = self.read(graph.outputs), tuple(self.slots)
         ports = tuple(inputs), outputs
-        return Plan(graph.name, steps, slots, *ports, views=self.views, inner=inner)
+        views = self.views
+        return Plan(graph.name, steps, slots, *ports, views=views, inner=inner, graph=graph)
 
     def steps(self, graph: Graph, *, certain: bool) -> tuple[Step, ...]:
         steps: list[Step | None] = []

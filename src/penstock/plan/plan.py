@@ -43,7 +43,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.ir.contract import Contract
-from penstock.ir.graph import Node, Value
+from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.layout import address
 from penstock.ir.op import Kernel
 from penstock.types import TensorType, Type
@@ -195,6 +195,8 @@ class Plan(StepTable):
     """nodes that need no step because their outputs are fixed views"""
     inner: bool = False
     """whether it is part of another plan, so that outputs may share memory with inputs"""
+    graph: Graph | None = None
+    """what it was compiled from"""
 
 
 def walk(steps: Sequence[Step]) -> Iterator[Step]:

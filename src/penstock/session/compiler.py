@@ -23,7 +23,7 @@ from penstock.plan.streams import StreamSchedules
 from penstock.session import stages
 from penstock.session.feeds import check_dims
 from penstock.session.frames import build_frames
-from penstock.session.stages import CompileContext, Feeds
+from penstock.session.stages import CompileContext, Feeds, SavedPlan
 from penstock.session.subgraphs import Subgraph, compile_guard
 from penstock.tuning.measure import GraphProfiler, profile_runs
 from penstock.tuning.placement import Placement
@@ -52,6 +52,15 @@ LINES: Mapping[str, tuple[Stage, ...]] = {
 }
 """The stages of each executor, from ``Feeds`` to the executor. "auto" is "parallel" with a margin:
 it becomes one task, in order, unless several are clearly faster."""
+
+
+AFTER_LOWERING: Mapping[str, tuple[Stage, ...]] = {
+    name: line[i + 1 :]
+    for name, line in LINES.items()
+    for i, stage in enumerate(line)
+    if getattr(stage, "func", stage) is stages.lower_graph
+}
+"""The stages behind the last pass, of the executors that have any: from ``Lowered`` on."""
 
 
 class Compiler:
@@ -83,11 +92,19 @@ class Compiler:
         line = LINES["frames" if framed else self.context.executor]
         return self._run(line, subgraph, values)
 
+    def restore(self, saved: SavedPlan, values: Sequence[Any]) -> Executor:
+        """The executor of a plan that was saved, for values of the shapes that it is for."""
+        line = (stages.restore_lowered, *AFTER_LOWERING[self.context.executor])
+        return self._through(line, saved, Feeds(saved.graph, values))
+
     def _run(self, line: Sequence[Stage], subgraph: Subgraph, values: Sequence[Any]) -> Any:
         """The record at the end of a line of stages."""
         check_dims(subgraph.graph.inputs, values)
         feeds = Feeds(subgraph.graph, values, subgraph.unraised)
-        record: Any = feeds
+        return self._through(line, feeds, feeds)
+
+    def _through(self, line: Sequence[Stage], record: Any, feeds: Feeds) -> Any:
+        """What a line of stages makes of a record, for these ``feeds``."""
         with compile_guard():
             try:
                 for stage in line:

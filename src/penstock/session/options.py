@@ -63,8 +63,10 @@ class CompileOptions:
     threads: int | None = option(
         None, "Cores that one run may keep busy; by default all that the process has."
     )
-    shapes: Mapping[str, Sequence[int]] | None = option(
-        None, "Dims of inputs for which to compile a plan now, instead of at the first run."
+    shapes: Mapping[str, Sequence[int]] | Sequence[Mapping[str, Sequence[int]]] | None = option(
+        None,
+        "Dims of inputs for which to compile a plan now, instead of at the first run; or a list of "
+        "such mappings, for a plan each.",
     )
     limits: Limits | None = option(None, "Bounds on what the model may ask for.")
     map_weights: bool = option(

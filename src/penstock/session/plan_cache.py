@@ -76,6 +76,12 @@ class PlanCache:
                 "handler, a finalizer or a callback may do; call it again when that has returned"
             )
 
+    def of(self, subgraph: Subgraph) -> dict[Any, Executor]:
+        """The executors of a subgraph without observers, by key."""
+        with self._lock:
+            own = [item for item in self._executors.items() if item[0][0] is subgraph]
+        return {key: executor for (_, key, observed), executor in own if not observed}
+
     def executors(self) -> list[Executor]:
         """All executors kept."""
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from weakref import WeakMethod
 import numpy as np
 
 from penstock.algorithms.checkpoints import WAKE_S, stopped_by
+from penstock.artifact.container import ArtifactWriter
 from penstock.backends.registry import backends_of
 from penstock.codegen.constants import let_go_constants
 from penstock.errors import DeadlineExceeded, InvalidInput, InvalidModel, PenstockError
@@ -33,12 +35,13 @@ from penstock.host.threads import on_worker, pool
 from penstock.inspect.explain import format_plan
 from penstock.inspect.forecast import Forecast, forecast
 from penstock.inspect.gantt import Chart, charts
-from penstock.ir.graph import Model, clone
+from penstock.ir.graph import Graph, Model, clone
 from penstock.limits import DEFAULT_LIMITS
 from penstock.observers.profile import Profile
 from penstock.ops.tensorflow.state import own_stores
 from penstock.plan.plan import Plan, StepTable
-from penstock.session.compiler import Compiler
+from penstock.session.artifact import Artifact, has_plans, save_session, saved_options
+from penstock.session.compiler import AFTER_LOWERING, Compiler
 from penstock.session.environment import save_trace, trace, with_environment
 from penstock.session.feeds import feeds_fit
 from penstock.session.options import CompileOptions, RunOptions, make, takes
@@ -113,25 +116,28 @@ class Session:
             elif options.signature is not None:
                 model = entered(model, options.signature)
             self.model = model
-            self.options = options = with_environment(with_wishes(options, model), model)
-            backends = backends_of(options.backends, options.precision)
-            functions = own_stores({"": model.graph, **model.functions})
-            graph = functions.pop("")
-            self._compiler = Compiler(
-                CompileContext(
-                    options,
-                    tuple(backends),
-                    self.limits,
-                    functions,
-                    adopt=WeakMethod(self._plans.replace),
-                )
-            )
-            check_overrides(options.place or {}, graph, backends)
-            self._subgraphs = Subgraphs(
-                graph, model.aliases, self._compiler.structure, self._plans.drop
-            )
-            if options.shapes is not None:
-                self._compile_ahead(options.shapes)
+            options = saved_options(model, with_wishes(options, model))
+            self.options = options = with_environment(options, model)
+            backends = tuple(backends_of(options.backends, options.precision))
+            saved = has_plans(model)
+            functions: Mapping[str, Graph]
+            if saved:  # graphs are decoded when they are needed
+                functions, graph = model.functions, partial(getattr, model, "graph")
+            else:
+                functions = own_stores({"": model.graph, **model.functions})
+                graph = partial(dict.pop, functions, "")
+            adopt = WeakMethod(self._plans.replace)
+            context = CompileContext(options, backends, self.limits, functions, adopt=adopt)
+            self._compiler = Compiler(context)
+            self._artifact = Artifact(model, context) if saved else None
+            main = None if self._artifact is None else self._artifact.main()
+            structure, drop = self._compiler.structure, self._plans.drop
+            self._subgraphs = Subgraphs(graph, model.aliases, structure, drop, main)
+            if options.place:
+                check_overrides(options.place, self._subgraphs.graph, backends)
+            ahead = options.shapes
+            for shapes in (ahead,) if isinstance(ahead, Mapping) else ahead or ():
+                self._compile_ahead(shapes)
         self._places = _Places(options.max_pending)
         renewed(self)
 
@@ -267,13 +273,13 @@ class Session:
     @property
     def inputs(self) -> list[Port]:
         """Names and types of the model's inputs."""
-        return [Port(v.name, v.type) for v in self.model.graph.inputs]
+        return [Port(v.name, v.type) for v in self._subgraphs.main.inputs]
 
     @property
     def outputs(self) -> list[Port]:
         """Names and types of the model's outputs, as far as they are known before a run."""
         main = self._subgraphs.main
-        pairs = zip(main.outputs, main.graph.outputs, strict=True)
+        pairs = zip(main.outputs, main.results, strict=True)
         return [Port(name, value.type) for name, value in pairs]
 
     @property
@@ -301,6 +307,23 @@ class Session:
         """How the last plan will run: its steps, its memory, what was simplified away."""
         executor = self.latest
         return format_plan(executor.table, executor.arena_plan, executor.tasks)
+
+    def save(self, path: str | Path) -> None:
+        """Save the session to a file, which ``penstock.open`` opens: the model, and the plans for
+        the shapes of inputs that were met so far or given as ``shapes=``.
+
+        Plans of models with variables are not saved, and of the variables the initial values. A
+        file that exists is replaced; processes that have it open keep the old one. Raises
+        ``PenstockError`` for a model that cannot be saved, ``OSError`` if the file cannot be
+        written.
+        """
+        main, writer = self._subgraphs.main, ArtifactWriter()
+        context = self._compiler.context
+        plans = self._plans.of(main) if context.executor in AFTER_LOWERING else {}
+        save_session(self.model, context, main, plans, writer)
+        writer.save(Path(path))
+        for executor in plans.values():  # which have given their constants back
+            _let_go_constants(executor)
 
     def trim(self) -> None:
         """Give back the arenas that no run holds, what backends keep for plans to come, constants
@@ -340,6 +363,11 @@ class Session:
     def __repr__(self) -> str:
         ports = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
         return f"Session({self.model.entry!r}: ({ports[0]}) -> ({ports[1]}))"
+
+    @property
+    def stale(self) -> Sequence[str]:
+        """Why the plans that the session was saved with are not used."""
+        return () if self._artifact is None else self._artifact.differences
 
     @property
     def latest(self) -> Executor:
@@ -397,7 +425,7 @@ class Session:
         for value in graph.inputs:
             value.type = TensorType(value.dtype)
         structure = self._compiler.structure
-        return Subgraphs(graph, self.model.aliases, structure, self._plans.drop)
+        return Subgraphs(lambda: graph, self.model.aliases, structure, self._plans.drop)
 
     def _compile(self, subgraph: Subgraph, values: Sequence[Any]) -> Executor:
         self._compiled += 1
@@ -409,7 +437,10 @@ class Session:
                 self.model.check_types(self.model.graph, fed)
             except InvalidModel as error:
                 raise InvalidInput(f"the model takes no feeds of these dtypes: {error}") from error
-        executor = self._compiler.compile(subgraph, values)
+        executor = None
+        if self._artifact is not None and subgraph is self._subgraphs.main:
+            executor = self._artifact.restored(self._compiler, subgraph.key(values), values)
+        executor = executor or self._compiler.compile(subgraph, values)
         # Most sessions have one plan. Another one reads constants again, which takes time: they are
         # let go ever more seldom.
         count = self._compiled
@@ -434,6 +465,28 @@ def compile(model: Model | str | Path | Any, *arguments: Any, **options: Any) ->
     refused by the others. ``DeadlineExceeded`` or ``Cancelled`` if it is stopped.
     """
     return Session(model, make(CompileOptions, "compile", *arguments, **options))
+
+
+@takes(CompileOptions)
+def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
+    """Open a session that was saved (``Session.save``).
+
+    It has the options that it was saved with, unless others are given, and maps the file, whose
+    pages all sessions and processes share; with ``map_weights=False`` it reads the file. Plans that
+    were saved on another machine, or for other options, are compiled anew when they are needed, and
+    ``UserWarning`` says why; if ``strict``, that raises ``PenstockError``. Raises ``InvalidModel``
+    for a file that is no saved session, or is damaged.
+    """
+    record = make(CompileOptions, "open", **{"map_weights": True, **options})
+    session = Session(path, record)
+    if session.model.artifact is None:
+        raise InvalidModel(f"{str(path)!r} is no saved session; compile it with penstock.compile")
+    if session.stale:
+        reason = f"the plans in {str(path)!r} are not used: {'; '.join(session.stale)}"
+        if strict:
+            raise PenstockError(f"{reason}. Save the session anew, or open it without strict=True")
+        warnings.warn(reason, UserWarning, stacklevel=2)
+    return session
 
 
 class _Places:

@@ -49,7 +49,13 @@ from penstock.ops.internal.transfer import HOST
 from penstock.ops.work_estimate import worth_threads
 from penstock.passes.context import FusionPolicy, PassContext, Place, Unraised
 from penstock.passes.pipeline import LOWER, optimize, run_passes
-from penstock.plan.arena_layout import ArenaPlan, plan_arena, plan_arena_for_tasks
+from penstock.plan.arena_layout import (
+    ArenaPlan,
+    SavedArena,
+    plan_arena,
+    plan_arena_for_tasks,
+    restored_arena,
+)
 from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import (
     HAND_OVER_S,
@@ -250,6 +256,16 @@ def infer(feeds: Feeds, context: CompileContext) -> Feeds:
 
 
 @dataclass(frozen=True)
+class SavedPlan:
+    """What a file has of a plan: the graph after all passes, the backend of each node by name, and
+    places in the arena, if its steps run in one order."""
+
+    graph: Graph
+    placement: Mapping[Node, str]
+    arena: SavedArena | None
+
+
+@dataclass(frozen=True)
 class Lowered:
     """A graph with fused nodes and transfers, the backend of each node, and its kernels."""
 
@@ -257,19 +273,15 @@ class Lowered:
     placement: Mapping[Node, Backend]
     kernels: KernelTable
     costs: CostModel
+    arena: SavedArena | None = None
+    """the order of steps and their places in the arena, if the graph was saved with them"""
 
 
 def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) -> Lowered:
     """Quantise, fuse, place each node on a backend; insert transfers between memories, and with
     ``layouts`` copies between layouts. Values that kernels allocate need none of these."""
     graph, kernels = feeds.graph, KernelTable()
-    # Kernels are created for the number of threads that runs will most likely have.
-    threads = context.options.threads or core_budget()
-    if threads > 1 and not worth_threads(map(plausible, graph.walk())):
-        threads = 1
-    for backend in context.hosts:
-        if backend.threads_of_caller:
-            backend.set_threads(threads)
+    _set_threads(graph, context)
     costs: CostModel = context.options.cost_model or GraphProfiler(
         graph, context.backends, feeds.values, kernels, partial(observed_executor, context)
     )
@@ -281,6 +293,23 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     run_passes(LOWER, graph, passes)
     placed = {node: context.by_name[place.backend] for node, place in passes.placement.items()}
     return Lowered(graph, placed, kernels, costs)
+
+
+def _set_threads(graph: Graph, context: CompileContext) -> None:
+    """Let kernels be created for the number of threads that runs will most likely have."""
+    threads = context.options.threads or core_budget()
+    if threads > 1 and not worth_threads(map(plausible, graph.walk())):
+        threads = 1
+    for backend in context.hosts:
+        if backend.threads_of_caller:
+            backend.set_threads(threads)
+
+
+def restore_lowered(saved: SavedPlan, context: CompileContext) -> Lowered:
+    """The graph of a plan that was saved, with the backends that it was placed on."""
+    _set_threads(saved.graph, context)
+    placed = {n: context.by_name[name] for n, name in saved.placement.items()}
+    return Lowered(saved.graph, placed, KernelTable(), context.costs, saved.arena)
 
 
 def _measure_fused(
@@ -320,10 +349,11 @@ def _places(placement: Placement, context: CompileContext, graph: Graph) -> dict
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, and the costs of its steps."""
+    """A plan, and the costs of its steps; and an order and places in the arena, if it was saved."""
 
     plan: Plan
     costs: CostModel
+    arena: SavedArena | None = None
 
 
 def plan_slots(
@@ -333,9 +363,8 @@ def plan_slots(
     allocated during the run. An ``inner`` plan is part of another, and may never run."""
     graph, placement, kernels = lowered.graph, lowered.placement, lowered.kernels
     options = {"planned": planned, "inner": inner}
-    return Planned(
-        compile_plan(graph, context.backends, placement, kernels=kernels, **options), lowered.costs
-    )
+    plan = compile_plan(graph, context.backends, placement, kernels=kernels, **options)
+    return Planned(plan, lowered.costs, lowered.arena)
 
 
 @dataclass(frozen=True)
@@ -369,7 +398,8 @@ def schedule_in_order(planned: Planned, context: CompileContext, name: str = "li
     queues, queue_of = _queues(context, context.workers) if parallel else _queues(context, 1, [])
     grouping = OrderedGrouping(plan, queue_of)
     if grouping.one:
-        return Scheduled(plan, plan_arena(plan, planner), planned.costs, name)
+        arena = None if planned.arena is None else restored_arena(plan, planned.arena)
+        return Scheduled(plan, arena or plan_arena(plan, planner), planned.costs, name)
     tasks = arrange(plan, grouping)
     arena_plan = plan_arena_for_tasks(plan, tasks, planner)
     name, worthwhile = ("parallel", HAND_OVER_S) if parallel else (name, inf)

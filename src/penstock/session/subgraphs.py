@@ -39,17 +39,28 @@ class Subgraph:
     """The part of a model that one set of feeds, fetches and targets needs.
 
     ``graph`` has the feeds as inputs and the fetches as outputs; it is simplified as far as that
-    is possible without shapes. ``unraised``: TensorFlow's primitives that it still contains, though
-    structured control flow was asked for.
+    is possible without shapes. A function that makes it may stand for it, together with values of
+    the names and types of its ``inputs`` and its outputs, the ``results``. ``unraised``:
+    TensorFlow's primitives that it still contains, though structured control flow was asked for.
     """
 
     def __init__(
-        self, graph: Graph, outputs: Iterable[str], unraised: Sequence[Unraised] = ()
+        self,
+        graph: Graph | Callable[[], Graph],
+        outputs: Iterable[str],
+        unraised: Sequence[Unraised] = (),
+        *,
+        inputs: Sequence[Value] = (),
+        results: Sequence[Value] = (),
     ) -> None:
-        self.graph = graph
+        self._make_graph = graph
+        if isinstance(graph, Graph):
+            self.graph, inputs, results = graph, graph.inputs, graph.outputs
+        self.inputs = inputs
+        self.results = results
         self.unraised = unraised
-        self.names = tuple(value.name for value in graph.inputs)
-        self.types = tuple(value.type for value in graph.inputs)
+        self.names = tuple(value.name for value in inputs)
+        self.types = tuple(value.type for value in inputs)
         dtypes = [t.dtype if isinstance(t, TensorType) else None for t in self.types]
         # Arrays of these dtypes are fed as they are; of strings, the elements are looked at.
         self.dtypes = tuple(_NO_DTYPE if dtype == STRING else dtype for dtype in dtypes)
@@ -60,6 +71,12 @@ class Subgraph:
         # sessions see the same shapes again and again.
         self.lock = threading.RLock()
         self.last: tuple[Any, Executor | None] = (None, None)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph."""
+        assert not isinstance(self._make_graph, Graph)
+        return self._make_graph()
 
     @cached_property
     def framed(self) -> bool:
@@ -101,20 +118,21 @@ class Request(NamedTuple):
 class Subgraphs:
     """The subgraphs of one model that were asked for so far, those used last kept.
 
-    ``main`` is the subgraph from the model's inputs to its outputs, ``all`` the request for all of
-    these. ``graph`` is the whole model's, ``aliases`` are other names of values. ``structure``
-    simplifies a new subgraph's graph, and returns the primitives that remain in it; ``on_evict`` is
-    called with each subgraph that is forgotten.
+    ``main`` is the subgraph from the model's inputs to its outputs, which may be given, ``all`` the
+    request for all of these. ``graph`` returns the whole model's, ``aliases`` are other names of
+    values. ``structure`` simplifies a new subgraph's graph, and returns the primitives that remain
+    in it; ``on_evict`` is called with each subgraph that is forgotten.
     """
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Callable[[], Graph],
         aliases: Mapping[str, str],
         structure: Callable[[Graph], Sequence[Unraised]],
         on_evict: Callable[[Subgraph], None],
+        main: Subgraph | None = None,
     ) -> None:
-        self.graph = graph
+        self._graph = graph
         self._aliases = aliases
         self._structure = structure
         self._on_evict = on_evict
@@ -123,11 +141,21 @@ class Subgraphs:
         self._requests: dict[Any, Request] = {}
         # By sets of names, in the order of their last use.
         self._subgraphs: OrderedDict[Any, Subgraph] = OrderedDict()
-        self._values = _values_by_name(graph)
-        inputs, outputs = ([v.name for v in values] for values in (graph.inputs, graph.outputs))
-        self.main = self.extract(inputs, outputs, ())
-        self._main_key = (frozenset(inputs), frozenset(outputs), frozenset[str]())
-        self.all = Request(self.main, self.main.outputs)
+        if main is None:
+            inputs, outputs = self.graph.inputs, self.graph.outputs
+            main = self.extract([v.name for v in inputs], [v.name for v in outputs], ())
+        self.main = main
+        self._main_key = (frozenset(main.names), frozenset(main.outputs), frozenset[str]())
+        self.all = Request(main, main.outputs)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph of the whole model."""
+        return self._graph()
+
+    @cached_property
+    def _values(self) -> dict[str, Value]:
+        return _values_by_name(self.graph)
 
     def __len__(self) -> int:
         """The number of subgraphs remembered beside the main one."""

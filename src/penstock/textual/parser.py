@@ -234,7 +234,9 @@ class _Parser:
         self.expect("model")
         entry = self.name("the name of the graph that a run starts with")
         path = self.string("a path") if self.accept("path") else None
-        model = Model({}, entry, {}, {}, path)
+        graphs: dict[str, Graph] = {}
+        functions: dict[str, Graph] = {}
+        model = Model(graphs, entry, functions, {}, path)
         self.expect("{")
         while not self.accept("}"):
             offset = self.token.offset
@@ -243,16 +245,16 @@ class _Parser:
                 self.expect("=")
                 model.metadata[key] = self.string("a text")
                 continue
-            graphs = model.functions if self.accept("function") else model.graphs
+            table = functions if self.accept("function") else graphs
             name = None
             if not self.sees("graph"):
                 name = self.name("'metadata', 'function', a graph or '}'")
                 self.expect(":")
             graph = self.build(self.graph())
             key = graph.name if name is None else name
-            if key in graphs:
+            if key in table:
                 self.fail(offset, f"there is a graph or function {key!r} already")
-            graphs[key] = graph
+            table[key] = graph
         self.end()
         return model
 

@@ -22,8 +22,9 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, FunctionProto
 
+from penstock.errors import ProblemList
 from penstock.frontends.common.encoding import decode_text
-from penstock.ir.graph import Graph
+from penstock.ir.graph import Graph, Model
 
 FILE = Path(__file__).with_name("schemas.txt")
 OPTIONAL, VARIADIC = 1, 2
@@ -258,3 +259,17 @@ def _table() -> tuple[Mapping[tuple[str, str], str], Sequence[frozenset[str]]]:
     sets, *lines = FILE.read_text("ascii").splitlines()
     keys = [line.split(" ", 2) for line in lines]
     return {(d, n): text for d, n, text in keys}, [frozenset(s) for s in json.loads(sets)]
+
+
+def check_schemas(model: Model) -> None:
+    """Check the nodes of a model that no importer has checked. Raises ``InvalidModel``."""
+    problems = ProblemList()
+    for graph in (*model.graphs.values(), *model.functions.values()):
+        for node in graph.walk():
+            schema = find_schema(node.op.name, node.op.domain, node.op.version)
+            if schema is not None:
+                declared = schema.attributes
+                known = {k: declared[k].type for k in node.attrs if k in declared}
+                faults = schema.faults(known, node.inputs, len(node.outputs))
+                problems.add(*[f"{node.label} {fault}" for fault in faults])
+    problems.raise_any()

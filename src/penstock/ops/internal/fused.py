@@ -12,11 +12,11 @@ from typing import Any
 
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Attrs, Consts, Kernel, Op, Types, returning
-from penstock.types import Type
+from penstock.types import ANY, Type
 
 
 @dataclass(frozen=True, eq=False)
-class _Region:
+class Region:
     """The nodes of a fused node in order; the last one produces its one output.
 
     ``inputs`` are the values that they read and do not produce, in the order of the fused node's
@@ -40,7 +40,7 @@ def fused(nodes: Sequence[Node]) -> Node:
     inner = {node.outputs[0] for node in nodes}
     read = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None)
     inputs = tuple([value for value in read if value not in inner])
-    region = _Region(tuple(nodes), inputs)
+    region = Region(tuple(nodes), inputs)
     names = [node.op.name for node in nodes]
     output = Value(region.output.name, region.output.type)
     waits = dict.fromkeys(before for node in nodes for before in node.control_inputs)
@@ -75,12 +75,23 @@ def fused_copies(nodes: Sequence[Node]) -> Node:
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (attrs["region"].output.type,)
+    region: Region = attrs["region"]
+    if region.output.type is ANY:  # as read from a file
+        for value, type_ in zip(region.inputs, types, strict=True):
+            if value.const is None:
+                value.type = type_ or ANY
+        for node in region.nodes:
+            inputs = [None if v is None else v.type for v in node.inputs]
+            contents = [None if v is None else v.const for v in node.inputs]
+            (output,) = node.outputs
+            assert output is not None
+            output.type = next(iter(node.op.infer(inputs, node.attrs, contents)), ANY)
+    return (region.output.type,)
 
 
 def _compile(node: Node, types: Types) -> Kernel:
     """The kernels of the nodes, one after the other."""
-    region: _Region = node.attrs["region"]
+    region: Region = node.attrs["region"]
     place = {value: i for i, value in enumerate(region.inputs)}
     calls = []
     for part in region.nodes:

@@ -1,0 +1,1 @@
+"""Graphs as files of bytes, and back."""

@@ -1,0 +1,241 @@
+"""The file of an artifact: a header, sections with the contents of arrays, and documents.
+
+::
+
+     0   8 bytes   b"PENSTOCK"
+     8   4 bytes   version of this format
+    12   4 bytes   CRC-32C of the table
+    16   8 bytes   offset of the table
+    24   8 bytes   bytes of the table
+    64             sections, each aligned to 64 bytes
+                   the table, as JSON: documents and arrays with their offsets, bytes and CRC-32C
+
+All numbers are little-endian. A document is JSON; graphs refer to arrays by their index. Documents
+are parsed, and arrays are checked, when they are first asked for. Nothing in a file is trusted:
+what does not fit raises ``InvalidModel``, and no more memory is taken than the file has bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+from weakref import WeakValueDictionary
+
+import google_crc32c
+import numpy as np
+
+from penstock.algorithms.checkpoints import checkpoint
+from penstock.errors import InvalidModel
+from penstock.limits import Limits
+from penstock.types import STRING, dtype_name, dtypes
+
+MAGIC = b"PENSTOCK"
+VERSION = 1
+_HEADER = struct.Struct("<8sIIQQ")
+_ALIGNMENT = 64
+_PIECE = 16 << 20  # bytes that are written or checked between two looks at the control
+
+_MAPPED: WeakValueDictionary[tuple[int, ...], mmap.mmap] = WeakValueDictionary()
+"""Files that are mapped now, by device, inode, bytes and time of the last change."""
+
+
+class ArtifactWriter:
+    """Collects the documents and arrays of an artifact. An array is written once, however often it
+    is added."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, bytes] = {}
+        self._arrays: list[np.ndarray] = []
+        self._index: dict[int, int] = {}
+
+    def array(self, array: np.ndarray) -> int:
+        """The index of an array."""
+        index = self._index.get(id(array))
+        if index is None:
+            index = self._index[id(array)] = len(self._arrays)
+            self._arrays.append(array)
+        return index
+
+    def document(self, name: str, content: Any) -> None:
+        """Add a document, which refers to arrays that were added."""
+        self.documents[name] = json.dumps(content, separators=(",", ":")).encode()
+
+    def save(self, path: Path) -> None:
+        """Write the file beside ``path``, and then put it in the place of what is there: processes
+        that have the old one open keep it."""
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with open(descriptor, "wb") as file:
+                self._write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+    def _write(self, file: BinaryIO) -> None:
+        file.write(bytes(_ALIGNMENT))
+        table: dict[str, Any] = {"documents": {}, "arrays": []}
+        for array in self._arrays:
+            head = [dtype_name(array.dtype), list(array.shape)]
+            if array.dtype == STRING:
+                table["arrays"].append([*head, [str(x) for x in array.ravel()]])
+            else:
+                table["arrays"].append([*head, *_write_section(file, _bytes_of(array))])
+        for name, content in self.documents.items():
+            table["documents"][name] = _write_section(file, memoryview(content))
+        end = json.dumps(table, separators=(",", ":")).encode()
+        offset, count, checksum = _write_section(file, memoryview(end))
+        file.seek(0)
+        file.write(_HEADER.pack(MAGIC, VERSION, checksum, offset, count))
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    """The elements of an array in their own order, little-endian."""
+    dense = np.ascontiguousarray(array)
+    if sys.byteorder == "big":
+        dense = dense.byteswap()
+    return dense.reshape(-1).view(np.uint8).data
+
+
+def _write_section(file: BinaryIO, content: memoryview) -> list[int]:
+    """Write a section; returns its offset, its bytes and their checksum."""
+    file.write(bytes(-file.tell() % _ALIGNMENT))
+    offset, checksum = file.tell(), 0
+    for begin in range(0, len(content), _PIECE):
+        checkpoint()
+        piece = content[begin : begin + _PIECE].tobytes()
+        checksum = google_crc32c.extend(checksum, piece)
+        file.write(piece)
+    return [offset, len(content), checksum]
+
+
+class ArtifactFile:
+    """An artifact that is open. If ``mapped``, its pages are shared by all that map the file; else
+    all of it is read. Raises ``InvalidModel`` for a file that is damaged."""
+
+    def __init__(self, file: BinaryIO, name: str, limits: Limits, *, mapped: bool) -> None:
+        self.name = name
+        status = os.fstat(file.fileno())
+        if excess := limits.beyond("max_bytes", status.st_size):
+            raise InvalidModel(f"{name} has more bytes {excess}")
+        self._content = _contents(file, status, mapped=mapped)
+        self._lock = threading.RLock()
+        self._made: dict[int, np.ndarray] = {}
+        if len(self._content) < _ALIGNMENT:
+            raise self.damaged("it ends in its header")
+        magic, version, checksum, offset, count = _HEADER.unpack_from(self._content)
+        if magic != MAGIC:
+            raise self.damaged("it does not begin as an artifact does")
+        if version != VERSION:
+            raise InvalidModel(
+                f"{name} is an artifact of format {version}, this version of Penstock reads format "
+                f"{VERSION}; save it anew"
+            )
+        self._table = self._parsed("its table", [offset, count, checksum])
+        if not isinstance(self._table, dict):
+            raise self.damaged("its table is none")
+
+    def damaged(self, reason: object) -> InvalidModel:
+        """The error of a file that does not hold what it must."""
+        return InvalidModel(f"{self.name} is damaged: {reason}; save it anew")
+
+    @property
+    def documents(self) -> Sequence[str]:
+        """The names of the documents."""
+        documents = self._table.get("documents")
+        return list(documents) if isinstance(documents, dict) else []
+
+    def document(self, name: str) -> Any:
+        """A document, parsed."""
+        documents = self._table.get("documents")
+        if not isinstance(documents, dict) or name not in documents:
+            raise self.damaged(f"it has no {name!r}")
+        return self._parsed(f"its {name!r}", documents[name])
+
+    def array(self, index: object) -> np.ndarray:
+        """An array, which cannot be written to; the same one each time."""
+        arrays = self._table.get("arrays")
+        if not isinstance(arrays, list) or type(index) is not int or not 0 <= index < len(arrays):
+            raise self.damaged(f"it has no array {index!r}")
+        with self._lock:
+            array = self._made.get(index)
+            if array is None:
+                array = self._made[index] = self._array(index, arrays[index])
+            return array
+
+    def _array(self, index: int, entry: Any) -> np.ndarray:
+        what = f"its array {index}"
+        try:
+            name, shape, *section = entry
+            dtype = dtypes()[name]
+            if not all(type(dim) is int and 0 <= dim < 2**62 for dim in shape) or len(shape) > 64:
+                raise ValueError(f"{shape} is no shape")
+            if dtype == STRING:
+                (texts,) = section
+                if len(texts) != prod(shape) or not all(type(text) is str for text in texts):
+                    raise ValueError("it has other elements than strings, or not as many")
+                array = np.array(texts, object).reshape(shape)
+            else:
+                content = self._section(what, section)
+                if len(content) != prod(shape) * dtype.itemsize:
+                    raise ValueError(f"{len(content)} bytes for a {name} of shape {shape}")
+                array = np.frombuffer(content, dtype.newbyteorder("<")).reshape(shape)
+                if sys.byteorder == "big":
+                    array = array.astype(dtype)
+        except (LookupError, TypeError, ValueError) as error:
+            raise self.damaged(f"{what}: {error}") from error
+        array.flags.writeable = False
+        return array
+
+    def _parsed(self, what: str, section: Any) -> Any:
+        try:
+            return json.loads(bytes(self._section(what, section)))
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(f"{what} is no JSON: {error}") from error
+
+    def _section(self, what: str, section: Any) -> memoryview:
+        """The bytes of a section, whose checksum was compared."""
+        valid = isinstance(section, list) and len(section) == 3
+        if not valid or not all(type(x) is int and 0 <= x < 2**62 for x in section):
+            raise self.damaged(f"{what} has no place")
+        offset, count, expected = section
+        if offset % _ALIGNMENT or offset + count > len(self._content):
+            raise self.damaged(f"{what} is not inside of the file")
+        content = memoryview(self._content)[offset : offset + count]
+        checksum = 0
+        for begin in range(0, count, _PIECE):
+            checkpoint()
+            # The library takes what cannot be written to.
+            piece = np.frombuffer(content[begin : begin + _PIECE], np.uint8)
+            piece.flags.writeable = False
+            checksum = google_crc32c.extend(checksum, piece)
+        if checksum != expected:
+            raise self.damaged(f"{what} has another checksum than it was saved with")
+        return content
+
+
+def _contents(file: BinaryIO, status: os.stat_result, *, mapped: bool) -> mmap.mmap | memoryview:
+    """The bytes of a file: mapped, or read at once."""
+    if not mapped or not status.st_size:
+        array = np.empty(status.st_size + _ALIGNMENT, np.uint8)
+        start = -array.ctypes.data % _ALIGNMENT
+        content = array[start : start + status.st_size].data
+        count = file.readinto(content)  # type: ignore[attr-defined]
+        return content[:count].toreadonly()
+    key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    mapping = _MAPPED.get(key)
+    if mapping is None:
+        mapping = _MAPPED[key] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return mapping

@@ -1,0 +1,207 @@
+"""Graphs out of the documents of an artifact (``encode``).
+
+A document may hold anything: every index, name and type is looked at before it is used, and values
+that nodes make get their types by inference (``analysis.type_inference``), not from the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import paced
+from penstock.artifact.container import ArtifactFile
+from penstock.errors import Unsupported
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Op
+from penstock.ops.internal import search, trip_count, zero_nan
+from penstock.ops.internal.case import CASE
+from penstock.ops.internal.fused import FUSED, Region
+from penstock.ops.internal.transfer import REORDER, TRANSFER
+from penstock.ops.registry import find
+from penstock.ops.tensorflow.state import Store
+from penstock.types import (
+    ANY,
+    MapType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    dtypes,
+)
+
+_INTERNAL = {
+    (op.domain, op.name): op
+    for op in (
+        *(CASE, FUSED, REORDER, TRANSFER, trip_count.TRIP_COUNT, zero_nan.ZERO_NAN),
+        *(search.SEARCH_START, search.SEARCH_STEP, search.SEARCH_END),
+    )
+}
+_MOST_NESTED = 100
+
+
+def decode_graphs(document: Any, file: ArtifactFile) -> dict[str, Graph]:
+    """The graphs of a document, by name. Raises ``InvalidModel`` if it is damaged, ``Unsupported``
+    for operations that there are not."""
+    try:
+        return _Decoder(document, file).graphs()
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise file.damaged(f"a graph is none: {error!r}") from error
+
+
+def decode_type(entry: Any) -> Type:
+    """A type. Raises ``ValueError``, ``TypeError`` or ``LookupError`` for what is none."""
+    match entry:
+        case None:
+            return ANY
+        case [name, dims, *data]:
+            shape = None if dims is None else _dims(dims)
+            dtype = None if name is None else dtypes()[name]
+            if not data:
+                return TensorType(dtype, shape)
+            # The contents, where they may take part in the arithmetic of shapes.
+            (contents,) = data
+            assert shape is not None and len(shape) <= 1 and dtype is not None
+            assert [len(contents)] == [*shape, 1][:1] and dtype.kind in "iub"
+            return TensorType(dtype, shape, _dims(contents, least=-(2**63)))
+        case {"sequence": element}:
+            return SequenceType(decode_type(element))
+        case {"optional": element}:
+            return OptionalType(decode_type(element))
+        case {"map": [key, value]}:
+            return MapType(dtypes()[key], decode_type(value))
+    raise ValueError(f"{entry!r:.80} is no type")
+
+
+def _dims(entry: Any, least: int = 0) -> tuple[int | str | None, ...]:
+    dims = _typed(entry, list)
+    assert len(dims) <= 128
+    for dim in dims:
+        assert dim is None or type(dim) is str or (type(dim) is int and least <= dim < 2**63)
+    return tuple(dims)
+
+
+def _typed(x: Any, type_: type) -> Any:
+    if type(x) is not type_:
+        raise TypeError(f"{x!r:.80} is no {type_.__name__}")
+    return x
+
+
+class _Decoder:
+    """The lists of one document."""
+
+    def __init__(self, document: Any, file: ArtifactFile) -> None:
+        self.file = file
+        self.document = _typed(document, dict)
+        self.ops = list(map(self.op, paced(_typed(document["ops"], list))))
+        self.values = list(map(self.value, paced(_typed(document["values"], list))))
+        self.stores = [
+            Store({_typed(name, str): file.array(array) for name, array in store.items()})
+            for store in _typed(document["stores"], list)
+        ]
+        self.depth = 0
+
+    def graphs(self) -> dict[str, Graph]:
+        graphs = _typed(self.document["graphs"], dict)
+        return {name: self.graph(graph) for name, graph in graphs.items()}
+
+    def op(self, entry: Any) -> Op:
+        domain, name, version = entry
+        op = _INTERNAL.get((domain, name)) or find(name, domain, _typed(version, int))
+        if op is None:
+            full_name = f"{domain}.{name}" if domain else name
+            reason = f"there is no such operation in version {version}"
+            raise Unsupported.of([(full_name, reason, self.file.name)])
+        return op
+
+    def value(self, entry: Any) -> Value:
+        if type(entry) is str:
+            return Value(entry)
+        if len(entry) == 2:
+            return Value(_typed(entry[0], str), decode_type(entry[1]))
+        name, _, array = entry
+        return Value(_typed(name, str), const=self.file.array(array))
+
+    def graph(self, entry: Any) -> Graph:
+        self.depth += 1
+        assert self.depth <= _MOST_NESTED, "graphs nest too deep"
+        inputs, outputs = self.all_of(entry["inputs"]), self.all_of(entry["outputs"])
+        entries = _typed(entry["nodes"], list)
+        nodes = [self.node(node) for node in paced(entries)]
+        for node, node_entry in zip(nodes, entries, strict=True):
+            before = node_entry[5] if len(node_entry) > 5 else ()
+            node.control_inputs = [nodes[self.index(i, nodes)] for i in before]
+        targets = [nodes[self.index(i, nodes)] for i in entry["targets"]]
+        self.depth -= 1
+        return Graph(inputs, outputs, nodes, _typed(entry["name"], str), targets)
+
+    def node(self, entry: Any) -> Node:
+        fields: list[Any] = _typed(entry, list)
+        left_out: list[Any] = [{}, "", (), "", ""]
+        op, inputs, outputs, *_ = fields
+        attributes, name, _, device, origin = fields[3:] + left_out[len(fields) - 3 :]
+        attrs = {_typed(k, str): self.attribute(x) for k, x in _typed(attributes, dict).items()}
+        op = self.ops[self.index(op, self.ops)]
+        node = Node(op, self.optional(inputs), self.optional(outputs), attrs)
+        node.name, node.device, node.origin = (_typed(x, str) for x in (name, device, origin))
+        if op is REORDER:
+            rank = len(_typed(attrs["order"], tuple))
+            assert not rank or sorted(attrs["order"]) == list(range(rank))
+        assert (op is FUSED) == isinstance(attrs.get("region"), Region)
+        return node
+
+    @staticmethod
+    def index(i: Any, entries: list[Any]) -> int:
+        if type(i) is not int or not 0 <= i < len(entries):
+            raise IndexError(f"{i!r:.80} is no place in a list of {len(entries)}")
+        return i
+
+    def all_of(self, indices: Any) -> list[Value]:
+        return [self.values[self.index(i, self.values)] for i in _typed(indices, list)]
+
+    def optional(self, indices: Any) -> list[Value | None]:
+        values = self.values
+        places = _typed(indices, list)
+        return [None if i is None else values[self.index(i, values)] for i in places]
+
+    def attribute(self, x: Any) -> Any:
+        if type(x) is list:
+            return [self.attribute(element) for element in x]
+        if type(x) is not dict:
+            return x
+        ((kind, content),) = x.items()
+        return self.kinds[kind](self, content)
+
+    def region(self, entry: Any) -> Region:
+        self.depth += 1
+        assert self.depth <= _MOST_NESTED, "graphs nest too deep"
+        nodes = tuple([self.node(node) for node in _typed(entry["nodes"], list)])
+        assert nodes
+        inputs = tuple(self.all_of(entry["inputs"]))
+        known = {*inputs}
+        for node in nodes:
+            assert not node.graphs and node.op is not FUSED
+            assert all(v is None or v.const is not None or v in known for v in node.inputs)
+            (output,) = node.outputs
+            assert output is not None and output.type is ANY and output not in known
+            known.add(output)
+        self.depth -= 1
+        return Region(nodes, inputs)
+
+    kinds: Mapping[str, Callable[[_Decoder, Any], Any]] = {
+        "array": lambda self, i: self.file.array(i),
+        "list": lambda self, i: _numbers(self.file.array(i)),
+        "tuple": lambda self, x: tuple([self.attribute(element) for element in _typed(x, list)]),
+        "bytes": lambda self, x: bytes.fromhex(x),
+        "dtype": lambda self, name: dtypes()[name],
+        "graph": lambda self, entry: self.graph(entry),
+        "store": lambda self, i: self.stores[self.index(i, self.stores)],
+        "region": lambda self, entry: self.region(entry),
+    }
+
+
+def _numbers(array: np.ndarray) -> list[Any]:
+    assert array.ndim == 1 and array.dtype.kind in "if"
+    return list(array.tolist())

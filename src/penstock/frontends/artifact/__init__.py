@@ -1,0 +1,1 @@
+"""Artifacts: sessions that were saved."""

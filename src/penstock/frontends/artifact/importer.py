@@ -1,0 +1,115 @@
+"""The model that an artifact holds. Its graphs are decoded and verified when they are needed: a
+session that runs saved plans alone never needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from penstock.analysis.verify import verify
+from penstock.artifact.container import MAGIC, ArtifactFile
+from penstock.artifact.decode import decode_graphs
+from penstock.frontends.common.model_files import open_path
+from penstock.ir.graph import Graph, Model
+from penstock.limits import Limits
+
+GRAPH, FUNCTION = "graph ", "function "
+"""What the names of graphs and of functions begin with in the document of the model."""
+
+
+def is_artifact(path: Path) -> bool:
+    """Whether a file begins as artifacts do."""
+    with open_path(path) as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def load_artifact(path: Path, limits: Limits, map_weights: bool) -> Model:
+    """The model of an artifact. Raises ``InvalidModel``."""
+    with open_path(path) as opened:
+        file = ArtifactFile(opened, str(path), limits, mapped=map_weights)
+    head = file.document("head")
+    try:
+        entry, names, functions = head["entry"], head["graphs"], head["functions"]
+        text = {str: [entry, *names, *functions, *head["signatures"]]}
+        for key in ("metadata", "aliases"):
+            text[str] += [*head[key].keys(), *head[key].values()]
+        if not all(type(x) is str for x in text[str]) or entry not in names:
+            raise ValueError("its head has other names than strings, or no entry")
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise file.damaged(error) from error
+    decoded = _Decoded(file, limits)
+    model = Model(
+        _Graphs(decoded, GRAPH, names),
+        entry,
+        _Graphs(decoded, FUNCTION, functions),
+        metadata=head["metadata"],
+        aliases=head["aliases"],
+        path=str(path),
+        resizable=bool(head.get("resizable")),
+        signatures=head["signatures"],
+        artifact=file,
+    )
+    if head.get("checked"):
+        model.check_types = _check_types
+    decoded.model = model
+    return model
+
+
+def _check_types(graph: Graph, types: Mapping[str, Any]) -> None:
+    from penstock.frontends.onnx.type_constraints import check_types
+
+    check_types(graph, types)
+
+
+class _Decoded:
+    """The graphs of an artifact, once they are asked for."""
+
+    model: Model
+
+    def __init__(self, file: ArtifactFile, limits: Limits) -> None:
+        self._file = file
+        self._limits = limits
+
+    @cached_property
+    def graphs(self) -> dict[str, Graph]:
+        from penstock.frontends.onnx.schemas import check_schemas
+
+        graphs = decode_graphs(self._file.document("model"), self._file)
+        parts: dict[str, dict[str, Graph]] = {GRAPH: {}, FUNCTION: {}}
+        for name, graph in graphs.items():
+            for prefix, part in parts.items():
+                if name.startswith(prefix):
+                    part[name.removeprefix(prefix)] = graph
+        model = Model(parts[GRAPH], self.model.entry, parts[FUNCTION])
+        named = {*self.model.graphs}, {*self.model.functions}
+        if ({*parts[GRAPH]}, {*parts[FUNCTION]}) != named:
+            raise self._file.damaged("it has other graphs than its head says")
+        check_schemas(model)
+        for graph, nodes in verify(model, self._limits).items():
+            graph.nodes[:] = nodes
+        return graphs
+
+
+class _Graphs(Mapping[str, Graph]):
+    """Graphs by name, of which only the names are known at first."""
+
+    def __init__(self, decoded: _Decoded, prefix: str, names: Sequence[str]) -> None:
+        self._decoded = decoded
+        self._prefix = prefix
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Graph:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._decoded.graphs[self._prefix + name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

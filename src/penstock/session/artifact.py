@@ -1,0 +1,223 @@
+"""Sessions in files: the graphs of a model, and the plans that were compiled for them.
+
+Of a plan the file has what takes long to find: the graph after all passes, where each node runs,
+the order of the steps, and their places in the arena. Kernels are compiled, and programs written,
+when a plan is used for the first time. Nothing of this is trusted (``artifact.decode``), and a plan
+for another machine, or other options, is not used: the graph is then compiled as it was at first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from penstock.analysis.sizes import check_sizes
+from penstock.analysis.type_inference import infer_types
+from penstock.analysis.verify import verify
+from penstock.artifact.container import ArtifactFile, ArtifactWriter
+from penstock.artifact.decode import decode_graphs, decode_type
+from penstock.artifact.encode import encode_graphs, encode_type
+from penstock.backends.registry import BACKENDS, describe
+from penstock.errors import InternalError
+from penstock.executors.base import Executor
+from penstock.frontends.artifact.importer import FUNCTION, GRAPH
+from penstock.host.threads import core_budget
+from penstock.ir.graph import Graph, Model, Value
+from penstock.ops.tensorflow.state import Store
+from penstock.plan.arena_layout import SavedArena
+from penstock.plan.plan import Plan
+from penstock.session.compiler import Compiler
+from penstock.session.options import CompileOptions
+from penstock.session.stages import CompileContext, SavedPlan
+from penstock.session.subgraphs import Subgraph
+from penstock.types import Type, type_of
+
+_SAVED_OPTIONS = ("executor", "backends", "place", "threads", "precision", "memory_planner")
+"""Options that a session has again when it is opened. Plans depend on all but the last one."""
+
+
+def basis(context: CompileContext) -> dict[str, Any]:
+    """What plans depend on beside the graph and the shapes of its inputs."""
+    options, names = context.options, [backend.name for backend in context.backends]
+    libraries = [describe(name).rpartition(",")[0] if name in BACKENDS else name for name in names]
+    return {
+        "backends": dict(zip(names, libraries, strict=True)),
+        "executor": context.executor,
+        "place": dict(options.place or {}),
+        "precision": options.precision,
+        "threads": options.threads or core_budget(),
+    }
+
+
+_WRONG = (LookupError, TypeError, ValueError)
+"""What is raised for entries of a document that are none."""
+
+# Saving.
+
+
+def save_session(
+    model: Model,
+    context: CompileContext,
+    main: Subgraph,
+    plans: Mapping[Any, Executor],
+    writer: ArtifactWriter,
+) -> None:
+    """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key."""
+    graphs = {GRAPH + name: graph for name, graph in model.graphs.items()}
+    graphs |= {FUNCTION + name: graph for name, graph in model.functions.items()}
+    writer.document("model", encode_graphs(graphs, writer))
+    stateful = any(_has_state(graph) for graph in graphs.values())
+    keys: list[Any] = []
+    for key, executor in plans.items():
+        plan, arena = executor.table, executor.arena_plan
+        if stateful or not isinstance(plan, Plan) or plan.graph is None or None in key:
+            continue
+        document = encode_graphs({"main": plan.graph}, writer)
+        backends = {step.node: step.backend for step in plan.walk()}
+        document["placement"] = [backends.get(node, "") for node in plan.graph.walk()]
+        if arena is not None and executor.tasks is None:
+            owners = [slot for slot, buffer in arena.buffer_of.items() if slot == buffer]
+            offsets = [(slot, arena.offsets[slot]) for slot in owners]
+            document["arena"] = [list(arena.order), offsets, arena.planner]
+        writer.document(f"plan {len(keys)}", document)
+        keys.append(encode_key(key))
+    if not stateful:
+        writer.document("main", encode_graphs({"main": main.graph}, writer))
+    options = {name: getattr(context.options, name) for name in _SAVED_OPTIONS}
+    if not all(type(name) is str for name in options["backends"] or ()):
+        options["backends"] = None
+    head = {
+        "entry": model.entry,
+        "graphs": list(model.graphs),
+        "functions": list(model.functions),
+        "metadata": model.metadata,
+        "aliases": dict(model.aliases),
+        "resizable": model.resizable,
+        "signatures": list(model.signatures),
+        "checked": model.check_types is not None,
+        "options": {name: x for name, x in options.items() if x != getattr(CompileOptions, name)},
+        "basis": basis(context),
+        "inputs": [[value.name, encode_type(value.type)] for value in main.inputs],
+        "outputs": [
+            [name, encode_type(value.type)]
+            for name, value in zip(main.outputs, main.results, strict=True)
+        ],
+        "plans": keys,
+    }
+    writer.document("head", head)
+
+
+def _has_state(graph: Graph) -> bool:
+    return any(isinstance(node.attrs.get("store"), Store) for node in graph.walk())
+
+
+def encode_key(key: Sequence[Any]) -> list[Any]:
+    """The key of a plan (``Subgraph.key``) as JSON has it."""
+    return [[list(x[0]), x[1].name] if x and isinstance(x[0], tuple) else list(x) for x in key]
+
+
+# Opening.
+
+
+class Artifact:
+    """The plans of an artifact, for a session with this context."""
+
+    def __init__(self, model: Model, context: CompileContext) -> None:
+        self._file: ArtifactFile = model.artifact
+        self._context = context
+        self._head = self._file.document("head")
+        own, saved = basis(context), self._head.get("basis")
+        if not isinstance(saved, dict):
+            raise self._file.damaged("it does not say what its plans depend on")
+        self.differences = [
+            f"{name} {saved.get(name)!r:.200}, here {x!r:.200}"
+            for name, x in own.items()
+            if saved.get(name) != x
+        ]
+        plans = self._head.get("plans")
+        if not isinstance(plans, list):
+            raise self._file.damaged("it has no list of plans")
+        self._plans = {} if self.differences else {str(key): i for i, key in enumerate(plans)}
+
+    def main(self) -> Subgraph:
+        """The main subgraph, of which the graph is decoded when it is needed."""
+
+        def graph() -> Graph:
+            graph = self._graph("main", self._file.document("main"))
+            for value, port in zip(graph.inputs, inputs, strict=True):
+                value.type = port.type
+            return graph
+
+        inputs, outputs = self._ports("inputs"), self._ports("outputs")
+        return Subgraph(graph, [v.name for v in outputs], inputs=inputs, results=outputs)
+
+    def _ports(self, key: str) -> list[Value]:
+        try:
+            ports = [(name, decode_type(type_)) for name, type_ in self._head[key]]
+            names = [name for name, _ in ports]
+            if {*map(type, names)} - {str} or len({*names}) < len(names):
+                raise TypeError(f"its {key} have no names, or two have one")
+        except (AssertionError, *_WRONG) as error:
+            raise self._file.damaged(error) from error
+        return [Value(name, type_) for name, type_ in ports]
+
+    def restored(
+        self, compiler: Compiler, key: Sequence[Any], values: Sequence[Any]
+    ) -> Executor | None:
+        """The executor of the plan with this key, for these values; None if none was saved."""
+        if None in key or (number := self._plans.get(str(encode_key(key)))) is None:
+            return None
+        try:
+            saved = self._plan(f"plan {number}", list(map(type_of, values)))
+            return compiler.restore(saved, values)
+        except (InternalError, AssertionError, AttributeError, *_WRONG) as error:
+            raise self._file.damaged(f"its plan {number}: {error!r}") from error
+
+    def _plan(self, name: str, types: Sequence[Type]) -> SavedPlan:
+        """A plan of the file, whose inputs must have these types."""
+        document = self._file.document(name)
+        graph = self._graph("main", document)
+        if [value.type for value in graph.inputs] != list(types):
+            raise ValueError("it is for other inputs")
+        infer_types(graph)
+        check_sizes(graph, self._context.limits)
+        placement = dict(zip(graph.walk(), document["placement"], strict=True))
+        if not {*placement.values()} <= {*self._context.by_name, ""}:
+            raise ValueError("it has nodes on other backends")
+        arena = document.get("arena")
+        saved = None if arena is None else SavedArena(*arena)
+        return SavedPlan(graph, {n: name for n, name in placement.items() if name}, saved)
+
+    def _graph(self, name: str, document: Any) -> Graph:
+        """A graph of a document, verified."""
+        graphs = decode_graphs(document, self._file)
+        if [*graphs] != [name]:
+            raise self._file.damaged(f"it has other graphs than {name!r}")
+        model = Model(graphs, name)
+        ports = [len(self._head[key]) for key in ("inputs", "outputs")]
+        if [len(model.graph.inputs), len(model.graph.outputs)] != ports:
+            raise self._file.damaged(f"{name!r} has other inputs and outputs than its head says")
+        orders = verify(model, self._context.limits, partial=True)
+        for graph, nodes in orders.items():
+            graph.nodes[:] = nodes
+        return model.graph
+
+
+def has_plans(model: Model) -> bool:
+    """Whether a model comes out of an artifact that may have plans: not one with variables."""
+    return model.artifact is not None and "main" in model.artifact.documents
+
+
+def saved_options(model: Model, options: CompileOptions) -> CompileOptions:
+    """``options`` with those that the session of an artifact was saved with."""
+    if model.artifact is None:
+        return options
+    saved = model.artifact.document("head").get("options", {})
+    names = {f.name for f in fields(CompileOptions)} & {*_SAVED_OPTIONS}
+    if not isinstance(saved, dict) or not saved.keys() <= names:
+        raise model.artifact.damaged("it has options that there are not")
+    try:
+        return options.filled(saved)
+    except (TypeError, ValueError) as error:
+        raise model.artifact.damaged(f"its options: {error}") from error

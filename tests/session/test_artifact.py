@@ -1,0 +1,336 @@
+"""Sessions that are saved and opened again."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+from onnx import ModelProto, numpy_helper
+
+import penstock as ps
+from penstock.artifact import container
+from penstock.ir.graph import Model
+from penstock.session import compiler, stages
+from penstock.types import TensorType
+from tests.support.onnx_text import compile_text, model_from_text
+from tests.support.random_graphs import feeds_for, seeded
+from tests.support.tf_graphs import Flow, Func, Type
+from tests.support.tflite_cases import Case, cases, follow
+
+EXECUTORS = ("linear", "dataflow", "parallel", "streams", "frames", "interpret", "auto")
+NET = """net (float[N, 3, 8, 8] x) => (float[N, 5] y)
+    {
+    c = Conv<pads=[1, 1, 1, 1], strides=[2, 2]>(x, k, b) r = Relu(c)
+    f = Flatten(r) m = MatMul(f, w) y = Softmax<axis=-1>(m) }"""
+
+
+def net(**options: Any) -> ps.Session:
+    return ps.compile(net_model(), **options)
+
+
+def net_model() -> ModelProto:
+    model = model_from_text(NET)
+    rng = np.random.default_rng(5)
+    for name, shape in {"k": (4, 3, 3, 3), "b": (4,), "w": (64, 5)}.items():
+        array = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+def image(rows: int = 2) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(rows).standard_normal((rows, 3, 8, 8)).astype(np.float32)}
+
+
+def assert_same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert got.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(got[name], value, strict=True)
+
+
+@contextmanager
+def only_saved_plans() -> Iterator[None]:
+    """Nothing may be compiled from the graph of the model, nor an arena be planned."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler.Compiler, "compile", None)
+        patch.setattr(stages, "plan_arena", None)
+        yield
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.penstock"
+
+
+# What is saved.
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_opened_session_gives_the_same_answers(path: Path, executor: str) -> None:
+    session = net(executor=executor)
+    expected = session.run(image())
+    session.save(path)
+    opened = ps.open(path)
+    assert opened.options.executor == executor
+    assert_same(opened.run(image()), expected)
+    assert [str(port) for port in opened.inputs] == [str(port) for port in session.inputs]
+    assert [port.name for port in opened.outputs] == ["y"]
+    assert_same(opened.run(image(3)), session.run(image(3)))  # a shape that was not saved
+    assert_same(opened.run(image(), ["c"]), session.run(image(), ["c"]))  # another value
+
+
+@pytest.mark.parametrize("backends", [["numpy"], ["native", "numpy"], None])
+def test_saved_plans_are_not_compiled_again(path: Path, backends: Any) -> None:
+    session = net(executor="linear", backends=backends)
+    expected = [session.run(image(rows)) for rows in (2, 3)]
+    session.save(path)
+    opened = ps.open(path)
+    with only_saved_plans():
+        for rows, outputs in zip((2, 3), expected, strict=True):
+            assert_same(opened.run(image(rows)), outputs)
+        assert opened.explain() == session.explain()
+        assert opened.source == session.source
+
+
+def test_plans_of_all_shapes_that_are_given_are_saved(path: Path) -> None:
+    net(shapes=[{"x": (1, 3, 8, 8)}, {"x": (4, 3, 8, 8)}]).save(path)
+    opened = ps.open(path)
+    with only_saved_plans():
+        assert opened.run(image(1))["y"].shape == (1, 5)
+        assert opened.run(image(4))["y"].shape == (4, 5)
+        with pytest.raises(TypeError, match="not callable"):
+            opened.run(image(2))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_graphs_survive_saving(path: Path, seed: int) -> None:
+    graph = seeded(seed)
+    model = Model({graph.name: graph}, graph.name)
+    feeds = {k: v for k, v in feeds_for(seed).items() if k in {x.name for x in graph.inputs}}
+    session = ps.compile(model, executor="linear")
+    expected = session.run(feeds)
+    session.save(path)
+    opened = ps.open(path)
+    with only_saved_plans():
+        got = opened.run(feeds)
+    for name, value in expected.items():
+        np.testing.assert_equal(got[name], value)
+
+
+@pytest.mark.parametrize("case", list(cases("net", "control", "quant")), ids=lambda case: case.name)
+def test_tflite_models_survive_saving(path: Path, case: Case) -> None:
+    def reopened(source: Path) -> ps.Session:
+        session = ps.compile(source)
+        if all(isinstance(p.type, TensorType) and p.type.static for p in session.inputs):
+            assert session.latest
+        session.save(path)
+        return ps.open(path)
+
+    follow(case, reopened)
+
+
+def test_frames_and_functions_survive_saving(path: Path) -> None:
+    g = Flow()
+    g.placeholder("x", "int32")
+    g.function("F", {"n": "int32"}, {"out": "int32"}, {"out": "sum:z:0"})
+    g.op("AddV2", "n", "n", name="sum")
+    g.main()
+    types = {"Tin": [Type("int32")], "Tout": [Type("int32")]}
+    g.node("PartitionedCall", "x", name="y", f=Func("F"), **types)
+    ps.compile(g.bytes(), executor="frames").save(path)
+    opened = ps.open(path)
+    assert opened.run({"x": np.int32(4)}, ["y"])["y"] == 8
+
+
+def test_variables_are_saved_with_their_first_values(path: Path) -> None:
+    (case,) = [c for c in cases("op") if c.name == "unidirectional_sequence_lstm_state_kept"]
+    session = ps.compile(case.path)
+    session.save(path)
+    follow(case, lambda _: ps.open(path))
+
+
+def test_long_lists_and_texts_survive_saving(path: Path) -> None:
+    values = [float(x) / 7 for x in range(500)]
+    text = f"""g (float[1] x) => (float[500] y, string[2] s)
+        <string[2] t = {{"a", "\\u00e9"}}> {{
+        c = Constant<value_floats={values}>() y = Mul(c, x) s = Identity(t) }}"""
+    session = compile_text(text, backends=["numpy"])
+    x = {"x": np.array([3], np.float32)}
+    expected = session.run(x)
+    session.save(path)
+    assert_same(ps.open(path).run(x), expected)
+
+
+def test_attribute_that_is_no_data_cannot_be_saved(path: Path) -> None:
+    session = net()
+    session.model.graph.nodes[0].attrs["callback"] = print
+    with pytest.raises(ps.PenstockError, match="attribute 'callback' is a builtin_function"):
+        session.save(path)
+    assert not list(path.parent.iterdir())
+
+
+# Opening.
+
+
+def test_plans_for_another_machine_or_other_options_are_compiled_anew(path: Path) -> None:
+    session = net(threads=1)
+    expected = session.run(image())
+    session.save(path)
+    with pytest.warns(UserWarning, match="are not used: threads 1, here 2"):
+        opened = ps.open(path, threads=2)
+    np.testing.assert_allclose(opened.run(image())["y"], expected["y"], rtol=1e-5)
+    with pytest.raises(ps.PenstockError, match="threads 1, here 2"):
+        ps.open(path, threads=2, strict=True)
+    assert ps.open(path, strict=True).options.threads == 1
+
+
+def test_only_saved_sessions_are_opened(tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    file.write_bytes(net_model().SerializeToString())
+    with pytest.raises(ps.InvalidModel, match="no saved session; compile it"):
+        ps.open(file)
+
+
+def test_saved_session_is_a_model_like_any_other(path: Path) -> None:
+    session = net()
+    expected = session.run(image())
+    session.save(path)
+    assert_same(ps.compile(path).run(image()), expected)
+    assert ps.load(path).graph.nodes[0].op.name == "Conv"
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_sessions_of_one_file_share_its_pages(path: Path, mapped: bool) -> None:
+    net(shapes={"x": (2, 3, 8, 8)}, backends=["numpy"]).save(path)
+    sessions = [ps.open(path, map_weights=mapped) for _ in range(2)]
+    for session in sessions:
+        session.run(image())
+    kernels = [
+        next(s.const for s in session.plan.slots if s.const is not None and s.const.ndim == 4)
+        for session in sessions
+    ]
+    assert np.shares_memory(*kernels) is mapped
+    assert not kernels[0].flags.writeable
+
+
+def test_file_that_is_replaced_stays_as_it_was_for_those_that_have_it(path: Path) -> None:
+    net(shapes={"x": (2, 3, 8, 8)}).save(path)
+    opened = ps.open(path)
+    compile_text("g (float[1] x) => (float[1] y) { y = Neg(x) }").save(path)
+    assert opened.run(image())["y"].shape == (2, 5)
+    assert ps.open(path).run({"x": np.ones(1, np.float32)})["y"] == -1
+
+
+def test_limits_hold_for_saved_graphs(path: Path) -> None:
+    net(shapes={"x": (2, 3, 8, 8)}).save(path)
+    with pytest.raises(ps.InvalidModel, match="more bytes"):
+        ps.open(path, limits=ps.Limits(max_bytes=100))
+    with pytest.raises(ps.InvalidModel, match="more nodes"):
+        ps.open(path, limits=ps.Limits(max_nodes=1)).run(image())
+
+
+def test_opening_and_running_imports_no_front_end(path: Path) -> None:
+    net(shapes={"x": (2, 3, 8, 8)}).save(path)
+    code = f"""
+import sys, numpy as np, penstock
+y = penstock.open({str(path)!r}).run({{"x": np.ones((2, 3, 8, 8), np.float32)}})["y"]
+print(y.shape, *[name for name in ("onnx", "google.protobuf") if name in sys.modules])
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "(2, 5)"
+
+
+# Damage.
+
+
+def with_checksums(data: bytes, change: Any) -> bytes:
+    """The file with other documents and another table: ``change`` gets and changes both."""
+    head = container._HEADER
+    _, _, _, offset, count = head.unpack_from(data)
+    table = json.loads(data[offset : offset + count])
+    content = bytearray(data[:offset])
+
+    def add(x: Any) -> list[int]:
+        text = json.dumps(x).encode()
+        content.extend(bytes(-len(content) % 64))
+        content.extend(text)
+        return [len(content) - len(text), len(text), google_crc32c.value(text)]
+
+    places = table["documents"]
+    documents = {name: json.loads(data[a : a + n]) for name, (a, n, _) in places.items()}
+    change(documents, table)
+    table["documents"] = {name: add(x) for name, x in documents.items()}
+    offset, count, checksum = add(table)
+    head.pack_into(content, 0, container.MAGIC, container.VERSION, checksum, offset, count)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_changed_bytes_are_found(path: Path, seed: int) -> None:
+    session = net(shapes={"x": (2, 3, 8, 8)}, backends=["numpy"])
+    session.save(path)
+    data = bytearray(path.read_bytes())
+    draw = random.Random(seed)
+    if seed % 4:
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    else:
+        del data[draw.randrange(len(data)) :]
+    path.write_bytes(data)
+    try:
+        got = ps.open(path, map_weights=False).run(image())
+    except ps.PenstockError:
+        return
+    assert_same(got, session.run(image()))  # it was a byte between two sections
+
+
+_ODD = (-1, 0, 1, 2, 3, 7, 64, 2**31, 2**62, 2**63, -(2**40), 0.5, None, True, "x", "", [], {})
+
+
+def mutate(x: Any, draw: random.Random) -> Any:
+    """A changed copy of a document: a part of it removed, repeated or replaced."""
+    if isinstance(x, dict | list) and x and draw.random() < 0.9:
+        keys = list(x) if isinstance(x, dict) else list(range(len(x)))
+        key = draw.choice(keys)
+        copy = x.copy()
+        action = draw.random()
+        if action < 0.1:
+            del copy[key]
+        elif action < 0.2 and isinstance(copy, list):
+            copy.insert(key, draw.choice(copy))
+        else:
+            copy[key] = mutate(x[key], draw)
+        return copy
+    if isinstance(x, int) and draw.random() < 0.5:
+        return x + draw.choice((-1, 1, 64))
+    return draw.choice(_ODD)
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_documents_that_lie_are_refused_or_harmless(path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+
+    def change(documents: dict[str, Any], table: dict[str, Any]) -> None:
+        name = draw.choice([*documents, "arrays", "plan 0", "plan 0"])
+        if name == "arrays":
+            table["arrays"] = mutate(table["arrays"], draw)
+        else:
+            documents[name] = mutate(documents[name], draw)
+
+    net(shapes={"x": (2, 3, 8, 8)}, executor="linear").save(path)
+    path.write_bytes(with_checksums(path.read_bytes(), change))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONWARNINGS", "ignore")
+        try:
+            opened = ps.open(path, limits=ps.Limits(max_bytes=1 << 26), strict=True)
+            opened.run(image(), timeout=10)
+            opened.run(image(), ["c"], timeout=10)
+        except (ps.PenstockError, ValueError) as error:
+            assert not isinstance(error, ps.InternalError), error
