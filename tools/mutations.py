@@ -1,5 +1,5 @@
 """Random changes of files: of bytes, of tokens of a text, of the values of JSON, and of the fields
-of protobuf messages.
+of protobuf messages and saved sessions.
 
 All is drawn from the generator that is passed in, so that a seed says which change it was.
 """
@@ -15,7 +15,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import google_crc32c
 from google.protobuf.message import Message
+
+from penstock.artifact.container import HEADER, MAGIC, VERSION
 
 # Values at which bounds, signs and sizes of numbers change.
 _INTS = [0, 1, -1, 2, -2, 3, 5, -9, 64, 255, 1000, 2**20, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40]
@@ -98,9 +101,33 @@ def changed_json(data: bytes, draw: random.Random, words: Sequence[Any]) -> byte
         elif chance < 0.35 and isinstance(container, list) and container is not tree:
             container.insert(key, value)
         else:
-            word = copy.deepcopy(draw.choice(words))
+            word = copy.deepcopy(draw.choice(words or _TEXTS))
             container[key] = draw.choice([value, word, draw.choice(_INTS + _TEXTS)])
     return json.dumps(tree[0]).encode()
+
+
+def changed_artifact(data: bytes, draw: random.Random) -> bytes:
+    """A change of the documents of a saved session, or of its list of arrays, with checksums that
+    fit."""
+    *_, offset, count = HEADER.unpack_from(data)
+    table = json.loads(data[offset : offset + count])
+    documents = table["documents"]
+    name = draw.choice([*documents, *[name for name in documents if "plan" in name] * 2, "arrays"])
+    content = bytearray(data[:offset])
+
+    def added(text: bytes) -> list[int]:
+        content.extend(bytes(-len(content) % 64))
+        content.extend(text)
+        return [len(content) - len(text), len(text), google_crc32c.value(text)]
+
+    if name == "arrays":
+        table["arrays"] = json.loads(changed_json(json.dumps(table["arrays"]).encode(), draw, ()))
+    else:
+        begin, length, _ = documents[name]
+        documents[name] = added(changed_json(data[begin : begin + length], draw, _INTS))
+    offset, count, checksum = added(json.dumps(table).encode())
+    HEADER.pack_into(content, 0, MAGIC, VERSION, checksum, offset, count)
+    return bytes(content)
 
 
 def _json_places(container: Any) -> Iterator[tuple[Any, Any]]:

@@ -40,7 +40,7 @@ from penstock.types import STRING, dtype_name, dtypes
 
 MAGIC = b"PENSTOCK"
 VERSION = 1
-_HEADER = struct.Struct("<8sIIQQ")
+HEADER = struct.Struct("<8sIIQQ")
 _ALIGNMENT = 64
 _PIECE = 16 << 20  # bytes that are written or checked between two looks at the control
 
@@ -98,7 +98,7 @@ class ArtifactWriter:
         end = json.dumps(table, separators=(",", ":")).encode()
         offset, count, checksum = _write_section(file, memoryview(end))
         file.seek(0)
-        file.write(_HEADER.pack(MAGIC, VERSION, checksum, offset, count))
+        file.write(HEADER.pack(MAGIC, VERSION, checksum, offset, count))
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
@@ -135,7 +135,7 @@ class ArtifactFile:
         self._made: dict[int, np.ndarray] = {}
         if len(self._content) < _ALIGNMENT:
             raise self.damaged("it ends in its header")
-        magic, version, checksum, offset, count = _HEADER.unpack_from(self._content)
+        magic, version, checksum, offset, count = HEADER.unpack_from(self._content)
         if magic != MAGIC:
             raise self.damaged("it does not begin as an artifact does")
         if version != VERSION:

@@ -1,4 +1,4 @@
-"""The command line: ``penstock run | info | check | plan | profile | bench``.
+"""The command line: ``penstock run | compile | info | check | plan | profile | bench``.
 
 Exit code 0, 1 (the model or an input is at fault), 2 (usage). With ``--json`` every command prints
 one JSON object on standard output, errors included.
@@ -6,7 +6,7 @@ one JSON object on standard output, errors included.
 
 from __future__ import annotations
 
-from penstock.cli import bench, inspect, profile, run
+from penstock.cli import bench, compile, inspect, profile, run
 from penstock.cli.base import main
 
-__all__ = ["bench", "inspect", "main", "profile", "run"]
+__all__ = ["bench", "compile", "inspect", "main", "profile", "run"]

@@ -139,12 +139,29 @@ def all_shapes(model: Model, texts: Sequence[str]) -> dict[str, tuple[int, ...]]
     """Dims of every input: those of ``--shape``, else as declared, else 1."""
     types = {value.name: value.type for value in model.graph.inputs}
     shapes = {name: known_dims(t) for name, t in types.items() if isinstance(t, TensorType)}
+    return shapes | {name: dims[-1] for name, dims in _dims_by_input(model, texts).items()}
+
+
+def read_shapes(model: Model, texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:
+    """The dims of ``--shape``, by input, for as many plans as one input has dims; an input that has
+    fewer keeps its last ones."""
+    by_input = _dims_by_input(model, texts)
+    return [
+        {name: dims[min(i, len(dims) - 1)] for name, dims in by_input.items()}
+        for i in range(max(map(len, by_input.values()), default=0))
+    ]
+
+
+def _dims_by_input(model: Model, texts: Sequence[str]) -> dict[str, list[tuple[int, ...]]]:
+    names = {value.name for value in model.graph.inputs}
+    by_input: dict[str, list[tuple[int, ...]]] = {}
     for text in texts:
         name, equals, dims = text.rpartition("=")
         if not equals:
             raise click.UsageError(f"--shape must be NAME=DIMS, not {text!r}")
-        shapes[name if name in types else model.aliases.get(name, name)] = read_dims(dims)
-    return shapes
+        key = name if name in names else model.aliases.get(name, name)
+        by_input.setdefault(key, []).append(read_dims(dims))
+    return by_input
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -9,7 +9,6 @@ for another machine, or other options, is not used: the graph is then compiled a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from penstock.analysis.sizes import check_sizes
@@ -33,8 +32,16 @@ from penstock.session.stages import CompileContext, SavedPlan
 from penstock.session.subgraphs import Subgraph
 from penstock.types import Type, type_of
 
-_SAVED_OPTIONS = ("executor", "backends", "place", "threads", "precision", "memory_planner")
-"""Options that a session has again when it is opened. Plans depend on all but the last one."""
+_SAVED_OPTIONS: Mapping[str, type] = {
+    "executor": str,
+    "backends": list,
+    "place": dict,
+    "threads": int,
+    "precision": str,
+    "memory_planner": str,
+}
+"""Options that a session has again when it is opened, and their types in JSON. Plans depend on all
+but the last one."""
 
 
 def basis(context: CompileContext) -> dict[str, Any]:
@@ -144,7 +151,10 @@ class Artifact:
         """The main subgraph, of which the graph is decoded when it is needed."""
 
         def graph() -> Graph:
+            from penstock.frontends.onnx.schemas import check_schemas
+
             graph = self._graph("main", self._file.document("main"))
+            check_schemas(Model({"main": graph}, "main"))
             for value, port in zip(graph.inputs, inputs, strict=True):
                 value.type = port.type
             return graph
@@ -214,10 +224,14 @@ def saved_options(model: Model, options: CompileOptions) -> CompileOptions:
     if model.artifact is None:
         return options
     saved = model.artifact.document("head").get("options", {})
-    names = {f.name for f in fields(CompileOptions)} & {*_SAVED_OPTIONS}
-    if not isinstance(saved, dict) or not saved.keys() <= names:
+    if not isinstance(saved, dict) or not saved.keys() <= {*_SAVED_OPTIONS}:
         raise model.artifact.damaged("it has options that there are not")
     try:
+        for name, x in saved.items():
+            texts = list(x) if isinstance(x, list | dict) else []
+            texts += x.values() if isinstance(x, dict) else ()
+            if type(x) is not _SAVED_OPTIONS[name] or {*map(type, texts)} - {str}:
+                raise TypeError(f"{name} is {x!r:.80}")
         return options.filled(saved)
-    except (TypeError, ValueError) as error:
+    except _WRONG as error:
         raise model.artifact.damaged(f"its options: {error}") from error

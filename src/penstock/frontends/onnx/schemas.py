@@ -261,6 +261,16 @@ def _table() -> tuple[Mapping[tuple[str, str], str], Sequence[frozenset[str]]]:
     return {(d, n): text for d, n, text in keys}, [frozenset(s) for s in json.loads(sets)]
 
 
+def _is_of_kind(x: Any, kind: int) -> bool:
+    """Whether an attribute of a node is of a kind of ``AttributeProto``."""
+    if kind in _LISTS:
+        kinds = _KINDS[_LISTS[kind]]
+        return isinstance(x, list | tuple) and all(isinstance(element, kinds) for element in x)
+    if kind == AttributeProto.FLOAT:
+        return isinstance(x, int | float)
+    return kind not in _KINDS or isinstance(x, _KINDS[kind])
+
+
 def check_schemas(model: Model) -> None:
     """Check the nodes of a model that no importer has checked. Raises ``InvalidModel``."""
     problems = ProblemList()
@@ -269,7 +279,13 @@ def check_schemas(model: Model) -> None:
             schema = find_schema(node.op.name, node.op.domain, node.op.version)
             if schema is not None:
                 declared = schema.attributes
-                known = {k: declared[k].type for k in node.attrs if k in declared}
-                faults = schema.faults(known, node.inputs, len(node.outputs))
+                own = {k: x for k, x in node.attrs.items() if k in declared}
+                known = {k: declared[k].type for k in own}
+                faults = list(schema.faults(known, node.inputs, len(node.outputs)))
+                faults += [
+                    f"has an attribute {k!r} that is not of kind {TYPE_NAMES[known[k]]}"
+                    for k, x in own.items()
+                    if not _is_of_kind(x, known[k])
+                ]
                 problems.add(*[f"{node.label} {fault}" for fault in faults])
     problems.raise_any()

@@ -1,0 +1,85 @@
+"""``penstock compile``: compile a model ahead, into a file that ``penstock.open`` opens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.base import (
+    EXECUTOR,
+    MODEL,
+    PLANNER,
+    SIGNATURE,
+    chosen,
+    command,
+    compile_option,
+    read_shapes,
+)
+from penstock.frontends.load import load
+from penstock.inspect.explain import format_bytes
+from penstock.session import session as sessions
+from penstock.types import TensorType
+
+
+def _show_compiled(result: Mapping[str, Any]) -> None:
+    click.echo(f"{result['output']}: {format_bytes(result['bytes'])}, plans for")
+    for shapes in result["plans"]:
+        dims = [f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items()]
+        click.echo(f"  {' '.join(dims) or 'no inputs'}")
+    if not result["plans"]:
+        click.echo("  nothing yet: name dims with --shape")
+
+
+@command(_show_compiled)
+@MODEL
+@SIGNATURE
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    help="File to write. Default: MODEL.penstock beside the model.",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME=DIMS",
+    help="Dims of an input, as in --shape x=1x3x224x224; several of one input are for plans each.",
+)
+@EXECUTOR
+@PLANNER
+@compile_option("threads", type=click.IntRange(min=1))
+def compile(
+    model: Path,
+    signature: str | None,
+    output: Path | None,
+    shapes: Sequence[str],
+    executor: str | None,
+    planner: str | None,
+    threads: int | None,
+) -> dict[str, Any]:
+    """Compile a model ahead, with plans for inputs of these shapes, into a file that starts fast.
+
+    Without --shape there is a plan if the model says all dims of its inputs.
+    """
+    loaded = load(model, signature=signature)
+    types = {value.name: value.type for value in loaded.graph.inputs}
+    static = all(isinstance(t, TensorType) and t.static for t in types.values())
+    plans = read_shapes(loaded, shapes) if shapes else [{}] if static else []
+    options = chosen(executor=executor, memory_planner=planner, threads=threads)
+    begin = time.perf_counter()
+    with sessions.compile(loaded, shapes=plans, **options) as session:
+        path = output or model.with_suffix(".penstock")
+        session.save(path)
+    known = {name: t.shape or () for name, t in types.items() if isinstance(t, TensorType)}
+    dims = [{name: list(plan.get(name, known[name])) for name in known} for plan in plans]
+    return {
+        "output": str(path),
+        "bytes": path.stat().st_size,
+        "plans": dims,
+        "seconds": time.perf_counter() - begin,
+    }
