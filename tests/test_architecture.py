@@ -23,7 +23,7 @@ CONFINED = {
     "onnx": ("frontends.onnx.*", "ops.common.reference", "onnx_backend"),
     "onnxruntime": (),
     "tensorflow": (),
-    "google_crc32c": ("frontends.tensorflow.checkpoint",),
+    "google_crc32c": ("artifact.container", "frontends.tensorflow.checkpoint"),
     "google": ("frontends.onnx.file", "frontends.tensorflow.*"),
 }
 

@@ -1,0 +1,60 @@
+"""``penstock compile``."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import penstock as ps
+from penstock.cli import main
+from tests.support.onnx_text import model_from_text
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.onnx"
+    text = "g (float[N, 3] x, float[M, 3] z) => (float[N, 3] y) { a = Exp(x) y = Add(a, z) }"
+    path.write_bytes(model_from_text(text).SerializeToString())
+    return path
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, ["compile", *map(str, arguments)])
+
+
+def test_compile_writes_plans_for_all_dims(model, tmp_path):
+    out = tmp_path / "out.penstock"
+    dims = ["--shape", "x=1x3", "--shape", "x=4x3", "--shape", "z=1x3"]
+    done = invoke(model, "-o", out, *dims, "--executor", "linear", "--json")
+    result = json.loads(done.output)
+    assert result["plans"] == [{"x": [1, 3], "z": [1, 3]}, {"x": [4, 3], "z": [1, 3]}]
+    assert result["bytes"] == out.stat().st_size
+    opened = ps.open(out)
+    assert opened.options.executor == "linear"
+    ones = np.ones((1, 3), np.float32)
+    np.testing.assert_allclose(opened.run({"x": ones, "z": ones})["y"], np.exp(ones) + 1, rtol=1e-6)
+
+
+def test_compile_without_shapes_keeps_the_graph(model):
+    done = invoke(model)
+    assert "model.penstock" in done.output
+    assert "nothing yet: name dims with --shape" in done.output
+    assert model.with_suffix(".penstock").exists()
+
+
+def test_compile_needs_all_dims(model):
+    done = invoke(model, "--shape", "x=1x3")
+    assert done.exit_code == 1
+    assert "shapes= must say every dim" in done.stderr
+
+
+def test_other_commands_take_saved_sessions(model):
+    invoke(model)
+    path = str(model.with_suffix(".penstock"))
+    arguments = ["run", path, "-i", "x=ones:2x3", "-i", "z=zeros:2x3"]
+    arguments[3] = "x=zeros:2x3"
+    done = CliRunner().invoke(main, [*arguments, "--json"])
+    assert json.loads(done.output)["outputs"]["y"]["mean"] == 1.0
