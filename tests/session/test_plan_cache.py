@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -13,16 +13,11 @@ from tests.support.onnx_text import graph_from_text
 from tests.support.timing import SOON, wait_until
 
 
-@dataclass
-class FakeArenaPlan:
-    size: int = 60
-
-
 @dataclass(eq=False)
 class FakeExecutor:
     arena_bytes: int = 60
     plan_bytes: int = 40
-    arena_plan: FakeArenaPlan = field(default_factory=FakeArenaPlan)
+    run_bytes: int = 60
 
     def trim(self) -> None:
         self.arena_bytes = 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
@@ -68,6 +69,11 @@ class Lane:
     def wait(self, event: Moment) -> None:
         self.put(event.synchronize)
 
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """Workspace of the stream."""
+        self.device.allocated.append(nbytes)
+        return np.zeros(nbytes, np.uint8)
+
     def put(self, job: Callable[[], None]) -> None:
         """Add a job; not ahead of the stream without end, as on a real device."""
         while self.jobs.qsize() > MOST_JOBS:
@@ -102,6 +108,7 @@ class DelayedDevice:
         self.delay = Clock(most)
         self.here = threading.local()
         self.streams = 0
+        self.allocated: list[int] = []
         self.default = Lane(self)
 
     def stream(self) -> Lane:
@@ -113,13 +120,28 @@ class DelayedDevice:
         return getattr(self.here, "lane", None) or self.default
 
 
+@contextmanager
+def _marked(memories: Sequence[np.ndarray], nbytes: int) -> Iterator[None]:
+    """Fail if others write to the workspace of a kernel while it works."""
+    used = memories if nbytes else ()
+    for memory in used:
+        assert len(memory) >= nbytes
+        assert not memory[:nbytes].any(), "two kernels use one workspace at the same time"
+        memory[:nbytes] = 1
+    slow(0)
+    yield
+    for memory in used:
+        memory[:nbytes] = 0
+
+
 class DelayedBackend(FarBackend):
     """Kernels return at once with a value that is computed later. Reading it, or copying it to the
     host, before its stream has computed it is an error.
 
     ``on`` has the numbers of the devices of operations that do not run on the first alone: each
-    reads the inputs there, and the outputs are there when all have. ``order`` has the operations in
-    the order in which their work was done."""
+    reads the inputs there, and the outputs are there when all have. ``workspace`` has the bytes
+    that operations need, and refuse to share while they work. ``order`` has the operations in the
+    order in which their work was done."""
 
     def __init__(
         self,
@@ -127,9 +149,11 @@ class DelayedBackend(FarBackend):
         operations: Collection[str] | None = None,
         most: float = 0.002,
         on: Mapping[str, tuple[int, ...]] | None = None,
+        workspace: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(name, operations)
         self.on = on or {}
+        self.workspace = workspace or {}
         count = 1 + max([d for devices in self.on.values() for d in devices], default=0)
         self.devices = [DelayedDevice(most) for _ in range(count)]
         self.device = self.devices[0]
@@ -144,9 +168,14 @@ class DelayedBackend(FarBackend):
         count = len(node.outputs)
         devices = [self.devices[d] for d in self.on.get(node.op.name, (0,))]
 
-        def run(*inputs: Any) -> Any:
+        nbytes = self.workspace.get(node.op.name, 0)
+
+        def run(*inputs: Any, workspace: Any = None) -> Any:
             made = [Later() for _ in range(count)]
             parts = [*devices]
+            on_stream = devices[0].lane is not devices[0].default
+            assert (workspace is not None) == (on_stream and nbytes > 0)
+            memories = workspace if isinstance(workspace, tuple) else (workspace,) * on_stream
 
             def job() -> None:
                 try:
@@ -156,7 +185,8 @@ class DelayedBackend(FarBackend):
                         return
                     self.began(node.op.name)
                     self.order.append(node.op.name)
-                    values = kernel.function(*arrays)
+                    with _marked(memories, nbytes):
+                        values = kernel.function(*arrays)
                 except BaseException as error:
                     values = [error] * count
                 values = values if isinstance(values, tuple | list) else [values]
@@ -168,7 +198,7 @@ class DelayedBackend(FarBackend):
             return made[0] if count == 1 else tuple(made)
 
         named = tuple(devices) if node.op.name in self.on else ()
-        return replace(Kernel(run), devices=named)
+        return replace(Kernel(run), devices=named, workspace=nbytes)
 
     def began(self, name: str) -> None:
         """The work of an operation begins."""

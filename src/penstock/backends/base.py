@@ -40,6 +40,9 @@ class DeviceStream(Protocol):
         """Let work that is submitted from now on wait for an event of another stream."""
         ...
 
+    # For kernels that need workspace, a stream also has ``allocate(nbytes: int)``: uninitialised
+    # memory of its device, which all kernels on the stream share (``Kernel.workspace``).
+
 
 class Device(Protocol):
     """An accelerator that runs kernels asynchronously: a call only submits a kernel to a stream."""

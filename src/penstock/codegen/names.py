@@ -168,9 +168,10 @@ def bind_names(
     names: ProgramNames,
     memory: np.ndarray,
     read: Collection[str],
+    workspaces: Mapping[Step, Any],
 ) -> dict[str, Any]:
     """The namespace of a program whose arena is ``memory`` (uint8); of constants, those that it
-    has ``read`` by name."""
+    has ``read`` by name. ``workspaces`` are those that streams of devices have for steps."""
     namespace: dict[str, Any] = dict(HELPERS)
     values: list[Any] = []
     for index, slot in enumerate(paced(plan.slots)):
@@ -193,7 +194,10 @@ def bind_names(
             continue
         name = names.calls[step].function
         if kernel.begin is not None or not prepares(step):
-            namespace[name] = _function_of(step, kernel, name, step in names.counted)
+            memory_of_stream = workspaces.get(step)
+            namespace[name] = _function_of(
+                step, kernel, name, step in names.counted, memory_of_stream
+            )
             continue
         inputs = [
             plan.slots[index].const
@@ -216,10 +220,14 @@ def bind_names(
     return namespace
 
 
-def _function_of(step: Step, kernel: Kernel, name: str, is_counted: bool) -> Callable[..., Any]:
+def _function_of(
+    step: Step, kernel: Kernel, name: str, is_counted: bool, workspace: Any
+) -> Callable[..., Any]:
     """What ``name`` stands for: the function of a kernel that does not prepare its arguments."""
     function = kernel.begin or (kernel.into if step.into else kernel.function)
     assert function is not None
+    if workspace is not None:
+        function = partial(function, workspace=workspace)
     if is_counted and not step.into:
         function = counted(step.node, function)
     if step.contract is not None and not step.into:

@@ -99,11 +99,16 @@ class Program:
         )
 
     def bind(
-        self, memory: np.ndarray, streams: Mapping[str, Any] | None = None
+        self,
+        memory: np.ndarray,
+        streams: Mapping[str, Any] | None = None,
+        workspaces: Mapping[Step, Any] | None = None,
     ) -> list[Callable[..., Any]]:
         """The ``functions`` in the arena ``memory`` (uint8, of the size planned). ``streams``: the
-        device streams that tasks put their steps on, by name."""
-        namespace = bind_names(self.plan, self.arena_plan, self.names, memory, self.read)
+        device streams that tasks put their steps on, by name; ``workspaces``: what kernels there
+        get as ``workspace=``."""
+        parts = self.plan, self.arena_plan, self.names, memory, self.read
+        namespace = bind_names(*parts, workspaces or {})
         namespace.update(self.constants)
         namespace.update(streams or {})
         for code in self.code:

@@ -29,23 +29,30 @@ _PATIENCE_S = 0.02
 
 
 class Arenas(Generic[T]):
-    """A pool of arenas of ``size`` bytes each, as ``bind(memory)`` returns them. Raises
-    ``LimitExceeded`` if one arena is larger than ``limits.max_bytes``."""
+    """A pool of arenas of ``size`` bytes each, as ``bind(memory)`` returns them, which allocates
+    ``beside`` bytes more. Raises ``LimitExceeded`` if that is more than ``limits.max_bytes``."""
 
     def __init__(
-        self, size: int, host: Backend, limits: Limits, bind: Callable[[np.ndarray], T]
+        self,
+        size: int,
+        host: Backend,
+        limits: Limits,
+        bind: Callable[[np.ndarray], T],
+        beside: int = 0,
     ) -> None:
         self.size = size
+        self.each = size + beside
         self._host = host
         self._bind = bind
         self._reset()
         most = limits.max_bytes
-        if most is not None and size > most:
+        if most is not None and self.each > most:
+            workspaces = f" and {beside} of workspaces" if beside else ""
             raise LimitExceeded(
-                f"the plan needs an arena of {size} bytes, above the limit of {most} "
+                f"the plan needs an arena of {size} bytes{workspaces}, above the limit of {most} "
                 "(Limits.max_bytes)"
             )
-        self._most = most // size if most is not None and size else None
+        self._most = most // self.each if most is not None and self.each else None
         self.free: deque[T] = deque()
         """arenas that no run holds; ``pop`` is the fast path of ``take``"""
         self._count = 0
@@ -180,8 +187,8 @@ class Arenas(Generic[T]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arenas."""
-        return self._count * self.size
+        """Bytes of all arenas, and of what is allocated beside them."""
+        return self._count * self.each
 
     def forked(self) -> None:
         """In a forked child: arenas that runs of the parent's threads hold never come back."""

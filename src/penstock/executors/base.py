@@ -67,7 +67,11 @@ class Executor(Protocol):
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of all arenas."""
+        """Bytes of all arenas, with the workspaces of their streams on devices."""
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes of one arena, which a run has to itself, with these workspaces."""
 
     @property
     def plan_bytes(self) -> int:
@@ -129,16 +133,23 @@ class CompiledExecutor:
         return self._program.nbytes + sum([nbytes() for nbytes in self._cached_bytes])
 
     def _allocate(
-        self, host: Backend, limits: Limits, bind: Callable[[np.ndarray], T], shared: bool = False
+        self,
+        host: Backend,
+        limits: Limits,
+        bind: Callable[[np.ndarray], Callable[[], T]],
+        shared: bool = False,
+        beside: int = 0,
     ) -> Arenas[PerThreadCount[T]]:
         """The pool of arenas, with one bound now, so that errors show when the plan is compiled.
-        ``shared``: nothing is bound to the arenas, so that all runs can use the same functions."""
-        bound = PerThreadCount(bind, np.empty(0, np.uint8)) if shared else None
+        ``bind(memory)()`` binds the program to one of them. ``shared``: nothing is bound to the
+        arenas, so that all runs can use the same functions. ``beside``: the bytes that ``bind``
+        allocates for each."""
+        bound = PerThreadCount(bind(np.empty(0, np.uint8))) if shared else None
 
         def bind_arena(memory: np.ndarray) -> PerThreadCount[T]:
-            return PerThreadCount(bind, memory) if bound is None else bound
+            return PerThreadCount(bind(memory)) if bound is None else bound
 
-        arenas = Arenas(self.arena_plan.size, host, limits, bind_arena)
+        arenas = Arenas(self.arena_plan.size, host, limits, bind_arena, beside)
         arena = arenas.make()
         with self._share as threads:
             arena[threads]
@@ -155,6 +166,10 @@ class CompiledExecutor:
     @property
     def arena_bytes(self) -> int:
         return self._arenas.nbytes
+
+    @property
+    def run_bytes(self) -> int:
+        return self._arenas.each
 
     def trim(self) -> None:
         self._arenas.trim()
@@ -212,15 +227,14 @@ def share_of(
 
 
 class PerThreadCount(dict[int, T]):
-    """A program bound to one arena: ``bind(memory)``, once for each number of kernel threads."""
+    """A program bound to one arena: ``bind()``, once for each number of kernel threads."""
 
-    def __init__(self, bind: Callable[[np.ndarray], T], memory: np.ndarray) -> None:
+    def __init__(self, bind: Callable[[], T]) -> None:
         super().__init__()
         self._bind = bind
-        self._memory = memory
 
     def __missing__(self, threads: int) -> T:
-        bound = self[threads] = self._bind(self._memory)
+        bound = self[threads] = self._bind()
         return bound
 
 

@@ -41,7 +41,7 @@ class InterpretExecutor(InlineExecutor):
     name = "interpret"
     tasks = None
     arena_plan = None
-    arena_bytes = 0
+    arena_bytes = run_bytes = 0
 
     def __init__(
         self,

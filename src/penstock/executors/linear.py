@@ -53,7 +53,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         super().__init__(program, name, hosts, threads)
         self._arguments = hosts, limits, threads, name
         self.sampler: Sampler | None = None
-        self._arenas = self._allocate(hosts[0], limits, partial(_bind_run, program))
+        self._arenas = self._allocate(hosts[0], limits, partial(partial, _bind_run, program))
 
     def direct(self) -> tuple[Run, Program] | None:
         """The function of the program, for callers that turn NumPy's warnings off and explain its

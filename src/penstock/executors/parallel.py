@@ -21,6 +21,7 @@ from penstock.executors.control import Control
 from penstock.executors.errors import explained, throw
 from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.limits import Limits
+from penstock.plan.plan import Step
 
 
 class _Functions(list[Callable[..., Any]]):
@@ -30,10 +31,31 @@ class _Functions(list[Callable[..., Any]]):
     streams: Sequence[DeviceStream] = ()
 
 
-def _bind_tasks(program: Program, devices: Sequence[Device], memory: np.ndarray) -> _Functions:
-    streams = {f"d{s}": device.stream() for s, device in enumerate(devices)}
-    functions = _Functions(program.bind(memory, streams))
-    functions.streams = list(streams.values())
+def _with_streams(
+    program: Program, devices: Sequence[Device], memory: np.ndarray
+) -> Callable[[], _Functions]:
+    """What binds the tasks of a program to an arena, with streams of its own: each keeps the
+    workspace that the kernels on it share."""
+    assert program.tasks is not None
+    signals = program.tasks.signals
+    streams: list[Any] = [device.stream() for device in devices]
+    kept = [s.allocate(n) if n else None for s, n in zip(streams, signals.workspaces, strict=True)]
+    workspaces = {}
+    for step, on in signals.on.items():
+        if step.kernel is not None and step.kernel.workspace and not step.into:
+            workspaces[step] = kept[on[0]] if len(on) == 1 else tuple([kept[s] for s in on])
+    return partial(_bind_tasks, program, streams, workspaces, memory)
+
+
+def _bind_tasks(
+    program: Program,
+    streams: Sequence[DeviceStream],
+    workspaces: Mapping[Step, Any],
+    memory: np.ndarray,
+) -> _Functions:
+    names = {f"d{s}": stream for s, stream in enumerate(streams)}
+    functions = _Functions(program.bind(memory, names, workspaces))
+    functions.streams = streams
     return functions
 
 
@@ -66,9 +88,10 @@ class ParallelExecutor(CompiledExecutor):
         self._flow = Flow(tasks, queues, worth, len(program.plan.slots))
         self.hands_over = bool(self._flow.devices)
         of_streams = [(devices or {})[name] for name in tasks.signals.devices]
-        bind = partial(_bind_tasks, program, of_streams)
+        bind = partial(_with_streams, program, of_streams)
+        beside = sum(tasks.signals.workspaces)
         shared = not (of_streams or any(step.into for step in program.plan.walk()))
-        self._arenas = self._allocate(hosts[0], limits, bind, shared)
+        self._arenas = self._allocate(hosts[0], limits, bind, shared, beside)
 
     def observed(self) -> ParallelExecutor:
         return ParallelExecutor(self._program.with_observers(), *self._arguments)
@@ -86,7 +109,7 @@ class ParallelExecutor(CompiledExecutor):
         try:
             try:
                 V = self._values(inputs)
-                self._allocated(control, arenas.size)
+                self._allocated(control, arenas.each)
                 with self._share as threads:
                     functions = arena[threads]
                     self._task_run(functions, V, control, threads).run()
@@ -94,7 +117,7 @@ class ParallelExecutor(CompiledExecutor):
             except Exception as error:
                 throw(explained(error, self._program))
             finally:
-                self._allocated(control, -arenas.size)
+                self._allocated(control, -arenas.each)
         except Exception:
             arenas.give(arena)
             raise
@@ -129,7 +152,7 @@ class ParallelExecutor(CompiledExecutor):
                     error, run.error = run.error, None
                 if error is None:
                     outputs = outputs_of(functions[-1], V, control)
-                self._allocated(control, -arenas.size)
+                self._allocated(control, -arenas.each)
             except BaseException as raised:
                 outputs, error = None, raised
             if isinstance(error, Exception):
@@ -141,7 +164,7 @@ class ParallelExecutor(CompiledExecutor):
                 del error  # it holds this frame
 
         try:
-            self._allocated(control, arenas.size)
+            self._allocated(control, arenas.each)
             threads = share.enter()
             try:
                 functions = arena[threads]

@@ -96,6 +96,16 @@ class Signals:
         """The number of signals."""
         return max((end for _, end in self.of_block), default=0) + self.overlap.signals
 
+    @property
+    def workspaces(self) -> list[int]:
+        """Bytes of the workspace of each stream of a device, which all kernels on it share."""
+        nbytes = [0] * len(self.devices)
+        for step, streams in self.on.items():
+            if step.kernel is not None and not step.into:
+                for stream in streams:
+                    nbytes[stream] = max(nbytes[stream], step.kernel.workspace)
+        return nbytes
+
 
 NO_SIGNALS = Signals({}, {}, ())
 

@@ -60,7 +60,7 @@ class PlanCache:
                         self._keep(place, executor)
             finally:
                 self._compiling.discard(thread)
-        elif executor.arena_plan is not None and executor.arena_plan.size > executor.arena_bytes:
+        elif executor.run_bytes > executor.arena_bytes:
             with self._lock:  # it lost its arenas to others
                 self._make_room(executor)
         if not observed:
@@ -142,8 +142,8 @@ class PlanCache:
             most = max(_LEAST_BYTES, last.table.constant_bytes)
         executors = list(self._executors.values())
         held = sum(map(_nbytes, executors))
-        if last.arena_plan is not None and not last.arena_bytes:
-            held += last.arena_plan.size
+        if not last.arena_bytes:
+            held += last.run_bytes
         for executor in executors:
             if held <= most:
                 return

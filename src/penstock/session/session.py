@@ -77,8 +77,8 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that a session holds: constants, which its plans share; arenas; plans, about, with
-    their programs; and how many plans there are."""
+    """Bytes that a session holds: constants, which its plans share; arenas, with workspaces of
+    streams on devices; plans, about, with their programs; and how many plans there are."""
 
     weights: int
     arenas: int

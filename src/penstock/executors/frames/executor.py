@@ -97,6 +97,10 @@ class FramesExecutor:
     def arena_bytes(self) -> int:
         return sum(inner.arena_bytes for inner in self._inner)
 
+    @property
+    def run_bytes(self) -> int:
+        return sum(inner.run_bytes for inner in self._inner)
+
     def observed(self) -> FramesExecutor:
         return self if self._observed is None else self._observed()
 
