@@ -103,7 +103,9 @@ class Backend(Protocol):
         ...
 
     # A backend may also have ``copy_from(source: Backend)``: a function that copies a value of that
-    # backend's memory into a new one of its own, directly, or None if there is no such way.
+    # backend's memory into a new one of its own, directly, or None if there is no such way. And
+    # ``openmp``, the address of ``omp_set_num_threads`` of the runtime that has its threads: of
+    # backends with one address, one sets the threads of all.
 
     @property
     def workers(self) -> int:

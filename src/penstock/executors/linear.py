@@ -82,10 +82,13 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         try:
             if self._program.observed:
                 control.observer.allocation(control.run, arenas.size)
-            if self._share.idle:
+            share = self._share
+            if share.idle or share.single:
+                if not share.idle:
+                    share.adopt(1)
                 return arena[1](control, *inputs)
-            with self._share as threads:
-                run, pace = arena[threads], self._share.tuner
+            with share as threads:
+                run, pace = arena[threads], share.tuner
                 if pace is None:
                     return run(control, *inputs)
                 start = perf_counter()

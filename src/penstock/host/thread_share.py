@@ -39,6 +39,10 @@ class ThreadShare:
         self._limit = most
         self._own = [library for library in libraries if library.threads_of_caller]
         self._shared = [library for library in libraries if not library.threads_of_caller]
+        setters = {getattr(b, "openmp", 0) or id(b): b.set_threads for b in self._own}
+        self._setters = tuple(setters.values())
+        self.single = not streams and not self._shared
+        """True if runs use one thread, so that ``adopt(1)`` is all that ``enter`` would do"""
         self.idle = not libraries
         """True if there is nothing to share, so that ``enter`` may be left out"""
         # A stream that is alone may be faster with fewer threads.
@@ -72,8 +76,8 @@ class ThreadShare:
 
     def adopt(self, threads: int) -> None:
         """Let the kernels that the calling thread runs use this number of threads."""
-        for library in self._own:
-            library.set_threads(threads)
+        for set_threads in self._setters:
+            set_threads(threads)
             _process.started |= threads > 1
 
     def leave(self) -> None:

@@ -63,7 +63,8 @@ class Subgraph:
         self.types = tuple(value.type for value in inputs)
         dtypes = [t.dtype if isinstance(t, TensorType) else None for t in self.types]
         # Arrays of these dtypes are fed as they are; of strings, the elements are looked at.
-        self.dtypes = tuple(_NO_DTYPE if dtype == STRING else dtype for dtype in dtypes)
+        fed = [_NO_DTYPE if dtype == STRING else dtype for dtype in dtypes]
+        self._ports = tuple(zip(self.names, self.types, fed, strict=True))
         # Whether a plan depends on the dtypes of the feeds, and not on shapes alone.
         self.depends_on_dtypes = any(dtype is None for dtype in dtypes)
         self.outputs = tuple(outputs)
@@ -86,9 +87,12 @@ class Subgraph:
     def values(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The fed values in order, checked and converted. Raises ``KeyError`` for other names."""
         values = []
-        for name, input_type, dtype in zip(self.names, self.types, self.dtypes, strict=True):
+        for name, input_type, dtype in self._ports:
             value = feeds[name]
-            if value.__class__ is not _ndarray or value.dtype != dtype:
+            # Most dtypes are one object, which takes less to tell than that they are equal.
+            if value.__class__ is not _ndarray or (
+                value.dtype is not dtype and value.dtype != dtype
+            ):
                 value = convert(name, value, input_type)
             values.append(value)
         if len(values) != len(feeds):
@@ -97,6 +101,8 @@ class Subgraph:
 
     def key(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """What a plan depends on of the fed values: their shapes, and dtypes left open."""
+        if len(values) == 1 and values[0].__class__ is _ndarray and not self.depends_on_dtypes:
+            return (values[0].shape,)  # of most models
         if self.depends_on_dtypes:
             return tuple([(x.shape, x.dtype) if x.__class__ is _ndarray else None for x in values])
         return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
@@ -111,7 +117,7 @@ class Request(NamedTuple):
     def named(self, outputs: Sequence[Any]) -> dict[str, Any]:
         """The outputs of a run by name."""
         own = self.subgraph.outputs
-        by_name = dict(zip(own, outputs, strict=False))
+        by_name = dict(zip(own, outputs))  # noqa: B905 - outputs of targets follow, and time counts
         return by_name if self.names == own else {name: by_name[name] for name in self.names}
 
 
