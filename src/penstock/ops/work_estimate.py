@@ -18,7 +18,9 @@ _FLOPS_PER_S = 20e9
 _BYTES_PER_S = 5e9
 _CALL_S = 1e-6
 
-# Of copies with channels innermost, or behind: bytes of the image per second.
+# Of copies with channels innermost, or behind: of one that copies nothing, and bytes of the image
+# per second.
+_COPY_S = 0.25e-6
 _REORDERED_PER_S, _FEW_REORDERED_PER_S, _FEW_CHANNELS = 16e9, 6e9, 16
 # Operations whose results have their dims in their own order in memory.
 _OWN_ORDER = frozenset({"Gemm", "MatMul", "Reshape", "Unsqueeze"})
@@ -76,7 +78,7 @@ def layout_seconds(node: Node) -> tuple[float, float]:
 
 def _copy_seconds(image: TensorType) -> float:
     few = len(image.dims) > 1 and image.dims[1] < _FEW_CHANNELS
-    return image.nbytes / (_FEW_REORDERED_PER_S if few else _REORDERED_PER_S)
+    return _COPY_S + image.nbytes / (_FEW_REORDERED_PER_S if few else _REORDERED_PER_S)
 
 
 def _elements(type_: Type) -> int:
