@@ -38,6 +38,7 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import paced
 from penstock.codegen.helpers import HELPERS
+from penstock.codegen.sequences import CallSequence, bound_sequence
 from penstock.ir.contract import Guard
 from penstock.ir.layout import LateArray
 from penstock.ir.op import Kernel
@@ -169,9 +170,11 @@ def bind_names(
     memory: np.ndarray,
     read: Collection[str],
     workspaces: Mapping[Step, Any],
+    sequences: Mapping[str, CallSequence],
 ) -> dict[str, Any]:
     """The namespace of a program whose arena is ``memory`` (uint8); of constants, those that it
-    has ``read`` by name. ``workspaces`` are those that streams of devices have for steps."""
+    has ``read`` by name. ``workspaces`` are those that streams of devices have for steps;
+    ``sequences`` are what the program calls in place of their steps."""
     namespace: dict[str, Any] = dict(HELPERS)
     values: list[Any] = []
     for index, slot in enumerate(paced(plan.slots)):
@@ -187,10 +190,13 @@ def bind_names(
             namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
         values.append(namespace[name])
     values.append(None)  # for slots left out, whose index is -1
-    constants = {i for i, slot in enumerate(plan.slots) if slot.kind is SlotKind.CONSTANT}
+    bind = partial(_bound, plan, values)
+    for name, sequence in paced(sequences.items()):
+        namespace[name] = bound_sequence(sequence, values, bind)
+    in_sequences = {step for sequence in sequences.values() for step in sequence.steps}
     for number, step in enumerate(paced(plan.walk())):
         kernel = step.kernel
-        if kernel is None:
+        if kernel is None or step in in_sequences:
             continue
         name = names.calls[step].function
         if kernel.begin is not None or not prepares(step):
@@ -199,18 +205,7 @@ def bind_names(
                 step, kernel, name, step in names.counted, memory_of_stream
             )
             continue
-        inputs = [
-            plan.slots[index].const
-            if index in constants and i not in kernel.absorbed
-            else values[index]
-            for i, index in enumerate(step.inputs)
-        ]
-        outputs = [values[i] for i in step.outputs]
-        workspace = values[step.workspace] if step.workspace >= 0 else None
-        bound = kernel.bind(inputs, outputs, workspace)
-        if step.contract is not None:
-            step.contract.check_bound(bound)
-        function, arguments = bound
+        function, arguments = bind(step)
         runtime = [values[i] for i in runtime_slots(plan, step)]
         if not runtime:
             namespace[f"a{number}"] = arguments
@@ -218,6 +213,24 @@ def bind_names(
             function = _with_prepared(function, arguments, runtime)
         namespace[name] = function
     return namespace
+
+
+def _bound(plan: Plan, values: Sequence[Any], step: Step) -> Any:
+    """What the kernel of ``step`` returns when it is bound to the memory of its slots."""
+    kernel = step.kernel
+    assert kernel is not None
+    inputs = [
+        plan.slots[index].const
+        if index >= 0 and plan.slots[index].kind is SlotKind.CONSTANT and i not in kernel.absorbed
+        else values[index]
+        for i, index in enumerate(step.inputs)
+    ]
+    outputs = [values[i] for i in step.outputs]
+    workspace = values[step.workspace] if step.workspace >= 0 else None
+    bound = kernel.bind(inputs, outputs, workspace)
+    if step.contract is not None:
+        step.contract.check_bound(bound)
+    return bound
 
 
 def _function_of(

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from penstock.algorithms.checkpoints import paced
+from penstock.backends.native.library import library
 from penstock.codegen.lifetimes import Lifetimes
-from penstock.codegen.names import ProgramNames
+from penstock.codegen.names import ProgramNames, runtime_slots
+from penstock.codegen.sequences import CallSequence, is_joinable
 from penstock.ops.work_estimate import flops
 from penstock.plan.plan import Plan, Step
 from penstock.plan.tasks import NO_SIGNALS, Tasks
@@ -29,10 +31,10 @@ class StepWriter:
     ``block`` for the blocks in it. If ``observed``, each step stands between calls of the run's
     observer.
 
-    ``step_of_line[i]`` is the step that line i runs, if any; ``constants`` are values that names in
-    the text stand for, the same in every arena. ``loops`` is the number of loops around the line at
-    hand; ``work`` the estimated operations since the last check for a stop; ``counts`` whether the
-    program's runs count what they allocate.
+    ``step_of_line[i]`` is the step that line i runs, if any, or those of one of the ``sequences``,
+    by name; ``constants`` are values that names in the text stand for, the same in every arena.
+    ``loops`` is the number of loops around the line at hand; ``work`` the estimated operations
+    since the last check for a stop; ``counts`` whether the program's runs count what they allocate.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class StepWriter:
         self.slots = plan.slots
         self.name = names.slots
         self.lines: list[str] = []
-        self.step_of_line: list[Step | None] = []
+        self.step_of_line: list[Step | Sequence[Step] | None] = []
         self.constants: dict[str, Any] = {}
         self.depth = 0
         self.lifetimes = lifetimes
@@ -66,8 +68,18 @@ class StepWriter:
         self._shared = frozenset() if tasks is None else tasks.shared
         self._signals = NO_SIGNALS if tasks is None else tasks.signals
         self._checks: dict[object, str] = {}
+        self.sequences: dict[str, CallSequence] = {}
+        self._gathers = not observed and library() is not None
+        self._gathered: list[Step] = []
+        self._released: list[int] = []  # behind these
 
     def line(self, text: str, step: Step | None = None, comment: str = "") -> None:
+        """Write a line, behind the steps that have been gathered for a sequence."""
+        if self._gathered:
+            self._write_gathered()
+        self._write(text, step, comment)
+
+    def _write(self, text: str, step: Step | Sequence[Step] | None, comment: str = "") -> None:
         text = "    " * self.depth + text
         self.lines.append(f"{text:<{_COMMENT_COLUMN}}  # {comment}" if comment else text)
         self.step_of_line.append(step)
@@ -98,6 +110,24 @@ class StepWriter:
                 self.line(f"emit({signal}{event})")
             for signal, stream in self._signals.overlap.marks.get(step, ()):
                 self.line(f"S[{signal}] = d{stream}.record()")
+        self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        """One call for the steps that have been gathered; for a single one its own."""
+        steps, released = self._gathered, self._released
+        self._gathered, self._released = [], []
+        if len(steps) == 1:
+            self._call(steps[0])
+        elif steps:
+            name = f"sequence_{len(self.sequences)}"
+            slots = [i for step in steps for i in runtime_slots(self.plan, step)]
+            sequence = CallSequence(tuple(steps), tuple(dict.fromkeys(slots)))
+            self.sequences[name] = sequence
+            self._write(f"{name}({self.names(sequence.slots)})", sequence.steps)
+            for step in steps:
+                self._write(f"# {self._calls[step].text()}", None, comment(step))
+        if released:
+            self._write(f"del {self.names(released)}", None)
 
     def check_for_stop(self, step: Step) -> None:
         self.line("if control.stopped: control.stop()", step)
@@ -115,7 +145,9 @@ class StepWriter:
             return
         self.observe_release(slots)
         local = [i for i in slots if i not in self._shared]
-        if local:
+        if self._gathered and local == slots and not any(self.slots[i].owned for i in slots):
+            self._released += local  # views of what others own
+        elif local:
             self.line(f"del {self.names(local)}")
         shared = [self.name[i] for i in slots if i in self._shared]
         if shared:
@@ -142,9 +174,20 @@ class StepWriter:
         if self.work > _CHECK_EVERY:
             self.work = 0
             self.check_for_stop(step)
-        call = self._calls[step].text(self._signals.on.get(step, ()))
+        joins = self._gathers and step not in self._signals.on and is_joinable(step)
+        if self._gathered and not joins:
+            self._write_gathered()
         if step.into:
             self._results(step)
+        if joins:
+            self._gathered.append(step)
+        else:
+            self._call(step)
+
+    def _call(self, step: Step) -> None:
+        kernel = step.kernel
+        assert kernel is not None
+        call = self._calls[step].text(self._signals.on.get(step, ()))
         if kernel.begin is not None:
             call = self._awaited(call, step)
         if step.into:
@@ -181,7 +224,7 @@ class StepWriter:
                 self.constants[f"k{i}"] = (type_.dims, type_.dtype)
                 text = f"empty(*k{i})"
                 text = f"keep({text})" if step in self._counted else text
-                self.line(f"{self.name[i]} = {text}", step)
+                self._write(f"{self.name[i]} = {text}", step)
 
     def _wait(self, step: Step) -> None:
         """Wait for the signals that a step needs, and for the work that their events stand for:

@@ -43,6 +43,7 @@ from penstock.algorithms.checkpoints import checkpoint, paced
 from penstock.codegen.control_flow import write_control_flow
 from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import ProgramNames, bind_names, program_names
+from penstock.codegen.sequences import CallSequence
 from penstock.codegen.steps import StepWriter, printable
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.plan.allocations import Allocations, allocations
@@ -65,7 +66,8 @@ class Program:
     """The program of a plan, and what binds it to arenas.
 
     ``functions`` are the functions that ``source`` defines: ``run``, or each task and ``results``.
-    ``steps[i]`` is the step that line ``i + 1`` runs, if any. ``constants`` are the values of names
+    ``steps[i]`` is the step that line ``i + 1`` runs, if any, or those of the ``sequences`` that it
+    calls. ``constants`` are the values of names
     in every arena; ``names`` has those that differ between arenas. ``read`` are the names that the
     code refers to.
     """
@@ -79,7 +81,8 @@ class Program:
     names: ProgramNames
     functions: tuple[str, ...]
     source: str
-    steps: tuple[Step | None, ...]
+    steps: tuple[Step | Sequence[Step] | None, ...]
+    sequences: Mapping[str, CallSequence]
     constants: Mapping[str, Any]
     filename: str
     code: tuple[CodeType, ...]
@@ -108,7 +111,7 @@ class Program:
         device streams that tasks put their steps on, by name; ``workspaces``: what kernels there
         get as ``workspace=``."""
         parts = self.plan, self.arena_plan, self.names, memory, self.read
-        namespace = bind_names(*parts, workspaces or {})
+        namespace = bind_names(*parts, workspaces or {}, self.sequences)
         namespace.update(self.constants)
         namespace.update(streams or {})
         for code in self.code:
@@ -144,7 +147,8 @@ def write_program(
     source = "\n".join(writer.lines) + "\n"
     filename = f"<penstock {printable(plan.name) or 'graph'} {next(_SERIAL)}>"
     code = tuple(_compiled(writer.lines, filename))
-    text = tuple(functions), source, tuple(writer.step_of_line), writer.constants, filename, code
+    lines = tuple(writer.step_of_line), writer.sequences, writer.constants
+    text = tuple(functions), source, *lines, filename, code
     read = frozenset[str]().union(*map(_names_in, code))
     program = Program(plan, arena_plan, tasks, allocated, limits, observed, names, *text, read)
     # Tracebacks through the program show its lines for as long as it exists.

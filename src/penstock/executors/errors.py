@@ -84,6 +84,8 @@ def _step_at_fault(error: Exception, program: Program) -> tuple[Step | None, dic
     step = None if trace is None else program.steps[trace.tb_lineno - 1]
     if step is None or trace is None:
         return None, {}
+    if not isinstance(step, Step):
+        step = step[getattr(error, "place_in_sequence", 0)]
     variables = trace.tb_frame.f_locals
     shared = variables.get("V", ())
     types = {}

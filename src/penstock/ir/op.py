@@ -74,6 +74,9 @@ class Kernel:
     ``prefer_bound``: a call of ``function`` is slow, and what ``bind`` returns is not. Even an
     output that leaves the run is then written to planned memory, and copied out.
 
+    ``compiled_call``: given what ``bind`` has returned, what compiled code calls in its place
+    (``backends.native.sequence``); None if that is a function of Python after all.
+
     ``devices``: the devices of its backend that a call puts work on, if that is not
     ``Backend.device`` alone. The call goes through a stream of each of them; all of these have
     waited for its inputs, and what reads its outputs waits for all of them.
@@ -104,6 +107,7 @@ class Kernel:
     any_layout: bool = False
     prefer_bound: bool = False
     binder: Binder | None = None
+    compiled_call: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
     check: Callable[[Any], object] | None = None
     devices: tuple[Any, ...] = ()
     begin: Callable[..., Callable[[], object] | None] | None = None

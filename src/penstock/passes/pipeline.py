@@ -22,6 +22,7 @@ from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import DeadCode
 from penstock.passes.lowering.assign_backends import AssignBackends
 from penstock.passes.lowering.assign_layouts import AssignLayouts
+from penstock.passes.lowering.bind_variables import BindVariables
 from penstock.passes.lowering.fuse import Fuse
 from penstock.passes.lowering.hoist_scales import HoistScales
 from penstock.passes.lowering.insert_transfers import InsertTransfers
@@ -78,6 +79,7 @@ LOWER: tuple[Pass, ...] = (
     Quantize(),
     FoldQuantizedWeights(),
     HoistScales(),
+    BindVariables(),
     Fuse(),
     AssignBackends(),
     InsertTransfers(),

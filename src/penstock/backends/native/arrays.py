@@ -1,4 +1,4 @@
-"""Elements copied in any order and layout, whatever the shapes: Concat and Tile."""
+"""Elements copied in any order and layout, whatever the shapes: Concat and Tile, and variables."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from typing import Any
 
 import numpy as np
 
+from penstock.analysis.value_memory import is_plannable
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.backends.native.library import NativeLibrary
 from penstock.ir.graph import Node
+from penstock.ir.layout import packed_strides
 from penstock.ir.op import Kernel
+from penstock.ops.registry import TENSORFLOW
+from penstock.ops.tensorflow.state import named_variable
 from penstock.types import ShapeError, TensorType, Type
 
 ArrayFamily = Callable[[NativeLibrary, Node, Sequence[Type | None]], Kernel | None]
 """chooses a kernel that takes arrays of any shapes"""
 
 _SIZES = (1, 2, 4, 8, 16)  # bytes of an element
+_MOST_PARTS, _MOST_DIMS = 16, 64  # of a compiled Concat
+_BYTE_NS = 0.1  # of copying
 
 
 def _are_copied(types: Sequence[Type | None]) -> bool:
@@ -37,6 +44,37 @@ def _concat(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
     return Kernel(partial(concatenated, axis, None), into)
 
 
+def join_call(site: Site) -> NativeCall | None:
+    """Concat of known shapes, which reads and writes memory in any order of dims."""
+    parts = [t for t in site.tensors[:-1] if t is not None]
+    if len(parts) < len(site.tensors) - 1 or len(parts) > _MOST_PARTS:
+        return None
+    output = site.output()
+    if not _are_copied([*parts, output]) or len(output.dims) > _MOST_DIMS:
+        return None
+    assert output.dtype is not None
+    rank, size = len(output.dims), output.dtype.itemsize
+    axis = site.attr("axis", 1) % rank
+
+    def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
+        in_bytes = [
+            packed_strides(t.dims, size) if s is None else tuple([size * x for x in s])
+            for s, t in zip(strides, [*parts, output], strict=True)
+        ]
+        table, place = [rank, size], 0
+        for part, own in zip(parts, in_bytes, strict=False):
+            table.append(place)
+            for dim in zip(part.dims, own, in_bytes[-1], strict=True):
+                table += dim
+            place += part.dims[axis] * in_bytes[-1][axis]
+        arrays = [Tensor(i) for i in range(len(parts))]
+        words = (np.array(table), site.result(), *arrays, *[None] * (_MOST_PARTS - len(parts)))
+        item_ns = 20 + output.nbytes / len(parts) * _BYTE_NS
+        return NativeCall("join", words, len(parts), item_ns, restrided=restrided)
+
+    return restrided([None] * len(site.tensors))
+
+
 def _tile(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
     tiled = library.functions.tiled
 
@@ -49,4 +87,28 @@ def _tile(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> K
     return Kernel(run) if node.op.since >= 6 and _are_copied(types[:1]) else None
 
 
-ARRAY_FAMILIES: Mapping[str, ArrayFamily] = {"Concat": _concat, "Tile": _tile}
+def _no_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """The functions of variables are called as Python calls them, in a sequence too."""
+
+
+def _read(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    variable, (output,) = named_variable(node), node.outputs
+    if variable is None or output is None or not is_plannable(output.type):
+        return None
+    function = node.op.compile(node, types).function
+    into = partial(library.functions.variable_read, variable)
+    return Kernel(function, into, contiguous=True, compiled_call=_no_call)
+
+
+def _assign(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    variable = named_variable(node)
+    function = partial(library.functions.variable_assign, variable)
+    return None if variable is None else Kernel(function, function, compiled_call=_no_call)
+
+
+ARRAY_FAMILIES: Mapping[str, ArrayFamily] = {
+    "Concat": _concat,
+    "Tile": _tile,
+    f"{TENSORFLOW}.AssignVariableOp": _assign,
+    f"{TENSORFLOW}.ReadVariableOp": _read,
+}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from penstock.backends.dynamic_shapes import SpecialisingBackend
-from penstock.backends.native.arrays import ARRAY_FAMILIES
+from penstock.backends.native.arrays import ARRAY_FAMILIES, join_call
 from penstock.backends.native.blocks import block_product, experts_call
 from penstock.backends.native.code_convolution import (
     code_convolution,
@@ -120,6 +120,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
         reduction_call, _by_memory
     ),
     ("Col2Im",): Family(col2im),
+    ("Concat",): Family(join_call),
     ("Conv", "ConvTranspose"): Family(convolution_call, convolution_seconds),
     ("CumProd", "CumSum"): Family(cumulative),
     ("DynamicQuantizeLinear",): Family(dynamic_codes, _by_memory),
@@ -191,8 +192,12 @@ class NativeBackend(SpecialisingBackend):
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         chosen = _OF_ANY_SHAPES.get(node.op.full_name)
-        kernel = None if chosen is None else chosen(self.library, node, types)
-        return kernel or super().kernel(node, types)
+        if chosen is None:
+            return super().kernel(node, types)
+        kernel, static = chosen(self.library, node, types), self.static_kernel(node, types)
+        if kernel is None or static is None:
+            return kernel or super().kernel(node, types)
+        return replace(static, function=kernel.function)  # which takes inputs in any layout
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = FAMILIES.get(node.op.full_name)
@@ -205,6 +210,10 @@ class NativeBackend(SpecialisingBackend):
     @property
     def threads(self) -> int:
         return core_budget()
+
+    @property
+    def openmp(self) -> int:
+        return int(self.library.functions.openmp)
 
     def set_threads(self, threads: int) -> None:
         self.library.functions.set_threads(threads)

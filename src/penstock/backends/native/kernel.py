@@ -177,6 +177,7 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         dims_order=call.dims_order,
         contiguous_inputs=dense if call.restrided is None or call.dims_order else (),
         binder=binder,
+        compiled_call=site.library.call_of,
         inplace=tuple([i for i in call.inplace if tensors[i] == tensors[count]]),
         # A call of the function is given the former, and has results in their own order of dims.
         prefer_bound=bool(call.reordered or call.dims_order),

@@ -35,6 +35,11 @@ class NativeLibrary:
     """the functions of the module: ``set_threads``, and those that take any arrays or strings; and
     ``integer_speed``, operations in a nanosecond"""
 
+    def call_of(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """The call that ``function`` is the method ``run`` of, None if it is another function."""
+        owner = getattr(function, "__self__", None)
+        return owner if type(owner) is self.call else None
+
 
 @cache
 def library() -> NativeLibrary | None:

@@ -80,6 +80,7 @@ _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 100e9
 _CONVOLVED_PER_S, _DEPTHWISE_PER_S, _FILTERS, _IMAGE_BYTES_PER_S = 180e9, 75e9, 16, 60e9
 """of convolutions, which compute filters in blocks of as many, and move bytes of images"""
+_CONVOLUTION_S = 0.45e-6  # of a small one among others (``codegen.sequences``)
 _TAP_OF_GROUP_S = 20e-9  # of those in groups, for each position of the kernel
 _POSITION_S = 4e-9  # of transposed ones, for each position of the result
 # Of convolutions of 8-bit codes, and in groups of one filter: seconds of a call, of an element of
@@ -98,7 +99,9 @@ def _convolution_seconds(node: Node, moved: int) -> float:
     """An estimate for a convolution, or a chain that begins with one."""
     first = parts(node)[0]
     w, group = first.const(1), first.attrs.get("group", 1)
-    filters, per_s, calls_s = _FILTERS, _CONVOLVED_PER_S, _CALL_S
+    filters, per_s, calls_s = _FILTERS, _CONVOLVED_PER_S, _CONVOLUTION_S
+    if node.inputs[0] is None or node.inputs[0].producer is None:
+        calls_s = _CALL_S
     if w is not None:
         transposed = first.op.name == "ConvTranspose"
         filters = w.shape[1] if transposed else w.shape[0] // group
@@ -240,6 +243,12 @@ class OneDnnBackend(SpecialisingBackend):
     @property
     def threads(self) -> int:
         return core_budget()
+
+    @property
+    def openmp(self) -> int:
+        library = self.library
+        function = library.ffi.addressof(library.lib, "omp_set_num_threads")
+        return int(library.ffi.cast("intptr_t", function))
 
     def set_threads(self, threads: int) -> None:
         self.library.set_threads(threads)

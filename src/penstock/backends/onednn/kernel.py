@@ -6,6 +6,8 @@ import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,9 @@ from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecCon
 from penstock.ir.layout import LateArray, address, packed_strides
 from penstock.ir.op import Kernel
 from penstock.types import TensorType
+
+# Arrays of a call whose addresses compiled code sets, as in native/c/sequence.c.
+_MOST_HANDLES = 4
 
 # Primitives that one kernel keeps, for different strides and numbers of threads.
 _MOST_PRIMITIVES = 16
@@ -83,6 +88,7 @@ def kernel_of(library: Library, spec: PrimitiveSpec) -> Kernel:
         any_layout=spec.any_layout,
         prefer_bound=True,
         binder=primitives,
+        compiled_call=partial(_compiled_call, library),
         check=library.check,
         code_bytes=primitives.packed.primitive.code_bytes,
         absorbed=tuple(spec.weights),
@@ -182,7 +188,8 @@ class PrimitiveCache:
         call = (_in_turn(calls), ()) if len(calls) > 1 else calls[0]
         if not late:
             return call
-        run = _with_handles(self.library, call, [handle for _, handle in late])
+        function, arguments = call
+        run = _HandleCall(self.library, function, arguments, [handle for _, handle in late])
         return run, tuple([x for x, _ in late])
 
     def _calls(
@@ -212,7 +219,8 @@ class PrimitiveCache:
             if array is None:
                 is_read = i not in self.spec.desc.outputs
                 order = x.order if isinstance(x, LateArray) else None
-                late.append((x, _Handle(own_memory, is_read, order)))
+                rank = len(self.packed_strides[i] or ())
+                late.append((x, _Handle(own_memory, is_read, order, rank)))
         for argument in bound.dropped:
             memories[argument] = new_memory(library, primitive.query_argument(argument))
         # Given even where none is needed, so that calls with other threads have as many arguments.
@@ -288,36 +296,68 @@ def _in_turn(calls: Sequence[Call]) -> Callable[[], int]:
 
 class _Handle(NamedTuple):
     """A memory object whose address is set at each call. Its dims are in memory in ``order``, None
-    if that is their own."""
+    if that is their own; there are ``rank``."""
 
     memory: Any
     is_read: bool
     order: tuple[int, ...] | None
+    rank: int
 
 
-def _with_handles(library: Library, call: Call, handles: Sequence[_Handle]) -> Callable[..., None]:
-    """The call, with some addresses set each time; of tensors that are read, also of copies."""
-    function, arguments = call
-    set_handle, from_buffer = library.lib.dnnl_memory_set_data_handle, library.ffi.from_buffer
+@dataclass(frozen=True, slots=True, eq=False)
+class _HandleCall:
+    """A call with some addresses set each time; of tensors that are read, also of copies."""
 
-    def run(*arrays: np.ndarray) -> None:
+    library: Library
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    handles: Sequence[_Handle]
+
+    def __call__(self, *arrays: np.ndarray) -> None:
+        library = self.library
+        set_handle, from_buffer = library.lib.dnnl_memory_set_data_handle, library.ffi.from_buffer
         try:
-            for (target, _, order), x in zip(handles, arrays, strict=True):
+            for (target, _, order, _), x in zip(self.handles, arrays, strict=True):
                 set_handle(target, from_buffer(x.transpose(order) if order else x))
         except ValueError:  # an array with gaps, or without a buffer
-            run_on_copies(*arrays)
+            self.run_on_copies(*arrays)
         else:
-            library.check(function(*arguments))
+            library.check(self.function(*self.arguments))
 
-    def run_on_copies(*arrays: np.ndarray) -> None:
-        used = []
-        for (target, is_read, order), x in zip(handles, arrays, strict=True):
+    def run_on_copies(self, *arrays: np.ndarray) -> None:
+        library, used = self.library, []
+        for (target, is_read, order, _), x in zip(self.handles, arrays, strict=True):
             x = x.transpose(order) if order else x
             if not x.flags.c_contiguous:
                 assert is_read, "memory set aside for a result is not contiguous"
                 x = np.ascontiguousarray(x)
             used.append(x)  # copies live until the call is over
-            set_handle(target, pointer(library, x))
-        library.check(function(*arguments))
+            library.lib.dnnl_memory_set_data_handle(target, pointer(library, x))
+        library.check(self.function(*self.arguments))
 
-    return run
+
+def _compiled_call(
+    library: Library, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> tuple[Any, ...] | None:
+    """The addresses of ``dnnl_primitive_execute`` and its arguments, if that is ``function``, or
+    what that calls with handles set: of each, the addresses of what sets it and of the memory, and
+    the order of the array's dims in memory."""
+    ffi, lib = library.ffi, library.lib
+    handles: Sequence[_Handle] = ()
+    if isinstance(function, _HandleCall):
+        call = function
+        handles, function, arguments = call.handles, call.function, call.arguments
+    if function is not lib.dnnl_primitive_execute or len(handles) > _MOST_HANDLES:
+        return None
+
+    def address_of(pointer: Any) -> int:
+        return int(ffi.cast("intptr_t", pointer))
+
+    execute, set_handle = (
+        address_of(ffi.addressof(lib, "dnnl_primitive_execute")),
+        address_of(ffi.addressof(lib, "dnnl_memory_set_data_handle")),
+    )
+    late = [(set_handle, address_of(x.memory), x.order or tuple(range(x.rank))) for x in handles]
+    primitive, stream, count, pairs = arguments
+    pointers = [address_of(x) for x in (primitive, stream, pairs)]
+    return execute, *pointers[:2], count, pointers[2], tuple(late)

@@ -21,6 +21,8 @@ from penstock.ops.tensorflow.common import array_operator, dims_of, handle, name
 from penstock.types import ANY, BOOL, ShapeError, TensorType, Type, accepts, dtypes, type_of
 
 VARIABLES = frozenset({"VarHandleOp", "VariableV2"})
+NAMED = frozenset({"ReadVariableOp", "AssignVariableOp"})
+"""operations that take a variable, or name one in their attributes"""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,10 +142,17 @@ def _infer_read(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (ANY if type_.dtype is None else type_,)
 
 
-@array_operator("ReadVariableOp", infer=_infer_read, pure=False)
-def read(variable: Any) -> np.ndarray:
+def named_variable(node: Node) -> _Variable | None:
+    """The variable of a node whose handle is left out, as its attributes name it
+    (``passes/lowering/bind_variables.py``); None if it is given one."""
+    return variable_of(node.attrs, "") if node.inputs[0] is None else None
+
+
+@operator("ReadVariableOp", infer=_infer_read, pure=False)
+def read(node: Node, types: Types) -> Kernel:
     """A copy: what leaves a run is the caller's own."""
-    return _variable(variable).read().copy()
+    named = named_variable(node)
+    return Kernel(lambda variable: (named or _variable(variable)).read().copy())
 
 
 @array_operator(
@@ -162,9 +171,10 @@ def variable_shape(node: Node, types: Types) -> Kernel:
 # Assignments: those of handles have no output, those of references the reference.
 
 
-@array_operator("AssignVariableOp", pure=False)
-def assign_variable(variable: Any, value: np.ndarray) -> None:
-    _variable(variable).assign(value)
+@operator("AssignVariableOp", pure=False)
+def assign_variable(node: Node, types: Types) -> Kernel:
+    named = named_variable(node)
+    return Kernel(lambda variable, value: (named or _variable(variable)).assign(value))
 
 
 @array_operator("Assign", pure=False)

@@ -1,9 +1,10 @@
-/* Functions of Python that copy arrays, whatever their shapes and strides are. */
+/* Functions of Python that copy arrays, whatever their shapes and strides are, and variables. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #define NO_IMPORT_ARRAY
 #include "numpy_api.h"
 #include "copies.h"
+#include <string.h>
 
 /* Bytes from which on the global interpreter lock is released. */
 enum { WORTH_RELEASE = 1 << 16 };
@@ -138,4 +139,67 @@ PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ssize_t c
     }
     copy(&plan, PyArray_BYTES(x), PyArray_BYTES(y), PyArray_NBYTES(y));
     return (PyObject *)y;
+}
+
+/* Variables (ops/tensorflow/state.py): objects with a `value`, an array that is never changed, and
+   the methods `read` and `assign`, which check what is not the same as the time before. */
+
+static PyObject *value_name(void)
+{
+    static PyObject *name = NULL;
+    return name ? name : (name = PyUnicode_InternFromString("value"));
+}
+
+/* The value of a variable if it is an array in C order of the type and shape of `like`; NULL without
+   an error if it is something else. */
+static PyArrayObject *value_like(PyObject *variable, PyArrayObject *like)
+{
+    PyArrayObject *x = (PyArrayObject *)PyObject_GetAttr(variable, value_name());
+    if (x && PyArray_Check((PyObject *)x) && PyArray_IS_C_CONTIGUOUS(x) && is_plain(x) &&
+        PyArray_NDIM(x) == PyArray_NDIM(like) &&
+        PyArray_CompareLists(PyArray_DIMS(x), PyArray_DIMS(like), PyArray_NDIM(x)) &&
+        PyArray_EquivTypes(PyArray_DESCR(x), PyArray_DESCR(like)))
+        return x;
+    Py_XDECREF((PyObject *)x);
+    return NULL;
+}
+
+PyObject *variable_read(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count != 3 || !PyArray_Check(arguments[2]))
+        return PyErr_Format(PyExc_TypeError, "variable_read() takes a variable, None and an array");
+    PyArrayObject *y = (PyArrayObject *)arguments[2], *x = value_like(arguments[0], y);
+    if (x && PyArray_IS_C_CONTIGUOUS(y) && PyArray_ISWRITEABLE(y)) {
+        memcpy(PyArray_DATA(y), PyArray_DATA(x), PyArray_NBYTES(y));
+        Py_DECREF((PyObject *)x);
+        Py_RETURN_NONE;
+    }
+    Py_XDECREF((PyObject *)x);
+    if (PyErr_Occurred())
+        return NULL;
+    PyObject *value = PyObject_CallMethod(arguments[0], "read", NULL);
+    int status = value ? PyArray_CopyObject(y, value) : -1;
+    Py_XDECREF(value);
+    if (status < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+PyObject *variable_assign(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count != 3 || !PyArray_Check(arguments[2]))
+        return PyErr_Format(PyExc_TypeError, "variable_assign() takes a variable, None and an array");
+    PyArrayObject *given = (PyArrayObject *)arguments[2], *old = value_like(arguments[0], given);
+    if (!old)
+        return PyErr_Occurred() ? NULL : PyObject_CallMethod(arguments[0], "assign", "O", given);
+    Py_DECREF((PyObject *)old);
+    PyObject *copy = array_copied(NULL, arguments[2]);
+    if (!copy)
+        return NULL;
+    PyArray_CLEARFLAGS((PyArrayObject *)copy, NPY_ARRAY_WRITEABLE);
+    int status = PyObject_SetAttr(arguments[0], value_name(), copy);
+    Py_DECREF(copy);
+    if (status < 0)
+        return NULL;
+    Py_RETURN_NONE;
 }

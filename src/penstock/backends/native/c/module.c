@@ -2,14 +2,11 @@
 
    This file is compiled for the baseline of the architecture, so that a module for instructions that
    the processor lacks can say so: its import fails. LEVEL is the name of the instruction set. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "call.h"
 #include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#include "native.h"
-#include "numpy_api.h"
 
 #define TEXT_OF(name) #name
 #define TEXT(name) TEXT_OF(name)
@@ -24,6 +21,7 @@ static const kernel_entry *const families[] = {
     features_kernels,
     index_kernels,
     integers_kernels,
+    joins_kernels,
     matmul_kernels,
     models_kernels,
     normalization_kernels,
@@ -40,45 +38,6 @@ static const kernel_entry *const families[] = {
     elementwise_kernels,
     recurrent_kernels,
 };
-
-enum { MOST_WORDS = 64, MOST_LATE = MOST_WORDS, MOST_RESULTS = 4, MOST_RANK = 16 };
-
-/* Nanoseconds of work that are worth a thread of their own, the release of the global interpreter
-   lock, and the time between two looks at whether the run must stop. */
-static const double WORTH_THREAD = 20e3, WORTH_RELEASE = 3e3, BETWEEN_CHECKS = 20e6;
-
-typedef union {
-    int64_t integer;
-    double real;
-    const void *pointer;
-} word;
-
-typedef struct {
-    int64_t word; /* -1 if the kernel does not look at it */
-    int64_t nbytes;
-    int64_t written;
-} late_array;
-
-typedef struct {
-    PyArray_Descr *dtype;
-    int rank;
-    npy_intp dims[MOST_RANK];
-} result_type;
-
-typedef struct {
-    PyObject_HEAD
-    const kernel_entry *kernel;
-    int64_t items;
-    double item_ns;
-    int64_t n_late;
-    word words[MOST_WORDS];
-    late_array late[MOST_LATE];
-    int64_t n_results; /* the last of the late arrays, which `make` allocates */
-    result_type results[MOST_RESULTS];
-    PyObject *arrays;     /* keeps those in `words` alive */
-    PyObject *failed;     /* called with the status and the late arrays; raises */
-    PyObject *checkpoint; /* called between parts of long work; raises if the run must stop */
-} Call;
 
 static int threads_of_caller(void)
 {
@@ -146,6 +105,16 @@ static int run_all(const Call *call, const word *words, int *status)
     return 0;
 }
 
+int call_is_plain(const Call *call)
+{
+    return !call->n_late && call->items * call->item_ns <= BETWEEN_CHECKS;
+}
+
+int call_run_plain(const Call *call)
+{
+    return call->items ? run_items(call, call->words, 0, call->items) : 0;
+}
+
 /* The array that a kernel can read or write in place of `given`, as a new reference. */
 static PyArrayObject *usable(PyObject *given, const late_array *late)
 {
@@ -167,7 +136,7 @@ static PyArrayObject *usable(PyObject *given, const late_array *late)
     return array;
 }
 
-static PyObject *report(const Call *call, int status, PyObject *const *arguments, Py_ssize_t count)
+PyObject *call_report(const Call *call, int status, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *late = PyTuple_New(count);
     if (!late)
@@ -183,7 +152,7 @@ static PyObject *report(const Call *call, int status, PyObject *const *arguments
     return NULL;
 }
 
-static PyObject *Call_run(Call *self, PyObject *const *arguments, Py_ssize_t count)
+PyObject *call_run(Call *self, PyObject *const *arguments, Py_ssize_t count)
 {
     word words[MOST_WORDS];
     PyArrayObject *arrays[MOST_LATE];
@@ -209,7 +178,7 @@ static PyObject *Call_run(Call *self, PyObject *const *arguments, Py_ssize_t cou
     if (run_all(self, words, &status) < 0)
         goto done;
     if (status)
-        result = report(self, status, arguments, count);
+        result = call_report(self, status, arguments, count);
     else {
         result = Py_None;
         Py_INCREF(result);
@@ -235,7 +204,7 @@ static PyObject *Call_make(Call *self, PyObject *const *given, Py_ssize_t count)
         if (!arguments[inputs + made])
             goto done;
     }
-    PyObject *done = Call_run(self, arguments, self->n_late);
+    PyObject *done = call_run(self, arguments, self->n_late);
     if (!done)
         goto done;
     Py_DECREF(done);
@@ -376,7 +345,7 @@ static void Call_dealloc(Call *self)
 }
 
 static PyMethodDef Call_methods[] = {
-    {"run", (PyCFunction)(void (*)(void))Call_run, METH_FASTCALL,
+    {"run", (PyCFunction)(void (*)(void))call_run, METH_FASTCALL,
      "run(*late): compute; takes the arrays that were not known when the call was made."},
     {"make", (PyCFunction)(void (*)(void))Call_make, METH_FASTCALL,
      "make(*inputs): compute into new arrays, which are returned."},
@@ -410,6 +379,16 @@ static PyObject *set_threads(PyObject *module, PyObject *threads)
     Py_RETURN_NONE;
 }
 
+/* The address of the runtime's function, which other libraries of the process may share; or 0. */
+static long openmp(void)
+{
+#ifdef _OPENMP
+    return (long)(intptr_t)&omp_set_num_threads;
+#else
+    return 0;
+#endif
+}
+
 #define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
 
 static PyMethodDef module_methods[] = {
@@ -418,6 +397,10 @@ static PyMethodDef module_methods[] = {
     {"concatenated", FAST(array_concatenated),
      "concatenated(axis, out, *arrays): the arrays joined along an axis, in `out` or a new array."},
     {"tiled", FAST(array_tiled), "tiled(x, *repeats): x repeated along each axis."},
+    {"variable_read", FAST(variable_read),
+     "variable_read(variable, handle, y): copy the value of a variable into y."},
+    {"variable_assign", FAST(variable_assign),
+     "variable_assign(variable, handle, x): replace the value of a variable by a copy of x."},
     {"are_strings", text_are_strings, METH_O, "are_strings(x): whether all elements are of class str."},
     {"places", FAST(text_places), "places(x, places, missing): the place of each string."},
     {"zip_map", FAST(text_zip_map), "zip_map(x, labels): a dict of each row, float by label."},
@@ -479,8 +462,8 @@ PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
     if (!module)
         return NULL;
     PyObject *names = PyList_New(0), *operations = PyList_New(0);
-    PyObject *type = PyType_FromSpec(&Call_spec);
-    int failed = !names || !operations || !type;
+    PyObject *type = PyType_FromSpec(&Call_spec), *sequence = PyType_FromSpec(&Sequence_spec);
+    int failed = !names || !operations || !type || !sequence;
     for (size_t f = 0; !failed && f < sizeof families / sizeof *families; f++)
         for (const kernel_entry *kernel = families[f]; !failed && kernel->name; kernel++)
             failed = append_name(names, kernel->name) < 0;
@@ -489,11 +472,14 @@ PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
     failed = failed || PyModule_AddObjectRef(module, "kernels", names) < 0 ||
              PyModule_AddObjectRef(module, "elementwise_operations", operations) < 0 ||
              PyModule_AddIntConstant(module, "integer_speed", integer_speed()) < 0 ||
+             PyModule_AddIntConstant(module, "openmp", openmp()) < 0 ||
              PyModule_AddStringConstant(module, "checksum", TEXT(CHECKSUM)) < 0 ||
-             PyModule_AddObjectRef(module, "Call", type) < 0;
+             PyModule_AddObjectRef(module, "Call", type) < 0 ||
+             PyModule_AddObjectRef(module, "Sequence", sequence) < 0;
     Py_XDECREF(names);
     Py_XDECREF(operations);
     Py_XDECREF(type);
+    Py_XDECREF(sequence);
     if (failed)
         Py_CLEAR(module);
     return module;

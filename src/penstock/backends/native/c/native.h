@@ -37,6 +37,7 @@ extern const kernel_entry elementwise_kernels[];
 extern const kernel_entry features_kernels[];
 extern const kernel_entry index_kernels[];
 extern const kernel_entry integers_kernels[];
+extern const kernel_entry joins_kernels[];
 extern const kernel_entry matmul_kernels[];
 extern const kernel_entry models_kernels[];
 extern const kernel_entry normalization_kernels[];

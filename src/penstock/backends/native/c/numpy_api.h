@@ -11,6 +11,8 @@
 PyObject *array_copied(PyObject *module, PyObject *given);
 PyObject *array_concatenated(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *variable_read(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *variable_assign(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *text_are_strings(PyObject *module, PyObject *given);
 PyObject *text_places(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *text_zip_map(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

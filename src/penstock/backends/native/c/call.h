@@ -1,0 +1,65 @@
+/* Bound calls of kernels, as module.c makes them and sequence.c runs them. */
+#ifndef PENSTOCK_CALL_H
+#define PENSTOCK_CALL_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include "native.h"
+#include "numpy_api.h"
+
+enum { MOST_WORDS = 64, MOST_LATE = MOST_WORDS, MOST_RESULTS = 4, MOST_RANK = 16 };
+
+/* Nanoseconds of work that are worth a thread of their own, the release of the global interpreter
+   lock, and the time between two looks at whether the run must stop. */
+static const double WORTH_THREAD = 20e3, WORTH_RELEASE = 3e3, BETWEEN_CHECKS = 20e6;
+
+typedef union {
+    int64_t integer;
+    double real;
+    const void *pointer;
+} word;
+
+typedef struct {
+    int64_t word; /* -1 if the kernel does not look at it */
+    int64_t nbytes;
+    int64_t written;
+} late_array;
+
+typedef struct {
+    PyArray_Descr *dtype;
+    int rank;
+    npy_intp dims[MOST_RANK];
+} result_type;
+
+typedef struct {
+    PyObject_HEAD
+    const kernel_entry *kernel;
+    int64_t items;
+    double item_ns;
+    int64_t n_late;
+    word words[MOST_WORDS];
+    late_array late[MOST_LATE];
+    int64_t n_results; /* the last of the late arrays, which `make` allocates */
+    result_type results[MOST_RESULTS];
+    PyObject *arrays;     /* keeps those in `words` alive */
+    PyObject *failed;     /* called with the status and the late arrays; raises */
+    PyObject *checkpoint; /* called between parts of long work; raises if the run must stop */
+} Call;
+
+#pragma GCC visibility push(hidden)
+/* Whether a call may be part of one that holds no global interpreter lock and never pauses. */
+int call_is_plain(const Call *call);
+
+/* Compute a plain call; returns the kernel's status. */
+int call_run_plain(const Call *call);
+
+/* As the method `run` of a call. */
+PyObject *call_run(Call *self, PyObject *const *arguments, Py_ssize_t count);
+
+/* Raise the error of a status, given the arrays that the call was given late; returns NULL. */
+PyObject *call_report(const Call *call, int status, PyObject *const *arguments, Py_ssize_t count);
+
+extern PyType_Spec Sequence_spec;
+#pragma GCC visibility pop
+
+#endif

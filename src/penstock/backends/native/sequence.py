@@ -1,0 +1,31 @@
+"""Sequences: bound calls that follow one another, made by one call of compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from penstock.backends.native.library import NativeLibrary
+from penstock.ir.op import Kernel
+
+
+class BoundStep(NamedTuple):
+    """A step of a sequence: its kernel, what ``bind`` has returned for it, and of each argument the
+    place among the arrays that the sequence is called with, or -1."""
+
+    kernel: Kernel
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    places: tuple[int, ...]
+
+
+def sequence_of(library: NativeLibrary, steps: Sequence[BoundStep], arrays: int) -> Any:
+    """A function of a number of ``arrays`` that runs steps in turn. An error that a step raises has
+    the attribute ``place_in_sequence``."""
+    calls = []
+    for kernel, function, arguments, places in steps:
+        assert kernel.compiled_call is not None
+        native = kernel.compiled_call(function, arguments)
+        fixed = [x if place < 0 else None for x, place in zip(arguments, places, strict=True)]
+        calls.append((function, tuple(fixed), places, native, kernel.check))
+    return library.functions.Sequence(tuple(calls), arrays, library.call).run
