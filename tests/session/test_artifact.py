@@ -12,12 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from onnx import ModelProto, numpy_helper
 
 import penstock as ps
+from penstock.backends.registry import available
+from penstock.cli import main
 from penstock.ir.graph import Model
 from penstock.session import compiler, stages
 from penstock.types import TensorType
+from tests.support.cost_models import PreferredBackendCosts
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.random_graphs import feeds_for, seeded
 from tests.support.tf_graphs import Flow, Func, Type
@@ -96,6 +100,35 @@ def test_saved_plans_are_not_compiled_again(path: Path, backends: Any) -> None:
             assert_same(opened.run(image(rows)), outputs)
         assert opened.explain() == session.explain()
         assert opened.source == session.source
+
+
+@pytest.mark.skipif("onednn" not in available(), reason="needs oneDNN")
+def test_constants_in_orders_of_onednn_are_saved(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the convolution nor the product brings its weights into its order again."""
+    rng = np.random.default_rng(3)
+    model = model_from_text("""g (float[1, 64, 8, 8] x) => (float[1, 256] y) {
+        c = Conv<pads=[1, 1, 1, 1]>(x, k) r = Relu(c) p = GlobalAveragePool(r)
+        f = Flatten(p) y = Gemm<transB=1>(f, w) }""")
+    for name, shape in {"k": (64, 64, 3, 3), "w": (256, 64)}.items():
+        array = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    costs = PreferredBackendCosts("onednn")
+    x = {"x": rng.standard_normal((1, 64, 8, 8)).astype(np.float32)}
+    session = ps.compile(model, executor="linear", cost_model=costs)
+    expected = session.run(x)
+    session.save(path)
+    from penstock.backends.onednn import weights
+
+    monkeypatch.setattr(weights, "reordered", None)
+    opened = ps.open(path)
+    assert_same(opened.run(x), expected)
+    steps = {step.node.op.name: step.backend for step in opened.plan.walk()}
+    assert set(steps.values()) == {"onednn"}
+    constants = [slot.constant for slot in opened.plan.slots if slot.constant is not None]
+    assert constants
+    assert all(constant.held is None for constant in constants)  # their pages are not needed
 
 
 def test_plans_of_all_shapes_that_are_given_are_saved(path: Path) -> None:
@@ -247,6 +280,23 @@ print(y.shape, *[name for name in ("onnx", "google.protobuf") if name in sys.mod
 
 
 # Damage.
+
+
+def test_large_arrays_of_mapped_files_are_checked_when_asked(path: Path) -> None:
+    model = model_from_text("g (float[1] x) => (float[40000] y) { y = Mul(x, w) }")
+    array = np.arange(40_000, dtype=np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(array, "w"))
+    ps.compile(model, shapes={}).save(path)
+    data = bytearray(path.read_bytes())
+    data[data.index(array[9000:9100].tobytes())] ^= 1
+    path.write_bytes(data)
+    x = {"x": np.ones(1, np.float32)}
+    assert ps.open(path).run(x)["y"].shape == (40_000,)
+    with pytest.raises(ps.InvalidModel, match="another checksum"):
+        ps.open(path, map_weights=False).run(x)
+    done = CliRunner().invoke(main, ["check", str(path)])
+    assert done.exit_code == 1
+    assert "another checksum" in done.output
 
 
 @pytest.mark.parametrize("seed", range(200))

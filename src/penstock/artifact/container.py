@@ -11,8 +11,10 @@
                    the table, as JSON: documents and arrays with their offsets, bytes and CRC-32C
 
 All numbers are little-endian. A document is JSON; graphs refer to arrays by their index. Documents
-are parsed, and arrays are checked, when they are first asked for. Nothing in a file is trusted:
-what does not fit raises ``InvalidModel``, and no more memory is taken than the file has bytes.
+are parsed and compared with their checksums when they are asked for; so are arrays, but large ones
+of a file that is mapped, whose pages are not touched before they are needed (``check``). Nothing in
+a file is trusted: what does not fit raises ``InvalidModel``, and no more memory is taken than the
+file has bytes.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ VERSION = 1
 HEADER = struct.Struct("<8sIIQQ")
 _ALIGNMENT = 64
 _PIECE = 16 << 20  # bytes that are written or checked between two looks at the control
+_LARGE = 64 << 10  # bytes of an array from which on it is not checked if it is mapped
 
 _MAPPED: WeakValueDictionary[tuple[int, ...], mmap.mmap] = WeakValueDictionary()
 """Files that are mapped now, by device, inode, bytes and time of the last change."""
@@ -130,6 +133,7 @@ class ArtifactFile:
         status = os.fstat(file.fileno())
         if excess := limits.beyond("max_bytes", status.st_size):
             raise InvalidModel(f"{name} has more bytes {excess}")
+        self._mapped = mapped
         self._content = _contents(file, status, mapped=mapped)
         self._lock = threading.RLock()
         self._made: dict[int, np.ndarray] = {}
@@ -188,7 +192,7 @@ class ArtifactFile:
                     raise ValueError("it has other elements than strings, or not as many")
                 array = np.array(texts, object).reshape(shape)
             else:
-                content = self._section(what, section)
+                content = self._section(what, section, may_skip=self._mapped)
                 if len(content) != prod(shape) * dtype.itemsize:
                     raise ValueError(f"{len(content)} bytes for a {name} of shape {shape}")
                 array = np.frombuffer(content, dtype.newbyteorder("<")).reshape(shape)
@@ -205,8 +209,17 @@ class ArtifactFile:
         except (ValueError, RecursionError) as error:
             raise self.damaged(f"{what} is no JSON: {error}") from error
 
-    def _section(self, what: str, section: Any) -> memoryview:
-        """The bytes of a section, whose checksum was compared."""
+    def check(self) -> None:
+        """Compare all checksums. Raises ``InvalidModel``."""
+        for name in self.documents:
+            self.document(name)
+        for index, entry in enumerate(self._table.get("arrays", ())):
+            self.array(index)
+            if entry[0] != "string":
+                self._section(f"its array {index}", entry[2:])
+
+    def _section(self, what: str, section: Any, *, may_skip: bool = False) -> memoryview:
+        """The bytes of a section, whose checksum was compared, unless it may be skipped."""
         valid = isinstance(section, list) and len(section) == 3
         if not valid or not all(type(x) is int and 0 <= x < 2**62 for x in section):
             raise self.damaged(f"{what} has no place")
@@ -214,6 +227,8 @@ class ArtifactFile:
         if offset % _ALIGNMENT or offset + count > len(self._content):
             raise self.damaged(f"{what} is not inside of the file")
         content = memoryview(self._content)[offset : offset + count]
+        if may_skip and count > _LARGE:
+            return content
         checksum = 0
         for begin in range(0, count, _PIECE):
             checkpoint()

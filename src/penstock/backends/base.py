@@ -102,6 +102,10 @@ class Backend(Protocol):
         """A NumPy array (or a list of these) as a value of this backend's memory."""
         ...
 
+    # A backend that copies constants into orders of its own may have ``copies_of(constant)``, which
+    # returns these copies as arrays of bytes, by name; and ``saved_copies(constant, copies)``: as
+    # long as what it returns lives, new kernels use such copies instead of making their own.
+
     # A backend may also have ``copy_from(source: Backend)``: a function that copies a value of that
     # backend's memory into a new one of its own, directly, or None if there is no such way. And
     # ``openmp``, the address of ``omp_set_num_threads`` of the runtime that has its threads: of

@@ -143,7 +143,10 @@ def check(model: Path) -> dict[str, Any]:
     """Verify a model and report everything that is wrong with it."""
     result: dict[str, Any] = {"ok": True, "problems": [], "unsupported": []}
     try:
-        compile(model)
+        loaded = load(model)
+        if loaded.artifact is not None:
+            loaded.artifact.check()
+        compile(loaded)
     except InvalidModel as error:
         result |= {"ok": False, "problems": list(error.problems)}
     except Unsupported as error:

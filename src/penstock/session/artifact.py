@@ -81,6 +81,8 @@ def save_session(
         if stateful or not isinstance(plan, Plan) or plan.graph is None or None in key:
             continue
         document = encode_graphs({"main": plan.graph}, writer)
+        copies = _copies(plan.graph, context, writer)
+        document["copies"] = [[i, name, indices] for (i, name), indices in copies.items()]
         backends = {step.node: step.backend for step in plan.walk()}
         document["placement"] = [backends.get(node, "") for node in plan.graph.walk()]
         if arena is not None and executor.tasks is None:
@@ -117,6 +119,23 @@ def save_session(
 
 def _has_state(graph: Graph) -> bool:
     return any(isinstance(node.attrs.get("store"), Store) for node in graph.walk())
+
+
+def _copies(
+    graph: Graph, context: CompileContext, writer: ArtifactWriter
+) -> dict[tuple[int, str], dict[str, int]]:
+    """The copies of constants that backends have in orders of their own: of each constant and
+    backend by name, and all as indices of arrays."""
+    values = {v for node in graph.walk() for v in node.inputs if v is not None}
+    constants = {id(v.const): v.const for v in values if v.const is not None}
+    return {
+        (writer.array(constant), backend.name): {
+            name: writer.array(copy) for name, copy in backend.copies_of(constant).items()
+        }
+        for constant in constants.values()
+        for backend in context.backends
+        if hasattr(backend, "copies_of")
+    }
 
 
 def encode_key(key: Sequence[Any]) -> list[Any]:
@@ -197,7 +216,13 @@ class Artifact:
             raise ValueError("it has nodes on other backends")
         arena = document.get("arena")
         saved = None if arena is None else SavedArena(*arena)
-        return SavedPlan(graph, {n: name for n, name in placement.items() if name}, saved)
+        copies = []
+        for constant, name, indices in document["copies"]:
+            backend: Any = self._context.by_name[name]
+            of_constant = {text: self._file.array(i) for text, i in indices.items()}
+            copies.append(backend.saved_copies(self._file.array(constant), of_constant))
+        named = {node: name for node, name in placement.items() if name}
+        return SavedPlan(graph, named, saved, copies)
 
     def _graph(self, name: str, document: Any) -> Graph:
         """A graph of a document, verified."""

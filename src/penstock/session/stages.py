@@ -263,6 +263,8 @@ class SavedPlan:
     graph: Graph
     placement: Mapping[Node, str]
     arena: SavedArena | None
+    copies: Sequence[object]
+    """of constants in orders of backends, which kernels are to use"""
 
 
 @dataclass(frozen=True)

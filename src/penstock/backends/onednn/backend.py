@@ -7,8 +7,10 @@ shapes; a session has NumPy beside it for the others: ``backends=["onednn", "num
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.onednn.attention import attention_kernel
@@ -35,6 +37,7 @@ from penstock.backends.onednn.reorder import reorder
 from penstock.backends.onednn.resampling import resampling
 from penstock.backends.onednn.softmax import softmax
 from penstock.backends.onednn.spec import PrimitiveSpec
+from penstock.backends.onednn.weights import SavedCopies, copies_of
 from penstock.errors import PenstockError
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
@@ -239,6 +242,12 @@ class OneDnnBackend(SpecialisingBackend):
         if self.narrow and spec.desc.scaling is None and flops(node) >= _WORTH_ROUNDING:
             spec = replace(spec, narrow=True)
         return spec
+
+    def copies_of(self, constant: np.ndarray) -> Mapping[str, np.ndarray]:
+        return copies_of(self.library, constant)
+
+    def saved_copies(self, constant: np.ndarray, copies: Mapping[str, np.ndarray]) -> object:
+        return SavedCopies(constant, copies)
 
     @property
     def threads(self) -> int:

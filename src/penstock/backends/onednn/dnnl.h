@@ -34,12 +34,17 @@ enum {
     dnnl_data_type_undef, dnnl_f16, dnnl_bf16, dnnl_f32, dnnl_s32, dnnl_s8, dnnl_u8, dnnl_f64
 };
 enum { dnnl_format_tag_any = 1 };
+enum { dnnl_blocked = 2 };
 enum { dnnl_forward_inference = 96 };
 enum { dnnl_scratchpad_mode_library, dnnl_scratchpad_mode_user };
 enum {
-    dnnl_query_impl_info_str = 8,
+    dnnl_query_impl_info_str = 8, dnnl_query_strides = 14,
     dnnl_query_src_md = 129, dnnl_query_weights_md = 131, dnnl_query_dst_md = 133,
-    dnnl_query_scratchpad_md = 136, dnnl_query_exec_arg_md = 255
+    dnnl_query_scratchpad_md = 136, dnnl_query_exec_arg_md = 255,
+    dnnl_query_ndims_s32 = 256, dnnl_query_dims = 257, dnnl_query_data_type = 258,
+    dnnl_query_submemory_offset_s64 = 259, dnnl_query_padded_dims = 260,
+    dnnl_query_format_kind = 262, dnnl_query_inner_nblks_s32 = 263, dnnl_query_inner_blks = 264,
+    dnnl_query_inner_idxs = 265
 };
 enum {
     dnnl_convolution_direct = 0x1, dnnl_deconvolution_direct = 0xa,
@@ -80,6 +85,7 @@ dnnl_status_t dnnl_memory_desc_clone(dnnl_memory_desc_t *desc, dnnl_memory_desc_
 dnnl_status_t dnnl_memory_desc_destroy(dnnl_memory_desc_t desc);
 int dnnl_memory_desc_equal(dnnl_memory_desc_t a, dnnl_memory_desc_t b);
 size_t dnnl_memory_desc_get_size(dnnl_memory_desc_t desc);
+dnnl_status_t dnnl_memory_desc_query(dnnl_memory_desc_t desc, int what, void *result);
 
 dnnl_status_t dnnl_memory_create(
     dnnl_memory_t *memory, dnnl_memory_desc_t desc, dnnl_engine_t engine, void *handle);

@@ -187,9 +187,43 @@ def pointer(library: Library, array: np.ndarray) -> Any:
 
 def new_memory(library: Library, descriptor: Any) -> Any:
     """A memory object on new memory of its own, which is aligned."""
+    return memory(library, descriptor, new_bytes(library, descriptor))
+
+
+def new_bytes(library: Library, descriptor: Any) -> np.ndarray:
+    """As many new bytes as a descriptor needs, aligned."""
     size = library.lib.dnnl_memory_desc_get_size(descriptor)
     array = np.empty(size + ALIGNMENT, np.uint8)
-    return memory(library, descriptor, array[-address(array) % ALIGNMENT :])
+    start = -address(array) % ALIGNMENT
+    return array[start : start + size]
+
+
+def layout_name(library: Library, descriptor: Any) -> str | None:
+    """A name of the layout and the dtype of a descriptor, the same for equal ones in all processes;
+    None for layouts that are not made of blocks, and for integers, which may have sums with them.
+    """
+    ffi, lib = library.ffi, library.lib
+
+    def number(what: int) -> int:
+        result = ffi.new("dnnl_dim_t *")  # large enough for an int, too
+        library.check(lib.dnnl_memory_desc_query(descriptor, what, result))
+        return int(ffi.cast("int *", result)[0])
+
+    def numbers(what: int, count: int) -> list[int]:
+        result = ffi.new("dnnl_dim_t **")
+        library.check(lib.dnnl_memory_desc_query(descriptor, what, result))
+        return [result[0][i] for i in range(count)]
+
+    dtype = number(lib.dnnl_query_data_type)
+    if number(lib.dnnl_query_format_kind) != lib.dnnl_blocked:
+        return None
+    if dtype not in (lib.dnnl_f32, lib.dnnl_bf16) or number(lib.dnnl_query_submemory_offset_s64):
+        return None
+    rank, blocks = number(lib.dnnl_query_ndims_s32), number(lib.dnnl_query_inner_nblks_s32)
+    parts = [numbers(what, rank) for what in (lib.dnnl_query_dims, lib.dnnl_query_padded_dims)]
+    parts.append(numbers(lib.dnnl_query_strides, rank))
+    parts += [numbers(w, blocks) for w in (lib.dnnl_query_inner_blks, lib.dnnl_query_inner_idxs)]
+    return f"{dtype} {parts}"
 
 
 def reorder_primitive(library: Library, source: Any, target: Any, attr: Any = None) -> Primitive:
@@ -197,9 +231,9 @@ def reorder_primitive(library: Library, source: Any, target: Any, attr: Any = No
     return Primitive(library, "reorder", [source, library.engine, target, library.engine], attr)
 
 
-def reordered_memory(library: Library, array: np.ndarray, descriptor: Any) -> Any:
-    """New memory with the elements of ``array`` in the layout of ``descriptor``."""
-    source, target = descriptor_of(library, array), new_memory(library, descriptor)
+def reordered(library: Library, array: np.ndarray, descriptor: Any) -> np.ndarray:
+    """New bytes with the elements of ``array`` in the layout of ``descriptor``."""
+    source, target = descriptor_of(library, array), new_bytes(library, descriptor)
     copy = reorder_primitive(library, source, descriptor)
-    copy.run({SRC: memory(library, source, array), DST: target})
+    copy.run({SRC: memory(library, source, array), DST: memory(library, descriptor, target)})
     return target

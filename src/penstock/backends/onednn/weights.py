@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
@@ -14,9 +14,10 @@ from penstock.backends.onednn.primitive import (
     DST,
     SRC,
     descriptor_of,
+    layout_name,
     memory,
     reorder_primitive,
-    reordered_memory,
+    reordered,
 )
 
 Form = Callable[[np.ndarray], np.ndarray]
@@ -48,6 +49,30 @@ def weights_of(
     return weights
 
 
+class SavedCopies:
+    """Copies of a constant that were saved (``copies_of``). ``Weights`` of the constant that are
+    made while this object lives use them."""
+
+    def __init__(self, constant: np.ndarray, copies: Mapping[str, np.ndarray]) -> None:
+        self.constant = constant
+        self.copies = copies
+        _SAVED[id(constant)] = self
+
+
+_SAVED: WeakValueDictionary[int, SavedCopies] = WeakValueDictionary()
+
+
+def copies_of(library: Library, constant: np.ndarray) -> dict[str, np.ndarray]:
+    """The copies of a constant in the layouts that primitives have asked for, as bytes, by names
+    that are the same in all processes."""
+    with _LOCK:
+        alive = [weights for weights in _ALL.values() if weights.constant() is constant]
+    copies: dict[str, np.ndarray] = {}
+    for weights in alive:
+        copies |= weights.named_copies(library)
+    return copies
+
+
 class Weights:
     """A constant in the layouts that primitives have asked for, one copy for each.
 
@@ -71,7 +96,8 @@ class Weights:
         self._form = form
         self._exact = exact
         self._back = back
-        self._copies: list[tuple[Any, Any]] = []
+        self._copies: list[tuple[Any, Any, np.ndarray | None]] = []
+        self._saved = _SAVED.get(id(constant))
         self._source: tuple[Library, Any, Any] | None = None
         self.shape = self._seen(constant).shape
 
@@ -80,20 +106,44 @@ class Weights:
         ``rounded`` to its dtype."""
         lib = library.lib
         with self._lock:
-            for layout, copy in self._copies:
+            for layout, copy, _ in self._copies:
                 if lib.dnnl_memory_desc_equal(layout, descriptor):
                     return copy
             layout = library.new("memory_desc", lib.dnnl_memory_desc_clone, descriptor)
-            seen = self._seen(self.array())
-            if lib.dnnl_memory_desc_equal(descriptor_of(library, seen), layout):
-                copy = memory(library, layout, seen)  # no copy is needed
+            ordered = self._saved_copy(library, layout)
+            if ordered is None:
+                seen = self._seen(self.array())
+                if not lib.dnnl_memory_desc_equal(descriptor_of(library, seen), layout):
+                    ordered = reordered(library, seen, layout)
+            if ordered is None:  # no copy is needed
+                copy = memory(library, layout, seen)
                 self._exact = self._exact and self._back is not None
             else:
-                copy = reordered_memory(library, seen, layout)
+                copy = memory(library, layout, ordered)
             if not rounded:
                 self._source = library, layout, copy
-            self._copies.append((layout, copy))
+            self._copies.append((layout, copy, ordered))
             return copy
+
+    def _saved_copy(self, library: Library, layout: Any) -> np.ndarray | None:
+        """The constant in a layout, if it was saved in it."""
+        saved, constant = self._saved, self.constant()
+        if saved is None or saved.constant is not constant:
+            return None
+        copy = saved.copies.get(self._name_of(library, layout) or "")
+        size = library.lib.dnnl_memory_desc_get_size(layout)
+        return copy if copy is not None and copy.nbytes == size else None
+
+    def _name_of(self, library: Library, layout: Any) -> str | None:
+        """The name of a copy in a layout, None if it has none."""
+        name = layout_name(library, layout)
+        return None if name is None else f"{self._key!r} {name}"
+
+    def named_copies(self, library: Library) -> dict[str, np.ndarray]:
+        """The copies, by name."""
+        with self._lock:
+            named = {self._name_of(library, layout): x for layout, _, x in self._copies}
+        return {name: x for name, x in named.items() if name is not None and x is not None}
 
     def array(self) -> np.ndarray:
         """The constant, in memory of its own if it was let go."""
