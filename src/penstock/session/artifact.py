@@ -74,25 +74,13 @@ def save_session(
     graphs = {GRAPH + name: graph for name, graph in model.graphs.items()}
     graphs |= {FUNCTION + name: graph for name, graph in model.functions.items()}
     writer.document("model", encode_graphs(graphs, writer))
-    stateful = any(_has_state(graph) for graph in graphs.values())
     keys: list[Any] = []
-    for key, executor in plans.items():
-        plan, arena = executor.table, executor.arena_plan
-        if stateful or not isinstance(plan, Plan) or plan.graph is None or None in key:
-            continue
-        document = encode_graphs({"main": plan.graph}, writer)
-        copies = _copies(plan.graph, context, writer)
-        document["copies"] = [[i, name, indices] for (i, name), indices in copies.items()]
-        backends = {step.node: step.backend for step in plan.walk()}
-        document["placement"] = [backends.get(node, "") for node in plan.graph.walk()]
-        if arena is not None and executor.tasks is None:
-            owners = [slot for slot, buffer in arena.buffer_of.items() if slot == buffer]
-            offsets = [(slot, arena.offsets[slot]) for slot in owners]
-            document["arena"] = [list(arena.order), offsets, arena.planner]
-        writer.document(f"plan {len(keys)}", document)
-        keys.append(encode_key(key))
-    if not stateful:
+    if not any(map(_has_state, graphs.values())):
         writer.document("main", encode_graphs({"main": main.graph}, writer))
+        for key, executor in plans.items():
+            if None not in key and (document := _plan_document(executor, context, writer)):
+                writer.document(f"plan {len(keys)}", document)
+                keys.append(encode_key(key))
     options = {name: getattr(context.options, name) for name in _SAVED_OPTIONS}
     if not all(type(name) is str for name in options["backends"] or ()):
         options["backends"] = None
@@ -115,6 +103,25 @@ def save_session(
         "plans": keys,
     }
     writer.document("head", head)
+
+
+def _plan_document(
+    executor: Executor, context: CompileContext, writer: ArtifactWriter
+) -> dict[str, Any] | None:
+    """The document of a plan; None if it does not say what it was compiled from."""
+    plan, arena = executor.table, executor.arena_plan
+    if not isinstance(plan, Plan) or plan.graph is None:
+        return None
+    document = encode_graphs({"main": plan.graph}, writer)
+    copies = _copies(plan.graph, context, writer)
+    document["copies"] = [[i, name, indices] for (i, name), indices in copies.items()]
+    backends = {step.node: step.backend for step in plan.walk()}
+    document["placement"] = [backends.get(node, "") for node in plan.graph.walk()]
+    if arena is not None and executor.tasks is None:
+        owners = [slot for slot, buffer in arena.buffer_of.items() if slot == buffer]
+        offsets = [(slot, arena.offsets[slot]) for slot in owners]
+        document["arena"] = [list(arena.order), offsets, arena.planner]
+    return document
 
 
 def _has_state(graph: Graph) -> bool:
