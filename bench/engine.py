@@ -1,6 +1,7 @@
 """Time one case on one engine, in a process of its own: ``python -m bench.engine ENGINE CASE``.
 
 An engine may say how it runs: ``penstock:parallel``, ``penstock:linear 1`` (threads of a run),
+``penstock:streams 8`` (user streams, in the case of that name),
 ``onnxruntime:2`` (threads of one operator),
 ``onnxruntime:parallel`` (two operators at once, of one thread each).
 Prints the median and the minimum of several repetitions, in seconds, as JSON.
@@ -162,6 +163,23 @@ def slow_kernel() -> Any:
     return Kernel(function)
 
 
+def time_user_streams(engine: str) -> list[float]:
+    """Of a run on each of some user streams at once, which waits for a device."""
+    import penstock as ps
+    from bench.waiting_device import WaitingBackend
+
+    count = int(engine.rpartition(" ")[2])
+    options = {"backends": [WaitingBackend(), "numpy"], "place": {"Neg": "waiting"}}
+    session = ps.compile(plug_in(1), executor="streams", **options)
+    streams = [ps.Stream() for _ in range(count)]
+
+    def once() -> None:
+        for run in [stream.run(session, {"x": X}) for stream in streams]:
+            run.result()
+
+    return repeat(once, 1)
+
+
 def waiting_kernel() -> Any:
     from bench.frames_trial import Clock
     from penstock.ops import asynchronous
@@ -184,6 +202,7 @@ CASES: dict[str, Callable[[str], list[float]]] = {
     "two": time_two,
     "inception": time_inception,
     "slow": lambda engine: time_plug_in(engine, 6, 30, slow_kernel),
+    "user_streams": time_user_streams,
     "waits": lambda engine: time_plug_in(engine, 3, 1, waiting_kernel),
 }
 

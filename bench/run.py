@@ -110,7 +110,7 @@ RACES = [
             ["penstock:linear"],
             0.55,
         )
-        for executor in ("parallel", "auto")
+        for executor in ("parallel", "streams", "auto")
     ),
     *(
         (
@@ -121,6 +121,13 @@ RACES = [
             1.1,
         )
         for executor in ("auto", "dataflow", "parallel", "streams")
+    ),
+    (
+        "user_streams",
+        "a run on each of eight user streams that wait 50 ms for a device, against one",
+        "penstock:streams 8",
+        ["penstock:streams 1"],
+        1.2,
     ),
     (
         "loop",

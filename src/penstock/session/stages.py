@@ -69,8 +69,9 @@ from penstock.plan.streams import StreamSchedules, stream_programs, stream_segme
 from penstock.plan.tasks import Grouping, Tasks, are_asynchronous, arrange
 from penstock.session.options import CompileOptions
 from penstock.tuning.measure import CostModel, GraphProfiler
-from penstock.tuning.placement import Placement, choose
+from penstock.tuning.placement import Placement
 from penstock.tuning.run_sampler import Adopt, RunSampler, no_adoption
+from penstock.tuning.transfer_placement import choose
 from penstock.types import OptionalType, TensorType, Type
 
 

@@ -9,22 +9,18 @@ from math import inf
 from typing import Any, TypeVar
 
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.heft import bound, place, place_serial
+from penstock.algorithms.heft import bound
 from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InvalidInput, Unsupported
 from penstock.ir.graph import Graph, Node, dependencies
 from penstock.ops.internal.fused import is_fused, parts
-from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
 from penstock.tuning.measure import CostModel
-from penstock.tuning.node_signature import tensor_bytes
 
 NODE = "node:"
 """What begins a key of ``place=`` that names one node."""
 
-Seconds = Callable[[Node, Backend], float]
-TransferSeconds = Callable[[str, str, int], float]
 Candidates = dict[Node, list[Backend]]
 T = TypeVar("T")
 
@@ -235,60 +231,3 @@ class Placement:
 def _add_up_to(bound: float, seconds: Iterable[float]) -> bool:
     """Whether the sum of ``seconds`` is at least ``bound``; takes no more of them than needed."""
     return any(total >= bound for total in accumulate(seconds))
-
-
-def choose(
-    graph: Graph,
-    allowed: Candidates,
-    backends: Sequence[Backend],
-    seconds: Seconds,
-    transfer: TransferSeconds,
-    *,
-    parallel: bool,
-) -> dict[Node, Backend]:
-    """A backend for each node: for steps that run one by one, or as many at once as there are
-    workers; nested graphs by themselves, since what enters and leaves them is in the host's memory.
-    """
-    chosen: dict[Node, Backend] = {}
-    inner: dict[Graph, float] = {}
-    home = next((i for i, backend in enumerate(backends) if backend.memory == HOST), 0)
-    for block, edges in dependencies(graph):  # innermost first
-        dag = Dag(len(block.nodes), edges)
-        cost: list[list[float | None]] = []
-        for node in block.nodes:
-            if is_control(node):
-                own = sum(inner[g] for _, g in node.graphs)
-                cost.append([own if b == home else None for b in range(len(backends))])
-            else:
-                cost.append([seconds(node, b) if b in allowed[node] else None for b in backends])
-        where = _place(block, dag, cost, backends, transfer, parallel)
-        inner[block] = sum(row[b] or 0.0 for row, b in zip(cost, where, strict=True))
-        placed = zip(block.nodes, where, strict=True)
-        chosen.update((node, backends[b]) for node, b in placed if not is_control(node))
-    return chosen
-
-
-def _place(
-    graph: Graph,
-    dag: Dag,
-    cost: Sequence[Sequence[float | None]],
-    backends: Sequence[Backend],
-    transfer: TransferSeconds,
-    parallel: bool,
-) -> Sequence[int]:
-    """The index of a backend for each node of one block."""
-    sizes = [sum(tensor_bytes(value) or 0 for value in node.outputs) for node in graph.nodes]
-    host = next((backend.name for backend in backends if backend.memory == HOST), HOST)
-
-    def moved(i: int, a: int, b: int) -> float:
-        if backends[a].memory == backends[b].memory:
-            return 0.0
-        source, target = backends[a].name, backends[b].name
-        if HOST in (backends[a].memory, backends[b].memory):
-            return transfer(source, target, sizes[i])
-        return transfer(source, host, sizes[i]) + transfer(host, target, sizes[i])
-
-    if not parallel:
-        return place_serial(dag, cost, moved)
-    workers = [backend.workers for backend in backends]
-    return place(dag, cost, lambda i, j, a, b: moved(i, a, b), workers).backend
