@@ -38,7 +38,8 @@ def test_large_product_is_computed_in_parts(node, dim, backends, monkeypatch):
     parts = []
     monkeypatch.setattr(products, "MOST_FLOPS", 1000)
     monkeypatch.setattr(products, "checkpoint", lambda: parts.append(1))
-    monkeypatch.setattr("penstock.backends.onednn.matmul.MOST_FLOPS", 1000)
+    monkeypatch.setattr("penstock.backends.onednn.parts.MOST_FLOPS", 1000)
+    monkeypatch.setattr("penstock.backends.onednn.parts.checkpoint", lambda: parts.append(1))
     text = f"g (float[{dim}, 16] x, float[16, 16] w) => (float[A, B] y) {{ y = {node} }}"
     x, w = np.arange(1024, dtype=np.float32).reshape(64, 16), np.eye(16, dtype=np.float32)
     result = compile_text(text, backends=backends).run({"x": x, "w": w})["y"]

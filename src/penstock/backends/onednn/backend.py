@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from penstock.backends.onednn.normalization import (
     layer_normalization,
 )
 from penstock.backends.onednn.op_desc import OpDesc, op_desc_of
+from penstock.backends.onednn.parts import DIVIDED, kernel_in_parts
 from penstock.backends.onednn.pooling import pooling
 from penstock.backends.onednn.prelu import prelu
 from penstock.backends.onednn.quantized import quantized
@@ -211,6 +213,10 @@ class OneDnnBackend(SpecialisingBackend):
         try:
             if _is_attention(node):
                 return attention_kernel(self.library, node, types)
+            if parts(node)[0].op.full_name in DIVIDED:
+                desc, make = op_desc_of(node, types), partial(self._spec, node, types)
+                work = flops(node)
+                return None if desc is None else kernel_in_parts(self.library, make, desc, work)
             spec = self._spec(node, types)
             return None if spec is None else kernel_of(self.library, spec)
         except DnnlError:
@@ -222,8 +228,10 @@ class OneDnnBackend(SpecialisingBackend):
             return self.static_kernel(node, types) is not None
         return self._spec(node, types) is not None
 
-    def _spec(self, node: Node, types: Sequence[Type | None]) -> PrimitiveSpec | None:
-        """The specification of the primitive of a node, if there is one."""
+    def _spec(
+        self, node: Node, types: Sequence[Type | None], desc: OpDesc | None = None
+    ) -> PrimitiveSpec | None:
+        """The specification of the primitive of a node, or of its part ``desc``, if any."""
         nodes = parts(node)
         name = nodes[0].op.full_name
         if is_eltwise_chain(nodes):
@@ -233,7 +241,8 @@ class OneDnnBackend(SpecialisingBackend):
         else:
             family = FAMILIES.get(name)
             dtypes = DTYPES if name in MOVING else (FLOAT32,)
-            desc = None if family is None else op_desc_of(node, types, dtypes)
+            if family is not None and desc is None:
+                desc = op_desc_of(node, types, dtypes)
             spec = None if family is None or desc is None else family(desc)
         if spec is None:
             return None

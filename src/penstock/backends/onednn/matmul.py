@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from penstock.backends.onednn import parts
 from penstock.backends.onednn.eltwise_algorithms import Eltwise
 from penstock.backends.onednn.layouts import padded
 from penstock.backends.onednn.op_desc import OpDesc
@@ -21,11 +22,7 @@ from penstock.backends.onednn.spec import (
     absorb,
 )
 from penstock.backends.onednn.weights import Weights, weights_of
-from penstock.ops.work_estimate import flops
 from penstock.types import FLOAT32
-
-# A product of more operations runs on NumPy, in parts between which the run may be stopped.
-MOST_FLOPS = 50_000_000_000
 
 
 def matmul(desc: OpDesc) -> PrimitiveSpec | None:
@@ -33,7 +30,7 @@ def matmul(desc: OpDesc) -> PrimitiveSpec | None:
     a, b = desc.input(0), desc.input(1)
     if a is None or b is None or not 2 <= len(a.dims) <= 6 or not 2 <= len(b.dims) <= 6:
         return None
-    if flops(desc.node) > MOST_FLOPS:
+    if _is_too_long(desc, a.dims[-1]):
         return None
     if len(b.dims) == 2:
         constant = desc.constant(1)
@@ -45,12 +42,14 @@ def matmul(desc: OpDesc) -> PrimitiveSpec | None:
 def gemm(desc: OpDesc) -> PrimitiveSpec | None:
     """Gemm: a product of two matrices times alpha, plus a third matrix times beta."""
     a, b, c = desc.input(0), desc.input(1), desc.input(2)
-    if a is None or b is None or flops(desc.node) > MOST_FLOPS:
+    if a is None or b is None:
         return None
     attrs = desc.node.attrs
     alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
     flipped = bool(attrs.get("transA", 0)), bool(attrs.get("transB", 0))
     rows, inner = a.dims[::-1] if flipped[0] else a.dims
+    if _is_too_long(desc, inner):
+        return None
     first: list[PostOp] = []
     terms: list[np.ndarray] = []
     weights, matrix = None, desc.constant(1)
@@ -69,6 +68,12 @@ def gemm(desc: OpDesc) -> PrimitiveSpec | None:
         else:
             return None
     return product(desc.behind(first, *terms), weights, rows, inner, flipped)
+
+
+def _is_too_long(desc: OpDesc, inner: int) -> bool:
+    """Whether a product takes long and cannot be divided by rows. NumPy divides columns, too."""
+    flops = 2 * desc.output.elements * inner
+    return flops > parts.MOST_FLOPS and parts.divided_axis(desc) is None
 
 
 def _factor(flipped: bool, alpha: float, matrix: np.ndarray) -> np.ndarray:
