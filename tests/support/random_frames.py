@@ -13,10 +13,12 @@ OPS = ("AddV2", "Sub", "Mul", "Maximum", "Minimum")
 
 
 class RandomGraph:
-    """A graph with an input ``x``; ``fetches`` are names of what leaves it."""
+    """A graph with an input ``x``; ``fetches`` are names of what leaves it. ``unraised``: its loops
+    read whether an iteration is their first, for which no structured loop has a value."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, unraised: bool = False) -> None:
         self.random = Random(seed)
+        self.unraised = unraised
         self.b = Builder()
         self.loops = 0
         x = self.b.placeholder("x", "int32")
@@ -70,6 +72,12 @@ class RandomGraph:
         taken = self.some(values, 2)
         return cond(self.b, self.predicate(values), taken, inside, inside)
 
+    def index(self, variable: str) -> str:
+        """Which input the Merge of a loop's variable has taken."""
+        nodes = {node.name: node for node in self.b.proto.node}
+        switch, _, _ = nodes[variable].input[0].partition(":")
+        return f"{nodes[switch].input[0]}:1"
+
     def loop(self, values: Names, depth: int) -> str:
         b, random = self.b, self.random
         self.loops += 1
@@ -85,6 +93,8 @@ class RandomGraph:
             made = self.block([*variables, constant], depth - 1, random.randint(1, 4))
             # What comes after triggers, and constants, would live on when the loop is over.
             going = [self.compute([value, variables[0]], 0) for value in self.some(made, 2)]
+            if self.unraised:
+                going[0] = add(self.b, going[0], self.index(variables[1]))
             return [add(b, variables[0], const(b, 1, variables[0])), *going]
 
         exits = while_loop(b, frame, [start, *self.some(values, 2)], less, body, parallel)

@@ -9,7 +9,7 @@ from penstock.errors import PenstockError
 from penstock.ir.describe import compile_error
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Role
-from penstock.ops.onnx.control_flow import ScanLayout, is_control, loop_carried, read_trip_count
+from penstock.ops.onnx.control_flow import ScanLayout, loop_carried, read_trip_count
 from penstock.types import (
     ANY,
     BOOL,
@@ -55,7 +55,7 @@ def node_types(
 ) -> Sequence[Type]:
     """Return the types of a node's outputs, as far as known; set those in its graphs."""
     try:
-        if is_control(node):
+        if node.op.role in _CONTROL_TYPES:
             return _CONTROL_TYPES[node.op.role](node, {} if settled is None else settled)
         inputs = node.inputs
         return node.op.infer(
@@ -136,11 +136,23 @@ def _sequence_map(node: Node, settled: Settled) -> Sequence[Type]:
 
 
 def _settle(node: Node, settled: Settled) -> list[Type]:
-    """Types of carried values that hold in every iteration, by widening them to a fixed point."""
+    """Types of carried values that hold in every iteration."""
     body: Graph = node.attrs["body"]
     entering, leaving = loop_carried(node)
-    inputs, outputs = body.inputs[entering], body.outputs[leaving]
-    types = [without_data(_type(value)) for value in node.inputs[entering]]
+    starts = [without_data(_type(value)) for value in node.inputs[entering]]
+    return _fixed_point(node, starts, body.inputs[entering], body.outputs[leaving], settled)
+
+
+def _fixed_point(
+    node: Node,
+    types: list[Type],
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    settled: Settled,
+) -> list[Type]:
+    """The ``types`` of ``inputs`` of a loop's body, widened until they hold for ``outputs``, too,
+    which are the inputs of the next iteration."""
+    body: Graph = node.attrs["body"]
     if node in settled:
         types = [join(a, b) for a, b in zip(types, settled[node], strict=True)]
     for _ in range(_MOST_ROUNDS):
@@ -157,6 +169,23 @@ def _settle(node: Node, settled: Settled) -> list[Type]:
         value.type = ANY
     infer_types(body, certain=False, settled=settled)
     return types
+
+
+def _frame(node: Node, settled: Settled) -> Sequence[Type]:
+    body: Graph = node.attrs["body"]
+    for value, inner in zip(node.inputs, body.inputs, strict=True):
+        inner.type = without_data(_type(value))
+    starts: list[Type] = []
+    again: list[Node] = []
+    for merge in body.nodes:
+        sources = {v.producer.op.role: v.producer for v in merge.inputs if v and v.producer}
+        if merge.op.role is Role.MERGE and Role.NEXT_ITERATION in sources:
+            starts.append(_type(sources[Role.ENTER].inputs[0]))
+            again.append(sources[Role.NEXT_ITERATION])
+    merged = [value for node in again if (value := node.outputs[0]) is not None]
+    updates = [value for node in again if (value := node.inputs[0]) is not None]
+    _fixed_point(node, starts, merged, updates, settled)
+    return [value.type for value in body.outputs]
 
 
 def _stacked(type_: Type, length: Dim, axis: int) -> Type:
@@ -177,4 +206,5 @@ _CONTROL_TYPES: dict[Role | None, Callable[[Node, Settled], Sequence[Type]]] = {
     Role.LOOP: _loop,
     Role.SCAN: _scan,
     Role.SEQUENCE_MAP: _sequence_map,
+    Role.FRAME: _frame,
 }

@@ -37,7 +37,7 @@ def check_static(plan: StepTable) -> None:
         Role.RECV: "the parts of the graph on its devices wait for one another during a run",
     }
     advice = "no schedule can be simulated; measure runs with profile() or a trace instead"
-    nodes = [step.node for step in plan.steps if step.node.op.role in reasons]
+    nodes = [step.node for step in plan.walk() if step.node.op.role in reasons]
     if nodes:
         raise Unsupported.of(
             (node.op.full_name, f"{reasons[node.op.role]}: {advice}", node.label) for node in nodes

@@ -244,7 +244,8 @@ class Role(Enum):
     frame, a ``NEXT_ITERATION`` moves it to the frame's next iteration, which a ``LOOP_COND``
     decides on, and a ``CONTROL_TRIGGER`` fires on dead tokens too. ``SEND`` and ``RECV`` move a
     token from one part of a graph to another, a ``CALL`` runs a function of the model. ``IF``,
-    ``LOOP``, ``SCAN`` and ``SEQUENCE_MAP`` run the graphs that they have as attributes.
+    ``LOOP``, ``SCAN`` and ``SEQUENCE_MAP`` run the graphs that they have as attributes, and so does
+    a ``FRAME``, whose graph is one frame.
     """
 
     SWITCH = auto()
@@ -257,6 +258,7 @@ class Role(Enum):
     SEND = auto()
     RECV = auto()
     CALL = auto()
+    FRAME = auto()
     IF = auto()
     LOOP = auto()
     SCAN = auto()

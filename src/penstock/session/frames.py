@@ -5,7 +5,8 @@
     graph ──> loops and conditions raised ──> partition by device ──> segments ──> FramesExecutor
       └─────────────────────── of observed runs, every node as it is ─────────────────┘
 
-The graph of a segment goes through the same stages as other graphs; a node in no segment runs on
+A loop that is not raised becomes one node (``Frame``) where no token of it can be observed. The
+graph of a segment goes through the same stages as other graphs; a node in no segment runs on
 the backend that is expected to be fastest for it. Runs with observers use a second form of the
 graph, which is compiled when the first of them begins and has each node of the model.
 """
@@ -31,17 +32,22 @@ from penstock.errors import InvalidModel, LimitExceeded, Unsupported
 from penstock.executors.base import Executor, may_use_threads
 from penstock.executors.frames.builder import FrameGraphBuilder
 from penstock.executors.frames.executor import FramesExecutor
+from penstock.executors.frames.frame_writer import FrameForm
 from penstock.ir.contract import contract_of, guarded
-from penstock.ir.graph import Graph, Node, Value, all_reads, clone
+from penstock.ir.graph import Graph, Node, Value, all_reads, captures, clone
 from penstock.ir.op import Kernel, Role
+from penstock.ops.internal.segment import is_frame
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
-from penstock.ops.tensorflow.control_flow import is_framed
+from penstock.ops.tensorflow.control_flow import is_framed, is_primitive
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import partition
 from penstock.passes.optimize.fold_constants import FoldConstants
 from penstock.passes.pipeline import run_passes
+from penstock.passes.structure.branches import UnraisedError
+from penstock.passes.structure.conditions import LIVES, is_switch
+from penstock.passes.structure.loops import FrameLoop
 from penstock.passes.structure.lower_control_flow import lower_control_flow
 from penstock.passes.structure.raise_control_flow import raise_control_flow
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges, has_side_effects
@@ -80,7 +86,7 @@ def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
 
 
 class _SegmentError(Exception):
-    """A segment cannot be compiled, perhaps because it would never run."""
+    """A segment, or a frame as one node, cannot be compiled, perhaps since it would never run."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph.name)
@@ -90,7 +96,8 @@ class _SegmentError(Exception):
 class _FramesCompiler:
     """Compiles one graph, whose types are known, in both of its forms. ``kept`` has the kernels of
     nodes with side effects: both forms share their state. ``originals`` has the nodes of the model
-    by their copies. ``refused``: the names of nodes that must be in no segment."""
+    by their copies. ``refused``: the names of nodes that must be in no segment, nor in a frame that
+    is one node."""
 
     def __init__(self, graph: Graph, context: CompileContext) -> None:
         self.graph = graph
@@ -99,6 +106,7 @@ class _FramesCompiler:
         self.originals = WeakKeyDictionary[Node, Node]()
         self.refused: set[str] = set()
         self.kernels = KernelTable()
+        self.overlapping = context.passes().must_stay  # of "auto", which has raised what it can
         self.contexts = _contexts(graph, context, self.kernels)
 
     def segmented(self) -> FramesExecutor:
@@ -111,8 +119,9 @@ class _FramesCompiler:
             spans = self.context.devices and len({node.device for node in graph.nodes}) > 1
             passes = replace(self.context.passes(), framed=is_framed(graph))
             run_passes((FoldConstants(),), graph, passes)
-            if self.context.executor == "frames" and not spans and is_framed(graph):
-                graph, _ = raise_control_flow(graph, self.must_stay)
+            if not spans and is_framed(graph):
+                stay = self.overlapping or self.must_stay
+                graph, _ = raise_control_flow(graph, stay, self.may_be_whole, self.copy)
                 infer_types(graph, certain=False)
             try:
                 return self.build(graph, segments=True)
@@ -140,6 +149,7 @@ class _FramesCompiler:
             partial(self.executor, segments),
             self.function,
             self.copy,
+            _frame_form,
             context.limits,
             context.workers,
         )
@@ -167,15 +177,22 @@ class _FramesCompiler:
 
     def grouped(self, part: GraphPart) -> Mapping[Node, FramePath]:
         """Group the nodes of a part into segments; returns the frame of each node."""
-        graph, frames = part.graph, Frames(part.graph)
+        for node in [*part.graph.walk()]:
+            if is_frame(node) and not captures(node.attrs["body"]):
+                self.group(node.attrs["body"])
+        segments = self.group(part.graph)
+        return {**part.paths, **{new: part.paths[node] for new, node in segments.items()}}
+
+    def group(self, graph: Graph) -> dict[Node, Node]:
+        """Group the nodes of a graph into segments; returns a node of each."""
+        frames = Frames(graph)
         looping = {frames.of[n] for n in graph.nodes if n.op.role is Role.NEXT_ITERATION}
         overlapping = {frame for frame in looping if frame.parallel_iterations > 1}
 
         def is_slow(node: Node) -> bool:
             return self.is_slow(node) or (frames.of[node] in overlapping and self.is_long(node))
 
-        segments = group_segments(graph, frames, self.joins, is_slow)
-        return {**part.paths, **{new: part.paths[node] for new, node in segments.items()}}
+        return group_segments(graph, frames, self.joins, is_slow)
 
     def joins(self, node: Node) -> bool:
         """Whether a node may be part of a segment."""
@@ -195,6 +212,17 @@ class _FramesCompiler:
             if has_side_effects(node) or self.is_slow(node) or (loop and self.is_long(node)):
                 return node
         return None
+
+    def may_be_whole(self, node: Node) -> bool:
+        """Whether a node may be in a loop that is one node: no other node, of any iteration, had
+        better run at the same time."""
+        if node.name in self.refused or (self.overlapping and self.overlapping([node], True)):
+            return False
+        primitive = is_primitive(node) and node.op.role not in (Role.ENTER, Role.CALL)
+        if primitive or is_frame(node):
+            return node.op.role is not Role.SWITCH or is_switch(node)
+        framed = any(is_framed(graph) for _, graph in node.graphs)
+        return not (framed or is_primitive(node) or self.is_slow(node) or self.is_long(node))
 
     def is_slow(self, node: Node) -> bool:
         """Whether a kernel may wait for something: those of users may, on the host."""
@@ -302,6 +330,30 @@ def _contexts(
         options = replace(context.options, place={**place, **(context.options.place or {})})
         contexts[name] = replace(context, backends=(backend, *others), options=options)
     return contexts
+
+
+def _frame_form(node: Node) -> FrameForm:
+    """The form of a frame that is one node."""
+    body = node.attrs["body"]
+    frames = Frames(body)
+    (frame,) = frames.by_name.values()
+    try:
+        loop = FrameLoop(frame, [node for node in body.nodes if frames.of[node] is frame])
+    except UnraisedError as error:
+        raise _SegmentError(body) from error
+    conditions = loop.deadness.conditions
+    edge = {*loop.variables, *loop.again, *loop.exits}
+    return FrameForm(
+        body,
+        frame.enters,
+        [(merge, v.enter, v.next) for merge, v in loop.variables.items()],
+        [node for node in loop.nodes if node not in edge],
+        conditions,
+        loop.deadness.of,
+        [node for node, condition in conditions.items() if (node, LIVES) in condition],
+        loop.deadness.predicate,
+        frozenset({(loop.predicate, 1 - loop.side)}),
+    )
 
 
 def _kernels(node: Node) -> list[Node]:

@@ -160,6 +160,8 @@ class CostModel:
     def of_step(self, step: Step, by_name: Mapping[str, Backend], single_threaded: bool) -> float:
         """The seconds of a step with a kernel, or of a transfer; ``by_name`` has its backend."""
         node = step.node
+        if not step.backend:
+            return 0.0  # it passes its inputs on
         if not is_transfer(node):
             return self.seconds(node, by_name[step.backend], single_threaded=single_threaded)
         size = sum(tensor_bytes(value) or 0 for value in node.outputs)

@@ -264,7 +264,7 @@ def executor_of(graph: Graph, parts: list[GraphPart]) -> FramesExecutor:
         raise AssertionError
 
     backend = NumpyBackend()
-    builder = FrameGraphBuilder(kernel, unused, unused, unused, Limits(), workers=2)
+    builder = FrameGraphBuilder(kernel, unused, unused, unused, unused, Limits(), workers=2)
     return builder.build(graph, parts, len(parts))
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from penstock.analysis.frames import FramePath, Frames, GraphPart
 from penstock.codegen.helpers import too_many
 from penstock.executors.base import Executor
 from penstock.executors.control import Control
+from penstock.executors.errors import explained
 from penstock.executors.frames.executor import DevicePart, FrameFunctions, FramesExecutor
 from penstock.executors.frames.frame_graph import (
     CallSteps,
@@ -27,13 +30,17 @@ from penstock.executors.frames.frame_graph import (
     all_inputs,
     isolate,
 )
+from penstock.executors.frames.frame_writer import FrameForm, write_frame
 from penstock.executors.linear import LinearExecutor
 from penstock.host.threads import Workers, core_budget, pool
+from penstock.ir.contract import Guard
 from penstock.ir.graph import Graph, Node, Value, captures
 from penstock.ir.op import Kernel, Role
 from penstock.limits import Limits
-from penstock.ops.internal.segment import is_segment
+from penstock.ops.internal.segment import is_frame, is_segment
 from penstock.ops.onnx.control_flow import CONTROL
+from penstock.ops.result_bytes import SMALL_BYTES, counted
+from penstock.types import TensorType
 
 
 class FrameGraphBuilder:
@@ -41,8 +48,8 @@ class FrameGraphBuilder:
 
     ``kernel`` compiles an ordinary node, and names its backend; for None, ``executor`` compiles the
     graph of the node alone, or the graph of a segment. ``function`` returns a copy of a function's
-    graph, without dead code, ``copy`` one of a node's graph with these inputs. ``workers``: how
-    many kernels may run at the same time.
+    graph, without dead code, ``copy`` one of a node's graph with these inputs, ``form`` the form of
+    a frame that is one node. ``workers``: how many kernels may run at the same time.
     """
 
     def __init__(
@@ -51,15 +58,18 @@ class FrameGraphBuilder:
         executor: Callable[[Graph], Executor],
         function: Callable[[str], Graph],
         copy: Callable[[Graph, list[Value]], Graph],
+        form: Callable[[Node], FrameForm],
         limits: Limits,
         workers: int,
     ) -> None:
         self._workers = workers
         self._inner: list[Executor] = []
+        self._sources: list[str] = []  # of frames
         self._kernel_of = kernel
         self._executor_of = executor
         self._function_graph = function
         self._copy = copy
+        self._form = form
         self._limits = limits
         self._functions = FrameFunctions()
         self._called: list[str] = []  # functions that are yet to be compiled
@@ -88,8 +98,10 @@ class FrameGraphBuilder:
             compiled.append(DevicePart(part.device, whole, workers, part.inputs, part.outputs))
         steps = [step for part in compiled for step in part.graph.steps]
         table = numbers.table(graph.name, steps, graph.inputs, outputs, self._constants)
-        inner = self._inner
-        return FramesExecutor(compiled, table, self._limits, self._functions, inner, observed)
+        inner, texts = self._inner, self._sources
+        return FramesExecutor(
+            compiled, table, self._limits, self._functions, inner, texts, observed
+        )
 
     def _whole(
         self, graph: Graph, paths: Mapping[Node, FramePath], numbers: ValueNumbers
@@ -115,20 +127,24 @@ class FrameGraphBuilder:
     def _compiled(
         self, graph: Graph, paths: Mapping[Node, FramePath], numbers: ValueNumbers
     ) -> FrameGraph:
-        counts = self._limits.count_runs
         for node in graph.walk():
             arrays = [value.held for value in node.inputs if value is not None]
             arrays += node.attrs.values()
             self._constants += [x for x in arrays if isinstance(x, np.ndarray)]
         workers = self._workers
-        return FrameGraph(graph, paths, self._kernel, self._call, numbers, workers, counts)
+        return FrameGraph(graph, paths, self._kernel, self._call, numbers, workers)
 
     def _kernel(self, node: Node) -> NodeKernel:
         """The kernel of a node; of a segment, or of a node without a kernel, it is an executor of
         its own, which takes what graphs capture behind the inputs of the node."""
+        if is_frame(node):
+            compiled = write_frame(self._form(node), self._kernel, self._limits.max_iterations)
+            self._sources.append(compiled.source)
+            return compiled
         answer = None if is_segment(node) else self._kernel_of(node)
         if answer is not None:
-            return NodeKernel(*answer)
+            kernel, name = answer
+            return NodeKernel(self._counted(node, kernel), name)
         graph, indices = (node.attrs["body"], None) if is_segment(node) else isolate(node)
         inner = self._executor_of(graph)
         self._inner.append(inner)
@@ -141,8 +157,20 @@ class FrameGraphBuilder:
             return run(inputs if indices is None else [inputs[i] for i in indices], control)
 
         backend = next((step.backend for step in inner.table.walk() if step.backend), "")
-        called, program = (function, None) if direct is None else direct
-        return NodeKernel(Kernel(called), backend, inner.table, program)
+        if direct is None:
+            return NodeKernel(Kernel(function), backend, inner.table)
+        called, program = direct
+        explain = partial(explained, program=program)
+        return NodeKernel(Kernel(called), backend, inner.table, explain)
+
+    def _counted(self, node: Node, kernel: Kernel) -> Kernel:
+        """A kernel whose results count, unless all of them have few bytes for sure."""
+        if not self._limits.count_runs or all(map(_is_small, node.outputs)):
+            return kernel
+        if isinstance(kernel.function, Guard):
+            kernel.function.function = counted(node, kernel.function.function)
+            return kernel
+        return replace(kernel, function=counted(node, kernel.function))
 
     def _call(self, node: Node) -> StartCall:
         """The call of a function, which may be the one that is being compiled."""
@@ -192,3 +220,9 @@ class FrameGraphBuilder:
             return pool() if self._workers > 1 else None
         share = max(1, min(core_budget(), self._workers) // devices)
         return pool(device.rpartition("/device:")[2].lower(), share)
+
+
+def _is_small(value: Value | None) -> bool:
+    """Whether a value has few bytes for sure, so that it need not be counted."""
+    type_ = None if value is None else value.type
+    return isinstance(type_, TensorType) and type_.static and type_.nbytes <= SMALL_BYTES

@@ -23,7 +23,7 @@ from penstock.host.threads import Workers
 from penstock.ir.describe import describe_node
 from penstock.ir.graph import Value
 from penstock.limits import Limits
-from penstock.ops.internal.segment import is_segment
+from penstock.ops.internal.segment import is_frame, is_segment
 from penstock.plan.plan import StepTable
 
 # Bytes of a node of a frame graph, with its step, about.
@@ -51,7 +51,8 @@ class FramesExecutor:
     """Runs a graph with TensorFlow's control flow, or without, in one or more parts.
 
     It runs nodes as tokens reach them, and plans neither an order nor memory but in segments, which
-    have executors of their own (``inner``). ``table`` has the steps of all parts; ``functions`` are
+    have executors of their own (``inner``), and in frames that are one node, whose functions have
+    these ``texts``. ``table`` has the steps of all parts; ``functions`` are
     those that the parts call. ``observed`` compiles an executor for runs with observers, None if
     this is one.
     """
@@ -68,6 +69,7 @@ class FramesExecutor:
         limits: Limits,
         functions: FrameFunctions,
         inner: Sequence[Executor],
+        texts: Sequence[str],
         observed: Callable[[], FramesExecutor] | None,
     ) -> None:
         self.parts = parts
@@ -75,17 +77,23 @@ class FramesExecutor:
         self._limits = limits
         self._functions = functions
         self._inner = inner
+        self._texts = texts
         self._observed = observed
         self._listens = any(part.graph.asynchronous for part in parts)
 
     @property
     def source(self) -> str:
-        """The nodes of each device, each with the frame that it is in, and programs of segments."""
+        """The nodes of each device, each with the frame that it is in; programs of segments, and of
+        frames that are one node."""
         lines: list[str] = []
         for part in self.parts:
             lines += [f"# {part.device}"] if part.device else []
-            lines += [f"{n.frame.name or '-'}: {n.node!r}" for n in part.graph.nodes if n.node]
-        lines += [inner.source.rstrip() for inner in self._inner]
+            for node in part.graph.nodes:
+                if node.node is not None:
+                    lines.append(f"{node.frame.name or '-'}: {node.node!r}")
+                    frame = node.node.attrs["body"].nodes if is_frame(node.node) else ()
+                    lines += [f"{node.node.name}: {inner!r}" for inner in frame]
+        lines += [text.rstrip() for text in (*(e.source for e in self._inner), *self._texts)]
         return "\n".join(lines) + "\n"
 
     @property

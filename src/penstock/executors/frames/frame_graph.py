@@ -30,17 +30,15 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import paced
 from penstock.analysis.frames import FramePath
-from penstock.codegen.writer import Program
+from penstock.errors import PenstockError
 from penstock.executors.frames.rendezvous import edge_key
 from penstock.ir.contract import Guard
 from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ir.op import Kernel, Role
-from penstock.ops.internal.segment import is_segment
+from penstock.ops.internal.segment import is_frame, is_segment
 from penstock.ops.registry import TENSORFLOW
-from penstock.ops.result_bytes import SMALL_BYTES, counted
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.plan.plan import Block, Slot, SlotKind, Step, StepTable
-from penstock.types import TensorType
 
 DEATH = 1 << 29
 """Added to the count of an ordinary node once one of its inputs was dead."""
@@ -77,7 +75,7 @@ def _rule_of(node: Node) -> TokenRule:
         return TokenRule[role.name]
     if any(is_framed(graph) for _, graph in node.graphs):
         return TokenRule.CALL
-    return TokenRule.IDENTITY if _is_identity(node) else TokenRule.ORDINARY
+    return TokenRule.IDENTITY if is_identity(node) else TokenRule.ORDINARY
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
@@ -99,8 +97,9 @@ class FrameNode:
 
     ``cost``: the seconds that its kernel takes, ``latest`` those it took when last measured;
     ``unmeasured``: how many more times it runs before it is measured again. ``nested``: whether the
-    function runs a plan of its own, whose ``program`` explains its errors: it takes the control of
-    the run first, and returns all outputs. ``varies``: whether that plan may have loops.
+    function runs a plan of its own, or a frame: it takes the control of the run first, and returns
+    all outputs. ``explain``: what explains its errors, if it does not itself. ``varies``: whether
+    that plan may have loops.
     """
 
     node: Node | None
@@ -121,7 +120,7 @@ class FrameNode:
     function: Callable[..., Any] | None = None
     nested: bool = False
     varies: bool = False
-    program: Program | None = None
+    explain: Explain | None = None
     cost: float = 0.0
     latest: float = inf
     unmeasured: int = 0
@@ -156,15 +155,21 @@ class StaticFrame:
     parallel: int = 1
 
 
+Explain: TypeAlias = Callable[[Exception], PenstockError]
+"""The error of a run that names the node which has raised the given one."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeKernel:
     """The kernel of a node, and the name of its backend. ``table``: of a kernel that runs a plan of
-    its own, the steps of that; ``program``: what explains its errors, if it does not itself."""
+    its own, the steps of that; ``explain``: what explains its errors, if it does not itself;
+    ``source``: of a frame, the text of its function."""
 
     kernel: Kernel
     backend: str
     table: StepTable | None = None
-    program: Program | None = None
+    explain: Explain | None = None
+    source: str = ""
 
 
 class ValueNumbers:
@@ -187,6 +192,16 @@ class ValueNumbers:
     def share(self, value: Value, other: Value) -> None:
         """Give ``value`` the slot of ``other``, whose copy it is."""
         self._slots[value] = self.slot(other)
+
+    def step(self, node: Node, compiled: NodeKernel | None) -> Step:
+        """The step of a node; a segment, or a frame, has one block."""
+        inputs, outputs = tuple(map(self.slot, node.inputs)), tuple(map(self.slot, node.outputs))
+        if compiled is None:
+            return Step(node, None, inputs, outputs)
+        whole = is_segment(node) or is_frame(node)
+        blocks = (self.block(compiled.table),) if whole and compiled.table is not None else ()
+        kernel, backend = compiled.kernel, compiled.backend
+        return Step(node, kernel, inputs, outputs, blocks=blocks, backend=backend)
 
     def block(self, table: StepTable) -> Block:
         """The steps of a plan within, with slots of this table."""
@@ -251,7 +266,6 @@ class FrameGraph:
     ``paths`` gives the frame that each node runs in. ``kernel`` compiles an ordinary node, ``call``
     one whose graphs, or function, are run as frame graphs as well. ``numbers`` number the values,
     of this graph and of others that run with it. Up to ``workers`` kernels run at the same time.
-    ``counts``: whether runs count what kernels allocate.
     """
 
     def __init__(
@@ -262,10 +276,8 @@ class FrameGraph:
         call: Callable[[Node], StartCall],
         numbers: ValueNumbers,
         workers: int,
-        counts: bool = False,
     ) -> None:
         self.workers = workers
-        self._counts = counts
         self.graph = graph
         self.function = ""
         self.root = StaticFrame("")
@@ -340,13 +352,7 @@ class FrameGraph:
                 frame_node.nested = compiled.table is not None
                 frame_node.varies = any(inner.graphs for _, g in node.graphs for inner in g.nodes)
                 frame_node.varies |= bool(node.graphs) and not is_segment(node)
-                frame_node.program = compiled.program
-                small = frame_node.nested or all(map(_is_small, node.outputs))
-                if self._counts and not small:
-                    if isinstance(kernel.function, Guard):
-                        kernel.function.function = counted(node, kernel.function.function)
-                    else:
-                        frame_node.function = counted(node, kernel.function)
+                frame_node.explain = compiled.explain
                 if kernel.begin is not None:
                     frame_node.rule = TokenRule.ASYNCHRONOUS
                     frame_node.function = kernel.begin
@@ -357,17 +363,13 @@ class FrameGraph:
                 frame_node.key = edge_key(
                     attrs["send_device"], attrs["recv_device"], attrs["tensor_name"]
                 )
+            case TokenRule.CALL if is_frame(node):
+                compiled = compile(node)
+                frame_node.function, frame_node.nested = compiled.kernel.function, True
+                frame_node.explain = compiled.explain
             case TokenRule.CALL:
                 frame_node.function = call(node)
-        slot = self._numbers.slot
-        inputs, outputs = tuple(map(slot, node.inputs)), tuple(map(slot, node.outputs))
-        if compiled is None:
-            frame_node.step = Step(node, None, inputs, outputs)
-        else:
-            table = compiled.table if is_segment(node) else None
-            blocks = () if table is None else (self._numbers.block(table),)
-            backend, kernel = compiled.backend, compiled.kernel
-            frame_node.step = Step(node, kernel, inputs, outputs, blocks=blocks, backend=backend)
+        frame_node.step = self._numbers.step(node, compiled)
         return frame_node
 
     @property
@@ -412,12 +414,6 @@ class FrameGraph:
         node.end = node.first + 2
 
 
-def _is_small(value: Value | None) -> bool:
-    """Whether a value has few bytes for sure, so that it need not be counted."""
-    type_ = None if value is None else value.type
-    return isinstance(type_, TensorType) and type_.static and type_.nbytes <= SMALL_BYTES
-
-
 def _output_path(node: Node | None, paths: Mapping[Node, FramePath]) -> FramePath:
     """The frame that the outputs of a node are in."""
     if node is None or node not in paths:
@@ -427,18 +423,18 @@ def _output_path(node: Node | None, paths: Mapping[Node, FramePath]) -> FramePat
     return paths[node][:-1] if node.op.role is Role.EXIT else paths[node]
 
 
-def _is_identity(node: Node) -> bool:
+def is_identity(node: Node) -> bool:
     """Whether a node outputs its input; a constant has itself as its input."""
     alike = node.op.name == "Identity" and len(node.inputs) == len(node.outputs) == 1
-    return alike or _is_constant(node)
+    return alike or is_constant(node)
 
 
-def _is_constant(node: Node) -> bool:
+def is_constant(node: Node) -> bool:
     return node.op.name == "Const" and node.op.domain == TENSORFLOW
 
 
 def _inputs(node: Node, compile: Callable[[Node], NodeKernel]) -> list[Value | None]:
-    if _is_constant(node):
+    if is_constant(node):
         return [Value(node.name, const=compile(node).kernel.function())]
     return all_inputs(node)
 

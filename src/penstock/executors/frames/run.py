@@ -23,7 +23,7 @@ import numpy as np
 from penstock.errors import Aborted, Cancelled, LimitExceeded, PenstockError, RunError
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
-from penstock.executors.errors import explained, explained_at
+from penstock.executors.errors import explained_at
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.frame_graph import FrameGraph, FrameNode, TokenRule
 from penstock.executors.frames.scheduler import (
@@ -35,13 +35,13 @@ from penstock.executors.frames.scheduler import (
     TokenScheduler,
     enclosing_call,
     missing_output,
+    switched_to,
 )
 from penstock.host.current_run import working_for
 from penstock.host.thread_share import announce
 from penstock.host.threads import Workers, report_thread_exception
 from penstock.ir.op import array_of
 from penstock.limits import Limits
-from penstock.types import ShapeError
 
 # Attributes of an enum are slow to read.
 _ORDINARY, _SWITCH, _TRIGGER = TokenRule.ORDINARY, TokenRule.SWITCH, TokenRule.CONTROL_TRIGGER
@@ -95,7 +95,7 @@ class FramesRun:
         self.root = CallInstance(graph)
         self.scheduler = TokenScheduler(limits.max_iterations)
         self.heavy: list[Token] = []
-        self.calls: list[Token] = []
+        self.calls: list[tuple[Token, Any]] = []  # each with its steps, once it has begun
         self.in_progress: set[CallInstance] = set()
         self.failed = False
         # The output that each Switch has chosen last, to explain why a value is dead.
@@ -165,7 +165,7 @@ class FramesRun:
                     self._share()
                 elif self.calls:
                     # The latest first, so that few are in progress at once.
-                    self._call(self.calls.pop())
+                    self._call(*self.calls.pop())
                 else:
                     return False
                 continue
@@ -215,7 +215,8 @@ class FramesRun:
     def _stop(self) -> None:
         """End a run that was stopped, and say where it was."""
         error = self.control.error or Cancelled("the run was stopped")
-        for node, *_ in [*self.scheduler.ready, *self.heavy, *self.calls][:1]:
+        calls = [token for token, _ in self.calls]
+        for node, *_ in [*self.scheduler.ready, *self.heavy, *calls][:1]:
             if node.node is not None:
                 error.add_note(f"The run had come to {node.node.op.name} ({node.node.label}).")
         self._fail(error)
@@ -238,7 +239,7 @@ class FramesRun:
             else:
                 self._run(token)
         elif node.rule is _CALL:
-            self.calls.append(token)
+            self.calls.append((token, None))
         elif node.rule is _RETURN:
             self._resume(enclosing_call(iteration.frame))
         elif node.rule is _RECV:
@@ -267,12 +268,8 @@ class FramesRun:
         self._send_outputs(node, iteration, outputs)
 
     def _switch(self, node: FrameNode, value: Any, predicate: Any) -> Outputs:
-        if predicate.size != 1:
-            shape = list(predicate.shape)
-            raise ShapeError(f"a predicate must have one element, not shape {shape}")
-        which, count = int(predicate.item()), node.outputs
-        if not 0 <= which < count:
-            which = count - 1
+        count = node.outputs
+        which = switched_to(predicate, count)
         self.chosen[node] = which
         if count == 2:
             return (DEAD, value) if which else (value, DEAD)
@@ -296,20 +293,26 @@ class FramesRun:
 
     # Calls of functions, and of the graphs of nodes.
 
-    def _call(self, token: Token) -> None:
-        """Begin a call."""
+    def _call(self, token: Token, steps: Any) -> None:
+        """Begin a call, or go on with a frame that has let other tokens go first."""
         node, iteration, _ = token
-        inputs = _inputs(token)
-        self._begun(node, inputs)
-        assert node.function is not None
-        self._go_on(node, iteration, node.function(*inputs), None)
+        if steps is None:
+            inputs = _inputs(token)
+            self._begun(node, inputs)
+            assert node.function is not None
+            steps = node.function(self.control, *inputs) if node.nested else node.function(*inputs)
+        self._go_on(node, iteration, steps, None)
 
     def _go_on(
         self, node: FrameNode, iteration: IterationState, steps: Any, results: Outputs | None
     ) -> None:
         """Run the next graph of a call, or deliver the outputs of its node."""
         try:
-            graph, inputs = steps.send(results)
+            request = steps.send(results)
+            if request is None:
+                self.calls.append(((node, iteration, False), steps))
+                return
+            graph, inputs = request
             call = CallInstance(graph, iteration, node, steps)
             self.in_progress.add(call)
             if call.depth > self.limits.max_calls:
@@ -549,8 +552,8 @@ def _outputs(node: FrameNode, result: Any) -> Outputs:
 
 def _annotated(at: FrameNode, inputs: Sequence[Any], error: BaseException) -> PenstockError:
     """The error of a kernel, with its node, its origin and the types of its inputs."""
-    if at.program is not None and isinstance(error, Exception):
-        return explained(error, at.program)
+    if at.explain is not None and isinstance(error, Exception):
+        return at.explain(error)
     if at.node is not None:
         return explained_at(at.node, inputs, error)
     return error if isinstance(error, PenstockError) else RunError(f"a fetch failed: {error!r}")

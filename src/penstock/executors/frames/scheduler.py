@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from penstock.errors import DeadTensor, LimitExceeded
 from penstock.executors.frames.frame_graph import (
@@ -45,6 +45,7 @@ from penstock.executors.frames.frame_graph import (
     TokenRule,
 )
 from penstock.ir.graph import Value
+from penstock.types import ShapeError
 
 DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
 """Stands for a value that will not come."""
@@ -332,10 +333,7 @@ class TokenScheduler:
         """Begin another iteration."""
         number = frame.last
         if self._max_iterations is not None and number >= self._max_iterations:
-            raise LimitExceeded(
-                f"the frame {frame.static.name!r} passed the limit of {self._max_iterations} "
-                "iterations; raise Limits.max_iterations if the model should run that many"
-            )
+            end_iterations(frame.static.name, self._max_iterations)
         frame.last = number = number + 1
         iteration = IterationState(frame, number, frame.inputs.copy(), frame.waits.copy())
         frame.iterations[number] = iteration
@@ -379,6 +377,23 @@ class TokenScheduler:
             if around.tokens:
                 return
             iteration = around
+
+
+def end_iterations(frame: str, most: int) -> NoReturn:
+    """Raise for a frame that would have more than ``most`` iterations."""
+    raise LimitExceeded(
+        f"the frame {frame!r} passed the limit of {most} iterations; raise Limits.max_iterations "
+        "if the model should run that many"
+    )
+
+
+def switched_to(predicate: Any, count: int) -> int:
+    """The one of ``count`` outputs that a Switch chooses."""
+    if predicate.size != 1:
+        shape = list(predicate.shape)
+        raise ShapeError(f"a predicate must have one element, not shape {shape}")
+    which = int(predicate.item())
+    return which if 0 <= which < count else count - 1
 
 
 # Outputs that are missing at the end.

@@ -22,9 +22,10 @@ from penstock.algorithms.checkpoints import paced
 from penstock.analysis.frames import Frame
 from penstock.ir.graph import Graph, Node, Value, captures, embed
 from penstock.ir.op import Role
+from penstock.ops.internal.segment import FRAME
 from penstock.ops.registry import standard
 from penstock.passes.structure.branches import Branches, RaisedBlock, UnraisedError, substitute
-from penstock.passes.structure.conditions import ALWAYS, Deadness
+from penstock.passes.structure.conditions import ALWAYS, LIVES, Deadness, is_switch
 from penstock.types import BOOL, INT64, TensorType
 
 
@@ -42,10 +43,11 @@ class LoopVariable:
 
 class FrameLoop:
     """The loop in a frame with the sorted ``nodes``: its variables by their Merges, the conditions
-    of its nodes, and the predicate that decides whether it continues.
+    of its nodes, and the ``predicate`` that decides, by its truth (``side`` 1) or its falsity (0),
+    whether it continues.
 
     Raises ``UnraisedError`` where the frame is no such loop, so that in some iterations some of its
-    variables could be live and others dead.
+    variables could be live and others dead, or values could leave before the last one.
     """
 
     def __init__(self, frame: Frame, nodes: Sequence[Node]) -> None:
@@ -56,12 +58,13 @@ class FrameLoop:
         self.variables = self._variables()
         self._check_enters()
         self.deadness = Deadness(nodes, self.variables)
-        self.predicate = self._predicate()
-        self._check_exits()
+        self.predicate, self.side = self._predicate()
+        for node in self.exits:
+            if self.deadness.conditions[node] != {(self.predicate, 1 - self.side)}:
+                raise UnraisedError(node, "it does not leave the loop when that ends")
 
     def _variables(self) -> dict[Node, LoopVariable]:
         enters, again = set(self.frame.enters), set(self.again)
-        read = {value for node in self.nodes for value in node.inputs}
         variables: dict[Node, LoopVariable] = {}
         for node in paced(self.nodes):
             if node.op.role is not Role.MERGE:
@@ -75,8 +78,6 @@ class FrameLoop:
                 raise UnraisedError(node, "it does not merge one Enter and one NextIteration")
             if node.control_inputs:
                 raise UnraisedError(node, "it is a loop variable and waits for other nodes")
-            if not read.isdisjoint(node.outputs[1:]):
-                raise UnraisedError(node, "a node reads whether this is its first iteration")
             start, merged, next_ = entered[0].outputs[0], node.outputs[0], back[0].inputs[0]
             assert start is not None and merged is not None and next_ is not None
             inside = Value(merged.name, merged.type)
@@ -101,8 +102,8 @@ class FrameLoop:
             if not again.isdisjoint((*sources, *node.control_inputs)):
                 raise UnraisedError(node, "it needs a value of the iteration before")
 
-    def _predicate(self) -> Value:
-        """The predicate that holds as long as the loop continues."""
+    def _predicate(self) -> tuple[Value, int]:
+        """The predicate on which it depends whether the loop continues, and what it then is."""
         conditions = self.deadness.conditions
         first = conditions[self.again[0]]
         for node in self.again:
@@ -111,24 +112,29 @@ class FrameLoop:
                     node, "no one predicate decides for the whole loop whether it continues"
                 )
         ((predicate, side),) = first
-        if side != 1 or not isinstance(predicate, Value):
-            raise UnraisedError(self.again[0], "its loop does not continue where a predicate holds")
-        return predicate
+        if not isinstance(predicate, Value):
+            raise UnraisedError(self.again[0], "its loop does not continue by a predicate")
+        return predicate, side
 
-    def _check_exits(self) -> None:
+    def _check(self) -> None:
+        """Check what a Loop has no form for."""
+        read = {value for node in self.nodes for value in node.inputs}
         variables = {variable.merged for variable in self.variables.values()}
         source = Branches(self.deadness).source
+        if self.side != 1:
+            raise UnraisedError(self.again[0], "its loop does not continue where a predicate holds")
+        for node in self.variables:
+            if not read.isdisjoint(node.outputs[1:]):
+                raise UnraisedError(node, "a node reads whether this is its first iteration")
         for node in self.exits:
-            value = node.inputs[0]
-            if value is None or source(value) not in variables:
+            if node.inputs[0] is None or source(node.inputs[0]) not in variables:
                 raise UnraisedError(node, "the value that leaves the loop is none of its variables")
-            if self.deadness.conditions[node] != {(self.predicate, 0)}:
-                raise UnraisedError(node, "it does not leave the loop when that ends")
 
     def raised(self, targets: Collection[Node]) -> list[Node]:
         """The nodes that replace the frame in the frame around it, a Loop first. The frame's Enters
         and Exits become Identities. ``targets`` are nodes that must run. Raises ``UnraisedError``,
         with nothing changed, where the nodes of the frame do not fit into a Loop."""
+        self._check()
         conditions = self.deadness.conditions
         edge = {*self.variables, *self.exits, *self.again}
         continues, ends = (self.predicate, 1), (self.predicate, 0)
@@ -166,6 +172,51 @@ class FrameLoop:
         body.apply()
         return self._loop(variables, before, turn, carried)
 
+    def whole(self) -> list[Node]:
+        """As ``raised``, with one node that runs the frame as it is."""
+        frame, leaving = self.frame, {*self.exits}
+        for node, condition in self.deadness.conditions.items():
+            if (node, LIVES) in condition and node.op.role is not Role.MERGE:
+                raise UnraisedError(node, "it runs under too many conditions")
+        for node in filter(is_switch, self.nodes):
+            # Equal predicates are one value, whatever segments the nodes between come to be in.
+            predicate, passed = self.deadness.predicate(node), node.inputs[1]
+            if passed is not None and passed is not predicate and passed.producer is not None:
+                node.control_inputs.append(passed.producer)
+                node.inputs[1] = predicate
+        body = Graph([], [], [n for n in self.nodes if n not in leaving], f"{frame.name}/frame")
+        outside: list[Value] = []
+        inside: dict[Node, Node] = {}
+        for enter in frame.enters:
+            (entered,) = enter.outputs
+            assert entered is not None
+            outer, inner = (Value(entered.name, entered.type) for _ in range(2))
+            body.inputs.append(inner)
+            inside[enter] = enter.derived([inner], [entered])
+            enter.outputs, outer.producer = [outer], enter
+            outside.append(outer)
+        for node in self.exits:
+            body.outputs.append(Value(node.name))
+            before = node.control_inputs
+            left = node.derived(node.inputs, body.outputs[-1:], control_inputs=before)
+            body.nodes.append(left)
+        for node in body.nodes:
+            node.control_inputs = [inside.get(source, source) for source in node.control_inputs]
+        body.nodes = [*inside.values(), *body.nodes]
+        results = [Value(f"{frame.name}:{i}") for i in range(len(self.exits))]
+        first, attrs = next(iter(self.variables)), {"body": body}
+        whole = first.derived(outside, results, attrs, op=FRAME, name=frame.name)
+        self._leave(results)
+        return [whole, *self.exits]
+
+    def _leave(self, values: Sequence[Value]) -> None:
+        """Let Enters and Exits be Identities: the latter pass on these values."""
+        for node, value in zip(self.exits, values, strict=True):
+            make_identity(node)
+            node.inputs, node.control_inputs = [value], []
+        for node in self.frame.enters:
+            make_identity(node)
+
     def _loop(
         self,
         variables: Sequence[LoopVariable],
@@ -200,11 +251,7 @@ class FrameLoop:
         source = Branches(self.deadness).source
         result = {v.merged: value for v, value in zip(variables, results, strict=False)}
         left = [result[source(node.inputs[0])] for node in self.exits]  # type: ignore[arg-type]
-        for node, value in zip(self.exits, left, strict=True):
-            make_identity(node)
-            node.inputs, node.control_inputs = [value], []
-        for node in self.frame.enters:
-            make_identity(node)
+        self._leave(left)
         return [loop, *before.nodes, *self.exits]
 
 

@@ -53,29 +53,33 @@ MustStay = Callable[[Sequence[Node], bool], Node | None]
 
 
 def raise_control_flow(
-    graph: Graph, must_stay: MustStay | None = None
+    graph: Graph,
+    must_stay: MustStay | None = None,
+    may_be_whole: Callable[[Node], bool] | None = None,
+    copy: Callable[[Graph], Graph] = clone,
 ) -> tuple[Graph, list[Unraised]]:
     """A copy of ``graph``, nested graphs included, with Loop and If for primitives; and the reasons
     for those that stay. ``graph`` must be sorted. A graph with invalid frames (``analysis.frames``)
     stays as it is. ``must_stay`` returns the node because of which a frame stays, given its nodes
-    and whether its iterations may overlap."""
+    and whether its iterations may overlap. A loop that stays becomes one node (``FRAME``) if all of
+    its nodes ``may_be_whole``. ``copy`` makes the copies."""
     retracted_before: dict[tuple[int, str], Unraised] = {}
     for _ in range(_MAX_ATTEMPTS):
-        copy = clone(graph)
+        attempt = copy(graph)
         unraised: list[Unraised] = []
         retracted: dict[tuple[int, str], Unraised] = {}
         # The copies have their graphs in the same order each time.
-        for number, inner in reversed(list(enumerate(copy.graphs()))):
+        for number, inner in reversed(list(enumerate(attempt.graphs()))):
             if any(map(is_primitive, inner.nodes)):
                 own = {name: r for (at, name), r in retracted_before.items() if at == number}
-                raising = _Raising(inner, own, must_stay)
+                raising = _Raising(inner, own, must_stay, may_be_whole)
                 raising.run()
                 unraised += raising.unraised
                 retracted.update(((number, name), r) for name, r in raising.retracted.items())
         if not retracted:
-            return copy, unraised
+            return attempt, unraised
         retracted_before.update(retracted)
-    return clone(graph), list(retracted_before.values())
+    return copy(graph), list(retracted_before.values())
 
 
 # Each attempt retracts all loops that it can tell, so that sensible graphs need few attempts.
@@ -103,9 +107,11 @@ class _Raising:
         graph: Graph,
         retracted_before: Mapping[str, Unraised],
         must_stay: MustStay | None,
+        may_be_whole: Callable[[Node], bool] | None,
     ) -> None:
         self.graph = graph
         self.must_stay = must_stay or (lambda nodes, overlap: None)
+        self.may_be_whole = may_be_whole or (lambda node: False)
         self.retracted_before = retracted_before
         self.unraised: list[Unraised] = []
         self.retracted: dict[str, Unraised] = {}
@@ -135,8 +141,8 @@ class _Raising:
             if frame.name in self.retracted_before:
                 before = self.retracted_before[frame.name]
                 raise UnraisedError(before.node, before.reason)
-            self.check_overlap(nodes, frame.parallel_iterations > 1)
             if not any(node.op.role is Role.NEXT_ITERATION for node in nodes):
+                self.check_overlap(nodes, frame.parallel_iterations > 1)
                 self.inline_frame(frame, parent, nodes)
                 return
             loop = FrameLoop(frame, nodes)
@@ -149,7 +155,7 @@ class _Raising:
         self.check_loops(frame, loop.deadness)
         try:
             self.check_fetches(frame, nodes)
-            raised = loop.raised(self.graph.targets)
+            raised = self.as_node(loop)
         except UnraisedError as error:
             self.unraised.append(error.unraised)
             self.remaining += nodes
@@ -166,6 +172,16 @@ class _Raising:
         replaced = set(nodes) - set(raised)
         targets = [raised[0] if node in replaced else node for node in self.graph.targets]
         self.graph.targets = list(dict.fromkeys(targets))
+
+    def as_node(self, loop: FrameLoop) -> list[Node]:
+        """A loop as a Loop, or else as it is."""
+        try:
+            self.check_overlap(loop.nodes, loop.frame.parallel_iterations > 1)
+            return loop.raised(self.graph.targets)
+        except UnraisedError:
+            if all(map(self.may_be_whole, loop.nodes)):
+                return loop.whole()
+            raise
 
     def root(self, root: Frame) -> None:
         nodes = self.sorted(root)

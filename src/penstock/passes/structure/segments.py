@@ -33,7 +33,7 @@ SlowNodes: TypeAlias = frozenset[tuple[Node, bool]]
 """slow nodes, each with whether it ran in an earlier iteration"""
 
 # Their tokens come when other frames, devices or calls have sent them.
-_SLOW = (Role.EXIT, Role.RECV, Role.CALL)
+_SLOW = (Role.EXIT, Role.RECV, Role.CALL, Role.FRAME)
 
 # A node behind more slow nodes than this joins no segment but with those that wait for it.
 _MOST_SLOW = 32

@@ -1,0 +1,356 @@
+"""Writes a frame that runs as one node as a function, which runs its iterations one by one.
+
+Which nodes run follows from the conditions of ``passes.structure.conditions``, so that Switches and
+Merges cost no more than an ``if``. Of ``i = Merge(enter, next)``, ``Switch(i, i < n)`` and
+``next = i + 1`` this becomes::
+
+    def run(control, v0, v1):
+        number = 0
+        p5 = False
+        v2 = v0
+        while True:
+            v3, = f0(control, v2, v1)                           # less
+            p5 = v3.item()                                      # switch
+            if p5:
+                v4, = f1(control, v2)                           # add
+            if not p5: break
+            if number == most: end(name, most)
+            number += 1
+            if control.stopped or not number % 64: yield
+            v2 = v4
+        return (v2,)
+
+It yields where other tokens of the run may go first, and where the run must end.
+"""
+
+from __future__ import annotations
+
+import linecache
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import paced
+from penstock.codegen.steps import printable
+from penstock.errors import PenstockError
+from penstock.executors.errors import explained_at
+from penstock.executors.frames.frame_graph import (
+    NodeKernel,
+    ValueNumbers,
+    all_inputs,
+    is_constant,
+    is_identity,
+)
+from penstock.executors.frames.scheduler import end_iterations, switched_to
+from penstock.ir.graph import Graph, Node, Value, all_reads
+from penstock.ir.op import Kernel, Role, array_of
+from penstock.ops.internal.segment import is_frame
+from penstock.types import BOOL, TensorType
+
+# Iterations until other tokens of the run have their turn.
+_MOST_AT_ONCE = 64
+
+_SCALAR = TensorType(BOOL, ())
+
+# Numbers functions in tracebacks; it does not enter their text.
+_SERIAL = count()
+
+
+Condition = frozenset[tuple[Value | Node, int]]
+"""What must hold for a node to run: predicates, each with its truth, and Merges that must live."""
+_ALWAYS: Condition = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameForm:
+    """A frame whose loop begins with all of its variables, and continues or ends with all of them.
+
+    ``variables``: the Merges of these, each with the Enter before it and the value that it gets in
+    the next iteration. ``nodes`` are neither these, nor NextIterations, nor Exits. ``conditions``:
+    when they run; ``lives``: when a value is not dead. ``doubtful``: Merges that may be dead while
+    all that is in their condition holds. ``predicate``: what a Switch chooses by. ``ends``: the
+    condition on which an iteration is the last.
+    """
+
+    body: Graph
+    enters: Sequence[Node]
+    variables: Sequence[tuple[Node, Node, Value]]
+    nodes: Sequence[Node]
+    conditions: Mapping[Node, Condition]
+    lives: Callable[[Value], Condition]
+    doubtful: Collection[Node]
+    predicate: Callable[[Node], Value]
+    ends: Condition
+
+
+def write_frame(
+    form: FrameForm, kernel: Callable[[Node], NodeKernel], most: int | None
+) -> NodeKernel:
+    """The function of a frame: of the control of a run and the frame's inputs, a generator that
+    returns its outputs. ``kernel`` compiles the nodes. ``most``: how many more iterations than one
+    there may be."""
+    writer = _FrameWriter(form, kernel)
+    writer.write(most)
+    return writer.bound()
+
+
+class _FrameWriter:
+    """Writes one frame. ``names`` are those of values, ``flags`` of what decides which nodes run:
+    predicates, and Merges whose inputs may all be dead. ``places``: by line, the node that it runs
+    with its kernel and its arguments."""
+
+    def __init__(self, form: FrameForm, kernel: Callable[[Node], NodeKernel]) -> None:
+        self.form = form
+        self.kernel = kernel
+        self.conditions = form.conditions
+        self.names: dict[Value, str] = {}
+        self.flags: dict[Value | Node, str] = {}
+        self.evaluated: dict[Value, list[Condition]] = defaultdict(list)
+        self.namespace: dict[str, Any] = {
+            "array_of": array_of,
+            "switched_to": switched_to,
+            "end": end_iterations,
+            "name": form.enters[0].attrs["frame_name"],
+            "__builtins__": {"map": map},
+            "ndarray": np.ndarray,
+        }
+        self.lines: list[str] = []
+        self.places: dict[int, tuple[Node, NodeKernel | None, list[str]]] = {}
+        self.compiled: dict[Node, NodeKernel] = {}
+        self.current = _ALWAYS
+
+    def write(self, most: int | None) -> None:
+        """Write the function."""
+        form, name = self.form, self.name
+        arguments = [self.new(value) for value in form.body.inputs]
+        for enter in form.enters:
+            self.pass_on(enter)
+        variables: list[str] = []
+        first: list[str] = []
+        later: list[Callable[[], str]] = []
+        for merge, enter, update in form.variables:
+            (start,) = enter.outputs
+            value, index = merge.outputs
+            if value is not None:
+                variables.append(self.new(value))
+                first.append(name(start))
+                later.append(partial(name, update))
+            if index is not None:
+                entered = merge.inputs.index(start)
+                variables.append(self.new(index))
+                first.append(self.index(entered))
+                later.append(partial(self.index, 1 - entered))
+        for node in self.order():
+            self.node(node)
+        left = [value.producer.inputs[0] for value in form.body.outputs if value.producer]
+        limit = [] if most is None else [f"        if number == {most}: end(name, {most})"]
+        start_lines = [
+            f"def run({', '.join(['control', *arguments])}):",
+            "    number = 0",
+            *[f"    {flag} = False" for flag in self.flags.values()],
+            f"    {', '.join(variables)} = {', '.join(first)}",
+            "    while True:",
+        ]
+        self.places = {i + len(start_lines): place for i, place in self.places.items()}
+        self.lines = [
+            *start_lines,
+            *self.lines,
+            f"        if {self.when(form.ends)}: break",
+            *limit,
+            "        number += 1",
+            f"        if control.stopped or not number % {_MOST_AT_ONCE}: yield",
+            f"        {', '.join(variables)} = {', '.join(update() for update in later)}",
+            f"    return ({''.join(name(value) + ', ' for value in left)})",
+        ]
+
+    def bound(self) -> NodeKernel:
+        source = "\n".join(self.lines) + "\n"
+        filename = f"<penstock {printable(self.form.body.name)} {next(_SERIAL)}>"
+        exec(compile(source, filename, "exec"), self.namespace)
+        run = self.namespace.pop("run")
+        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        weakref.finalize(run, linecache.cache.pop, filename, None).atexit = False
+        places, constants = self.places, self.namespace
+
+        def explain(error: Exception) -> PenstockError:
+            """The error with the node that has raised it, of a run of this function."""
+            trace: TracebackType | None = error.__traceback__
+            while trace is not None and trace.tb_frame.f_code.co_filename != filename:
+                trace = trace.tb_next
+            place = None if trace is None else places.get(trace.tb_lineno)
+            if trace is None or place is None:
+                assert isinstance(error, PenstockError)
+                return error
+            node, compiled, names = place
+            if compiled is not None and compiled.explain is not None:
+                return compiled.explain(error)
+            values = {**constants, **trace.tb_frame.f_locals}
+            return explained_at(node, [values.get(name) for name in names], error)
+
+        numbers, body = ValueNumbers(), self.form.body
+        steps = [numbers.step(node, self.compiled.get(node)) for node in body.nodes]
+        table = numbers.table(body.name, steps, body.inputs, body.outputs, ())
+        return NodeKernel(Kernel(run), "", table, explain, source)
+
+    # Nodes.
+
+    def order(self) -> list[Node]:
+        """The nodes of the frame in an order in which they can run, those of one condition one
+        after the other as far as they can."""
+        nodes = self.form.nodes
+        own = set(nodes)
+        pending: dict[Node, int] = {}
+        readers: dict[Node, list[Node]] = defaultdict(list)
+        ready: dict[Condition, deque[Node]] = defaultdict(deque)
+        for node in paced(nodes):
+            before = {*[v.producer for v in all_reads(node)], *node.control_inputs} & own
+            pending[node] = len(before)
+            for source in before:
+                assert source is not None
+                readers[source].append(node)
+            if not before:
+                ready[self.conditions[node]].append(node)
+        ordered: list[Node] = []
+        condition = _ALWAYS
+        while len(ordered) < len(nodes):
+            if not ready[condition]:
+                condition = next(c for c, waiting in ready.items() if waiting)
+            node = ready[condition].popleft()
+            ordered.append(node)
+            for reader in readers[node]:
+                pending[reader] -= 1
+                if not pending[reader]:
+                    ready[self.conditions[reader]].append(reader)
+        return ordered
+
+    def node(self, node: Node) -> None:
+        role = node.op.role
+        if role is Role.SWITCH:
+            self.switch(node)
+        elif role is Role.MERGE:
+            self.merge(node)
+        elif is_constant(node):
+            (value,) = node.outputs
+            assert value is not None
+            self.names[value] = self.bind("c", self.kernel(node).kernel.function())
+        elif role is Role.LOOP_COND or is_identity(node):
+            self.pass_on(node)
+        elif role is not Role.CONTROL_TRIGGER:
+            self.call(node)
+
+    def pass_on(self, node: Node) -> None:
+        """Let the outputs of a node be its first input."""
+        for value in node.outputs:
+            if value is not None:
+                self.names[value] = self.name(node.inputs[0])
+
+    def switch(self, node: Node) -> None:
+        self.pass_on(node)
+        predicate, condition = self.form.predicate(node), self.conditions[node]
+        if any(before <= condition for before in self.evaluated[predicate]):
+            return
+        self.evaluated[predicate].append(condition)
+        value = self.name(predicate)
+        flag = self.flag(predicate)
+        text = f"{value}.item()" if predicate.type == _SCALAR else f"switched_to({value}, 2)"
+        self.emit(f"{flag} = {text}", node, None, [self.name(v) for v in node.inputs])
+
+    def merge(self, node: Node) -> None:
+        """The first of its inputs that lives, and the number of that."""
+        conditions = self.conditions
+        doubtful = node in self.form.doubtful
+        around = _ALWAYS if doubtful else conditions[node]
+        value, index = node.outputs
+        names = ["_" if output is None else self.new(output) for output in (value, index)]
+        word = "if"
+        for i, source in enumerate(node.inputs):
+            if source is not None:
+                lives = self.when(self.form.lives(source) - around)
+                flag = "; " + self.flag(node) + " = True" if doubtful else ""
+                text = f"{', '.join(names)} = {self.name(source)}, {self.index(i)}{flag}"
+                self.emit(f"{word} {lives}: {text}", node, None, [], around)
+                word = "elif"
+        if doubtful:
+            self.emit(f"else: {self.flag(node)} = False", node, None, [], around)
+
+    def call(self, node: Node) -> None:
+        compiled = self.compiled[node] = self.kernel(node)
+        arguments = [self.name(value) for value in all_inputs(node)]
+        function = self.bind("f", compiled.kernel.function)
+        outputs = ["_" if value is None else self.new(value) for value in node.outputs]
+        nested = ["control"] if compiled.table is not None else []
+        call = f"{function}({', '.join([*nested, *arguments])})"
+        if is_frame(node):
+            call = f"yield from {call}"
+        place = node, compiled, arguments
+        if not outputs:
+            self.emit(call, *place)
+        elif nested:
+            self.emit(f"{', '.join(outputs)}, = {call}", *place)
+        elif len(outputs) > 1:
+            self.emit(f"{', '.join(outputs)} = map(array_of, {call})", *place)
+        else:
+            (output,) = outputs
+            self.emit(f"{output} = {call}", *place)
+            scalar = f"{output}.__class__ is not ndarray"
+            self.emit(f"if {scalar}: {output} = array_of({output})", *place)
+
+    # Text.
+
+    def emit(
+        self,
+        text: str,
+        node: Node,
+        compiled: NodeKernel | None,
+        arguments: Sequence[str],
+        condition: Condition | None = None,
+    ) -> None:
+        """A line of a node, in the ``if`` of its condition."""
+        condition = self.conditions[node] if condition is None else condition
+        if condition != self.current and condition != _ALWAYS:
+            self.lines.append(f"        if {self.when(condition)}:")
+        self.current = condition
+        indent = " " * (8 if condition == _ALWAYS else 12)
+        self.lines.append(f"{indent}{text:60}  # {printable(node.label)}")
+        self.places[len(self.lines)] = node, compiled, [*arguments]
+
+    def when(self, condition: Condition) -> str:
+        """An expression that is true if ``condition`` holds."""
+        choices = [(self.flag(source), side) for source, side in condition]
+        words = [flag if side else f"not {flag}" for flag, side in sorted(choices)]
+        return " and ".join(words) or "True"
+
+    def flag(self, source: Value | Node) -> str:
+        return self.flags.setdefault(source, f"p{len(self.names) + len(self.flags)}")
+
+    def new(self, value: Value) -> str:
+        name = self.names[value] = f"v{len(self.names) + len(self.flags)}"
+        return name
+
+    def name(self, value: Value | None) -> str:
+        if value is None:
+            return "None"
+        if value not in self.names:
+            assert value.const is not None
+            self.names[value] = self.bind("c", value.const)
+        return self.names[value]
+
+    def index(self, number: int) -> str:
+        """The number of an input, as a Merge outputs it."""
+        name = f"i{number}"
+        if name not in self.namespace:
+            self.namespace[name] = index = np.array(number, np.int32)
+            index.flags.writeable = False  # all runs share it
+        return name
+
+    def bind(self, letter: str, value: Any) -> str:
+        name = f"{letter}{len(self.namespace)}"
+        self.namespace[name] = value
+        return name
