@@ -24,7 +24,7 @@ CONFINED = {
     "onnxruntime": (),
     "tensorflow": (),
     "google_crc32c": ("artifact.container", "frontends.tensorflow.checkpoint"),
-    "google": ("frontends.onnx.file", "frontends.tensorflow.*"),
+    "google": ("frontends.onnx.file", "frontends.onnx.messages", "frontends.tensorflow.*"),
 }
 
 

@@ -44,7 +44,7 @@ def schema_of(schema: onnx.defs.OpSchema) -> OnnxSchema:
 
 
 def text() -> str:
-    """The table: the sets of types, and a line for each operation."""
+    """The table: last opsets by domain, the sets of types, and a line for each operation."""
     schemas = sorted(
         map(schema_of, onnx.defs.get_all_schemas_with_history()),
         key=lambda s: (s.domain, s.name, -s.version),
@@ -63,7 +63,11 @@ def text() -> str:
         f"{domain} {name} {json.dumps([row(s) for s in group], separators=(',', ':'))}"
         for (domain, name), group in groupby(schemas, key=lambda s: (s.domain, s.name))
     ]
-    return "\n".join([json.dumps([sorted(s) for s in sets]), *lines, ""])
+    newest: dict[str, int] = {}
+    versions = [(schema.domain, schema.version) for schema in schemas]
+    for domain, version in [*onnx.helper.OP_SET_ID_VERSION_MAP, *versions]:
+        newest[domain or "ai.onnx"] = max(newest.get(domain or "ai.onnx", 0), version)
+    return "\n".join([json.dumps(newest), json.dumps([sorted(s) for s in sets]), *lines, ""])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.version import VERSION
+
 if TYPE_CHECKING:
     from penstock.errors import (
         Cancelled,
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
     from penstock.session.session import Session, compile, open
     from penstock.session.stream import Signal, Stream
 
-__version__ = "0.1.0"
+
+__version__ = VERSION
 
 # Where public names live, but for those of penstock.errors. They are imported when first used:
 # importing penstock costs a few milliseconds, reading an ONNX file imports the onnx package, and

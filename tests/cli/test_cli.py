@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from penstock.backends.native.library import library as native_library
 from penstock.backends.onednn.library import library
 from penstock.backends.registry import BACKENDS
 from penstock.cli import main
+from penstock.cli.commands import COMMANDS
 from penstock.passes.pipeline import PASSES
 from tests.support.costs import measured_variants
 from tests.support.onnx_text import model_from_text
@@ -400,3 +403,15 @@ def test_plan_needs_either_a_model_or_a_text(foldable, tmp_path):
     path.write_text("graph g() -> () {\n}")
     assert call("plan").exit_code == 2
     assert call("plan", foldable, "--from", str(path)).exit_code == 2
+
+
+def test_help_lists_every_command_without_importing_any():
+    program = (
+        "import sys; from penstock.cli import main; main(['--help'], standalone_mode=False);"
+        "print(*[m for m in ('numpy', 'rich', 'penstock.cli.base') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[-len(COMMANDS) - 1 : -1]] == sorted(COMMANDS)
+    assert lines[-1] == ""

@@ -22,8 +22,7 @@ from onnx import helper
 
 from penstock.analysis.interpreter import evaluate
 from penstock.frontends.onnx.importer import load_onnx
-from penstock.frontends.onnx.microsoft import RULES
-from penstock.frontends.onnx.upgrades import meaning
+from penstock.frontends.onnx.upgrades import meaning, microsoft_rules
 from penstock.ir.graph import Node
 from penstock.types import TensorType, accepts, constant_type, type_of
 
@@ -134,7 +133,7 @@ def _loaded(model: onnx.ModelProto) -> Node:
     nodes = load_onnx(model).graph.nodes
     if len(nodes) == 1:
         return nodes[0]
-    with mock.patch.dict(RULES, clear=True):
+    with mock.patch.dict(microsoft_rules(), clear=True):
         meaning.cache_clear()
         (node,) = load_onnx(model).graph.nodes
     meaning.cache_clear()

@@ -18,13 +18,14 @@ from penstock.passes.pipeline import (
     OPTIMIZE,
     PASSES,
     STRUCTURE,
+    ImportedPass,
     optimize,
     run_passes,
 )
 from penstock.types import FLOAT32, TensorType
 from tests.support.random_graphs import seeded
 
-ALL = (*STRUCTURE, *OPTIMIZE, *LOWER)
+ALL = [getattr(step, "implementation", step) for step in (*STRUCTURE, *OPTIMIZE, *LOWER)]
 
 
 def add_chain(length: int) -> Graph:
@@ -70,6 +71,16 @@ def test_run_passes_calls_after_pass_with_each_pass_in_order():
     context = PassContext(after_pass=lambda each, graph: calls.append(each.name))
     run_passes(STRUCTURE, add_chain(2), context)
     assert calls == [each.name for each in STRUCTURE]
+
+
+def test_passes_for_operations_that_a_graph_lacks_are_not_imported(monkeypatch):
+    monkeypatch.delenv(CHECK_PASSES)
+    imported = [step for step in OPTIMIZE if isinstance(step, ImportedPass)]
+    for step in imported:
+        vars(step).pop("implementation", None)
+    graph = add_chain(3)
+    optimize(graph)
+    assert [step.name for step in imported if "implementation" in vars(step)] == ["recompose"]
 
 
 def test_optimize_of_an_optimized_graph_runs_each_pass_once_and_changes_nothing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import threading
 
 import numpy as np
@@ -173,7 +174,7 @@ def test_suggest_does_not_compare_long_or_very_many_names(monkeypatch):
     assert len(suggest(long + "x", [long + "y", "z"])) < 1000
     compared = []
     monkeypatch.setattr(
-        module, "get_close_matches", lambda name, names, **_: compared.append(names)
+        difflib, "get_close_matches", lambda name, names, **_: compared.append(names)
     )
     suggest("?", (f"value_{i}" for i in range(3 * module._MOST_COMPARED)))
     (names,) = compared

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from penstock.analysis.interpreter import Interpreter
 from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.ir.op import Kernel, Op
+from penstock.ir.op import PRIMITIVES, Kernel, Op
 from penstock.ops.registry import NEWEST, TENSORFLOW, find, unknown_types
-from penstock.ops.tensorflow.control_flow import PRIMITIVES
 from penstock.textual.parser import parse_graph
 from penstock.textual.printer import WORDS
 from penstock.types import (

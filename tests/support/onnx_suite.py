@@ -24,9 +24,8 @@ import onnx
 from onnx.backend.test.runner import Runner
 
 from penstock.frontends.onnx import nchwc
-from penstock.frontends.onnx.microsoft import RULES
 from penstock.frontends.onnx.schemas import newest_opset
-from penstock.frontends.onnx.upgrades import Meaning, meaning
+from penstock.frontends.onnx.upgrades import Meaning, meaning, microsoft_rules
 from penstock.onnx_backend import PenstockBackend
 from penstock.ops import registered
 from penstock.ops.registry import MICROSOFT
@@ -236,7 +235,7 @@ def runtime_operations() -> Mapping[tuple[str, str], str]:
         if kernel.provider == "CPUExecutionProvider" and kernel.domain.startswith(MICROSOFT)
     }
     ours = {(op.domain, op.name) for op in registered() if op.domain == MICROSOFT}
-    ours |= set(RULES)  # some are of ONNX's own domain, as experiments that it gave up
+    ours |= set(microsoft_rules())  # some are of ONNX's own domain, as experiments that it gave up
     return {
         (domain, name): "rewritten" if domain == nchwc.DOMAIN else way(meaning(name, domain, 1))
         for domain, name in sorted(theirs | ours)

@@ -15,15 +15,14 @@ closes most of the rest. Sizes and offsets are in bytes; offsets are multiples o
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate, combinations
 from operator import attrgetter
 
 from penstock.algorithms.checkpoints import checkpoint, paced
+from penstock.algorithms.records import dataclass
 
 MEMORY_PLANNERS = ("quick", "best", "wic", "first_fit", "bump")
 """The planners of ``plan_memory``, those of the smallest arenas first."""
@@ -254,6 +253,8 @@ class _Search:
     __slots__ = ("blocks", "draw", "neighbours", "order", "resistance", "visits")
 
     def __init__(self, blocks: _Blocks, neighbours: Sequence[Sequence[int]]) -> None:
+        import random
+
         self.blocks = blocks
         self.neighbours = neighbours
         # Size times neighbours: roughly the area of a buffer in time and memory.

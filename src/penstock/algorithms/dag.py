@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import dataclass
 
 # Nodes of a long cycle that a message shows at either end.
 _SHOWN = 8

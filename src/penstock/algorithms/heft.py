@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import dist, fsum, inf, sqrt
 from operator import attrgetter
@@ -22,6 +22,7 @@ from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.min_sum import Series
 from penstock.algorithms.ordering import critical_path, ranks, topological_order
+from penstock.algorithms.records import dataclass
 
 # cost[i][b]: the time of node i on backend b; None where b does not support it.
 Costs = Sequence[Sequence[float | None]]

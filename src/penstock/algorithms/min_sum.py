@@ -15,7 +15,6 @@ aid of network flow algorithms"). Fast on all but very long graphs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import combinations
@@ -26,6 +25,7 @@ from typing import NamedTuple
 from penstock.algorithms.checkpoints import checkpoint
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
+from penstock.algorithms.records import dataclass
 
 # Number of backends of which all sets are enumerated, as places that a result is copied to.
 _ALL_SETS = 4

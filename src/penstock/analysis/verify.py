@@ -11,7 +11,7 @@ Rules of a format (schemas, opsets, existing functions) are checked by its front
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from itertools import chain
 from math import prod
@@ -19,6 +19,7 @@ from math import prod
 import numpy as np
 
 from penstock.algorithms.checkpoints import CHECK_EVERY, checkpoint, paced
+from penstock.algorithms.records import dataclass
 from penstock.errors import InvalidModel, ProblemList
 from penstock.ir.graph import Graph, Model, Node, Value, dependencies, ordered
 from penstock.ir.op import Role

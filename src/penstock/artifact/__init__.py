@@ -1,1 +1,4 @@
 """Graphs as files of bytes, and back."""
+
+MAGIC = b"PENSTOCK"
+"""The first bytes of an artifact"""

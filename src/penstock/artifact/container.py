@@ -36,11 +36,11 @@ import google_crc32c
 import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
+from penstock.artifact import MAGIC
 from penstock.errors import InvalidModel
 from penstock.limits import Limits
 from penstock.types import STRING, dtype_name, dtypes
 
-MAGIC = b"PENSTOCK"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQQ")
 _ALIGNMENT = 64

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import is_
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
+from penstock.algorithms.records import dataclass
 from penstock.backends.base import Backend
 from penstock.ir.contract import checked_kernel
 from penstock.ir.graph import Node

@@ -6,7 +6,6 @@ one JSON object on standard output, errors included.
 
 from __future__ import annotations
 
-from penstock.cli import bench, compile, inspect, profile, run
-from penstock.cli.base import main
+from penstock.cli.commands import main
 
-__all__ = ["bench", "compile", "inspect", "main", "profile", "run"]
+__all__ = ["main"]

@@ -12,21 +12,12 @@ from typing import Any
 
 import click
 
-import penstock
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
+from penstock.cli.commands import main
 from penstock.errors import PenstockError
 from penstock.ir.graph import Model
 from penstock.session.options import EXECUTORS, CompileOptions, help_of
 from penstock.types import TensorType
-
-CONTEXT = {"help_option_names": ["-h", "--help"]}
-
-
-@click.group(context_settings=CONTEXT)
-@click.version_option(penstock.__version__, prog_name="penstock")
-def main() -> None:
-    """Run neural networks, and look at how they run."""
-
 
 Show = Callable[[Mapping[str, Any]], None]
 
@@ -165,13 +156,8 @@ def _dims_by_input(model: Model, texts: Sequence[str]) -> dict[str, list[tuple[i
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for header in headers:
-        table.add_column(header)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row[: len(headers)]))
-    Console().print(table)
+    """Print columns under their headers, as wide as their widest cells."""
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=False)]
+    for i, row in enumerate((headers, *rows)):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        click.secho("  ".join(cells).rstrip(), bold=i == 0)

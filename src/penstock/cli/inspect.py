@@ -30,14 +30,11 @@ from penstock.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.frontends.common.model_files import open_path
 from penstock.frontends.load import load, load_text
 from penstock.inspect.explain import format_bytes
-from penstock.inspect.gantt import draw_charts, format_charts
 from penstock.ir.graph import Graph, Model, clone
-from penstock.ops.tensorflow.state import Store
 from penstock.ops.work_estimate import flops
 from penstock.passes.context import Pass
 from penstock.passes.pipeline import PASSES
 from penstock.session.session import Session, compile
-from penstock.textual.printer import format_graph
 
 # info
 
@@ -116,6 +113,8 @@ def info(model: Path, shapes: Sequence[str], signature: str | None) -> dict[str,
 def _constants(graph: Graph) -> Collection[np.ndarray]:
     """The constants that a graph reads, those of TensorFlow's Const nodes and the values that
     variables start with among them, each once."""
+    from penstock.ops.tensorflow.state import Store
+
     arrays: list[Any] = []
     for node in graph.walk():
         store = node.attrs.get("store")
@@ -229,6 +228,9 @@ def plan(
 ) -> dict[str, Any]:
     """How a model will run: its steps and their memory, or the generated program, its streams, a
     forecast, or the arenas of all memory planners; or its graph after a compiler pass."""
+    from penstock.inspect.gantt import draw_charts, format_charts
+    from penstock.textual.printer import format_graph
+
     if model is not None and text_file is None:
         loaded = load(model, signature=signature)
     elif text_file is not None and model is None:

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
@@ -37,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import dataclass
 from penstock.codegen.helpers import HELPERS
 from penstock.codegen.sequences import CallSequence, bound_sequence
 from penstock.ir.contract import Guard

@@ -31,7 +31,6 @@ from __future__ import annotations
 import linecache
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from types import CodeType
@@ -40,6 +39,7 @@ from typing import Any
 import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint, paced
+from penstock.algorithms.records import dataclass
 from penstock.codegen.control_flow import write_control_flow
 from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import ProgramNames, bind_names, program_names

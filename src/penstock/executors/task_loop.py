@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
 from penstock.algorithms.checkpoints import THREAD, await_release, paced
+from penstock.algorithms.records import dataclass
 from penstock.backends.base import Event
 from penstock.codegen.helpers import freed
 from penstock.errors import Cancelled, InternalError

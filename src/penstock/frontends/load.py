@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.analysis.verify import verify
+from penstock.artifact import MAGIC
 from penstock.errors import InvalidInput, InvalidModel
 from penstock.frontends.common.model_files import open_path
 from penstock.host import gc_pause
@@ -108,9 +109,9 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
         folder = source if source.is_dir() else source.parent
         return load_saved_model(folder, limits, map_weights, signature)
     if isinstance(source, Path):
-        from penstock.frontends.artifact.importer import is_artifact, load_artifact
+        if _is_artifact(source):
+            from penstock.frontends.artifact.importer import load_artifact
 
-        if is_artifact(source):
             return load_artifact(source, limits, map_weights)
         graph_def = _is_graph_def(source)
     else:
@@ -131,6 +132,11 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
     from penstock.frontends.onnx.importer import load_onnx
 
     return load_onnx(source, limits, map_weights)
+
+
+def _is_artifact(path: Path) -> bool:
+    with open_path(path) as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def _is_package(path: Path) -> bool:

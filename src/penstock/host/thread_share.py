@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from penstock.algorithms.records import dataclass
 from penstock.host.fork import in_child
 from penstock.host.thread_tuner import ThreadTuner
 from penstock.host.threads import core_budget

@@ -9,15 +9,17 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import PenstockError
 from penstock.host.fork import in_child
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 

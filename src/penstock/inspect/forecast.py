@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from penstock.algorithms.heft import bound, place
 from penstock.algorithms.ordering import critical_path
+from penstock.algorithms.records import dataclass
 from penstock.errors import Unsupported
 from penstock.ir.op import Role
 from penstock.plan.grouping import ClusteredGrouping, Seconds

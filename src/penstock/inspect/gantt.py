@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 
 from penstock.algorithms.ordering import ranks
+from penstock.algorithms.records import dataclass
 from penstock.inspect.explain import block_names, format_operation
 from penstock.plan.plan import Step, StepTable
 from penstock.plan.streams import StreamSchedules

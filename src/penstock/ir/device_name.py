@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Any
 
+from penstock.algorithms.records import dataclass
 from penstock.errors import InvalidModel
 
 LOCAL = "/job:localhost/replica:0/task:0"

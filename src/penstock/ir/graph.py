@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from operator import length_hint
 from typing import Any
@@ -20,8 +20,9 @@ import numpy as np
 from penstock.algorithms.checkpoints import CHECK_EVERY, checkpoint, paced
 from penstock.algorithms.dag import CycleError, Dag
 from penstock.algorithms.ordering import topological_order
+from penstock.algorithms.records import dataclass
 from penstock.errors import InvalidModel
-from penstock.ir.op import Op, Role
+from penstock.ir.op import FRAMED, Op, Role
 from penstock.types import ANY, Shape, TensorType, Type, constant_type
 
 
@@ -283,6 +284,11 @@ def readers_of(graph: Graph) -> Readers:
         for value in inner.outputs:
             readers.setdefault(value, []).append(None)
     return readers
+
+
+def is_framed(graph: Graph) -> bool:
+    """Whether some node, in nested graphs too, can only run on the frames executor."""
+    return not FRAMED.isdisjoint([node.op.role for node in graph.walk()])
 
 
 def captures(graph: Graph) -> list[Value]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from penstock.algorithms.records import dataclass
 
 ALIGNMENT = 64
 """bytes: a cache line, and the widest vector register"""

@@ -8,15 +8,15 @@ code of one node on one backend. Operations are registered in ``penstock.ops``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, auto
 from typing import Any, Protocol
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import WAKE_S
+from penstock.algorithms.records import dataclass
 from penstock.types import Type
 
 Types = Sequence[Type | None]
@@ -171,6 +171,8 @@ class Outcome:
     """What comes of an asynchronous kernel, for whatever waits for it."""
 
     def __init__(self, begin: Callable[..., Any], inputs: Sequence[Any]) -> None:
+        from concurrent.futures import Future
+
         self._future: Future[Any] = Future()
         self._cancel: Callable[[], object] | None = None
         self._done = _Done(self)
@@ -178,6 +180,8 @@ class Outcome:
 
     def end(self, outputs: Any = None, error: BaseException | None = None) -> None:
         """The work has ended with ``outputs``, or failed with ``error``."""
+        from concurrent.futures import InvalidStateError
+
         with suppress(InvalidStateError):  # only the first call counts
             if error is None:
                 self._future.set_result(outputs)
@@ -265,6 +269,17 @@ class Role(Enum):
     SEQUENCE_MAP = auto()
 
     __hash__ = object.__hash__  # Enum's own is a function in Python
+
+
+PRIMITIVES = frozenset(
+    {
+        *(Role.SWITCH, Role.MERGE, Role.ENTER, Role.EXIT, Role.NEXT_ITERATION),
+        *(Role.LOOP_COND, Role.CONTROL_TRIGGER),
+    }
+)
+"""The roles of TensorFlow's primitives of control flow"""
+FRAMED = PRIMITIVES | {Role.CALL}
+"""The roles of nodes that only the frames executor runs"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Any
 
+from penstock.algorithms.records import dataclass
 from penstock.errors import PenstockError, RunError
 from penstock.plan.plan import Step, StepTable
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.errors import RunError
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.ranges import as_numbers, range_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
+from penstock.algorithms.records import dataclass
 from penstock.ir.graph import Node
 from penstock.observers.base import ObservedRun, Observer
 from penstock.plan.plan import Step

@@ -9,12 +9,13 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.observers.base import ObservedRun, Observer
 from penstock.plan.plan import Slot, Step
 

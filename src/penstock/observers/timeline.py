@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, count
 from typing import Any, TypeAlias
 
+from penstock.algorithms.records import dataclass
 from penstock.observers.base import ObservedRun
 from penstock.plan.plan import Step, StepTable
 

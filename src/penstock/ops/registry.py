@@ -12,6 +12,8 @@ schema version that means the same, its ``infer`` function, its traits and its N
 array if input i is a constant. It may return fewer types than the node has outputs (the others are
 unknown), and raises ``ShapeError`` for a node that cannot run.
 
+The file is imported when the operation is first looked up: ``families.py`` says which it is.
+
 The decorated function *compiles* a node: from its attributes, constant inputs
 (``node.inputs[i].const``) and input types, as far as known, it makes a ``Kernel``, whose function
 runs many times.
@@ -22,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
+from importlib import import_module
 from types import FunctionType
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -30,6 +33,7 @@ import numpy as np
 from penstock.errors import InternalError
 from penstock.ir.graph import Node
 from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Op, Role, Types, Work, returning
+from penstock.ops.families import MODULES
 from penstock.types import STRING, ShapeError, Type
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operations
@@ -43,6 +47,7 @@ Compile = Callable[[Node, Types], Kernel]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _REGISTRY: dict[tuple[str, str], list[Op]] = {}
+_PENDING = dict(MODULES)  # without the operations that were looked up
 
 
 def unknown_types(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -191,7 +196,11 @@ def _with_attributes(function: Callable[..., Any], attrs: Attrs) -> Callable[...
 
 def find(name: str, domain: str = "", version: int | None = None) -> Op | None:
     """Return the operation that ``name`` means in a schema version, by default the newest."""
-    entries = _REGISTRY.get((domain, name), ())
+    key = domain, name
+    if key in _PENDING:
+        import_module(_PENDING[key])
+        _PENDING.pop(key, None)
+    entries = _REGISTRY.get(key, ())
     if version is None:
         return max(entries, key=lambda op: op.version, default=None)
     for op in entries:
@@ -209,4 +218,6 @@ def standard(name: str, domain: str = "") -> Op:
 
 def registered() -> list[Op]:
     """Return all operations, sorted by domain and name."""
+    for module in set(MODULES.values()):
+        import_module(module)
     return [op for key in sorted(_REGISTRY) for op in _REGISTRY[key]]

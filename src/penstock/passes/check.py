@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.analysis.type_inference import infer_types
 from penstock.analysis.verify import verify
 from penstock.errors import InternalError, InvalidModel
-from penstock.ir.graph import Graph, Model, clone, dependencies
-from penstock.ops.tensorflow.control_flow import is_framed
+from penstock.ir.graph import Graph, Model, clone, dependencies, is_framed
 from penstock.types import accepts
 
 if TYPE_CHECKING:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import ClassVar, NamedTuple, Protocol
 
+from penstock.algorithms.records import dataclass
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Kernel
+from penstock.ir.op import Kernel, Role
 from penstock.limits import DEFAULT_LIMITS, Limits
 
 
@@ -38,10 +39,13 @@ class Unraised:
 
 class Pass(Protocol):
     """One transformation of a graph, in place. ``name`` is the name of its module, by which users
-    refer to it. ``requires`` are the properties that must hold before it runs, ``establishes``
-    those that hold afterwards. Every pass needs a sorted graph, and leaves one."""
+    refer to it. ``operations`` are names and roles of operations of which a graph must have one, or
+    there is nothing to do; none if it concerns all graphs. ``requires`` are the properties that
+    must hold before it runs, ``establishes`` those that hold afterwards. Every pass needs a sorted
+    graph, and leaves one."""
 
     name: ClassVar[str]
+    operations: ClassVar[frozenset[str | Role]] = frozenset()
     requires: ClassVar[frozenset[Property]] = frozenset()
     establishes: ClassVar[frozenset[Property]] = frozenset()
 

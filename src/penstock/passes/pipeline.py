@@ -15,30 +15,24 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
+from importlib import import_module
+from typing import Any
 
+from penstock.errors import InternalError
 from penstock.ir.graph import Graph
-from penstock.passes.check import check_graph
+from penstock.ir.op import FRAMED, Role
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import DeadCode
 from penstock.passes.lowering.assign_backends import AssignBackends
 from penstock.passes.lowering.assign_layouts import AssignLayouts
-from penstock.passes.lowering.bind_variables import BindVariables
 from penstock.passes.lowering.fuse import Fuse
-from penstock.passes.lowering.hoist_scales import HoistScales
 from penstock.passes.lowering.insert_transfers import InsertTransfers
-from penstock.passes.lowering.quantize import Quantize
-from penstock.passes.lowering.split_codes import SplitCodes
 from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
-from penstock.passes.optimize.count_loops import CountLoops
-from penstock.passes.optimize.fold_affine import FoldAffine
 from penstock.passes.optimize.fold_constants import FoldConstants
-from penstock.passes.optimize.fold_padding import FoldPadding
-from penstock.passes.optimize.recompose import Recompose
 from penstock.passes.optimize.simplify import Simplify
-from penstock.passes.optimize.sink_transposes import SinkTransposes
 from penstock.passes.optimize.widen_halves import WidenHalves
 from penstock.passes.quantized_weights import has_quantized_weights
-from penstock.passes.structure.raise_control_flow import RaiseControlFlow
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
 
 CHECK_PASSES = "PENSTOCK_CHECK_PASSES"
@@ -48,10 +42,29 @@ CHECK_PASSES = "PENSTOCK_CHECK_PASSES"
 _MAX_ROUNDS = 8
 
 
+class ImportedPass(Pass):
+    """A pass for certain ``operations``, whose module is imported once a graph has one of them."""
+
+    def __init__(self, module: str, *operations: str | Role) -> None:
+        self.module = f"penstock.passes.{module}"
+        self.name = module.rpartition(".")[2]
+        self.operations = frozenset(operations)  # type: ignore[misc]
+
+    @cached_property
+    def implementation(self) -> Pass:
+        name = self.name.title().replace("_", "")
+        implementation: Pass = getattr(import_module(self.module), name)()
+        return implementation
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        return self.implementation.run(graph, context)
+
+
 class FoldQuantizedWeights(Pass):
     """Optimise once more with the weights that ``quantize`` has not used, which are folded now."""
 
     name = "fold_quantized_weights"
+    operations = frozenset({"DequantizeLinear"})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.fold_quantized_weights or not has_quantized_weights(graph):
@@ -59,27 +72,30 @@ class FoldQuantizedWeights(Pass):
         return optimize(graph, replace(context, fold_quantized_weights=True))
 
 
-STRUCTURE: tuple[Pass, ...] = (RaiseControlFlow(), RelaxControlEdges())
+STRUCTURE: tuple[Pass, ...] = (
+    ImportedPass("structure.raise_control_flow", *FRAMED),
+    RelaxControlEdges(),
+)
 
 OPTIMIZE: tuple[Pass, ...] = (
     DeadCode(),
     FoldConstants(),
     WidenHalves(),
     Simplify(),
-    SinkTransposes(),
-    Recompose(),
-    FoldPadding(),
-    FoldAffine(),
+    ImportedPass("optimize.sink_transposes", "Transpose"),
+    ImportedPass("optimize.recompose", "Add", "Div", "Mul", "Where"),
+    ImportedPass("optimize.fold_padding", "Pad"),
+    ImportedPass("optimize.fold_affine", "Conv", "ConvTranspose", "Gemm", "MatMul"),
     CommonSubexpressions(),
-    CountLoops(),
+    ImportedPass("optimize.count_loops", Role.LOOP),
 )
 
 LOWER: tuple[Pass, ...] = (
-    SplitCodes(),
-    Quantize(),
+    ImportedPass("lowering.split_codes", "Cast", "Conv", "ConvInteger", "QLinearConv"),
+    ImportedPass("lowering.quantize", "DequantizeLinear"),
     FoldQuantizedWeights(),
-    HoistScales(),
-    BindVariables(),
+    ImportedPass("lowering.hoist_scales", "MatMul"),
+    ImportedPass("lowering.bind_variables", "VarHandleOp"),
     Fuse(),
     AssignBackends(),
     InsertTransfers(),
@@ -99,14 +115,25 @@ def run_passes(
     passes: Sequence[Pass], graph: Graph, context: PassContext, most_idle: int | None = None
 ) -> bool:
     """Run each of ``passes`` once, in order, until ``most_idle`` of them in a row have changed
-    nothing; return whether any of them changed ``graph``."""
+    nothing; return whether any of them changed ``graph``. A pass whose operations ``graph`` lacks
+    does not run."""
     changed, idle = False, 0
     checks = bool(os.environ.get(CHECK_PASSES))
+    present: set[Any] = set()
     for step in passes:
-        changes = step.run(graph, context)
+        if step.operations and not present:
+            present = {key for node in graph.walk() for key in (node.op.name, node.op.role)}
+        concerned = not step.operations or not step.operations.isdisjoint(present)
+        changes = (concerned or checks) and step.run(graph, context)
+        if changes:
+            present = set()
+            if not concerned:
+                raise InternalError(f"pass {step.name} changed a graph without its operations")
         if context.after_pass is not None:
             context.after_pass(step, graph)
         if checks:
+            from penstock.passes.check import check_graph
+
             check_graph(step, graph)
         changed, idle = changed or changes, 0 if changes else idle + 1
         if idle == most_idle:

@@ -27,7 +27,7 @@ bytes of one of them:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from operator import attrgetter
 
@@ -40,6 +40,7 @@ from penstock.algorithms.arena_planner import (
 )
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.ordering import memory_order
+from penstock.algorithms.records import dataclass
 from penstock.plan.plan import Plan, Slot, SlotKind, Step, memory_of
 from penstock.plan.tasks import Tasks, reads, step_dag
 from penstock.types import TensorType

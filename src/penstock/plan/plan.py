@@ -38,10 +38,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.ir.contract import Contract
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.layout import address

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, pairwise, product, takewhile
 from math import inf, log2
 
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
+from penstock.algorithms.records import dataclass
 from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate_streams
 from penstock.backends.base import Device
 from penstock.ops.internal.transfer import is_transfer

@@ -27,11 +27,12 @@ a list with an entry for each slot.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from penstock.algorithms.checkpoints import checkpoint, paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import ranks, topological_order
+from penstock.algorithms.records import dataclass
 from penstock.ir.graph import Node
 from penstock.ops.work_estimate import seconds as estimated
 from penstock.plan.plan import Plan, Slot, SlotKind, Step, walk

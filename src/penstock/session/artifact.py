@@ -246,11 +246,6 @@ class Artifact:
         return model.graph
 
 
-def has_plans(model: Model) -> bool:
-    """Whether a model comes out of an artifact that may have plans: not one with variables."""
-    return model.artifact is not None and "main" in model.artifact.documents
-
-
 def saved_options(model: Model, options: CompileOptions) -> CompileOptions:
     """``options`` with those that the session of an artifact was saved with."""
     if model.artifact is None:

@@ -4,35 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.algorithms.checkpoints import checkpoint
 from penstock.analysis.type_inference import infer_types
-from penstock.backends.kernels import KernelTable
 from penstock.errors import InvalidInput, InvalidModel
 from penstock.executors.base import Executor
-from penstock.inspect.forecast import check_static
-from penstock.ir.graph import Graph
-from penstock.observers.profile import Profile
-from penstock.ops.tensorflow.control_flow import is_framed
+from penstock.ir.graph import Graph, is_framed
 from penstock.passes.context import Unraised
 from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
-from penstock.plan.grouping import Seconds
-from penstock.plan.plan import StepTable
-from penstock.plan.streams import StreamSchedules
 from penstock.session import stages
 from penstock.session.feeds import check_dims
-from penstock.session.frames import build_frames
 from penstock.session.stages import CompileContext, Feeds, SavedPlan
 from penstock.session.subgraphs import Subgraph, compile_guard
-from penstock.tuning.measure import GraphProfiler, profile_runs
-from penstock.tuning.placement import Placement
+
+if TYPE_CHECKING:
+    from penstock.observers.profile import Profile
+    from penstock.plan.grouping import Seconds
+    from penstock.plan.plan import StepTable
+    from penstock.plan.streams import StreamSchedules
 
 Stage = Callable[[Any, CompileContext], Any]
 
 _FOR_SHAPES: tuple[Stage, ...] = (stages.specialise, stages.optimise)
 _PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, stages.lower_graph, stages.plan_slots)
 _BOUND: tuple[Stage, ...] = (stages.generate_program, stages.bind)
+
+
+def _build_frames(feeds: Feeds, context: CompileContext) -> Executor:
+    from penstock.session.frames import build_frames
+
+    return build_frames(feeds, context)
+
 
 LINES: Mapping[str, tuple[Stage, ...]] = {
     "linear": (*_PLANNED, stages.schedule_in_order, *_BOUND),
@@ -47,7 +50,7 @@ LINES: Mapping[str, tuple[Stage, ...]] = {
     "auto": (*_PLANNED, stages.schedule_tasks, *_BOUND),
     "streams": (*_PLANNED, stages.schedule_streams, *_BOUND),
     # Passes know nothing of frames: they see what runs between tokens.
-    "frames": (stages.specialise, build_frames),
+    "frames": (stages.specialise, _build_frames),
     "interpret": (stages.specialise, stages.infer, stages.bind_interpreter),
 }
 """The stages of each executor, from ``Feeds`` to the executor. "auto" is "parallel" with a margin:
@@ -123,6 +126,10 @@ class Compiler:
     def profile(self, subgraph: Subgraph, values: Sequence[Any], runs: int) -> Profile:
         """Measure the nodes of ``subgraph`` in ``runs`` runs: on each backend, or by the frames
         executor if only that can run them."""
+        from penstock.backends.kernels import KernelTable
+        from penstock.tuning.measure import GraphProfiler, profile_runs
+        from penstock.tuning.placement import Placement
+
         context = self.context
         if subgraph.framed:
             return profile_runs(self.compile(subgraph, values).observed(), values, runs)
@@ -142,6 +149,9 @@ class Compiler:
     def streams(self, plan: StepTable, max_streams: int | None) -> StreamSchedules:
         """The schedule of ``plan`` on streams by known costs: on as many as pay off, or on up to
         ``max_streams``."""
+        from penstock.inspect.forecast import check_static
+        from penstock.plan.streams import StreamSchedules
+
         check_static(plan)
         return StreamSchedules(
             plan,

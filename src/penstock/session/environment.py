@@ -10,13 +10,15 @@ import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.registry import BACKENDS, backends_of
 from penstock.ir.graph import Model
-from penstock.observers.trace import Trace
 from penstock.session.options import EXECUTORS, CompileOptions
 from penstock.tuning.placement import NODE
+
+if TYPE_CHECKING:
+    from penstock.observers.trace import Trace
 
 
 class Variable(NamedTuple):
@@ -101,5 +103,7 @@ def save_trace() -> None:
 
 @cache
 def _trace(path: str, process: int) -> Trace:
+    from penstock.observers.trace import Trace
+
     atexit.register(save_trace)
     return Trace(TRACED)

@@ -34,12 +34,11 @@ from penstock.executors.frames.builder import FrameGraphBuilder
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.frame_writer import FrameForm
 from penstock.ir.contract import contract_of, guarded
-from penstock.ir.graph import Graph, Node, Value, all_reads, captures, clone
-from penstock.ir.op import Kernel, Role
+from penstock.ir.graph import Graph, Node, Value, all_reads, captures, clone, is_framed
+from penstock.ir.op import FRAMED, Kernel, Role
 from penstock.ops.internal.segment import is_frame
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
-from penstock.ops.tensorflow.control_flow import is_framed, is_primitive
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import partition
@@ -218,11 +217,11 @@ class _FramesCompiler:
         better run at the same time."""
         if node.name in self.refused or (self.overlapping and self.overlapping([node], True)):
             return False
-        primitive = is_primitive(node) and node.op.role not in (Role.ENTER, Role.CALL)
+        primitive = node.op.role in FRAMED and node.op.role not in (Role.ENTER, Role.CALL)
         if primitive or is_frame(node):
             return node.op.role is not Role.SWITCH or is_switch(node)
         framed = any(is_framed(graph) for _, graph in node.graphs)
-        return not (framed or is_primitive(node) or self.is_slow(node) or self.is_long(node))
+        return not (framed or node.op.role in FRAMED or self.is_slow(node) or self.is_long(node))
 
     def is_slow(self, node: Node) -> bool:
         """Whether a kernel may wait for something: those of users may, on the host."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from difflib import get_close_matches
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, overload
 
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
@@ -260,6 +259,8 @@ def make(record: Callable[P, Result], caller: str, *arguments: Any, **options: A
     for name in options:
         names = [f.name for f in fields(cast(Any, record))]
         if name not in names:
+            from difflib import get_close_matches
+
             close = get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}"
             raise TypeError(f"{caller}() has no option {name!r}; {hint}")

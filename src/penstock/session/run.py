@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.executors.base import Done, Executor
@@ -16,6 +15,9 @@ from penstock.observers.base import ObservedRun, Observers
 from penstock.session.environment import trace
 from penstock.session.options import RunOptions
 from penstock.session.subgraphs import Request
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 PreparedRun = tuple[Executor, Sequence[Any], Request]
 """What a run needs: an executor, the values fed, and the names of its outputs."""

@@ -7,20 +7,19 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from operator import length_hint
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from weakref import WeakMethod
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import WAKE_S, stopped_by
-from penstock.artifact.container import ArtifactWriter
+from penstock.algorithms.records import dataclass
 from penstock.backends.registry import backends_of
 from penstock.codegen.constants import let_go_constants
 from penstock.errors import DeadlineExceeded, InvalidInput, InvalidModel, PenstockError
@@ -32,15 +31,9 @@ from penstock.host.fork import renewed
 from penstock.host.malloc import give_back_memory, keep_memory
 from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import on_worker, pool
-from penstock.inspect.explain import format_plan
-from penstock.inspect.forecast import Forecast, forecast
-from penstock.inspect.gantt import Chart, charts
 from penstock.ir.graph import Graph, Model, clone
 from penstock.limits import DEFAULT_LIMITS
-from penstock.observers.profile import Profile
-from penstock.ops.tensorflow.state import own_stores
 from penstock.plan.plan import Plan, StepTable
-from penstock.session.artifact import Artifact, has_plans, save_session, saved_options
 from penstock.session.compiler import AFTER_LOWERING, Compiler
 from penstock.session.environment import save_trace, trace, with_environment
 from penstock.session.feeds import feeds_fit
@@ -52,6 +45,13 @@ from penstock.session.subgraphs import Subgraph, Subgraphs
 from penstock.session.wishes import with_wishes
 from penstock.tuning.placement import check_overrides
 from penstock.types import TensorType, Type, type_of
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from penstock.inspect.forecast import Forecast
+    from penstock.inspect.gantt import Chart
+    from penstock.observers.profile import Profile
 
 DEFAULT_OPTIONS = CompileOptions()
 
@@ -86,6 +86,15 @@ class Memory:
     count: int
 
 
+def _own_stores(graphs: dict[str, Graph]) -> dict[str, Graph]:
+    """The graphs by name, with variables of their own."""
+    if not any("store" in node.attrs for graph in graphs.values() for node in graph.walk()):
+        return graphs
+    from penstock.ops.tensorflow.state import own_stores
+
+    return own_stores(graphs)
+
+
 class Session:
     """A compiled model; made by ``penstock.compile``.
 
@@ -116,15 +125,20 @@ class Session:
             elif options.signature is not None:
                 model = entered(model, options.signature)
             self.model = model
-            options = saved_options(model, with_wishes(options, model))
+            options, file = with_wishes(options, model), model.artifact
+            if file is not None:
+                from penstock.session.artifact import Artifact, saved_options
+
+                options = saved_options(model, options)
             self.options = options = with_environment(options, model)
             backends = tuple(backends_of(options.backends, options.precision))
-            saved = has_plans(model)
+            # It may have plans, unless the model has variables.
+            saved = file is not None and "main" in file.documents
             functions: Mapping[str, Graph]
             if saved:  # graphs are decoded when they are needed
                 functions, graph = model.functions, partial(getattr, model, "graph")
             else:
-                functions = own_stores({"": model.graph, **model.functions})
+                functions = _own_stores({"": model.graph, **model.functions})
                 graph = partial(dict.pop, functions, "")
             adopt = WeakMethod(self._plans.replace)
             context = CompileContext(options, backends, self.limits, functions, adopt=adopt)
@@ -184,6 +198,8 @@ class Session:
         The ``timeout`` counts from now, and a run that is stopped while it is queued ends at once.
         Errors are the future's. Closing the session does not stop the run.
         """
+        from concurrent.futures import Future
+
         future: Future[dict[str, Any]] = Future()
         record = make(RunOptions, "submit", *arguments, **options)
         job = self.job(record, future)
@@ -210,6 +226,7 @@ class Session:
         """``submit`` with a callback and without a bound: return at once, and call
         ``done(outputs, None)`` when the run has ended, or ``done(None, error)``, on the thread on
         which it ends."""
+        from concurrent.futures import Future
 
         def tell(future: Future[dict[str, Any]]) -> None:
             error = future.exception()
@@ -260,6 +277,8 @@ class Session:
         """The simulated time of the last plan on ``workers`` workers of one thread each, by
         measured costs (``profile``), or else estimated ones.
         """
+        from penstock.inspect.forecast import forecast
+
         return forecast(self.plan, self._compiler.seconds, workers)
 
     def schedule(self, max_streams: int | None = None) -> list[Chart]:
@@ -268,6 +287,8 @@ class Session:
 
         As many streams as pay off are used, or up to ``max_streams`` whether they pay off or not.
         """
+        from penstock.inspect.gantt import charts
+
         return charts(self.plan, self._compiler.streams(self.plan, max_streams))
 
     @property
@@ -305,6 +326,8 @@ class Session:
 
     def explain(self) -> str:
         """How the last plan will run: its steps, its memory, what was simplified away."""
+        from penstock.inspect.explain import format_plan
+
         executor = self.latest
         return format_plan(executor.table, executor.arena_plan, executor.tasks)
 
@@ -317,6 +340,9 @@ class Session:
         ``PenstockError`` for a model that cannot be saved, ``OSError`` if the file cannot be
         written.
         """
+        from penstock.artifact.container import ArtifactWriter
+        from penstock.session.artifact import save_session
+
         main, writer = self._subgraphs.main, ArtifactWriter()
         context = self._compiler.context
         plans = self._plans.of(main) if context.executor in AFTER_LOWERING else {}

@@ -20,14 +20,15 @@ compile a second plan: in one order, to compare with, or of a graph between fram
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.algorithms.dag import on_cycles
+from penstock.algorithms.records import dataclass
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend, Device, copier
@@ -36,13 +37,10 @@ from penstock.backends.kernels import KernelTable, placed_kernels
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
 from penstock.executors.base import Executor
-from penstock.executors.interpret import InterpretExecutor
 from penstock.executors.linear import LinearExecutor
-from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
 from penstock.host.threads import Workers, core_budget, pool
 from penstock.ir.contract import contract_of
-from penstock.ir.device_name import local
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.limits import Limits
 from penstock.ops.internal.transfer import HOST
@@ -65,14 +63,19 @@ from penstock.plan.grouping import (
     is_chain,
 )
 from penstock.plan.plan import Plan
-from penstock.plan.streams import StreamSchedules, stream_programs, stream_segments
 from penstock.plan.tasks import Grouping, Tasks, are_asynchronous, arrange
 from penstock.session.options import CompileOptions
 from penstock.tuning.measure import CostModel, GraphProfiler
 from penstock.tuning.placement import Placement
-from penstock.tuning.run_sampler import Adopt, RunSampler, no_adoption
-from penstock.tuning.transfer_placement import choose
 from penstock.types import OptionalType, TensorType, Type
+
+if TYPE_CHECKING:
+    from penstock.plan.streams import StreamSchedules
+    from penstock.tuning.run_sampler import Adopt, RunSampler
+
+
+def _no_adoption() -> None:
+    """For sessions that keep no executor."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +88,13 @@ class CompileContext:
     functions: Mapping[str, Graph] = field(default_factory=dict)
     widened: dict[Value, Value] = field(default_factory=dict)
     halves: dict[tuple[Value, Value | None], Value | None] = field(default_factory=dict)
-    adopt: Adopt = no_adoption
+    adopt: Adopt = _no_adoption
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
         """Full names of the virtual devices, if any."""
+        from penstock.ir.device_name import local
+
         return () if self.options.devices is None else tuple(local(self.options.devices))
 
     @property
@@ -330,6 +335,8 @@ def _measure_fused(
 
 def _places(placement: Placement, context: CompileContext, graph: Graph) -> dict[Node, Place]:
     """Where each node of ``graph`` runs."""
+    from penstock.tuning.transfer_placement import choose
+
     costs = placement.costs
     parallel = context.executor in ("parallel", "streams", "auto")
     if context.one_memory:
@@ -520,6 +527,8 @@ def _on_tasks(
 
 
 def _streams(planned: Planned, context: CompileContext, seconds: Seconds) -> StreamSchedules:
+    from penstock.plan.streams import StreamSchedules
+
     most, devices = context.options.max_streams, context.accelerators
     bound = most or context.workers
     forced = most is not None
@@ -527,6 +536,8 @@ def _streams(planned: Planned, context: CompileContext, seconds: Seconds) -> Str
 
 
 def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedules) -> Scheduled:
+    from penstock.plan.streams import stream_programs, stream_segments
+
     plan, planner = planned.plan, context.options.memory_planner
     return Scheduled(
         plan,
@@ -543,6 +554,8 @@ def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedu
 
 def bind_interpreter(feeds: Feeds, context: CompileContext) -> Executor:
     """The interpreter of a graph whose nodes run as they are, on NumPy."""
+    from penstock.executors.interpret import InterpretExecutor
+
     plan = compile_plan(feeds.graph, [NumpyBackend()], {}, planned=False)
     threads = context.options.threads
     return InterpretExecutor(feeds.graph, plan, context.hosts, context.limits, threads=threads)
@@ -575,6 +588,8 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
         if schedule.undecided and context.workers > 1 and not is_chain(schedule.plan):
             linear.sampler = _sampler(programmed, context)
         return linear
+    from penstock.executors.parallel import ParallelExecutor
+
     executor = ParallelExecutor(
         programmed.program,
         context.hosts,
@@ -612,6 +627,8 @@ def observed_executor(
 
 def _sampler(programmed: Programmed, context: CompileContext) -> RunSampler | None:
     """What learns from runs whether a plan in one order is faster as tasks."""
+    from penstock.tuning.run_sampler import RunSampler
+
     if context.options.cost_model is not None:
         return None
     # Without the values that the profiler of this compilation measures on.

@@ -6,7 +6,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
@@ -17,8 +16,7 @@ from penstock.analysis.type_inference import infer_types
 from penstock.errors import MAX_PROBLEMS, InvalidInput, LimitExceeded, shortened
 from penstock.executors.base import Executor
 from penstock.host import gc_pause
-from penstock.ir.graph import Graph, Node, Value, captures, clone
-from penstock.ops.tensorflow.control_flow import is_framed
+from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
 from penstock.passes.context import Unraised
 from penstock.passes.dead_code import cut
 from penstock.session.feeds import checked, convert
@@ -358,6 +356,8 @@ def _quoted(name: str) -> str:
 
 def suggest(name: str, names: Iterable[str], preferred: Iterable[str] = ()) -> str:
     """A hint for an unknown name: close names, or else ``preferred`` ones, or the first few."""
+    from difflib import get_close_matches
+
     names = list(dict.fromkeys(names))
     alike = [other for other in names if other.casefold() == name.casefold()][:3]
     if not alike and len(name) <= _LONGEST_COMPARED:

@@ -13,10 +13,10 @@ a node, the second of a transfer to another backend::
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import stat
+import sys
 import threading
 import time
 import warnings
@@ -32,6 +32,7 @@ import numpy as np
 from penstock.host.fork import renewed
 from penstock.host.threads import core_budget
 from penstock.tuning.node_signature import NodeSignature
+from penstock.version import VERSION
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -55,8 +56,6 @@ _LEAST_S = 1e-7
 # Beyond the largest measured size, seconds per byte grow by at most this factor. A product of
 # matrices needs 1.5; more is an artefact of two sizes that are close to each other.
 _STEEPEST = 2.0
-
-_LOG = logging.getLogger(__name__)
 
 
 class _Record(NamedTuple):
@@ -147,7 +146,7 @@ class CostTable:
             try:
                 records = self._write(fresh)
             except OSError as error:
-                _LOG.debug("costs are not kept in %s: %s", self.path, error)
+                _debug("costs are not kept in %s: %s", self.path, error)
                 with self._lock:
                     _merge(fresh, self._fresh)
                     self._fresh = fresh
@@ -192,7 +191,7 @@ class CostTable:
             with _transaction(self.path) as connection:
                 return _select(connection, self.machine)
         except OSError as error:
-            _LOG.debug("costs are not read from %s: %s", self.path, error)
+            _debug("costs are not read from %s: %s", self.path, error)
         except ValueError as error:
             message = f"the measured costs in {self.path} cannot be read and will be replaced"
             warnings.warn(f"{message}: {error}", RuntimeWarning, stacklevel=4)
@@ -327,6 +326,13 @@ def _update(path: Path, machine: str, fresh: _Records) -> _Records:
     return records
 
 
+def _debug(message: str, *arguments: object) -> None:
+    logging = sys.modules.get("logging")
+
+    if logging is not None:  # else nothing listens
+        logging.getLogger(__name__).debug(message, *arguments)
+
+
 # By the variables that name their folders.
 _TABLES: dict[tuple[str | None, ...], CostTable] = {}
 
@@ -356,21 +362,19 @@ def cache_folder() -> Path:
 @cache
 def machine_name() -> str:
     """What costs depend on beside the model: processor, cores, and versions of libraries."""
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
     blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
-    try:
-        own = version("penstock")
-    except PackageNotFoundError:  # run from its source, without being installed
-        own = "?"
-    processor = platform.processor() or platform.machine()
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                processor = line.partition(":")[2].strip() or processor
-                break
+    python = sys.version.partition(" ")[0]
     return (
-        f"{processor}, {core_budget()} cores, Python {platform.python_version()}, "
-        f"NumPy {np.__version__}, {blas.get('name')} {blas.get('version')}, Penstock {own}"
+        f"{_processor()}, {core_budget()} cores, Python {python}, NumPy {np.__version__}, "
+        f"{blas.get('name')} {blas.get('version')}, Penstock {VERSION}"
     )
+
+
+def _processor() -> str:
+    with suppress(OSError), open("/proc/cpuinfo", errors="replace") as file:
+        for line in file:
+            if line.startswith("model name") and (name := line.partition(":")[2].strip()):
+                return name
+    import platform  # which starts a process
+
+    return platform.processor() or platform.machine()

@@ -7,7 +7,7 @@ from contextlib import nullcontext, suppress
 from functools import cached_property
 from math import inf
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from penstock.executors.control import compile_run
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph, Node, clone
 from penstock.observers.base import ObservedRun
-from penstock.observers.profile import Profile
 from penstock.ops.internal.transfer import HOST, is_transfer
 from penstock.ops.work_estimate import seconds as estimated
 from penstock.passes.context import PassContext, Place
@@ -30,6 +29,9 @@ from penstock.passes.pipeline import run_passes
 from penstock.plan.plan import Step
 from penstock.tuning.cost_table import CostTable, cost_table
 from penstock.tuning.node_signature import node_signature, tensor_bytes
+
+if TYPE_CHECKING:
+    from penstock.observers.profile import Profile
 
 # Runs to measure a graph by: one, and up to this number while they take less than _MOST_SECONDS.
 _MOST_RUNS = 5
@@ -51,6 +53,8 @@ def profile_runs(
 ) -> Profile:
     """A profile of ``runs`` runs of an observed executor, after one to warm up; of fewer once they
     have taken ``most_seconds``. Nothing is kept in the table of costs."""
+    from penstock.observers.profile import Profile
+
     profile = Profile()
     begin = perf_counter()
     for i in range(1 + runs):
@@ -249,6 +253,8 @@ class GraphProfiler(CostModel):
 
     def profile(self, runs: int) -> Profile:
         """Measure every node on every backend that supports it, even if measured before."""
+        from penstock.observers.profile import Profile
+
         profile = Profile()
         for backend in self.backends:
             if any(b.threads > 1 for b in self.backends):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from penstock.algorithms.records import dataclass
 from penstock.ir.graph import Node, Value
 from penstock.types import STRING, TensorType, dtype_name
 

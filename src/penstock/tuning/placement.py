@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from math import inf
 from typing import Any, TypeVar
 
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import bound
+from penstock.algorithms.records import dataclass
 from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InvalidInput, Unsupported

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
 from functools import partial
 from math import inf
 from time import perf_counter
@@ -49,10 +48,6 @@ class PlanWithCosts(Protocol):
 
     @property
     def costs(self) -> CostModel: ...
-
-
-def no_adoption() -> None:
-    """For sessions that keep no executor."""
 
 
 class RunSampler:
@@ -111,6 +106,8 @@ def _course(
 ) -> Course:
     """How each run is run, which is sent the seconds that the run took; returns the executor that
     is faster, if one is."""
+    from concurrent.futures import Future
+
     serial = inf
     for _ in range(_TIMED):
         serial = min(serial, (yield _in_order))

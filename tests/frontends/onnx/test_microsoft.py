@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx.importer import load_onnx
-from penstock.frontends.onnx.microsoft import RULES
+from penstock.frontends.onnx.upgrades import microsoft_rules
 from penstock.ops.registry import MICROSOFT
 from tests.ops.harness import assert_same, run_ort
 from tests.support.contrib import check_contrib, contrib_model
@@ -393,7 +393,9 @@ def test_rules_leave_no_operation_of_onnx_runtime() -> None:
         assert all(node.op.domain == "" for node in nodes)
 
 
-@pytest.mark.parametrize("op", sorted(name for domain, name in RULES if domain == MICROSOFT))
+@pytest.mark.parametrize(
+    "op", sorted(name for domain, name in microsoft_rules() if domain == MICROSOFT)
+)
 @pytest.mark.parametrize("inputs", [[], [None], [draw(2, 3)] * 20])
 @pytest.mark.parametrize("attrs", [{}, {"alpha": "x", "epsilon": [1], "num_heads": 0.5,
                                         "kernel_shape": 3, "activation": 1, "strides": "a"}])  # fmt: skip

@@ -15,7 +15,6 @@ from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
 from penstock.ir.op import Kernel
 from penstock.ops.registry import TENSORFLOW
-from penstock.ops.tensorflow.state import named_variable
 from penstock.types import ShapeError, TensorType, Type
 
 ArrayFamily = Callable[[NativeLibrary, Node, Sequence[Type | None]], Kernel | None]
@@ -92,6 +91,8 @@ def _no_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
 
 
 def _read(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    from penstock.ops.tensorflow.state import named_variable
+
     variable, (output,) = named_variable(node), node.outputs
     if variable is None or output is None or not is_plannable(output.type):
         return None
@@ -101,14 +102,21 @@ def _read(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> K
 
 
 def _assign(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    from penstock.ops.tensorflow.state import named_variable
+
     variable = named_variable(node)
     function = partial(library.functions.variable_assign, variable)
     return None if variable is None else Kernel(function, function, compiled_call=_no_call)
 
 
-ARRAY_FAMILIES: Mapping[str, ArrayFamily] = {
+_FAMILIES: Mapping[str, ArrayFamily] = {
     "Concat": _concat,
     "Tile": _tile,
     f"{TENSORFLOW}.AssignVariableOp": _assign,
     f"{TENSORFLOW}.ReadVariableOp": _read,
 }
+
+
+def array_kernel(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    """The kernel of one of these operations, if there is one."""
+    return _FAMILIES[node.op.full_name](library, node, types)

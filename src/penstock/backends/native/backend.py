@@ -4,54 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from penstock.algorithms.records import dataclass
 from penstock.backends.dynamic_shapes import SpecialisingBackend
-from penstock.backends.native.arrays import ARRAY_FAMILIES, join_call
-from penstock.backends.native.blocks import block_product, experts_call
-from penstock.backends.native.code_convolution import (
-    code_convolution,
-    code_seconds,
-    is_convolution_of_codes,
-)
-from penstock.backends.native.convolution import convolution_call, convolution_seconds
-from penstock.backends.native.cumulative import cumulative
 from penstock.backends.native.elementwise import OPERATIONS, elementwise_call, estimated_ns
-from penstock.backends.native.features import (
-    array_feature_extractor,
-    imputer,
-    label_encoder,
-    normalizer,
-    one_hot_encoder,
-    scaler,
-)
-from penstock.backends.native.index import by_elements, by_tuples, top_k_call
-from penstock.backends.native.integers import dynamic_codes, integer_product, integer_seconds
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, site_of
 from penstock.backends.native.library import NativeLibrary, library
-from penstock.backends.native.matmul import product, product_seconds
-from penstock.backends.native.models import vector_model
-from penstock.backends.native.normalization import group_normalization, layer_normalization
-from penstock.backends.native.pooling import pooling_call
-from penstock.backends.native.recurrent import recurrent_call, recurrent_seconds
-from penstock.backends.native.reduce import reduction_call
-from penstock.backends.native.regions import roi_align, suppress
-from penstock.backends.native.resize import pad, resize
-from penstock.backends.native.rotary import rotary
-from penstock.backends.native.sampling import affine_grid, grid_sample
-from penstock.backends.native.select import eye_like, one_hot, reverse_sequence, trilu
-from penstock.backends.native.softmax import softmax_call
-from penstock.backends.native.text import TEXT_FAMILIES
-from penstock.backends.native.trees import tree_ensemble
-from penstock.backends.native.windows import col2im
 from penstock.backends.numpy import NumpyBackend
 from penstock.errors import PenstockError
+from penstock.host.on_demand import imported
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
-from penstock.ops.internal.fused import FUSED
-from penstock.ops.registry import MICROSOFT
+from penstock.ops.internal.fused import FUSED, parts
+from penstock.ops.registry import MICROSOFT, TENSORFLOW
 from penstock.types import TensorType, Type
 
 Seconds = Callable[[Node], float]
@@ -63,6 +32,23 @@ _BYTES_PER_S = 60e9
 _ELEMENT_NS = 0.05
 
 _NUMPY = NumpyBackend()
+
+
+def _of(name: str) -> Callable[..., Any]:
+    """A function of a module of this folder, which is imported when the function is called."""
+    return imported(f"penstock.backends.native.{name}")
+
+
+_CODE_CONVOLUTION, _CODE_SECONDS = (
+    _of("code_convolution.code_convolution"),
+    _of("code_convolution.code_seconds"),
+)
+
+
+def _is_convolution_of_codes(node: Node) -> bool:
+    """Whether a fused node may be one that ``code_convolution`` has a kernel for."""
+    names = [part.op.full_name for part in parts(node)]
+    return names[0] == "DequantizeLinear" and "Conv" in names and names[-1] == "QuantizeLinear"
 
 
 def _below_numpy(node: Node) -> float:
@@ -83,14 +69,14 @@ def _by_memory(node: Node, element_ns: float = _ELEMENT_NS) -> float:
 
 
 def _by_program(node: Node) -> float:
-    if is_convolution_of_codes(node):
-        return code_seconds(node)
+    if _is_convolution_of_codes(node):
+        return float(_CODE_SECONDS(node))
     element_ns = estimated_ns(node)
     return math.inf if element_ns is None else _by_memory(node, element_ns)
 
 
 def _fused_call(site: Site) -> NativeCall | None:
-    return (code_convolution if is_convolution_of_codes(site.node) else elementwise_call)(site)
+    return (_CODE_CONVOLUTION if _is_convolution_of_codes(site.node) else elementwise_call)(site)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,54 +101,73 @@ _VECTOR_MODELS = ("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRe
 _FAMILIES: dict[tuple[str, ...], Family] = {
     OPERATIONS: Family(elementwise_call, _by_program),
     (FUSED.full_name,): Family(_fused_call, _by_program),
-    ("AffineGrid",): Family(affine_grid, _by_memory),
+    ("AffineGrid",): Family(_of("sampling.affine_grid"), _by_memory),
     ("ArgMax", "ArgMin", *[f"Reduce{name}" for name in _REDUCTIONS]): Family(
-        reduction_call, _by_memory
+        _of("reduce.reduction_call"), _by_memory
     ),
-    ("Col2Im",): Family(col2im),
-    ("Concat",): Family(join_call),
-    ("Conv", "ConvTranspose"): Family(convolution_call, convolution_seconds),
-    ("CumProd", "CumSum"): Family(cumulative),
-    ("DynamicQuantizeLinear",): Family(dynamic_codes, _by_memory),
-    ("EyeLike",): Family(eye_like),
-    ("GRU", "LSTM", "RNN"): Family(recurrent_call, recurrent_seconds),
-    (f"{MICROSOFT}.DynamicQuantizeLSTM",): Family(recurrent_call),
-    ("GatherElements", "ScatterElements"): Family(by_elements, _by_memory),
-    ("GatherND", "ScatterND"): Family(by_tuples, _by_memory),
-    ("GridSample",): Family(grid_sample, _by_memory),
-    ("GroupNormalization", "InstanceNormalization"): Family(group_normalization, _by_memory),
+    ("Col2Im",): Family(_of("windows.col2im")),
+    ("Concat",): Family(_of("arrays.join_call")),
+    ("Conv", "ConvTranspose"): Family(
+        _of("convolution.convolution_call"), _of("convolution.convolution_seconds")
+    ),
+    ("CumProd", "CumSum"): Family(_of("cumulative.cumulative")),
+    ("DynamicQuantizeLinear",): Family(_of("integers.dynamic_codes"), _by_memory),
+    ("EyeLike",): Family(_of("select.eye_like")),
+    ("GRU", "LSTM", "RNN"): Family(
+        _of("recurrent.recurrent_call"), _of("recurrent.recurrent_seconds")
+    ),
+    (f"{MICROSOFT}.DynamicQuantizeLSTM",): Family(_of("recurrent.recurrent_call")),
+    ("GatherElements", "ScatterElements"): Family(_of("index.by_elements"), _by_memory),
+    ("GatherND", "ScatterND"): Family(_of("index.by_tuples"), _by_memory),
+    ("GridSample",): Family(_of("sampling.grid_sample"), _by_memory),
+    ("GroupNormalization", "InstanceNormalization"): Family(
+        _of("normalization.group_normalization"), _by_memory
+    ),
     ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"): Family(
-        layer_normalization, partial(_by_memory, element_ns=0.3)
+        _of("normalization.layer_normalization"), partial(_by_memory, element_ns=0.3)
     ),
     ("MatMulInteger", "QLinearMatMul", f"{MICROSOFT}.QGemm"): Family(
-        integer_product, integer_seconds
+        _of("integers.integer_product"), _of("integers.integer_seconds")
     ),
-    ("Gemm", "MatMul"): Family(product, product_seconds),
-    ("Pad",): Family(pad, _by_memory),
-    ("Hardmax", "LogSoftmax", "Softmax"): Family(softmax_call, partial(_by_memory, element_ns=0.2)),
-    _POOLINGS: Family(pooling_call, _by_memory),
-    ("NonMaxSuppression",): Family(suppress, data_dependent=True),
-    ("OneHot",): Family(one_hot),
-    ("Resize",): Family(resize, _by_memory),
-    ("ReverseSequence",): Family(reverse_sequence),
-    ("RotaryEmbedding", f"{MICROSOFT}.RotaryEmbedding"): Family(rotary, _by_memory),
-    ("RoiAlign",): Family(roi_align, _by_memory),
-    ("TopK",): Family(top_k_call, _by_memory),
-    ("Trilu",): Family(trilu),
-    (_ML + "ArrayFeatureExtractor",): Family(array_feature_extractor),
-    (_ML + "Imputer",): Family(imputer),
-    (_ML + "LabelEncoder",): Family(label_encoder),
-    (_ML + "Normalizer",): Family(normalizer),
-    (_ML + "OneHotEncoder",): Family(one_hot_encoder),
-    (_ML + "Scaler",): Family(scaler),
-    (f"{MICROSOFT}.MatMulNBits",): Family(block_product),
-    (f"{MICROSOFT}.QMoE",): Family(experts_call),
-    tuple([_ML + name for name in _TREES]): Family(tree_ensemble),
-    tuple([_ML + name for name in _VECTOR_MODELS]): Family(vector_model),
+    ("Gemm", "MatMul"): Family(_of("matmul.product"), _of("matmul.product_seconds")),
+    ("Pad",): Family(_of("resize.pad"), _by_memory),
+    ("Hardmax", "LogSoftmax", "Softmax"): Family(
+        _of("softmax.softmax_call"), partial(_by_memory, element_ns=0.2)
+    ),
+    _POOLINGS: Family(_of("pooling.pooling_call"), _by_memory),
+    ("NonMaxSuppression",): Family(_of("regions.suppress"), data_dependent=True),
+    ("OneHot",): Family(_of("select.one_hot")),
+    ("Resize",): Family(_of("resize.resize"), _by_memory),
+    ("ReverseSequence",): Family(_of("select.reverse_sequence")),
+    ("RotaryEmbedding", f"{MICROSOFT}.RotaryEmbedding"): Family(_of("rotary.rotary"), _by_memory),
+    ("RoiAlign",): Family(_of("regions.roi_align"), _by_memory),
+    ("TopK",): Family(_of("index.top_k_call"), _by_memory),
+    ("Trilu",): Family(_of("select.trilu")),
+    (_ML + "ArrayFeatureExtractor",): Family(_of("features.array_feature_extractor")),
+    (_ML + "Imputer",): Family(_of("features.imputer")),
+    (_ML + "LabelEncoder",): Family(_of("features.label_encoder")),
+    (_ML + "Normalizer",): Family(_of("features.normalizer")),
+    (_ML + "OneHotEncoder",): Family(_of("features.one_hot_encoder")),
+    (_ML + "Scaler",): Family(_of("features.scaler")),
+    (f"{MICROSOFT}.MatMulNBits",): Family(_of("blocks.block_product")),
+    (f"{MICROSOFT}.QMoE",): Family(_of("blocks.experts_call")),
+    tuple([_ML + name for name in _TREES]): Family(_of("trees.tree_ensemble")),
+    tuple([_ML + name for name in _VECTOR_MODELS]): Family(_of("models.vector_model")),
 }
 FAMILIES = {name: family for names, family in _FAMILIES.items() for name in names}
 """the families of compiled kernels, by the full name of the operation"""
-_OF_ANY_SHAPES = {**ARRAY_FAMILIES, **TEXT_FAMILIES}
+_TEXTS = ("CategoryMapper", "LabelEncoder", "OneHotEncoder", "ZipMap")
+_OF_ANY_SHAPES = {
+    **dict.fromkeys(
+        ("Concat", "Tile", *[f"{TENSORFLOW}.{name}VariableOp" for name in ("Assign", "Read")]),
+        _of("arrays.array_kernel"),
+    ),
+    **dict.fromkeys(
+        ("TfIdfVectorizer", f"{MICROSOFT}.Tokenizer", *[_ML + name for name in _TEXTS]),
+        _of("text.text_kernel"),
+    ),
+}
+"""chooses kernels that take arrays of any shapes"""
 
 
 class NativeBackend(SpecialisingBackend):

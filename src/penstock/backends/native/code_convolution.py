@@ -54,12 +54,6 @@ class _Chain(NamedTuple):
     bounds: np.ndarray
 
 
-def is_convolution_of_codes(node: Node) -> bool:
-    """Whether a fused node may be one that ``code_convolution`` has a kernel for."""
-    names = [part.op.full_name for part in parts(node)]
-    return names[0] == "DequantizeLinear" and "Conv" in names and names[-1] == "QuantizeLinear"
-
-
 def code_seconds(node: Node) -> float:
     """An estimate of the time, of products and of copies of what each position sees."""
     conv, loaded = next(part for part in parts(node) if part.op.name == "Conv"), library()

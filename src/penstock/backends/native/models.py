@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared

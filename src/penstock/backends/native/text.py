@@ -156,7 +156,7 @@ def _tfidf(functions: Any, attrs: Attrs) -> Function:
     return run
 
 
-TEXT_FAMILIES: Mapping[str, ArrayFamily] = {
+_FAMILIES: Mapping[str, ArrayFamily] = {
     "TfIdfVectorizer": _by_attributes(_tfidf, STRING, INT64),
     "ai.onnx.ml.CategoryMapper": _by_attributes(_category_mapper, STRING),
     "ai.onnx.ml.LabelEncoder": _by_attributes(_label_encoder, STRING),
@@ -164,3 +164,8 @@ TEXT_FAMILIES: Mapping[str, ArrayFamily] = {
     "ai.onnx.ml.ZipMap": _by_attributes(_zip_map, FLOAT32),
     "com.microsoft.Tokenizer": _by_attributes(_tokenizer, STRING),
 }
+
+
+def text_kernel(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    """The kernel of one of these operations, if there is one."""
+    return _FAMILIES[node.op.full_name](library, node, types)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.dtypes import FLOAT64

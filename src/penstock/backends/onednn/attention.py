@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.algorithms.checkpoints import THREAD, checkpoint
+from penstock.algorithms.records import dataclass
 from penstock.backends.onednn.eltwise_algorithms import NAN_TO_ZERO
 from penstock.backends.onednn.layouts import ITEM, padded
 from penstock.backends.onednn.library import Library

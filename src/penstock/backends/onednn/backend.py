@@ -10,69 +10,75 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.backends.dynamic_shapes import SpecialisingBackend
-from penstock.backends.onednn.attention import attention_kernel
-from penstock.backends.onednn.convolution import convolution, deconvolution
-from penstock.backends.onednn.eltwise import NARY, eltwise, is_eltwise_chain, nary
-from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE
-from penstock.backends.onednn.kernel import kernel_of
+from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE, NARY, is_eltwise_chain
 from penstock.backends.onednn.library import DnnlError, Library, library
-from penstock.backends.onednn.lrn import lrn
-from penstock.backends.onednn.matmul import gemm, matmul
-from penstock.backends.onednn.normalization import (
-    batch_normalization,
-    instance_normalization,
-    layer_normalization,
-)
-from penstock.backends.onednn.op_desc import OpDesc, op_desc_of
-from penstock.backends.onednn.parts import DIVIDED, kernel_in_parts
-from penstock.backends.onednn.pooling import pooling
-from penstock.backends.onednn.prelu import prelu
-from penstock.backends.onednn.quantized import quantized
-from penstock.backends.onednn.quantized_forms import DTYPES, OPERATIONS
-from penstock.backends.onednn.recurrent import recurrent
-from penstock.backends.onednn.reduction import REDUCTIONS, reduction
-from penstock.backends.onednn.reorder import reorder
-from penstock.backends.onednn.resampling import resampling
-from penstock.backends.onednn.softmax import softmax
-from penstock.backends.onednn.spec import PrimitiveSpec
-from penstock.backends.onednn.weights import SavedCopies, copies_of
 from penstock.errors import PenstockError
+from penstock.host.on_demand import imported
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
-from penstock.ops.onnx.recurrent import steps_and_rows
+from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import flops, layout_seconds
 from penstock.types import ANY, FLOAT32, TensorType, Type
 
-Family = Callable[[OpDesc], PrimitiveSpec | None]
+if TYPE_CHECKING:
+    from penstock.backends.onednn.op_desc import OpDesc
+    from penstock.backends.onednn.spec import PrimitiveSpec
+
+Family = Callable[["OpDesc"], "PrimitiveSpec | None"]
+
+
+def _of(name: str) -> Callable[..., Any]:
+    """A function of a module of this folder, which is imported when the function is called."""
+    return imported(f"penstock.backends.onednn.{name}")
+
+
+_RECURRENT = ("GRU", "LSTM", "RNN")
+_REDUCTIONS = ("ReduceMean", "ReduceProd", "ReduceSum")
+_OF_CODES = frozenset(
+    {
+        *("ConvInteger", "DequantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"),
+        *[f"{MICROSOFT}.{name}" for name in ("DequantizeLinear", "QGemm", "QLinearConv")],
+    }
+)
+"""the first operations of nodes with codes"""
+_DIVIDED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_IN_PARTS = _of("parts.kernel_in_parts")
+_KERNEL_OF, _ATTENTION = _of("kernel.kernel_of"), _of("attention.attention_kernel")
+_OP_DESC_OF, _QUANTIZED = _of("op_desc.op_desc_of"), _of("quantized.quantized")
+_STEPS_AND_ROWS = imported("penstock.ops.onnx.recurrent.steps_and_rows")
 
 FAMILIES: dict[str, Family] = {
-    **dict.fromkeys([*ELTWISE, *BINARY], eltwise),
-    **dict.fromkeys(NARY, nary),
-    **dict.fromkeys(REDUCTIONS, reduction),
-    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), pooling),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),
-    **dict.fromkeys(("LogSoftmax", "Softmax"), softmax),
-    "BatchNormalization": batch_normalization,
-    "Conv": convolution,
-    "ConvTranspose": deconvolution,
-    "Gemm": gemm,
-    "InstanceNormalization": instance_normalization,
-    "LRN": lrn,
-    "LayerNormalization": layer_normalization,
-    "MatMul": matmul,
-    "PRelu": prelu,
-    "Resize": resampling,
-    REORDER.full_name: reorder,
+    **dict.fromkeys([*ELTWISE, *BINARY], _of("eltwise.eltwise")),
+    **dict.fromkeys(NARY, _of("eltwise.nary")),
+    **dict.fromkeys(_REDUCTIONS, _of("reduction.reduction")),
+    **dict.fromkeys(
+        ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _of("pooling.pooling")
+    ),
+    **dict.fromkeys(_RECURRENT, _of("recurrent.recurrent")),
+    **dict.fromkeys(("LogSoftmax", "Softmax"), _of("softmax.softmax")),
+    "BatchNormalization": _of("normalization.batch_normalization"),
+    "Conv": _of("convolution.convolution"),
+    "ConvTranspose": _of("convolution.deconvolution"),
+    "Gemm": _of("matmul.gemm"),
+    "InstanceNormalization": _of("normalization.instance_normalization"),
+    "LRN": _of("lrn.lrn"),
+    "LayerNormalization": _of("normalization.layer_normalization"),
+    "MatMul": _of("matmul.matmul"),
+    "PRelu": _of("prelu.prelu"),
+    "Resize": _of("resampling.resampling"),
+    REORDER.full_name: _of("reorder.reorder"),
 }
 """by operation, the function that specifies primitives for it and for chains that it begins"""
 
+_MOVED = frozenset({FLOAT32, np.dtype(np.int8), np.dtype(np.uint8)})
 MOVING = frozenset({"MaxPool", REORDER.full_name})
 """operations that run on 8-bit integers, too: their results are elements of their inputs"""
 
@@ -189,7 +195,7 @@ class OneDnnBackend(SpecialisingBackend):
 
     def seconds(self, node: Node) -> float:
         name = node.op.full_name
-        if name not in FAMILIES and name not in OPERATIONS and not is_fused(node):
+        if name not in FAMILIES and name not in _OF_CODES and not is_fused(node):
             return math.inf
         values = (*node.inputs, *node.outputs)
         types_ = [v.type for v in values if v is not None and v.const is None]
@@ -201,24 +207,24 @@ class OneDnnBackend(SpecialisingBackend):
             if codes_s is not None:
                 return codes_s
         estimate = _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
-        if FAMILIES.get(name) is recurrent:
-            steps, rows = steps_and_rows(node)
+        if name in _RECURRENT:
+            steps, rows = _STEPS_AND_ROWS(node)
             per_s = _STEPS_PER_S * rows / (rows + _WAIT_ROWS)
             return _CALL_S + steps * _STEP_S + flops(node) / per_s
-        if node.op.name in REDUCTIONS:
+        if node.op.name in _REDUCTIONS:
             estimate += _short_rows(types_) * _SHORT_ROW_S
         return estimate
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         try:
             if _is_attention(node):
-                return attention_kernel(self.library, node, types)
-            if parts(node)[0].op.full_name in DIVIDED:
-                desc, make = op_desc_of(node, types), partial(self._spec, node, types)
+                return _ATTENTION(self.library, node, types)
+            if parts(node)[0].op.full_name in _DIVIDED:
+                desc, make = _OP_DESC_OF(node, types), partial(self._spec, node, types)
                 work = flops(node)
-                return None if desc is None else kernel_in_parts(self.library, make, desc, work)
+                return None if desc is None else _IN_PARTS(self.library, make, desc, work)
             spec = self._spec(node, types)
-            return None if spec is None else kernel_of(self.library, spec)
+            return None if spec is None else _KERNEL_OF(self.library, spec)
         except DnnlError:
             return None
 
@@ -236,13 +242,13 @@ class OneDnnBackend(SpecialisingBackend):
         name = nodes[0].op.full_name
         if is_eltwise_chain(nodes):
             return None
-        if name in OPERATIONS:
-            spec = quantized(node, types) if self.library.int8 else None
+        if name in _OF_CODES:
+            spec = _QUANTIZED(node, types) if self.library.int8 else None
         else:
             family = FAMILIES.get(name)
-            dtypes = DTYPES if name in MOVING else (FLOAT32,)
+            dtypes = _MOVED if name in MOVING else (FLOAT32,)
             if family is not None and desc is None:
-                desc = op_desc_of(node, types, dtypes)
+                desc = _OP_DESC_OF(node, types, dtypes)
             spec = None if family is None or desc is None else family(desc)
         if spec is None:
             return None
@@ -253,9 +259,13 @@ class OneDnnBackend(SpecialisingBackend):
         return spec
 
     def copies_of(self, constant: np.ndarray) -> Mapping[str, np.ndarray]:
+        from penstock.backends.onednn.weights import copies_of
+
         return copies_of(self.library, constant)
 
     def saved_copies(self, constant: np.ndarray, copies: Mapping[str, np.ndarray]) -> object:
+        from penstock.backends.onednn.weights import SavedCopies
+
         return SavedCopies(constant, copies)
 
     @property

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.backends.onednn.eltwise_algorithms import BINARY, COMMUTATIVE, ELTWISE, Eltwise
+from penstock.backends.onednn.eltwise_algorithms import BINARY, COMMUTATIVE, ELTWISE, NARY, Eltwise
 from penstock.backends.onednn.layouts import broadcasts, padded
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1
 from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
 from penstock.backends.onednn.weights import weights_of
-from penstock.ir.graph import Node
-
-NARY = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
-"""``dnnl_binary_<name>`` of operations of any number of tensors"""
 
 _MOST_OPERANDS = 16
-
-
-def is_eltwise_chain(nodes: Sequence[Node]) -> bool:
-    """Whether two of these nodes, the first among them, are functions of one tensor: eltwise
-    primitives take binary post-ops only."""
-    first, *rest = nodes
-    return bool(rest) and _is_unary(first) and any(map(_is_unary, rest))
-
-
-def _is_unary(node: Node) -> bool:
-    algorithm = ELTWISE.get(node.op.name)
-    return algorithm is not None and algorithm(node) is not None
 
 
 def eltwise(desc: OpDesc) -> PrimitiveSpec | None:

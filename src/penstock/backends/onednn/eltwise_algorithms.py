@@ -150,3 +150,19 @@ BINARY = {"Add": "add", "Div": "div", "Max": "max", "Min": "min", "Mul": "mul", 
 """``dnnl_binary_<name>`` of operations of two tensors"""
 
 COMMUTATIVE = frozenset({"add", "max", "min", "mul"})
+
+
+NARY = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
+"""``dnnl_binary_<name>`` of operations of any number of tensors"""
+
+
+def is_eltwise_chain(nodes: Sequence[Node]) -> bool:
+    """Whether two of these nodes, the first among them, are functions of one tensor: eltwise
+    primitives take binary post-ops only."""
+    first, *rest = nodes
+    return bool(rest) and _is_unary(first) and any(map(_is_unary, rest))
+
+
+def _is_unary(node: Node) -> bool:
+    algorithm = ELTWISE.get(node.op.name)
+    return algorithm is not None and algorithm(node) is not None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from penstock.algorithms.records import dataclass
 from penstock.errors import PenstockError
 from penstock.host.openmp import openmp_settings
 
@@ -116,11 +116,11 @@ def library() -> Library | None:
 
 def _places() -> Iterator[str]:
     """The paths at which the library may be, the likeliest first."""
-    from importlib.metadata import PackageNotFoundError, distribution
-
     inside = Path(sys.prefix, "lib", _NAME)
     if inside.exists():
         yield str(inside)
+    from importlib.metadata import PackageNotFoundError, distribution
+
     try:
         for file in distribution(_WHEEL).files or ():
             if file.name == _NAME:

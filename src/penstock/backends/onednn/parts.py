@@ -10,12 +10,13 @@ windows see of the input; a kernel of 3 rows, with padding of one row, and 8 row
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
+from penstock.algorithms.records import dataclass
 from penstock.backends.onednn.kernel import PrimitiveCache, kernel_of
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.op_desc import OpDesc
@@ -26,8 +27,6 @@ from penstock.ops.common.windows import behind, windows
 
 MOST_FLOPS = 8_000_000_000
 """Operations of a part: a fifth of a second on one core."""
-
-DIVIDED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 Span = tuple[int, int]
 Cut = tuple[slice, ...] | None

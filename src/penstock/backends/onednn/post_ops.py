@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from penstock.algorithms.records import dataclass
 from penstock.backends.onednn.eltwise_algorithms import (
     BINARY,
     COMMUTATIVE,

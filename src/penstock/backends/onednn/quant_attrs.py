@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.primitive import SRC, descriptor_of, memory
 from penstock.ops.common.constant_cache import Shared

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.backends.onednn.eltwise_algorithms import ELTWISE
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp, post_ops_of
@@ -130,8 +131,6 @@ _FORMS: Mapping[str, Callable[[OpDesc], Form | None]] = {
     f"{MICROSOFT}.QGemm": _operation((7, 8), bias=6),
     f"{MICROSOFT}.QLinearConv": _operation((6, 7), bias=8),
 }
-OPERATIONS = frozenset({*_FORMS, *INTEGERS, "DequantizeLinear", f"{MICROSOFT}.DequantizeLinear"})
-"""the first operations of nodes with codes"""
 
 
 def _parameters(desc: OpDesc, node: Node, place: Mapping[Value | None, int]) -> Codes | None:

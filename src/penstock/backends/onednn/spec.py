@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.backends.onednn.layouts import (
     ITEM,
     canonical_strides,

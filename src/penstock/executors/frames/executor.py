@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.algorithms.checkpoints import await_release
+from penstock.algorithms.records import dataclass
 from penstock.codegen.helpers import unshared
 from penstock.errors import Cancelled
 from penstock.executors.base import Done, Executor, budget_of, outputs_of, quiet

@@ -19,7 +19,7 @@ where ``[a:b]`` are positions in the list of inputs of an iteration, and in its 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from functools import partial
 from math import inf
@@ -29,15 +29,15 @@ from weakref import ref
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import dataclass
 from penstock.analysis.frames import FramePath
 from penstock.errors import PenstockError
 from penstock.executors.frames.rendezvous import edge_key
 from penstock.ir.contract import Guard
-from penstock.ir.graph import Graph, Node, Value, captures, clone
+from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
 from penstock.ir.op import Kernel, Role
 from penstock.ops.internal.segment import is_frame, is_segment
 from penstock.ops.registry import TENSORFLOW
-from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.plan.plan import Block, Slot, SlotKind, Step, StepTable
 
 DEATH = 1 << 29

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.errors import Aborted, Cancelled, LimitExceeded, PenstockError, RunError
 from penstock.executors.base import quiet
 from penstock.executors.control import Control

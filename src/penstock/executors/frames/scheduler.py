@@ -33,9 +33,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
+from penstock.algorithms.records import dataclass
 from penstock.errors import DeadTensor, LimitExceeded
 from penstock.executors.frames.frame_graph import (
     DEATH,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.analysis.verify import verify
-from penstock.artifact.container import MAGIC, ArtifactFile
+from penstock.artifact.container import ArtifactFile
 from penstock.artifact.decode import decode_graphs
 from penstock.frontends.common.model_files import open_path
 from penstock.ir.graph import Graph, Model
@@ -17,12 +17,6 @@ from penstock.limits import Limits
 
 GRAPH, FUNCTION = "graph ", "function "
 """What the names of graphs and of functions begin with in the document of the model."""
-
-
-def is_artifact(path: Path) -> bool:
-    """Whether a file begins as artifacts do."""
-    with open_path(path) as file:
-        return file.read(len(MAGIC)) == MAGIC
 
 
 def load_artifact(path: Path, limits: Limits, map_weights: bool) -> Model:

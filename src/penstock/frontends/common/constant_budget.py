@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.limits import Limits
 

@@ -11,7 +11,6 @@ names, which have no size, are not expanded::
 from __future__ import annotations
 
 from collections.abc import Mapping
-from graphlib import TopologicalSorter
 from typing import Any
 
 Census = Mapping[Any, int]
@@ -25,6 +24,8 @@ def expanded_size(census: Census, sizes: Mapping[Any, int]) -> int:
 def expanded_sizes(functions: Mapping[Any, Census]) -> Mapping[Any, int]:
     """The size of each function with all calls expanded. Raises ``graphlib.CycleError`` for
     functions that call themselves."""
+    from graphlib import TopologicalSorter
+
     sizes: dict[Any, int] = {None: 1}
     for name in TopologicalSorter(functions).static_order():
         if name in functions:

@@ -6,16 +6,16 @@ A graph among the attributes is made empty, and noted for the importer, which fi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, SparseTensorProto, TensorProto
 
+from penstock.algorithms.records import dataclass
 from penstock.errors import InvalidModel
 from penstock.frontends.common.diagnostics import Diagnostics, TensorError
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.file import Apart
+from penstock.frontends.onnx.messages import AttributeProto, SparseTensorProto, TensorProto
 from penstock.frontends.onnx.schemas import LEGACY, TYPE_NAMES
 from penstock.frontends.onnx.scopes import ImportContext, OnnxNode, PendingGraph
 from penstock.frontends.onnx.tensors import TensorReader, value_type

@@ -15,12 +15,12 @@ from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import GraphProto, ModelProto, TensorProto
 
 from penstock.algorithms.checkpoints import checkpoint
 from penstock.errors import InvalidModel
 from penstock.frontends.common.encoding import read_varint
 from penstock.frontends.common.model_files import open_path
+from penstock.frontends.onnx.messages import GraphProto, ModelProto, TensorProto
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | ModelProto
 Message = TypeVar("Message", ModelProto, TensorProto)

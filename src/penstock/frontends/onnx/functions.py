@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
-from graphlib import CycleError
 from itertools import chain
 
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, OperatorSetIdProto
-
+from penstock.algorithms.records import dataclass
 from penstock.errors import InvalidModel, shortened
 from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.common.expansion import Census, expanded_size, expanded_sizes
+from penstock.frontends.onnx.messages import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    NodeProto,
+    OperatorSetIdProto,
+)
 from penstock.frontends.onnx.schemas import OnnxSchema
 
 Key = tuple[str, str, str]
@@ -77,6 +81,8 @@ class FunctionTable:
     def check(self, graph: GraphProto, diagnostics: Diagnostics) -> None:
         """Raise ``InvalidModel`` where functions call each other in a circle, or where expanding
         them would make more nodes than a model may have."""
+        from graphlib import CycleError
+
         functions = {key: self.census(function.proto.node) for key, function in self.table.items()}
         try:
             sizes = expanded_sizes(functions)

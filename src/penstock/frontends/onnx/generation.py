@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ValueInfoProto
 
 from penstock.errors import InvalidModel
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
+from penstock.frontends.onnx.messages import GraphProto, ValueInfoProto
 from penstock.frontends.onnx.microsoft import RULES
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES, value_type

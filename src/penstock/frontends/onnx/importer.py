@@ -20,8 +20,6 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import AttributeProto, GraphProto, NodeProto
 
 from penstock.algorithms.checkpoints import checkpoint, paced
 from penstock.errors import InvalidModel, shortened
@@ -29,7 +27,6 @@ from penstock.frontends.common.builder import UniqueNames, short_name
 from penstock.frontends.common.diagnostics import NO_KERNEL, ConversionError, Diagnostics
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.common.inferred_types import InferredTypes
-from penstock.frontends.onnx import nchwc
 from penstock.frontends.onnx.attributes import AttributeReader
 from penstock.frontends.onnx.file import Source, Weights, opened
 from penstock.frontends.onnx.functions import (
@@ -40,7 +37,14 @@ from penstock.frontends.onnx.functions import (
     opsets_of,
     plain_domain,
 )
-from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
+from penstock.frontends.onnx.messages import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    ValueInfoProto,
+)
+from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade, current
 from penstock.frontends.onnx.schemas import newest_opset, value_faults
 from penstock.frontends.onnx.scopes import (
     Expansion,
@@ -66,7 +70,7 @@ def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool
     operations without a kernel. External data are found only if the model is given by its path;
     they are read, or mapped into memory if ``map_weights``.
     """
-    path = None if isinstance(source, bytes | onnx.ModelProto) else Path(source)
+    path = None if isinstance(source, bytes | ModelProto) else Path(source)
     with opened(source) as (proto, weights):
         tensors = TensorReader(limits, path and path.parent, map_weights)
         return _Importer(proto, weights, path, tensors).model()
@@ -76,7 +80,7 @@ class _Importer:
     """Imports one model. ``weights`` are initializers of its graph that are not in ``proto``."""
 
     def __init__(
-        self, proto: onnx.ModelProto, weights: Weights, path: Path | None, tensors: TensorReader
+        self, proto: ModelProto, weights: Weights, path: Path | None, tensors: TensorReader
     ) -> None:
         self.proto = proto
         self.weights = weights
@@ -113,7 +117,9 @@ class _Importer:
         while self.pending:
             self.fill(*self.pending.pop())
         diagnostics.raise_collected()
-        if nchwc.DOMAIN in opsets:
+        if NCHWC in opsets:
+            from penstock.frontends.onnx import nchwc
+
             for inner in list(graph.graphs()):
                 nchwc.to_plain_layout(inner, self.names.unique, diagnostics)
             diagnostics.raise_collected()
@@ -190,7 +196,7 @@ class _Importer:
             seen.add(name)
             yield name, self.attributes.tensor(tensor, "initializer", name, where)
 
-    def input_type(self, info: onnx.ValueInfoProto, context: ImportContext) -> Type:
+    def input_type(self, info: ValueInfoProto, context: ImportContext) -> Type:
         try:
             return value_type(info.type, entry=True)
         except InvalidModel as error:

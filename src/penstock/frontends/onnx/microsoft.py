@@ -12,9 +12,9 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto
 
 from penstock.frontends.common.diagnostics import ConversionError, InexpressibleError, NodeError
+from penstock.frontends.onnx.messages import AttributeProto
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES
 from penstock.ir.graph import Node, Value

@@ -16,21 +16,22 @@ from __future__ import annotations
 import platform
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.frontends.common.diagnostics import ConversionError, Diagnostics, InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.onnx.microsoft import checked_rule, fused_conv
-from penstock.frontends.onnx.node_upgrade import NodeUpgrade
+from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ir.op import Op
 from penstock.ops.registry import NEWEST, no_kernel, unknown_types
 from penstock.types import FLOAT32
 
-DOMAIN = "com.microsoft.nchwc"
+DOMAIN = NCHWC
 OPERATIONS = {
     name: Op(name, DOMAIN, 1, NEWEST, unknown_types, no_kernel("it is written in another layout"))
     for name in (

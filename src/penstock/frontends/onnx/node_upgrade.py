@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from onnx import GraphProto
-
 from penstock.errors import InternalError
 from penstock.frontends.common.builder import NodeBuilder, short_name
 from penstock.frontends.common.diagnostics import NodeError
+from penstock.frontends.onnx.messages import GraphProto
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops import Op, find
 from penstock.ops.common.reference import reference_op
+
+NCHWC = "com.microsoft.nchwc"
+"""The domain of ONNX Runtime's operations in a layout of its own"""
 
 
 @cache

@@ -2,9 +2,10 @@
 package takes 7 MB to look one up.
 
 ``schemas.txt`` has all versions of all operations of the release to which the package is pinned;
-``python -m tools.onnx_schemas`` writes it. The first line lists sets of types; each other line is
-an operation: its domain, its name, and the fields of an ``OnnxSchema`` from ``version`` on for
-each version, the newest first. Sets of types are numbers there::
+``python -m tools.onnx_schemas`` writes it. The first line has the last opset of each domain, the
+second lists sets of types; each other line is an operation: its domain, its name, and the fields of
+an ``OnnxSchema`` from ``version`` on for each version, the newest first. Sets of types are numbers
+there::
 
      Sign [[13,1,1,1,1,false,{},[["input","T",0,true,7]],[["output","T",0,true,7]]],[9,...]]
 """
@@ -13,17 +14,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
-from onnx import AttributeProto, FunctionProto
 
+from penstock.algorithms.records import dataclass
 from penstock.errors import ProblemList
 from penstock.frontends.common.encoding import decode_text
+from penstock.frontends.onnx.messages import AttributeProto, FunctionProto
 from penstock.ir.graph import Graph, Model
 
 FILE = Path(__file__).with_name("schemas.txt")
@@ -45,6 +45,15 @@ _LISTS: Mapping[int, int] = {
     AttributeProto.INTS: AttributeProto.INT,
     AttributeProto.FLOATS: AttributeProto.FLOAT,
     AttributeProto.STRINGS: AttributeProto.STRING,
+}
+
+_FIELDS: Mapping[int, str] = {
+    AttributeProto.INT: "i",
+    AttributeProto.FLOAT: "f",
+    AttributeProto.STRING: "s",
+    AttributeProto.INTS: "ints",
+    AttributeProto.FLOATS: "floats",
+    AttributeProto.STRINGS: "strings",
 }
 
 TYPE_NAMES: Mapping[int, str] = {
@@ -99,6 +108,8 @@ class OnnxSchema:
         """The body that defines the operation, which only the package has."""
         if not self.has_function:
             return None
+        import onnx
+
         return onnx.defs.get_schema(self.name, self.version, self.domain).function_body
 
     @cached_property
@@ -167,7 +178,7 @@ class OnnxSchema:
 
 def _value(proto: AttributeProto) -> Any:
     """A default: a number, a string, or a list of these."""
-    value = onnx.helper.get_attribute_value(proto)
+    value = getattr(proto, _FIELDS[proto.type])
     if isinstance(value, bytes):
         return decode_text(value)
     if isinstance(value, int | float):
@@ -224,7 +235,7 @@ def find_schema(name: str, domain: str, opset: int) -> OnnxSchema | None:
 
 def _read(name: str, domain: str, opset: int) -> OnnxSchema | None:
     """The newest version of an operation up to that of an opset."""
-    lines, sets = _table()
+    lines, sets, _ = _table()
     versions = json.loads(lines.get((domain, name), "[]"))
     for version, *numbers, attributes, inputs, outputs in versions:
         if version <= opset:
@@ -240,25 +251,16 @@ def _read(name: str, domain: str, opset: int) -> OnnxSchema | None:
 
 def newest_opset(domain: str) -> int:
     """The last opset of a domain in the onnx package; 0 for other domains."""
-    return _newest_opsets().get(domain or "ai.onnx", 0)
+    return _table()[2].get(domain or "ai.onnx", 0)
 
 
 @cache
-def _newest_opsets() -> Mapping[str, int]:
-    newest: dict[str, int] = {}
-    lines = _table()[0].items()
-    operations = ((domain, int(line[2 : line.index(",")])) for (domain, _), line in lines)
-    for domain, version in (*onnx.helper.OP_SET_ID_VERSION_MAP, *operations):
-        newest[domain] = max(newest.get(domain, 0), version)
-    return newest
-
-
-@cache
-def _table() -> tuple[Mapping[tuple[str, str], str], Sequence[frozenset[str]]]:
-    """The lines of operations by domain and name, and the sets of types."""
-    sets, *lines = FILE.read_text("ascii").splitlines()
+def _table() -> tuple[Mapping[tuple[str, str], str], Sequence[frozenset[str]], Mapping[str, int]]:
+    """The lines of operations by domain and name, the sets of types, and the last opsets."""
+    newest, sets, *lines = FILE.read_text("ascii").splitlines()
     keys = [line.split(" ", 2) for line in lines]
-    return {(d, n): text for d, n, text in keys}, [frozenset(s) for s in json.loads(sets)]
+    operations = {(domain, name): text for domain, name, text in keys}
+    return operations, [frozenset(s) for s in json.loads(sets)], json.loads(newest)
 
 
 def _is_of_kind(x: Any, kind: int) -> bool:

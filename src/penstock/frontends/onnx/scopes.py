@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto
 
+from penstock.algorithms.records import dataclass
 from penstock.errors import shortened
 from penstock.frontends.common.builder import short_name
 from penstock.frontends.common.encoding import decode_text
+from penstock.frontends.onnx.messages import AttributeProto, GraphProto, NodeProto
 from penstock.frontends.onnx.upgrades import Meaning
 from penstock.ir.graph import Graph, Node, Value
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import TensorProto
-from onnx.helper import tensor_dtype_to_field
 
+from penstock.algorithms.records import dataclass
 from penstock.errors import InvalidModel
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
@@ -26,7 +24,13 @@ from penstock.frontends.common.encoding import array_from_bytes, decode_text
 from penstock.frontends.common.model_files import open_inside
 from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.onnx.file import Apart
-from penstock.ops.common.dtypes import SUB_BYTE
+from penstock.frontends.onnx.messages import (
+    SparseTensorProto,
+    TensorProto,
+    TensorShapeProto,
+    TypeProto,
+)
+from penstock.ops.common.dtypes import SUB_BYTE, is_float
 from penstock.types import (
     ANY,
     STRING,
@@ -36,22 +40,41 @@ from penstock.types import (
     SequenceType,
     TensorType,
     Type,
+    dtypes,
 )
 
 MAX_DENSE_BYTES = 2**30
 """Bytes that a sparse tensor may take in dense form, unless ``Limits`` have another bound."""
 
-_DTYPES: Mapping[int, np.dtype] = {
-    code: STRING if code == TensorProto.STRING else onnx.helper.tensor_dtype_to_np_dtype(code)
-    for code in TensorProto.DataType.values()
-    if code != TensorProto.UNDEFINED
-}
-
 ELEMENT_TYPES: Mapping[str, int] = dict(TensorProto.DataType.items())
 """Codes of element types by their names in upper case."""
 
+# The names of dtypes that are not those of element types in lower case.
+_NAMES = {
+    "FLOAT": "float32",
+    "DOUBLE": "float64",
+    "FLOAT4E2M1": "float4_e2m1fn",
+    "FLOAT6E2M3": "float6_e2m3fn",
+    "FLOAT6E3M2": "float6_e3m2fn",
+    "FLOAT8E8M0": "float8_e8m0fnu",
+}
+_DTYPES: Mapping[int, np.dtype] = {
+    code: dtypes()[_NAMES.get(name) or name.lower().replace("float8", "float8_")]
+    for name, code in ELEMENT_TYPES.items()
+    if code != TensorProto.UNDEFINED
+}
+
 # Bits of the types that are packed in files; in NumPy an element takes a byte.
 _PACKED = {code: SUB_BYTE[dtype] for code, dtype in _DTYPES.items() if dtype in SUB_BYTE}
+
+# The typed fields of elements, by kind and bytes, and their types there; of others "int32_data".
+_TYPED: Mapping[str, tuple[str, type]] = {
+    **dict.fromkeys(("f4", "c8"), ("float_data", np.float32)),
+    **dict.fromkeys(("f8", "c16"), ("double_data", np.float64)),
+    **dict.fromkeys(("u4", "u8"), ("uint64_data", np.uint64)),
+    "i8": ("int64_data", np.int64),
+    "O": ("string_data", object),
+}
 
 _DAMAGED = "the file is damaged, or its weights were left out: export it again"
 
@@ -60,7 +83,7 @@ def dtype_of_code(code: int) -> np.dtype:
     """The NumPy dtype of a ``TensorProto.DataType``; small types are those of ml_dtypes."""
     dtype = _DTYPES.get(code)
     if dtype is None:
-        raise InvalidModel(f"element type {code} is not one of ONNX {onnx.__version__}")
+        raise InvalidModel(f"element type {code} is not one of those that ONNX has")
     return dtype
 
 
@@ -68,7 +91,7 @@ MAX_NESTING = 32
 """The depth to which sequences, optionals and maps may nest in one type."""
 
 
-def value_type(proto: onnx.TypeProto, *, entry: bool = False) -> Type:
+def value_type(proto: TypeProto, *, entry: bool = False) -> Type:
     """The type that a ``TypeProto`` declares. For an ``entry``, which callers feed, dims of 0 are
     unknown: exporters write 0 for dims that they leave open, and an input that must be empty has no
     use. Raises ``InvalidModel``."""
@@ -98,7 +121,7 @@ def value_type(proto: onnx.TypeProto, *, entry: bool = False) -> Type:
     return type_
 
 
-def _dim(proto: onnx.TensorShapeProto.Dimension, entry: bool) -> Dim:
+def _dim(proto: TensorShapeProto.Dimension, entry: bool) -> Dim:
     """A size, a name, or ``None`` for an unknown dim: negative, unnamed, or named "?"."""
     form = proto.WhichOneof("value")
     if form == "dim_value":
@@ -145,7 +168,7 @@ class TensorReader(ConstantBudget):
         array.flags.writeable = False
         return array
 
-    def read_sparse(self, proto: onnx.SparseTensorProto) -> np.ndarray:
+    def read_sparse(self, proto: SparseTensorProto) -> np.ndarray:
         """The dense form of a sparse tensor, zero (or the empty string) where nothing is stored."""
         values = self.read(proto.values)
         indices = self.read(proto.indices)
@@ -249,7 +272,7 @@ def _raw(
     data = proto.raw_data if apart is None else apart
     needed = _stored_bytes(code, dtype, count)
     if len(data) != needed:
-        if not len(data) and getattr(proto, tensor_dtype_to_field(code)):
+        if not len(data) and getattr(proto, _field(dtype)[0]):
             typed = TensorProto()
             typed.CopyFrom(proto)
             typed.ClearField("raw_data")
@@ -258,18 +281,32 @@ def _raw(
     return _decoded(data, code, dtype, count)
 
 
+def _field(dtype: np.dtype) -> tuple[str, type]:
+    """The typed field that has elements of a dtype, and of which type they are there."""
+    return _TYPED.get(dtype.str[1:], ("int32_data", np.int32))
+
+
 def _typed(proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.ndarray:
     """Elements of a typed field: pairs for complex numbers, bit patterns for small types."""
-    field = tensor_dtype_to_field(code)
+    field, stored = _field(dtype)
     elements = getattr(proto, field)
     needed = count * 2 if dtype.kind == "c" else count
     if _PACKED.get(code) in (2, 4):  # several to an entry; 6-bit ones have an entry each
         needed = _stored_bytes(code, dtype, count)
     if len(elements) != needed:
         raise TensorError(f"has {len(elements)} entries in {field}, but takes {needed}; {_DAMAGED}")
+    array: np.ndarray = np.array(elements, stored)
     if dtype == np.bool_:
-        return np.array(elements, np.int32) != 0
-    return onnx.numpy_helper.to_array(proto).reshape(-1)
+        return array != 0
+    if dtype.kind == "c":
+        return array.view(dtype)
+    bits = _PACKED.get(code)
+    if bits is not None:
+        codes = array.astype(np.uint8)
+        return (codes & 0x3F if bits == 6 else _unpacked(codes, bits, count)).view(dtype)
+    if field == "int32_data" and is_float(dtype):
+        return array.astype(f"u{dtype.itemsize}").view(dtype)
+    return array.astype(dtype, copy=False)
 
 
 def _decoded(data: bytes | np.ndarray, code: int, dtype: np.dtype, count: int) -> np.ndarray:

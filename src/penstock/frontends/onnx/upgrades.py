@@ -12,24 +12,18 @@ not old: it calls graphs, so it is written out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import field
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
-from penstock.frontends.onnx import (
-    generation,
-    microsoft,
-    microsoft_codes,
-    microsoft_gates,
-    nchwc,
-)
-from penstock.frontends.onnx.node_upgrade import NodeUpgrade
+from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES
-from penstock.frontends.onnx.upgrade_graphs import flex_attention, scan_8
+from penstock.host.on_demand import imported
 from penstock.ir.graph import Value
 from penstock.ir.op import Op
 from penstock.ops import find
@@ -37,8 +31,6 @@ from penstock.ops.common.reference import reference_op
 from penstock.types import BOOL, FLOAT32
 
 Rule = Callable[[NodeUpgrade], None]
-
-assert microsoft_codes and microsoft_gates and generation  # which add to the rules of ``microsoft``
 
 UPGRADES: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
 """Rules by domain and name, each with the last version that it is for, in ascending order."""
@@ -55,8 +47,9 @@ def upgrade(last: int, *names: str, domain: str = "") -> Callable[[Rule], Rule]:
     return register
 
 
-upgrade(1, "FlexAttention", domain="ai.onnx.preview")(flex_attention)
-upgrade(8, "Scan")(scan_8)
+_GRAPHS = "penstock.frontends.onnx.upgrade_graphs"
+upgrade(1, "FlexAttention", domain="ai.onnx.preview")(imported(f"{_GRAPHS}.flex_attention"))
+upgrade(8, "Scan")(imported(f"{_GRAPHS}.scan_8"))
 
 
 # Rules that serve many operations.
@@ -344,14 +337,25 @@ class Meaning:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
+@cache
+def microsoft_rules() -> Mapping[tuple[str, str], Rule]:
+    """The rules for operations of ONNX Runtime, by domain and name."""
+    from penstock.frontends.onnx import generation, microsoft, microsoft_codes, microsoft_gates
+
+    assert generation and microsoft_codes and microsoft_gates  # which add to those of ``microsoft``
+    return microsoft.RULES
+
+
 @lru_cache(maxsize=4096)
 def meaning(name: str, domain: str, opset: int) -> Meaning:
     """The meaning of operation ``name`` in an opset of its domain."""
     schema = find_schema(name, domain, opset)
     if schema is None:
-        if domain == nchwc.DOMAIN:
+        if domain == NCHWC:
+            from penstock.frontends.onnx import nchwc
+
             return Meaning(None, op=nchwc.OPERATIONS.get(name))
-        return Meaning(None, microsoft.RULES.get((domain, name)), op=find(name, domain, opset))
+        return Meaning(None, microsoft_rules().get((domain, name)), op=find(name, domain, opset))
     version = schema.version
     newest = find_schema(name, domain, newest_opset(domain))
     assert newest is not None

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -24,6 +23,7 @@ from typing import NoReturn
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import dataclass
 from penstock.errors import InvalidModel, shortened
 from penstock.frontends.common.builder import UniqueNames
 from penstock.frontends.common.diagnostics import (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from penstock.algorithms.records import dataclass
 from penstock.frontends.tflite.flatbuffer import FlatTable
 from penstock.ir.graph import Graph, Node, Value
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock.algorithms.records import dataclass
 from penstock.ir.op import Attrs
 from penstock.ops.common.shape_rules import choice
 from penstock.types import Dim, Shape, ShapeError

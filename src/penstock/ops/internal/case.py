@@ -11,11 +11,11 @@ TensorFlow's Case becomes such a tree when it is imported, ``penstock.Case`` whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.registry import no_kernel, standard, unknown_types

@@ -7,9 +7,9 @@ these nodes where a backend accepts them. The nodes in its region define what on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from penstock.algorithms.records import dataclass
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Attrs, Consts, Kernel, Op, Types, returning
 from penstock.types import ANY, Type

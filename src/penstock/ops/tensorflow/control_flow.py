@@ -12,30 +12,11 @@ from collections.abc import Sequence
 from functools import reduce
 
 from penstock.errors import Unsupported
-from penstock.ir.graph import Graph, Node
+from penstock.ir.graph import Node
 from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Role, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.tensorflow.common import array_operator, of_type, operator
 from penstock.types import ANY, TensorType, Type, join
-
-PRIMITIVES = frozenset(
-    {
-        *(Role.SWITCH, Role.MERGE, Role.ENTER, Role.EXIT, Role.NEXT_ITERATION),
-        *(Role.LOOP_COND, Role.CONTROL_TRIGGER),
-    }
-)
-_FRAMED = PRIMITIVES | {Role.CALL}
-
-
-def is_primitive(node: Node) -> bool:
-    """Whether ``node`` can only run on the frames executor."""
-    return node.op.role in _FRAMED
-
-
-def is_framed(graph: Graph) -> bool:
-    """Whether some node, in nested graphs too, can only run on the frames executor."""
-    return not _FRAMED.isdisjoint([node.op.role for node in graph.walk()])
-
 
 _value_type = of_type("T")
 

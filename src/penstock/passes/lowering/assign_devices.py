@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from penstock.errors import InvalidModel
 from penstock.ir.device_name import LOCAL, DeviceName
 from penstock.ir.graph import Graph, Node, Value, all_reads
-from penstock.ir.op import Role
+from penstock.ir.op import PRIMITIVES, Role
 from penstock.ops.registry import TENSORFLOW
-from penstock.ops.tensorflow.control_flow import PRIMITIVES
 from penstock.ops.tensorflow.state import VARIABLES
 
 _MAKERS = VARIABLES | {"StackV2", "TensorArrayV3", "TensorArrayGradV3"}

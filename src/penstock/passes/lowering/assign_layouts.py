@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import dataclass
 from penstock.analysis.value_memory import Order, ValueMemory, value_memory
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel

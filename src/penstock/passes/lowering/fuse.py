@@ -14,10 +14,11 @@ and whether that kernel is expected to be faster than the nodes one by one. Othe
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import dataclass
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.internal.fused import fused, fused_copies, parts
 from penstock.ops.internal.zero_nan import ZERO_NAN

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Role
+from penstock.ir.op import FRAMED, Role
 from penstock.ops.registry import standard
-from penstock.ops.tensorflow.control_flow import is_primitive
 from penstock.passes.context import Unraised
 from penstock.passes.rewrite import Substitution
 from penstock.passes.structure.conditions import Condition, Deadness, is_switch
@@ -82,7 +82,7 @@ class Branches:
     def check(self, edge: Collection[Node]) -> None:
         """Raise for primitives that nothing is raised to; those of ``edge`` are known to fit."""
         for node in self.deadness.conditions:
-            if not is_primitive(node) or _is_removed(node):
+            if node.op.role not in FRAMED or _is_removed(node):
                 continue
             if node not in edge and node not in self.deadness.joined:
                 reasons: dict[Role | None, str] = {

@@ -16,9 +16,9 @@ iteration to the next, as the variables are.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import dataclass
 from penstock.analysis.frames import Frame
 from penstock.ir.graph import Graph, Node, Value, captures, embed
 from penstock.ir.op import Role

@@ -17,15 +17,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from penstock.algorithms.dag import on_cycles
+from penstock.algorithms.records import dataclass
 from penstock.analysis.frames import Frame, Frames
 from penstock.errors import InvalidModel
-from penstock.ir.graph import Graph, Node, clone, dependencies, ordered
-from penstock.ir.op import Role
+from penstock.ir.graph import Graph, Node, clone, dependencies, is_framed, ordered
+from penstock.ir.op import FRAMED, Role
 from penstock.limits import DEFAULT_LIMITS
-from penstock.ops.tensorflow.control_flow import is_framed, is_primitive
 from penstock.passes.context import Pass, PassContext, Property, Unraised
 from penstock.passes.structure.branches import Branches, UnraisedError
 from penstock.passes.structure.conditions import ALWAYS, Deadness
@@ -70,7 +69,7 @@ def raise_control_flow(
         retracted: dict[tuple[int, str], Unraised] = {}
         # The copies have their graphs in the same order each time.
         for number, inner in reversed(list(enumerate(attempt.graphs()))):
-            if any(map(is_primitive, inner.nodes)):
+            if any(node.op.role in FRAMED for node in inner.nodes):
                 own = {name: r for (at, name), r in retracted_before.items() if at == number}
                 raising = _Raising(inner, own, must_stay, may_be_whole)
                 raising.run()
@@ -189,7 +188,7 @@ class _Raising:
             return
         deadness = Deadness(nodes)
         self.check_loops(root, deadness)
-        primitives = [node for node in nodes if is_primitive(node)]
+        primitives = [node for node in nodes if node.op.role in FRAMED]
         if all(node.op.role is Role.ENTER for node in primitives):
             self.graph.nodes = nodes + self.remaining
         else:

@@ -13,10 +13,9 @@ from collections.abc import Iterable
 from functools import cache
 
 from penstock.algorithms.checkpoints import paced
-from penstock.ir.graph import Graph, Node, Value, all_reads
+from penstock.ir.graph import Graph, Node, Value, all_reads, is_framed
 from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW
-from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.passes.context import Pass, PassContext, Property
 
 

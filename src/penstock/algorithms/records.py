@@ -1,0 +1,146 @@
+"""Data classes that are quick to define: most of the time to import Penstock was the definition of
+its data classes, each of whose methods Python's decorator compiles from text.
+
+``dataclass`` takes what Python's does. All methods but ``__init__`` are closures, and ``__init__``
+is compiled when the class is first instantiated, which most classes in a process are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+
+    def dataclass(cls: type | None = None, /, **options: Any) -> Any:
+        return (lambda c: _defined(c, **options)) if cls is None else _defined(cls)
+
+
+__all__ = ["dataclass"]
+
+_MISSING = dataclasses.MISSING
+
+
+def _defined(
+    cls: type,
+    *,
+    init: bool = True,
+    repr: bool = True,
+    eq: bool = True,
+    frozen: bool = False,
+    slots: bool = False,
+    **more: Any,
+) -> type:
+    own = cls.__dict__
+    has_hash = own.get("__hash__") is not None
+    methods: dict[str, Any] = {}
+    cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, **more)(cls)
+    fields = dataclasses.fields(cls)
+    if repr:
+        methods["__repr__"] = _repr([f.name for f in fields if f.repr])
+    compared = [f for f in fields if f.compare]
+    if eq:
+        methods["__eq__"] = _eq(_values([f.name for f in compared]))
+        hashed = [f.name for f in fields if (f.compare if f.hash is None else f.hash)]
+        if not has_hash:
+            methods["__hash__"] = _hash(_values(hashed)) if frozen else None
+    if frozen:
+        methods |= {"__setattr__": _set_frozen, "__delattr__": _delete_frozen}
+        if slots:
+            methods |= {"__getstate__": _state, "__setstate__": _set_state}
+    if init:
+        methods["__init__"] = _late_init(cls, fields, frozen)
+    for name, method in methods.items():
+        if name == "__hash__" or name not in own:
+            setattr(cls, name, method)
+    return cls
+
+
+def _values(names: list[str]) -> Callable[[Any], Any]:
+    return attrgetter(*names) if names else lambda self: ()
+
+
+def _repr(names: list[str]) -> Callable[[Any], str]:
+    def represent(self: Any) -> str:
+        values = ", ".join([f"{name}={getattr(self, name)!r}" for name in names])
+        return f"{type(self).__qualname__}({values})"
+
+    return represent
+
+
+def _eq(values: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    def equals(self: Any, other: object) -> Any:
+        if other.__class__ is self.__class__:
+            return values(self) == values(other)
+        return NotImplemented
+
+    return equals
+
+
+def _hash(values: Callable[[Any], Any]) -> Callable[[Any], int]:
+    def hashed(self: Any) -> int:
+        return hash(values(self))
+
+    return hashed
+
+
+def _set_frozen(self: Any, name: str, value: object) -> None:
+    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def _delete_frozen(self: Any, name: str) -> None:
+    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+def _state(self: Any) -> list[Any]:
+    return [getattr(self, f.name) for f in dataclasses.fields(self)]
+
+
+def _set_state(self: Any, state: list[Any]) -> None:
+    for field, value in zip(dataclasses.fields(self), state, strict=True):
+        object.__setattr__(self, field.name, value)
+
+
+def _late_init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Callable[..., None]:
+    """The ``__init__`` of ``cls``, which replaces itself by the compiled one."""
+
+    def first_init(self: Any, *arguments: Any, **values: Any) -> None:
+        cls.__init__ = init = _init(cls, fields, frozen)
+        init(self, *arguments, **values)
+
+    return first_init
+
+
+def _init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Callable[..., None]:
+    scope: dict[str, Any] = {"__missing__": _MISSING, "__set__": object.__setattr__}
+    heads: tuple[list[str], list[str]] = (["self"], [])  # positional parameters, and by keyword
+    body = []
+    for f in fields:
+        value = f.name
+        default, factory = f"__default_{f.name}__", f"__factory_{f.name}__"
+        if f.default is not _MISSING:
+            scope[default] = f.default
+            value = f"{f.name}={default}"
+        elif f.default_factory is not _MISSING:
+            scope[factory] = f.default_factory
+            value = f"{f.name}=__missing__"
+        if f.init:
+            heads[f.kw_only].append(value)
+        elif f.default is _MISSING and f.default_factory is _MISSING:
+            continue
+        given = f.name if f.init else default
+        if f.default_factory is not _MISSING:
+            given = f"{factory}() if {f.name} is __missing__ else {f.name}" if f.init else factory
+            given += "" if f.init else "()"
+        body.append(f"__set__(self, {f.name!r}, {given})" if frozen else f"self.{f.name} = {given}")
+    if hasattr(cls, "__post_init__"):
+        body.append("self.__post_init__()")
+    head = ", ".join([*heads[0], *(["*", *heads[1]] if heads[1] else [])])
+    exec(f"def __init__({head}):\n  " + "\n  ".join(body or ["pass"]), scope)
+    init: Callable[..., None] = scope["__init__"]
+    init.__qualname__ = f"{cls.__qualname__}.__init__"
+    return init

@@ -1,0 +1,42 @@
+"""The group of the commands, each of which is imported when it is called."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from penstock.version import VERSION
+
+COMMANDS = {
+    "bench": ("bench", "Time a model, by executor and number of threads."),
+    "check": ("inspect", "Verify a model and report everything that is wrong with it."),
+    "compile": ("compile", "Compile a model ahead of its first run, into a file."),
+    "info": ("inspect", "Inputs, outputs, operations, work and memory of a model."),
+    "plan": ("inspect", "How a model will run: its steps and their memory."),
+    "profile": ("profile", "Measure every node on every backend."),
+    "run": ("run", "Run a model once, and show or save its outputs."),
+}
+"""The module of each command, and what it does"""
+
+
+class _Commands(click.Group):
+    """Commands that are imported when they are called: the list of them needs none."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name in COMMANDS:
+            import_module(f"penstock.cli.{COMMANDS[name][0]}")
+        return super().get_command(context, name)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(context)])
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="penstock")
+def main() -> None:
+    """Run neural networks, and look at how they run."""

@@ -1,0 +1,21 @@
+"""Functions whose modules are imported when they are first called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def imported(path: str) -> Callable[..., Any]:
+    """The function ``package.module.name``, whose module is imported by the first call."""
+    module, _, name = path.rpartition(".")
+    function: Callable[..., Any] | None = None
+
+    def call(*arguments: Any) -> Any:
+        nonlocal function
+        if function is None:
+            function = getattr(import_module(module), name)
+        return function(*arguments)
+
+    return call

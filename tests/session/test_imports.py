@@ -1,0 +1,82 @@
+"""What a process imports to compile and run a model: each module costs its start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+MOST_MODULES = 370
+"""without those that Python starts with: 85 of NumPy, 175 of Penstock"""
+
+ACCIDENTAL = {
+    *(
+        "asyncio",
+        "concurrent.futures",
+        "click",
+        "csv",
+        "ctypes.util",
+        "difflib",
+        "email",
+        "hashlib",
+    ),
+    *("html", "http", "importlib.metadata", "logging", "multiprocessing", "onnx", "platformdirs"),
+    *("rich", "sqlite3", "subprocess", "tarfile", "tempfile", "urllib.request", "xml", "zipfile"),
+    *("google.protobuf.descriptor_pool", "google.protobuf.text_format"),
+}
+OF_OTHER_MODELS = {
+    *("penstock.backends.native.trees", "penstock.backends.onednn.convolution"),
+    *("penstock.executors.frames", "penstock.executors.parallel", "penstock.frontends.tensorflow"),
+    *("penstock.frontends.tflite", "penstock.inspect", "penstock.observers.trace"),
+    *("penstock.ops.microsoft", "penstock.ops.onnx.convolution", "penstock.ops.onnx_ml"),
+    *("penstock.ops.tensorflow", "penstock.ops.tflite", "penstock.passes.structure.loops"),
+    *("penstock.session.frames", "penstock.session.stream"),
+}
+
+PROGRAM = """
+import sys
+before = set(sys.modules)
+import penstock
+import numpy as np
+session = penstock.compile(sys.argv[1])
+session.run({"x": np.ones((1, 16), np.float32)})
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The modules that a process imports for a product with a bias and a Relu."""
+    w, b = np.ones((16, 8), np.float32), np.ones(8, np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Add", ["a", "b"], ["c"]),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8])
+    weights = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")]
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    opsets = [helper.make_opsetid("", 17)]
+    path = Path(tmp_path_factory.mktemp("imports"), "model.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    command = [sys.executable, "-c", PROGRAM, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+def test_compile_and_run_imports_few_modules(imported: set[str]) -> None:
+    assert len(imported) <= MOST_MODULES
+
+
+def test_compile_and_run_imports_nothing_by_accident(imported: set[str]) -> None:
+    assert imported & ACCIDENTAL == set()
+
+
+def test_compile_and_run_imports_nothing_of_other_models(imported: set[str]) -> None:
+    assert imported & OF_OTHER_MODELS == set()
