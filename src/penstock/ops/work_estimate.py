@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 from penstock.ir.graph import Node
@@ -24,6 +24,8 @@ _COPY_S = 0.25e-6
 _REORDERED_PER_S, _FEW_REORDERED_PER_S, _FEW_CHANNELS = 16e9, 6e9, 16
 # Operations whose results have their dims in their own order in memory.
 _OWN_ORDER = frozenset({"Gemm", "MatMul", "Reshape", "Unsqueeze"})
+_OUTSIDE = ""
+_OWN_ORDER_READERS = _OWN_ORDER | {"Flatten", "Squeeze", _OUTSIDE}
 
 
 def flops(node: Node) -> int:
@@ -74,6 +76,17 @@ def layout_seconds(node: Node) -> tuple[float, float]:
     if source is None or source.op.name in _OWN_ORDER:
         return of_x + of_y / 4, of_y * 3 / 4
     return of_y / 4, of_x + of_y * 3 / 4
+
+
+def wanted_in_own_order(node: Node, readers: Sequence[Node | None]) -> float:
+    """What ``layout_seconds`` charges too little for one order, and too much for the other, if all
+    ``readers`` of the result, None for those outside of the graph, want its dims in their own
+    order; else 0."""
+    names = [_OUTSIDE if reader is None else reader.op.name for reader in readers]
+    y = node.outputs[0]
+    if node.op.name not in ("Conv", "ConvTranspose") or y is None or not _is_static(y.type):
+        return 0.0
+    return _copy_seconds(y.type) * 3 / 4 if _OWN_ORDER_READERS.issuperset(names) else 0.0
 
 
 def _copy_seconds(image: TensorType) -> float:

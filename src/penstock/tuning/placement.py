@@ -12,11 +12,13 @@ from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import bound
 from penstock.algorithms.records import dataclass
 from penstock.backends.base import Backend
+from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InvalidInput, Unsupported
-from penstock.ir.graph import Graph, Node, dependencies
+from penstock.ir.graph import Graph, Node, dependencies, readers_of
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.onnx.control_flow import is_control
+from penstock.ops.work_estimate import wanted_in_own_order
 from penstock.tuning.measure import CostModel
 
 NODE = "node:"
@@ -86,6 +88,8 @@ class Placement:
     _of_proposals: dict[tuple[Node, Any], Sequence[float]] = field(default_factory=dict)
     # Of the parts of fused nodes that were measured to be slower than these apart.
     _measured_fastest: dict[Node, Backend] = field(default_factory=dict)
+    # What it costs that readers want the result of a convolution in another order of dims.
+    _order_seconds: dict[Node, float] = field(default_factory=dict)
 
     def has_kernel(self, node: Node) -> bool:
         """Whether a backend has a kernel for a fused node, and the user wants no part of the node
@@ -151,6 +155,12 @@ class Placement:
         """The backend of each node, nested ones included, that is expected to be the fastest, for
         backends that share a memory. Raises ``Unsupported``, which lists all operations for which
         none of the backends, or not the one that the user wants, has a kernel."""
+        readers = readers_of(graph)
+        self._order_seconds = {
+            node: wanted_in_own_order(node, readers.get(node.outputs[0], ()))
+            for node in graph.walk()
+            if node.op.name in ("Conv", "ConvTranspose") and node.outputs[0] is not None
+        }
         return self._chosen(graph, self._fastest)
 
     def for_workers(self, graph: Graph, workers: int) -> dict[Node, Backend]:
@@ -206,6 +216,13 @@ class Placement:
         left = list(among)
         while left:
             seconds = self._expected(node, left) if len(left) > 1 else [0.0]
+            if (copy_s := self._order_seconds.get(node, 0.0)) and not self.costs.measured(
+                node, left
+            ):
+                seconds = [
+                    s + copy_s * b.order_lacking if isinstance(b, SpecialisingBackend) else s
+                    for b, s in zip(left, seconds, strict=True)
+                ]
             backend = left.pop(seconds.index(min(seconds)))
             if self.kernels.accepts(backend, node):
                 return backend

@@ -177,6 +177,7 @@ class NativeBackend(SpecialisingBackend):
     name = "native"
     fuses = True
     making_s, unbound_s = 0.15e-3, 0.25e-6
+    order_lacking = -1
     threads_of_caller = True  # as with OpenMP
 
     def __init__(self, loaded: NativeLibrary | None = None) -> None:

@@ -19,9 +19,9 @@ from penstock.types import FLOAT32, TensorType
 
 # As in c/convolution.c.
 _AXES, _BUFFER, _LINE, _MOST_SLICES, _BLOCK = 3, 10240, 2048 - 16, 32, 4
-_LEAST_COLUMNS = 8
+_LEAST_COLUMNS, _LANES = 8, 16
 _FLOPS_PER_NS = 40.0
-_CALL_S, _GROUP_S, _ELEMENT_S, _FAST_PER_S, _SLOW_PER_S = 0.5e-6, 0.1e-6, 0.17e-9, 140e9, 75e9
+_CALL_S, _GROUP_S, _ELEMENT_S, _FAST_PER_S, _SLOW_PER_S = 0.5e-6, 0.1e-6, 0.17e-9, 140e9, 100e9
 
 
 class _Spread(NamedTuple):
@@ -105,11 +105,16 @@ def convolution_seconds(node: Node) -> float:
     tensors = [t for t in images if isinstance(t, TensorType) and t.static and len(t.dims) > 2]
     if w is None or len(tensors) < len(images):
         return math.inf
-    group = node.attrs.get("group", 1)
-    filters = w.shape[1] if node.op.name == "ConvTranspose" else w.shape[0] // group
+    group, transposed = node.attrs.get("group", 1), node.op.name == "ConvTranspose"
+    filters = w.shape[1] if transposed else w.shape[0] // group
+    # Positions that a line has room for, of a phase of the result or a split of the input.
+    steps, (x, y) = math.prod(node.attrs.get("strides", ())), [t.dims for t in tensors]
+    room = _BUFFER // max(x[1] // group * (1 if transposed else steps), 1)
+    line = max(min(math.prod(y[2:]) // (steps if transposed else 1), room), 1)
     calls_s = _CALL_S + tensors[0].dims[0] * group * _GROUP_S
     copies_s = sum([t.elements for t in tensors]) * _ELEMENT_S
     products_s = flops(node) / (_FAST_PER_S if filters > 1 else _SLOW_PER_S)
+    products_s *= -(-line // _LANES) * _LANES / line
     return calls_s + copies_s + products_s + layout_seconds(node)[1]
 
 

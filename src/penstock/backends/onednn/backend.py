@@ -179,6 +179,7 @@ class OneDnnBackend(SpecialisingBackend):
     name = "onednn"
     fuses = True
     making_s, unbound_s = 0.6e-3, 3e-6
+    order_lacking = 1
     threads_of_caller = True  # as with OpenMP
 
     def __init__(self, precision: str = "float32") -> None:
