@@ -9,7 +9,9 @@ import pytest
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
+from penstock.backends.registry import backends_of
 from penstock.ir.op import Kernel
+from penstock.ops.internal.fused import is_fused
 from penstock.tuning import cost_table as cost_table_module
 from penstock.tuning import measure
 from penstock.tuning.cost_table import cost_table
@@ -44,6 +46,25 @@ def test_session_profile_measures_every_backend():
     machine = measured_variants(cost_table().path)
     assert machine["numpy"].keys() >= {"Exp", "Neg", "Sin", "Add", "to far"}
     assert machine["far"].keys() == {"Exp", "Sin", "to numpy"}
+
+
+def test_profile_measures_the_fused_steps_of_plans():
+    text = """g (float[1, 4, 16, 16] x) => (float[1, 4, 16, 16] y)
+        <float[4, 4, 1, 1] w = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}> {
+        a = Conv(x, w) b = Relu(a) c = Conv(b, w) d = Sin(a) e = Exp(d) f = Neg(e) y = Add(c, f) }"""
+    session = compiled(text)
+    feeds = {"x": np.ones((1, 4, 16, 16), np.float32)}
+    profile = session.profile(feeds, runs=1)
+    # What is shown are the nodes of the model; what is kept, the steps of plans, too.
+    assert {row.name for row in profile.by_operation()} >= {"Conv", "Sin", "Exp", "Neg"}
+    session.run(feeds)
+    steps = [step for step in session.plan.walk() if not step.node.op.moves]
+    assert any(is_fused(step.node) for step in steps)
+    costs = CostModel(backends_of(None))
+    by_name = {backend.name: backend for backend in costs.backends}
+    for step in steps:
+        for single in (True, False):
+            assert costs.known(step.node, by_name[step.backend], single) is not None, step.node
 
 
 def test_profile_keeps_backends_apart():

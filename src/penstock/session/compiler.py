@@ -125,8 +125,9 @@ class Compiler:
 
     def profile(self, subgraph: Subgraph, values: Sequence[Any], runs: int) -> Profile:
         """Measure the nodes of ``subgraph`` in ``runs`` runs: on each backend, or by the frames
-        executor if only that can run them."""
+        executor if only that can run them. Then the same with chains fused, as plans have them."""
         from penstock.backends.kernels import KernelTable
+        from penstock.ops.internal.fused import is_fused
         from penstock.tuning.measure import GraphProfiler, profile_runs
         from penstock.tuning.placement import Placement
 
@@ -139,7 +140,12 @@ class Compiler:
         profiler = GraphProfiler(feeds.graph, context.backends, values, kernels, observed)
         placement = Placement(context.backends, context.options.place or {}, kernels, profiler)
         profiler.allowed = placement.candidates(feeds.graph)
-        return profiler.profile(runs)
+        profile = profiler.profile(runs)
+        fused = stages.with_chains_fused(feeds.graph, placement, context)
+        if any(map(is_fused, fused.walk())):
+            profiler.graph, profiler.allowed = fused, placement.candidates(fused)
+            profiler.profile(runs)
+        return profile
 
     @property
     def seconds(self) -> Seconds:

@@ -323,14 +323,20 @@ def restore_lowered(saved: SavedPlan, context: CompileContext) -> Lowered:
 def _measure_fused(
     graph: Graph, placement: Placement, costs: GraphProfiler, context: CompileContext
 ) -> None:
-    """Measure the nodes of ``graph`` on all backends, with every chain fused that a backend has a
-    kernel for, so that measured costs decide which chains are."""
-    copy = clone(graph)
-    placement.measured_only = True
-    run_passes(LOWER, copy, context.passes(placement))
+    """Measure the nodes of ``graph``, with chains fused, on all backends."""
+    copy = with_chains_fused(graph, placement, context)
     costs.graph, costs.allowed = copy, placement.candidates(copy)
     costs.complete(single_threaded=False)
     costs.graph = graph
+
+
+def with_chains_fused(graph: Graph, placement: Placement, context: CompileContext) -> Graph:
+    """A copy of ``graph`` with every chain fused that a backend has a kernel for, unless that was
+    measured to be slower: once it is measured, costs decide which chains are."""
+    copy = clone(graph)
+    placement.measured_only = True
+    run_passes(LOWER, copy, context.passes(placement))
+    return copy
 
 
 def _places(placement: Placement, context: CompileContext, graph: Graph) -> dict[Node, Place]:
