@@ -121,15 +121,20 @@ def test_node_on_several_devices_is_computed_by_every_executor(executor):
         np.testing.assert_allclose(results[name], wanted, rtol=1e-6)
 
 
-def test_loop_with_a_node_on_several_devices():
-    text = """g (int64 n, float[4, 4] x) => (float[4, 4] y) {
-        y = Loop <body = b (int64 i, bool c, float[4, 4] v) => (bool c, float[4, 4] w) {
-            p = Sin(v) q = Cos(v) s = Sum(p, q) w = Tanh(s) }> (n, , x) }"""
+@pytest.mark.parametrize(
+    "body", ["s = Sum(p, q) w = Tanh(s)", "w = Sum(p, q)", "s = Sum(p, q) w = Sum(s, p)"]
+)
+def test_loop_with_a_node_on_several_devices(body):
+    text = f"""g (int64 n, float[4, 4] x) => (float[4, 4] y) {{
+        y = Loop <body = b (int64 i, bool c, float[4, 4] v) => (bool c, float[4, 4] w) {{
+            p = Sin(v) q = Cos(v) {body} }}> (n, , x) }}"""
     session = compiled(text)
-    for n in (0, 1, 2, 5):
+    for n in (0, 1, 2, 5, 9):
         feeds = {"n": np.int64(n), "x": X}
         found, wanted = session.run(feeds), expected(text, feeds)
         np.testing.assert_allclose(found["y"], wanted["y"], rtol=1e-5)
+    # Iterations overlap: the sum is handed on with an event that both of its streams have passed.
+    assert session.latest.tasks.signals.overlap.ends
 
 
 def test_error_of_a_node_on_several_devices_is_the_runs_and_the_next_run_is_sound():

@@ -109,6 +109,9 @@ class StepWriter:
                 event = "" if stream is None else f", d{stream}.record()"
                 self.line(f"emit({signal}{event})")
             for signal, stream in self._signals.overlap.marks.get(step, ()):
+                for other in self._signals.on[step]:
+                    if other != stream:
+                        self.line(f"d{stream}.wait(d{other}.record())")
                 self.line(f"S[{signal}] = d{stream}.record()")
         self._write_gathered()
 

@@ -49,8 +49,7 @@ class Overlaps:
         streams = dict.fromkeys(s for step in steps for s in self.on[step])
         computed = {i: step for step in steps for i in step.outputs}
         sources = [computed.get(carry.updated) for carry in loop.carries]
-        # What has effects keeps its order with itself, and one event is handed on with a value.
-        if any(map(has_effect, steps)) or any(s and len(self.on[s]) > 1 for s in sources):
+        if any(map(has_effect, steps)):  # it keeps its order
             return
         self.moved[loop], self.last[loop] = [], []
         for stream in streams:

@@ -57,9 +57,10 @@ class Overlap:
     these are not reset, and no task waits until they are emitted.
 
     ``ends[s]``: set where an iteration ends on stream s, which the host does not wait for then.
-    ``marks``: set behind a step, with the stream. ``moved``: what a loop hands to the next
-    iteration, (target, source). ``last``: of these, what the host waits for before it replaces it.
-    ``awaited``: the events that a step waits for if they are set, with the stream, -1 the host's.
+    ``marks``: set behind a step, with the first of its streams, which waits for the others.
+    ``moved``: what a loop hands to the next iteration, (target, source). ``last``: of these, what
+    the host waits for before it replaces it. ``awaited``: the events that a step waits for if they
+    are set, with the stream, -1 the host's.
     """
 
     signals: int = 0
