@@ -105,6 +105,22 @@ def test_transposed_convolution_of_few_channels_is_placed_on_compiled_kernels(at
     assert NativeBackend().seconds(node) < min(backend.seconds(node) for backend in backends)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[1, 4, 5, 5] x) => (y) <float[0, 4, 3, 3] w = {}> { y = Conv(x, w) }",
+        "(float[1, 4, 5, 5] x) => (y) <float[4, 0, 3, 3] w = {}> { y = ConvTranspose(x, w) }",
+        """(int8[1, 4, 5, 5] x) => (y) <int8[0, 4, 3, 3] w = {}, float s = {1}, int8 z = {0}> {
+            a = DequantizeLinear(x, s, z) b = DequantizeLinear(w, s, z) c = Conv(a, b)
+            y = QuantizeLinear(c, s, z) }""",
+    ],
+)
+def test_convolution_without_filters_has_a_result_without_elements(text):
+    session = compile_text("g " + text)
+    x = np.zeros((1, 4, 5, 5), np.int8 if "int8" in text else np.float32)
+    assert session.run({"x": x})["y"].size == 0
+
+
 @pytest.mark.skipif(onednn() is None, reason="needs libdnnl.so.3")
 @pytest.mark.parametrize(
     ("tail", "backend"),

@@ -62,7 +62,7 @@ def code_seconds(node: Node) -> float:
     if loaded is None or len(tensors) < 2:
         return math.inf
     w, result = tensors
-    filters, elements = w.dims[0], result.elements
+    filters, elements = max(w.dims[0], 1), result.elements
     rows, pairs = math.prod(w.dims[2:-1]), -(-w.dims[-1] // 2)
     if conv.attrs.get("group", 1) > 1:
         stride = [1, *conv.attrs.get("strides", ())][-1]
@@ -218,7 +218,11 @@ def _chain(site: Site) -> _Chain | None:
     codes, type_, result = site.constant(w.tensor), site.input(x.tensor), site.output()
     if codes is None or type_ is None or x.scale.size != 1 or y.scale.size != 1:
         return None
-    if {codes.dtype, type_.dtype, result.dtype} - {INT8, UINT8} or x.zero.size != 1:
+    if (
+        not codes.size
+        or {codes.dtype, type_.dtype, result.dtype} - {INT8, UINT8}
+        or x.zero.size != 1
+    ):
         return None
     less = codes.astype(np.int32) - w.zero.reshape(-1, *[1] * (codes.ndim - 1))
     if less.min() < -128 or less.max() > 127 or y.zero.size != 1:

@@ -142,7 +142,9 @@ def _codes_seconds(node: Node, amx: bool) -> float | None:
     seconds = _CODES_CALL_S[single] + result.elements * _CODE_S[single]
     if single:
         return seconds + result.elements * math.prod(w.dims[2:]) / _CODE_TAPS_PER_S
-    seconds += result.elements / w.dims[0] * _CODES_POSITION_S + w.elements / _CODE_WEIGHTS_PER_S
+    seconds += (
+        result.elements / max(w.dims[0], 1) * _CODES_POSITION_S + w.elements / _CODE_WEIGHTS_PER_S
+    )
     return seconds + flops(node) / (_TILES_PER_S if amx else _CODES_PER_S)
 
 
@@ -156,7 +158,7 @@ def _positions_seconds(node: Node, kernel: Sequence[int]) -> float:
     group, steps = first.attrs.get("group", 1), first.attrs.get("strides") or [1] * len(kernel)
     apart = group > 1 or any(k % step for k, step in zip(kernel, steps, strict=False))
     more = apart and (is_fused(node) or first.input(2) is not None)
-    return (1 + more) * result.elements / result.dims[1] * _POSITION_S
+    return (1 + more) * result.elements / max(result.dims[1], 1) * _POSITION_S
 
 
 def _short_rows(types_: Sequence[Type]) -> int:
