@@ -26,7 +26,8 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -73,19 +74,9 @@ class ArtifactWriter:
         self.documents[name] = json.dumps(content, separators=(",", ":")).encode()
 
     def save(self, path: Path) -> None:
-        """Write the file beside ``path``, and then put it in the place of what is there: processes
-        that have the old one open keep it."""
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with open(descriptor, "wb") as file:
-                self._write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        """Write the file, in the place of what is there."""
+        with replacing(path) as file:
+            self._write(file)
 
     def _write(self, file: BinaryIO) -> None:
         file.write(bytes(_ALIGNMENT))
@@ -102,6 +93,23 @@ class ArtifactWriter:
         offset, count, checksum = _write_section(file, memoryview(end))
         file.seek(0)
         file.write(HEADER.pack(MAGIC, VERSION, checksum, offset, count))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file beside ``path``, which is put in the place of what is there when it is complete:
+    processes that have the old one open keep it."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -10,6 +10,7 @@ from penstock.version import VERSION
 
 COMMANDS = {
     "bench": ("bench", "Time a model, by executor and number of threads."),
+    "cache": ("cache", "List or remove the sessions that compile(cache=...) keeps."),
     "check": ("inspect", "Verify a model and report everything that is wrong with it."),
     "compile": ("compile", "Compile a model ahead of its first run, into a file."),
     "info": ("inspect", "Inputs, outputs, operations, work and memory of a model."),

@@ -75,7 +75,7 @@ def save_session(
     graphs |= {FUNCTION + name: graph for name, graph in model.functions.items()}
     writer.document("model", encode_graphs(graphs, writer))
     keys: list[Any] = []
-    if not any(map(_has_state, graphs.values())):
+    if not has_state(model):
         writer.document("main", encode_graphs({"main": main.graph}, writer))
         for key, executor in plans.items():
             if None not in key and (document := _plan_document(executor, context, writer)):
@@ -124,8 +124,11 @@ def _plan_document(
     return document
 
 
-def _has_state(graph: Graph) -> bool:
-    return any(isinstance(node.attrs.get("store"), Store) for node in graph.walk())
+def has_state(model: Model) -> bool:
+    """Whether a model has variables."""
+    graphs = (*model.graphs.values(), *model.functions.values())
+    nodes = (node for graph in graphs for node in graph.walk())
+    return any(isinstance(node.attrs.get("store"), Store) for node in nodes)
 
 
 def _copies(

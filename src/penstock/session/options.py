@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, overload
 
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
@@ -80,6 +81,13 @@ class CompileOptions:
         None,
         "The signature of a SavedModel or a TFLite file to run, with its names of inputs and "
         'outputs; by default "serving_default", or a TFLite file\'s first subgraph.',
+    )
+    cache: bool | str | Path = option(
+        False,
+        "Keep the compiled session of a model that is given as a path or as bytes, and open it "
+        "where it was kept before: a folder, or True for the user's, or that of PENSTOCK_CACHE. "
+        "Models are told apart by the bytes of their files. The first run writes about twice the "
+        "bytes of the weights; a folder keeps 4 GiB. Models with variables are not kept.",
     )
     autotune: bool = option(
         False, "Measure nodes on all backends that can run them when a plan is compiled."

@@ -25,6 +25,7 @@ from penstock.codegen.constants import let_go_constants
 from penstock.errors import DeadlineExceeded, InvalidInput, InvalidModel, PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import NEVER, CancelToken
+from penstock.frontends.common.model_files import opened_files
 from penstock.frontends.load import entered, load
 from penstock.host import gc_pause
 from penstock.host.fork import renewed
@@ -49,9 +50,11 @@ from penstock.types import TensorType, Type, type_of
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from penstock.artifact.container import ArtifactWriter
     from penstock.inspect.forecast import Forecast
     from penstock.inspect.gantt import Chart
     from penstock.observers.profile import Profile
+    from penstock.session.compile_cache import CacheEntry
 
 DEFAULT_OPTIONS = CompileOptions()
 
@@ -117,11 +120,18 @@ class Session:
         self._compiled = 0
         self._plans = PlanCache(self.limits.max_plans_bytes)
         with stopped_by(stop), gc_pause.paused():
-            if not isinstance(model, Model):
+            self._cache = _cache_entry(model, options)
+            kept = None if self._cache is None else self._cache.load()
+            if kept is not None:
+                model = kept
+            elif not isinstance(model, Model):
                 map_weights, signature = options.map_weights, options.signature
-                model = load(
-                    model, limits=self.limits, map_weights=map_weights, signature=signature
-                )
+                with opened_files() as opened:
+                    model = load(
+                        model, limits=self.limits, map_weights=map_weights, signature=signature
+                    )
+                if self._cache is not None:
+                    self._cache.opened = opened
             elif options.signature is not None:
                 model = entered(model, options.signature)
             self.model = model
@@ -340,6 +350,10 @@ class Session:
         ``PenstockError`` for a model that cannot be saved, ``OSError`` if the file cannot be
         written.
         """
+        self._write(lambda writer: writer.save(Path(path)))
+
+    def _write(self, write: Callable[[ArtifactWriter], None]) -> None:
+        """Let ``write`` write the session."""
         from penstock.artifact.container import ArtifactWriter
         from penstock.session.artifact import save_session
 
@@ -347,9 +361,25 @@ class Session:
         context = self._compiler.context
         plans = self._plans.of(main) if context.executor in AFTER_LOWERING else {}
         save_session(self.model, context, main, plans, writer)
-        writer.save(Path(path))
+        write(writer)
         for executor in plans.values():  # which have given their constants back
             _let_go_constants(executor)
+
+    def _keep(self) -> None:
+        """Keep the session where ``cache=`` says, if it can be kept."""
+        cache = self._cache
+        assert cache is not None
+        cache.unsaved = 0
+        try:
+            from penstock.session.artifact import has_state
+
+            if has_state(self.model):
+                self._cache = None
+            else:
+                self._write(cache.save)
+        except (OSError, PenstockError) as error:
+            self._cache = None
+            warnings.warn(f"cache= keeps no session: {error}", UserWarning, stacklevel=2)
 
     def trim(self) -> None:
         """Give back the arenas that no run holds, what backends keep for plans to come, constants
@@ -361,6 +391,8 @@ class Session:
 
     def close(self) -> None:
         """Refuse further runs and give up plans and arenas; runs in flight finish."""
+        if self._cache is not None and self._cache.unsaved and not self._closed:
+            self._keep()
         self._closed = True
         self._plans.close()
         self._subgraphs.clear()
@@ -442,7 +474,12 @@ class Session:
             feeds = dict(zip(subgraph.names, values, strict=True))
             subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph
         compiled = partial(self._compile, subgraph, values)
-        return self._plans.get(subgraph, key, False, compiled)
+        executor = self._plans.get(subgraph, key, False, compiled)
+        # Plans of further shapes are kept ever more seldom, as each time all is written.
+        unsaved = 0 if self._cache is None else self._cache.unsaved
+        if unsaved and self._compiled.bit_count() == 1:
+            self._keep()
+        return executor
 
     @cached_property
     def _resized(self) -> Subgraphs:
@@ -466,7 +503,10 @@ class Session:
         executor = None
         if self._artifact is not None and subgraph is self._subgraphs.main:
             executor = self._artifact.restored(self._compiler, subgraph.key(values), values)
-        executor = executor or self._compiler.compile(subgraph, values)
+        if executor is None:
+            executor = self._compiler.compile(subgraph, values)
+            if self._cache is not None and subgraph is self._subgraphs.main:
+                self._cache.unsaved += 1
         # Most sessions have one plan. Another one reads constants again, which takes time: they are
         # let go ever more seldom.
         count = self._compiled
@@ -513,6 +553,15 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
             raise PenstockError(f"{reason}. Save the session anew, or open it without strict=True")
         warnings.warn(reason, UserWarning, stacklevel=2)
     return session
+
+
+def _cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
+    """The place that ``cache=`` gives a model, if it is given."""
+    if not options.cache:
+        return None
+    from penstock.session.compile_cache import cache_entry
+
+    return cache_entry(model, options)
 
 
 class _Places:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path, PureWindowsPath
 from typing import BinaryIO
 
@@ -21,8 +24,29 @@ _CAREFUL = _FLAGS | getattr(os, "O_NONBLOCK", 0)
 _NO_LINK = _CAREFUL | getattr(os, "O_NOFOLLOW", 0)
 
 
+_OPENED: ContextVar[list[Path] | None] = ContextVar("_OPENED", default=None)
+
+
+@contextmanager
+def opened_files() -> Iterator[list[Path]]:
+    """A list to which all files are added that are opened meanwhile."""
+    paths: list[Path] = []
+    token = _OPENED.set(paths)
+    try:
+        yield paths
+    finally:
+        _OPENED.reset(token)
+
+
+def _note(path: Path) -> None:
+    paths = _OPENED.get()
+    if paths is not None:
+        paths.append(path)
+
+
 def open_path(path: Path) -> BinaryIO:
     """Open the file that a user names, which may be a link. Raises ``InvalidModel``."""
+    _note(path)
     try:
         _check_type(os.stat(path))
         return _regular(os.open(path, _CAREFUL), names=None)
@@ -34,6 +58,7 @@ def open_path(path: Path) -> BinaryIO:
 def open_inside(folder: Path, location: str) -> BinaryIO:
     """Open the file at ``location``, a relative path, inside the model's folder. Raises
     ``ValueError`` with a reason."""
+    _note(folder / location)
     try:
         return _regular(_descriptor(folder, _components(location)), names=1)
     except OSError as error:

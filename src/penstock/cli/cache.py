@@ -1,0 +1,49 @@
+"""``penstock cache``: what ``compile(cache=True)`` keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.base import command, show_table
+from penstock.inspect.explain import format_bytes
+from penstock.session import compile_cache
+
+FOLDER = click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    help="Folder that was given as cache=. Default: the user's.",
+)
+
+
+def _show_cache(result: Mapping[str, Any]) -> None:
+    if "freed" in result:
+        click.echo(f"{result['folder']}: {format_bytes(result['freed'])} freed")
+        return
+    rows = [(e["file"], format_bytes(e["bytes"]), e["used"]) for e in result["sessions"]]
+    click.echo(f"{result['folder']}: {format_bytes(sum(e['bytes'] for e in result['sessions']))}")
+    if rows:
+        show_table(("session", "size", "last used"), rows)
+
+
+@command(_show_cache)
+@click.argument("action", type=click.Choice(["list", "clear"]))
+@FOLDER
+def cache(action: str, folder: Path | None) -> dict[str, Any]:
+    """List the sessions that compile(cache=...) keeps, or remove them."""
+    chosen = compile_cache.folder_of(True if folder is None else folder)
+    if action == "clear":
+        return {"folder": str(chosen), "freed": compile_cache.clear(chosen)}
+    sessions = [
+        {
+            "file": path.name,
+            "bytes": status.st_size,
+            "used": datetime.fromtimestamp(status.st_mtime, UTC).isoformat(timespec="seconds"),
+        }
+        for path, status in compile_cache.entries(chosen)
+    ]
+    return {"folder": str(chosen), "sessions": sessions}
