@@ -26,19 +26,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import penstock
 from penstock.algorithms.checkpoints import checkpoint
 from penstock.artifact.container import VERSION, ArtifactWriter, replacing
 from penstock.backends.registry import available, describe
 from penstock.errors import InvalidModel
 from penstock.frontends.artifact.importer import load_artifact
 from penstock.frontends.common.model_files import open_path
-from penstock.host.threads import core_budget
 from penstock.ir.graph import Model
 from penstock.limits import DEFAULT_LIMITS
 from penstock.session.environment import VARIABLES
 from penstock.session.options import CompileOptions
-from penstock.tuning.cost_table import cache_folder
+from penstock.tuning.cost_table import cache_folder, machine_name
 
 MOST_BYTES = 4 << 30
 """bytes of saved sessions that a folder may have"""
@@ -107,12 +105,11 @@ class CacheEntry:
         names = [backend if isinstance(backend, str) else backend.name for backend in backends]
         keyed = {
             "files": self._digests,
-            "format": [VERSION, penstock.__version__],
+            "machine": [VERSION, machine_name()],
             "options": {name: repr(getattr(self.options, name)) for name in _KEYED},
             "environment": [os.environ.get(name, "") for name in VARIABLES],
             "backends": [describe(b) if isinstance(b, str) else b.name for b in backends],
             "names": names,
-            "threads": core_budget(),
         }
         text = json.dumps(keyed, sort_keys=True).encode()
         return self.folder / f"{hashlib.blake2b(text, digest_size=16).hexdigest()}.penstock"
