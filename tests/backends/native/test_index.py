@@ -30,6 +30,15 @@ def test_gather_and_scatter_elements_kernels_equal_numpy(dims, shape, axis, wide
     check(node_of("ScatterElements", inputs, axis=axis), inputs)
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, "complex64", "complex128"])
+@pytest.mark.parametrize("wide", [np.int32, np.int64])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_gather_kernel_equals_numpy(shape, axis, wide, dtype):
+    x, indices = draw((4, 3, 5), dtype), np.asarray(places(shape, 3, wide))
+    check(node_of("Gather", [x, indices], axis=axis), [x, indices])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
 @pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
 @pytest.mark.parametrize(("dims", "shape", "axis"), CASES)
@@ -53,7 +62,9 @@ def test_gather_and_scatter_nd_kernels_equal_numpy(depth, batch, dtype):
 
 
 @pytest.mark.parametrize("index", [4, -5, 2**62, -(2**63)])
-@pytest.mark.parametrize("name", ["GatherElements", "ScatterElements", "GatherND", "ScatterND"])
+@pytest.mark.parametrize(
+    "name", ["Gather", "GatherElements", "ScatterElements", "GatherND", "ScatterND"]
+)
 def test_index_kernels_refuse_indices_out_of_range(name, index):
     x, indices = draw((4, 3), np.float32), np.zeros((5, 3 if "Elements" in name else 1), np.int64)
     indices[3, 0] = index

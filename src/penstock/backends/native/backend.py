@@ -27,8 +27,8 @@ Seconds = Callable[[Node], float]
 
 # Approximate costs on one core: of a call that does nothing, bytes a second in the cache, and an
 # element of a result.
-_CALL_S = 0.3e-6
-_BYTES_PER_S = 60e9
+_CALL_S = 0.12e-6
+_BYTES_PER_S, _GATHERED_PER_S = 60e9, 8e9
 _ELEMENT_NS = 0.05
 
 _NUMPY = NumpyBackend()
@@ -66,6 +66,15 @@ def _by_memory(node: Node, element_ns: float = _ELEMENT_NS) -> float:
         return math.inf
     moved = sum(t.nbytes for t in tensors)
     return _CALL_S + moved / _BYTES_PER_S + tensors[-1].elements * element_ns * 1e-9
+
+
+def _by_result(node: Node) -> float:
+    """By the bytes of the result: of the rest, only some is read."""
+    types_ = [v.type for v in node.outputs if v is not None]
+    tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
+    if len(tensors) < len(types_):
+        return math.inf
+    return _CALL_S + sum([t.nbytes for t in tensors]) / _GATHERED_PER_S
 
 
 def _by_program(node: Node) -> float:
@@ -117,6 +126,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
         _of("recurrent.recurrent_call"), _of("recurrent.recurrent_seconds")
     ),
     (f"{MICROSOFT}.DynamicQuantizeLSTM",): Family(_of("recurrent.recurrent_call")),
+    ("Gather",): Family(_of("index.gather_call"), _by_result),
     ("GatherElements", "ScatterElements"): Family(_of("index.by_elements"), _by_memory),
     ("GatherND", "ScatterND"): Family(_of("index.by_tuples"), _by_memory),
     ("GridSample",): Family(_of("sampling.grid_sample"), _by_memory),

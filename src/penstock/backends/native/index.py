@@ -65,6 +65,25 @@ def by_elements(site: Site) -> NativeCall | None:
     )
 
 
+def gather_call(site: Site) -> NativeCall | None:
+    """Gather: slices along one axis."""
+    x, indices, y = site.input(0), site.input(1), site.output()
+    if x is None or indices is None or x.dtype is None or x.dtype.kind not in "biufcV":
+        return None
+    if str(indices.dtype) not in ("int32", "int64") or not y.elements:
+        return None
+    axis = normalize_axis(site.attr("axis", 0), len(x.dims))
+    nbytes = math.prod(x.dims[axis + 1 :]) * x.dtype.itemsize
+    words = (x.dims[axis], indices.elements, nbytes, int(indices.dtype == INT64))
+    return NativeCall(
+        "gather",
+        (Tensor(0), Tensor(1), site.result(), *words),
+        items=math.prod(x.dims[:axis]) * indices.elements,
+        item_ns=3 + nbytes / 10,
+        can_fail=True,
+    )
+
+
 def by_tuples(site: Site) -> NativeCall | None:
     """GatherND, ScatterND."""
     x, indices = site.input(0), site.input(1)

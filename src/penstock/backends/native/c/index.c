@@ -110,6 +110,34 @@ static int all_in_range(const void *indices, int64_t wide, int64_t count, int64_
         return 0;                                                                                  \
     }
 
+/* Slices at indices of one axis: an item is a slice of the result. */
+struct gather {
+    const char *x;
+    const void *indices;
+    char *y;
+    int64_t dim, count, bytes; /* of the axis, indices, of a slice */
+    int64_t wide;
+};
+
+static int gather(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct gather *a = arguments;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t at = checked(index_at(a->indices, a->wide, i % a->count), a->dim);
+        if (at < 0)
+            return 1;
+        const char *from = a->x + (i / a->count * a->dim + at) * a->bytes;
+        char *to = a->y + i * a->bytes;
+        if (a->bytes == 4)
+            memcpy(to, from, 4);
+        else if (a->bytes == 8)
+            memcpy(to, from, 8);
+        else
+            memcpy(to, from, a->bytes);
+    }
+    return 0;
+}
+
 /* Slices at tuples of indices, which lead into the first axes of the data, or of each of its batches. */
 struct slices {
     const void *x;
@@ -404,6 +432,7 @@ SORT(int64, int64_t, int64_t, uint64_t)
         SCATTER_ENTRIES(min_##suffix), KERNEL(topk_##suffix, top), KERNEL(sort_##suffix, sort)
 
 const kernel_entry index_kernels[] = {
+    KERNEL(gather, gather),
     MOVES(1),         MOVES(2),         MOVES(4),       MOVES(8),       ENTRIES(float32),
     ENTRIES(float64), ENTRIES(int32), ENTRIES(int64), END_OF_KERNELS,
 };
