@@ -91,11 +91,14 @@ def placed_kernels(
     table: KernelTable, backends: Sequence[Backend], placement: Mapping[Node, Place]
 ) -> Callable[[Node], tuple[Place, Kernel] | None]:
     """A function from a node to its place and kernel, for ``PassContext.compiled``: on the backend
-    where it is placed, else on the first of ``backends`` that has a kernel for it."""
+    where it is placed, else on that of ``backends`` that is estimated to be the fastest."""
 
     def compiled(node: Node) -> tuple[Place, Kernel] | None:
         place = placement.get(node)
-        for backend in backends:
+        among = backends
+        if place is None:
+            among = sorted(backends, key=lambda backend: backend.seconds(node))
+        for backend in among:
             if place is None or place.backend == backend.name:
                 try:
                     kernel = None if is_transfer(node) else table.kernel(backend, node)

@@ -7,7 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from penstock.types import ShapeError
+from penstock.ir.graph import Node, Value
+from penstock.ops.internal.transfer import REORDER
+from penstock.types import ShapeError, TensorType
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,
@@ -110,3 +112,19 @@ def test_tile_refuses_a_matrix_of_repeats_and_negative_ones():
         kernel(x, np.array([2, -1]))
     with pytest.raises(ShapeError, match="repeats"):
         node_of("Tile", [x, np.array([[2, 1]])])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "int8", "int64"])
+def test_reorder_kernel_copies_any_layout_into_that_of_its_attribute(dtype):
+    order, x = (0, 2, 3, 1), numbers((2, 5, 4, 3), dtype)
+    type_ = TensorType(x.dtype, x.shape)
+    node = Node(REORDER, [Value("x", type_)], [Value("y", type_)], {"order": order})
+    for library in LIBRARIES:
+        kernel = kernel_of(node, library)
+        assert kernel is not None and kernel.dims_order == order and not kernel.contiguous_inputs
+        for given in (x, np.asfortranarray(x), np.repeat(x, 2, axis=-1)[..., ::2]):
+            y = np.zeros((2, 4, 3, 5), dtype).transpose(0, 3, 1, 2)
+            run, arguments = kernel.bind([given], [y], None)
+            run(*arguments)
+            np.testing.assert_array_equal(y, given, library.level)
+            np.testing.assert_array_equal(kernel.function(given), given)

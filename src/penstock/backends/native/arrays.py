@@ -1,19 +1,21 @@
-"""Elements copied in any order and layout, whatever the shapes: Concat and Tile, and variables."""
+"""Elements copied in any order and layout, whatever the shapes: Concat, Tile, Reorder, variables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.analysis.value_memory import is_plannable
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
 from penstock.backends.native.library import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
 from penstock.ir.op import Kernel
+from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import TENSORFLOW
 from penstock.types import ShapeError, TensorType, Type
 
@@ -44,7 +46,7 @@ def _concat(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
 
 
 def join_call(site: Site) -> NativeCall | None:
-    """Concat of known shapes, which reads and writes memory in any order of dims."""
+    """Concat of known shapes, also of one tensor: it reads and writes any order of dims."""
     parts = [t for t in site.tensors[:-1] if t is not None]
     if len(parts) < len(site.tensors) - 1 or len(parts) > _MOST_PARTS:
         return None
@@ -53,7 +55,7 @@ def join_call(site: Site) -> NativeCall | None:
         return None
     assert output.dtype is not None
     rank, size = len(output.dims), output.dtype.itemsize
-    axis = site.attr("axis", 1) % rank
+    axis = site.attr("axis", 1) % max(rank, 1)
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         in_bytes = [
@@ -65,7 +67,7 @@ def join_call(site: Site) -> NativeCall | None:
             table.append(place)
             for dim in zip(part.dims, own, in_bytes[-1], strict=True):
                 table += dim
-            place += part.dims[axis] * in_bytes[-1][axis]
+            place += part.dims[axis] * in_bytes[-1][axis] if rank else 0
         arrays = [Tensor(i) for i in range(len(parts))]
         words = (np.array(table), site.result(), *arrays, *[None] * (_MOST_PARTS - len(parts)))
         item_ns = 20 + output.nbytes / len(parts) * _BYTE_NS
@@ -84,6 +86,16 @@ def _tile(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> K
         return tiled(x, *times)
 
     return Kernel(run) if node.op.since >= 6 and _are_copied(types[:1]) else None
+
+
+def _reorder(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    """A copy in another layout, of one in any."""
+    site = site_of(library, node, types)
+    call = None if site is None else join_call(site)
+    if site is None or call is None:
+        return None
+    call = replace(call, dims_order=tuple(node.attrs["order"]))
+    return replace(native_kernel(site, call), contiguous_inputs=())
 
 
 def _no_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -112,6 +124,7 @@ def _assign(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
 _FAMILIES: Mapping[str, ArrayFamily] = {
     "Concat": _concat,
     "Tile": _tile,
+    REORDER.full_name: _reorder,
     f"{TENSORFLOW}.AssignVariableOp": _assign,
     f"{TENSORFLOW}.ReadVariableOp": _read,
 }
