@@ -33,6 +33,7 @@ def test_consecutive_steps_of_compiled_kernels_are_one_call() -> None:
     session = chain(shapes={})
     assert calls(session.source) == ["sequence_0", "softmax_3"]
     assert re.search(r"# cumsum_0\(v0\) +# first in the model\n", session.source)
+    assert session.explain().count(" in the model (sequence_0)\n") == 3
 
 
 def test_a_sequence_computes_what_its_steps_do() -> None:

@@ -18,10 +18,16 @@ from penstock.plan.plan import Plan, SlotKind, Step, StepTable
 from penstock.plan.tasks import Tasks
 
 
-def format_plan(plan: StepTable, arena_plan: ArenaPlan | None, tasks: Tasks | None = None) -> str:
+def format_plan(
+    plan: StepTable,
+    arena_plan: ArenaPlan | None,
+    tasks: Tasks | None = None,
+    sequences: Mapping[str, Sequence[Step]] | None = None,
+) -> str:
     """A plan with a line for each step; offsets are in bytes from the start of the arena. With
     ``tasks``, steps are listed under their tasks, the most urgent first. Without an ``arena_plan``,
-    neither an order nor memory is planned; with one, the arenas of all planners are compared."""
+    neither an order nor memory is planned; with one, the arenas of all planners are compared. Steps
+    of ``sequences`` that one call runs have their name behind their origin."""
     memory = "no order and no arena planned"
     if arena_plan is not None:
         views = plan.views if isinstance(plan, Plan) else 0
@@ -37,7 +43,7 @@ def format_plan(plan: StepTable, arena_plan: ArenaPlan | None, tasks: Tasks | No
     for title, slots in (("inputs", plan.inputs), ("outputs", plan.outputs)):
         text = ", ".join(f"{plan.slots[i].name}: {plan.slots[i].type}" for i in slots)
         lines.append(f"{title} ({text})")
-    formatter = _Formatter(plan, arena_plan)
+    formatter = _Formatter(plan, arena_plan, sequences or {})
     if tasks is None:
         order = range(len(plan.steps)) if arena_plan is None else arena_plan.order
         lines.extend(formatter.steps([plan.steps[i] for i in order], 0))
@@ -56,8 +62,14 @@ def _others(arena_plan: ArenaPlan) -> str:
 
 
 class _Formatter:
-    def __init__(self, plan: StepTable, arena_plan: ArenaPlan | None) -> None:
+    def __init__(
+        self,
+        plan: StepTable,
+        arena_plan: ArenaPlan | None,
+        sequences: Mapping[str, Sequence[Step]],
+    ) -> None:
         self.plan = plan
+        self.sequence_of = {step: name for name, steps in sequences.items() for step in steps}
         self.offsets = {} if arena_plan is None else arena_plan.offsets
         self.number = 0
 
@@ -105,6 +117,8 @@ class _Formatter:
             workspace = self.plan.slots[step.workspace].type
             call += f" workspace {self.where(step.workspace)} {workspace}"
         origin = step.node.origin or step.node.name
+        if step in self.sequence_of:
+            origin += f" ({self.sequence_of[step]})"
         return f"{'  ' * depth}{self.number:>4} {outputs} = {call}  # {origin}"
 
     def slot(self, index: int, *, typed: bool) -> str:

@@ -339,7 +339,8 @@ class Session:
         from penstock.inspect.explain import format_plan
 
         executor = self.latest
-        return format_plan(executor.table, executor.arena_plan, executor.tasks)
+        sequences = getattr(executor, "sequences", {})  # of executors with a program
+        return format_plan(executor.table, executor.arena_plan, executor.tasks, sequences)
 
     def save(self, path: str | Path) -> None:
         """Save the session to a file, which ``penstock.open`` opens: the model, and the plans for

@@ -1,4 +1,4 @@
-"""Elements copied in any order and layout, whatever the shapes: Concat, Tile, Reorder, variables."""
+"""Elements copied in any order and layout: Concat, Tile and Reorder, and variables."""
 
 from __future__ import annotations
 
