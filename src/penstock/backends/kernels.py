@@ -13,7 +13,7 @@ from penstock.backends.base import Backend
 from penstock.ir.contract import checked_kernel
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
-from penstock.ops.internal.transfer import is_transfer
+from penstock.ops.internal.transfer import HOST, REORDER, is_transfer
 from penstock.passes.context import Place
 from penstock.types import Type
 
@@ -91,13 +91,15 @@ def placed_kernels(
     table: KernelTable, backends: Sequence[Backend], placement: Mapping[Node, Place]
 ) -> Callable[[Node], tuple[Place, Kernel] | None]:
     """A function from a node to its place and kernel, for ``PassContext.compiled``: on the backend
-    where it is placed, else on that of ``backends`` that is estimated to be the fastest."""
+    where it is placed, else on the first of ``backends`` that has a kernel; for a copy between
+    layouts, on that of the host's memory that should be the fastest."""
 
     def compiled(node: Node) -> tuple[Place, Kernel] | None:
         place = placement.get(node)
         among = backends
-        if place is None:
-            among = sorted(backends, key=lambda backend: backend.seconds(node))
+        if place is None and node.op is REORDER:
+            hosts = [backend for backend in backends if backend.memory == HOST]
+            among = sorted(hosts, key=lambda backend: backend.seconds(node))
         for backend in among:
             if place is None or place.backend == backend.name:
                 try:
