@@ -20,6 +20,7 @@ from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import FUSED, parts
+from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT, TENSORFLOW
 from penstock.types import TensorType, Type
 
@@ -167,11 +168,9 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
 FAMILIES = {name: family for names, family in _FAMILIES.items() for name in names}
 """the families of compiled kernels, by the full name of the operation"""
 _TEXTS = ("CategoryMapper", "LabelEncoder", "OneHotEncoder", "ZipMap")
+_VARIABLES = [f"{TENSORFLOW}.{name}VariableOp" for name in ("Assign", "Read")]
 _OF_ANY_SHAPES = {
-    **dict.fromkeys(
-        ("Concat", "Tile", *[f"{TENSORFLOW}.{name}VariableOp" for name in ("Assign", "Read")]),
-        _of("arrays.array_kernel"),
-    ),
+    **dict.fromkeys(("Concat", "Tile", REORDER.full_name, *_VARIABLES), _of("arrays.array_kernel")),
     **dict.fromkeys(
         ("TfIdfVectorizer", f"{MICROSOFT}.Tokenizer", *[_ML + name for name in _TEXTS]),
         _of("text.text_kernel"),
