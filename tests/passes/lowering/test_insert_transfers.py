@@ -174,3 +174,20 @@ def test_devices_that_can_copy_from_one_another(near):
     between = {"direct": 1} if near else {"from_host": 1}
     assert two.moved == {**between, "to_host": 1}
     assert one.moved["to_host"] == (0 if near else 1)
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "frames"])
+@pytest.mark.parametrize("n", [0, 1, 4])
+def test_constant_that_a_loop_carries_on_a_device_is_brought_there(executor, n):
+    far = FarBackend("far", ["Add", "Mul"])
+    text = """g (float[4] x, int64 n) => (float[4] y) <float[4] k = {1, 2, 3, 4}> {
+        y = Loop (n, , k) <body = b (int64 i, bool d, float[4] v) => (bool e, float[4] w)
+            { e = Identity(d) u = Mul(v, v) w = Add(u, x) }> }"""
+    costs = PreferredBackendCosts("far")
+    session = compile_text(text, executor=executor, backends=[far, "numpy"], cost_model=costs)
+    x = np.full(4, 0.5, np.float32)
+    wanted = np.array([1, 2, 3, 4], np.float32)
+    for _ in range(n):
+        wanted = wanted * wanted + x
+    np.testing.assert_array_equal(session.run({"x": x, "n": np.int64(n)})["y"], wanted)
+    assert far.ran["Mul"] == n

@@ -75,12 +75,13 @@ class _Transfers:
     def read_inputs(self, node: Node, places: Mapping[int, Place], place: Place) -> None:
         for i, value in enumerate(node.inputs):
             if value is not None:
-                node.inputs[i] = self.read(value, places.get(i, place))
+                node.inputs[i] = self.read(value, places.get(i, place), i in places)
 
-    def read(self, value: Value, there: Place) -> Value:
-        """``value`` in the memory of ``there``."""
+    def read(self, value: Value, there: Place, carried: bool = False) -> Value:
+        """``value`` in the memory of ``there``. A constant that a loop carries from there on is
+        brought, too: only kernels have copies of it."""
         source = self.places.get(value, self.home)
-        if source.memory == there.memory or value.const is not None:
+        if source.memory == there.memory or (value.const is not None and not carried):
             return value
         away = HOST not in (source.memory, there.memory)
         if away and not self.direct(source.backend, there.backend):
