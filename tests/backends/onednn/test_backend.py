@@ -23,7 +23,7 @@ from penstock.backends.onednn.primitive import (
     descriptor,
     descriptor_of,
     memory,
-    reordered_memory,
+    reordered,
 )
 
 there = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
@@ -133,7 +133,8 @@ def product(dnnl: Library, a: np.ndarray, b: np.ndarray, c: np.ndarray, *, as_it
     weights = descriptor(dnnl, b.shape, b.dtype) if as_it_likes else descriptor_of(dnnl, b)
     made = Primitive(dnnl, "matmul", [source, weights, None, target])
     if as_it_likes:
-        weights_memory = reordered_memory(dnnl, b, made.query(lib.dnnl_query_weights_md))
+        layout = made.query(lib.dnnl_query_weights_md)
+        weights_memory = memory(dnnl, layout, reordered(dnnl, b, layout))
     else:
         weights_memory = memory(dnnl, weights, b)
     scratch = np.empty(made.scratchpad, np.uint8)
@@ -179,10 +180,11 @@ def test_convolution_primitive_in_both_layouts_is_right(dnnl, channels_last):
     geometry = [[1, 1], [0, 0], [1, 1], [1, 1]]
     made = Primitive(dnnl, "convolution_forward", ["convolution_direct", *tensors, *geometry])
     scratch = np.empty(made.scratchpad, np.uint8)
+    layout = made.query(lib.dnnl_query_weights_md)
     made.run(
         {
             SRC: memory(dnnl, source, x),
-            WEIGHTS: reordered_memory(dnnl, w, made.query(lib.dnnl_query_weights_md)),
+            WEIGHTS: memory(dnnl, layout, reordered(dnnl, w, layout)),
             BIAS: memory(dnnl, biases, bias),
             DST: memory(dnnl, target, y),
             SCRATCHPAD: memory(dnnl, made.query(lib.dnnl_query_scratchpad_md), scratch),
