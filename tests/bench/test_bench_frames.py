@@ -27,7 +27,7 @@ from bench.frames_trial import Job, timed
 
 import penstock as ps
 
-SMALL = Case("loop", "us", loop(1)[0], {"n": ("int32", 3)}, loop(1)[1], per=3)
+SMALL = Case("loop", "us", loop(1)[0], {"n": ("int32", 3)}, loop(1)[1], per=3, target=2.5)
 
 
 def test_loop_cases_compute_their_sums() -> None:
@@ -85,7 +85,7 @@ def test_failed_job_is_not_repeated(tmp_path: Path) -> None:
     assert row.values == {f"penstock:{each}": [2.0, 2.0] for each in EXECUTORS}
     assert row.errors == {"tensorflow": "no such operation"}
     lines = markdown([row], 2, None)
-    assert "| loop | us |  | 2 |  | 2 |  |" in lines
+    assert "| loop | us |  | 2 |  | 2 |  | 2.5 |" in lines
     assert "loop: auto runs it on frames." in lines
     assert "loop, tensorflow: no such operation" in lines
 
@@ -97,7 +97,7 @@ def test_a_ratio_is_the_median_of_those_of_turns() -> None:
     assert row.ratio("penstock:auto") is None
     row.by = {"tensorflow": "tensorflow 2.21.0"}
     lines = markdown([row], 3, None)
-    assert "| loop | us | 3 |  |  | 3 | 1 |" in lines
+    assert "| loop | us | 3 |  |  | 3 | 1 | 2.5 |" in lines
     assert any("tensorflow 2.21.0" in line for line in lines)
 
 

@@ -166,7 +166,9 @@ def test_names_shortened_in_errors_of_a_graph_def(tmp_path: Path) -> None:
     assert times < 20
 
 
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "interpret"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]
+)
 def test_long_names_of_inputs_and_outputs_feed_and_fetch(executor: str) -> None:
     nodes = [
         helper.make_node("Relu", [LONG], [LONG + "r"], name=LONG),

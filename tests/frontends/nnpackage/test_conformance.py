@@ -23,7 +23,9 @@ def test_corpus_is_complete() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*SOMETHING_ELSE")
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "interpret"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]
+)
 @pytest.mark.parametrize("case", RUNS, ids=name_of)
 def test_package_gives_what_litert_gives(case: Case, executor: str) -> None:
     follow(case, partial(ps.compile, executor=executor))

@@ -15,7 +15,7 @@ from penstock.textual.printer import format_graph
 NAMES = ["Sin", "Cos", "Neg", "Abs", "Exp", "Tanh", "Floor"]
 FUNCTIONS = [np.sin, np.cos, np.negative, np.abs, np.exp, np.tanh, np.floor]
 X = np.linspace(-2, 2, 4, dtype=np.float32)
-EXECUTORS = ["linear", "dataflow", "parallel", "streams"]
+EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]
 
 
 def branches(count: int, x: str) -> str:

@@ -19,7 +19,9 @@ def test_saved_value_of_another_type_is_refused():
     assert store.variable("w", TensorType(FLOAT32, (None, 3))).read().shape == (2, 3)
 
 
-@pytest.mark.parametrize("executor", ["linear", "frames", "interpret"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]
+)
 def test_variable_of_two_types_is_refused(executor):
     g = Builder()
     for name, dims in (("a", [2]), ("b", [3])):

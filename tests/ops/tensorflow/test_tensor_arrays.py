@@ -33,7 +33,9 @@ def array_of(size: int, index: int) -> Builder:
     return g
 
 
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "frames"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]
+)
 @pytest.mark.parametrize(("size", "index"), [(1, LARGE - 1), (LARGE, 5)])
 def test_tensor_array_holds_only_what_was_written(executor, size, index):
     session = session_of(array_of(size, index), executor)
@@ -42,13 +44,17 @@ def test_tensor_array_holds_only_what_was_written(executor, size, index):
     assert outputs["count"] == LARGE
 
 
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "frames"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]
+)
 def test_tensor_array_refuses_to_fill_its_places_beyond_max_bytes(executor):
     with pytest.raises(ps.LimitExceeded, match=r"^TensorArrayConcatV3 \(all"):
         session_of(array_of(LARGE, 5), executor).run({}, ["all"])
 
 
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "frames"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]
+)
 def test_list_of_more_places_than_max_bytes_is_refused(executor):
     g = Builder()
     g.const(np.int32(LARGE), "count")
@@ -60,7 +66,9 @@ def test_list_of_more_places_than_max_bytes_is_refused(executor):
         session_of(g, executor).run({}, ["length"])
 
 
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "frames", "interpret"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]
+)
 @pytest.mark.parametrize("op", ["TensorArrayReadV3", "TensorArrayGatherV3", "TensorArrayConcatV3"])
 def test_tensor_array_read_as_another_dtype_is_refused(executor, op):
     g = array_of(2, 1)
@@ -71,7 +79,9 @@ def test_tensor_array_read_as_another_dtype_is_refused(executor, op):
         session_of(g, executor).run({}, ["wrong:0"])
 
 
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "frames", "interpret"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]
+)
 def test_list_read_as_another_dtype_is_refused(executor):
     g = Builder()
     g.const(np.float32([[1, 2]]), "rows")
@@ -94,7 +104,9 @@ def stack_of(pushed: str, popped: str) -> Builder:
     return g
 
 
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "frames", "interpret"])
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]
+)
 @pytest.mark.parametrize(
     ("pushed", "popped", "fault"),
     [
