@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from penstock.ops import asynchronous
 from tests.executors.frames.test_segments import BACKENDS, FEEDS, outcome
 from tests.support.frame_runs import inputs, ran
 from tests.support.random_frames import RandomGraph
-from tests.support.tf_graphs import Flow, Type
+from tests.support.tf_graphs import Flow, Shape, Type
 
 
 def whole(session: ps.Session) -> int:
@@ -203,3 +204,26 @@ def test_asynchronous_kernels_go_on_while_a_frame_runs() -> None:
     session = ps.compile(g.bytes(), executor="frames", backends=[Later()])
     with pytest.raises(ps.Cancelled):
         session.run({"n": 2**31 - 1}, ["while/v/exit"], ["stop"], cancel=token, timeout=60)
+
+
+def test_runs_with_and_without_observers_share_kernels_beside_a_loop() -> None:
+    """
+    while i < n: i += 1  beside  count: a kernel with side effects that counts its runs
+    """
+
+    class Counting(NumpyBackend):
+        def kernel(self, node: Any, types: Any) -> Kernel | None:
+            if node.op.name != "ReadVariableOp":
+                return super().kernel(node, types)
+            numbers = count()
+            return Kernel(lambda variable: np.array(next(numbers), np.int32))
+
+    g = inputs(n="int32")
+    g.loop("while", g.const(np.int32(0), "zero"), "n")
+    variable = {"shared_name": "v", "dtype": Type("int32"), "shape": Shape(())}
+    g.node("VarHandleOp", name="v", **variable)
+    g.node("ReadVariableOp", "v", name="count", dtype=Type("int32"))
+    session = ps.compile(g.bytes(), executor="frames", backends=[Counting()])
+    observers = [None, ps.Trace(), None, ps.Trace()]
+    runs = [session.run({"n": 3}, ["count", "while/i/exit"], trace=trace) for trace in observers]
+    assert [int(outputs["count"]) for outputs in runs] == [0, 1, 2, 3]
