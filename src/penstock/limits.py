@@ -55,7 +55,7 @@ class Limits:
     """bytes of a folded constant, unless it is smaller than the constants it replaces"""
     max_plans_bytes: int | None = None
     """bytes of the plans that a session keeps, arenas and programs; least recently used go first.
-    ``None`` stands for as many bytes as the constants have, and at least 128 MiB"""
+    ``None`` stands for as many bytes as the constants have, and at least 64 MiB"""
 
     def beyond(self, name: str, amount: int) -> str:
         """The end of a sentence about an ``amount`` that is more than a limit allows, else ""."""

@@ -19,7 +19,7 @@ from penstock.session.subgraphs import Subgraph
 _MANY_BYTES = 16 << 20
 
 # The limit by default for models with few constants.
-_LEAST_BYTES = 128 << 20
+_LEAST_BYTES = 64 << 20
 
 Compile = Callable[[], Executor]
 _Place = tuple[Subgraph, Any, bool]
