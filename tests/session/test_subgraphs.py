@@ -27,7 +27,8 @@ def evicted() -> list[Subgraph]:
 
 @pytest.fixture
 def tree(evicted) -> Subgraphs:
-    return Subgraphs(graph_from_text(TREE), {"alias": "a"}, lambda graph: (), evicted.append)
+    graph = graph_from_text(TREE)
+    return Subgraphs(lambda: graph, {"alias": "a"}, lambda graph: (), evicted.append)
 
 
 def operations(subgraph: Subgraph) -> set[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from threading import get_ident
 from typing import Any
 
@@ -39,7 +39,7 @@ class PlanCache:
         self._closed = False
         self._dropped = 0
         self._lock = threading.RLock()
-        # Threads that compile a plan, or wait for one.
+        # Threads that compile a plan, wait for one, or hold the lock.
         self._compiling: set[int] = set()
         self._executors: OrderedDict[_Place, Executor] = OrderedDict()
 
@@ -61,7 +61,7 @@ class PlanCache:
             finally:
                 self._compiling.discard(thread)
         elif executor.run_bytes > executor.arena_bytes:
-            with self._lock:  # it lost its arenas to others
+            with self._held():  # it lost its arenas to others
                 self._make_room(executor)
         if not observed:
             subgraph.last = (None, None) if self._closed else (key, executor)
@@ -78,18 +78,32 @@ class PlanCache:
 
     def of(self, subgraph: Subgraph) -> dict[Any, Executor]:
         """The executors of a subgraph without observers, by key."""
-        with self._lock:
+        with self._held():
             own = [item for item in self._executors.items() if item[0][0] is subgraph]
         return {key: executor for (_, key, observed), executor in own if not observed}
 
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the lock. A run that a signal handler submits meanwhile is refused: it might
+        wait for a thread that waits for the lock."""
+        thread = get_ident()
+        outermost = thread not in self._compiling
+        self._compiling.add(thread)
+        try:
+            with self._lock:
+                yield
+        finally:
+            if outermost:
+                self._compiling.discard(thread)
+
     def executors(self) -> list[Executor]:
         """All executors kept."""
-        with self._lock:
+        with self._held():
             return list(self._executors.values())
 
     def replace(self, old: Executor, new: Executor) -> None:
         """Let a faster executor take the place of one of the same plan."""
-        with self._lock:
+        with self._held():
             for place, executor in self._executors.items():
                 if executor is old:
                     self._executors[place] = new
@@ -99,14 +113,14 @@ class PlanCache:
 
     def drop(self, subgraph: Subgraph) -> None:
         """Forget the plans of a subgraph."""
-        with self._lock:
+        with self._held():
             for key in [key for key in list(self._executors) if key[0] is subgraph]:
                 self._executors.pop(key, None)
         subgraph.last = (None, None)
 
     def close(self) -> None:
         """Forget all plans, and keep none from now on."""
-        with self._lock:
+        with self._held():
             self._closed = True
             for subgraph, _, _ in list(self._executors):
                 subgraph.last = (None, None)
