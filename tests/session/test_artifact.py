@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -10,12 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from onnx import ModelProto, numpy_helper
 
 import penstock as ps
+from penstock.artifact.container import HEADER
 from penstock.backends.registry import available
 from penstock.cli import main
 from penstock.ir.graph import Model
@@ -297,6 +300,28 @@ def test_large_arrays_of_mapped_files_are_checked_when_asked(path: Path) -> None
     done = CliRunner().invoke(main, ["check", str(path)])
     assert done.exit_code == 1
     assert "another checksum" in done.output
+
+
+def test_options_of_a_file_name_backends_that_there_are(path: Path) -> None:
+    net(backends=["numpy"]).save(path)
+    file = path.read_bytes()
+    path.write_bytes(with_document(file, "head", b'"numpy"', b'"other"'))
+    with pytest.raises(ps.InvalidModel, match="names backends that there are not"):
+        ps.open(path)
+
+
+def with_document(file: bytes, name: str, old: bytes, new: bytes) -> bytes:
+    """The file with ``new`` in place of ``old``, as long, in a document, and checksums that fit."""
+    magic, version, _, offset, count = HEADER.unpack_from(file)
+    table = json.loads(file[offset : offset + count])
+    begin, length, _ = table["documents"][name]
+    document = file[begin : begin + length].replace(old, new)
+    table["documents"][name][2] = google_crc32c.value(document)
+    end = json.dumps(table).encode()
+    content = bytearray(file[:offset] + end)
+    content[begin : begin + length] = document
+    HEADER.pack_into(content, 0, magic, version, google_crc32c.value(end), offset, len(end))
+    return bytes(content)
 
 
 @pytest.mark.parametrize("seed", range(200))

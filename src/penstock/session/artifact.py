@@ -262,6 +262,8 @@ def saved_options(model: Model, options: CompileOptions) -> CompileOptions:
             texts += x.values() if isinstance(x, dict) else ()
             if type(x) is not _SAVED_OPTIONS[name] or {*map(type, texts)} - {str}:
                 raise TypeError(f"{name} is {x!r:.80}")
+        if not {*saved.get("backends", ())} <= BACKENDS.keys():
+            raise ValueError("it names backends that there are not")
         return options.filled(saved)
     except _WRONG as error:
         raise model.artifact.damaged(f"its options: {error}") from error

@@ -73,6 +73,8 @@ def _compiler(implementation: Any, domain: str, version: int) -> Compile:
         def function(*values: Any) -> Any:
             results = run.run(*values)
             results = tuple(_unshared(x, values) for x in results[: len(outputs)])
+            if len(results) < len(outputs):
+                raise ShapeError(f"these inputs give {len(results)} outputs, not {len(outputs)}")
             return results[0] if len(outputs) == 1 else results
 
         return Kernel(function)
