@@ -179,6 +179,17 @@ _OF_ANY_SHAPES = {
 """chooses kernels that take arrays of any shapes"""
 
 
+def _touches_objects(site: Site, call: NativeCall) -> bool:
+    """Whether a call would copy references to Python's objects, such as strings, which it cannot
+    count. Output 0 may be of ``texts``."""
+    first = len(site.node.inputs)
+    return any(
+        type_ is not None and type_.dtype is not None and type_.dtype.hasobject
+        for i, type_ in enumerate(site.tensors)
+        if call.texts is None or i != first
+    )
+
+
 class NativeBackend(SpecialisingBackend):
     """Penstock's compiled kernels: those in ``loaded``, by default those for this processor. Raises
     ``PenstockError`` if they were not compiled when Penstock was installed."""
@@ -220,7 +231,9 @@ class NativeBackend(SpecialisingBackend):
             return None
         site = site_of(self.library, node, types, data_dependent=family.data_dependent)
         call = None if site is None else family.choose(site)
-        return None if site is None or call is None else native_kernel(site, call)
+        if site is None or call is None or _touches_objects(site, call):
+            return None
+        return native_kernel(site, call)
 
     @property
     def threads(self) -> int:

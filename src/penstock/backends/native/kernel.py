@@ -119,8 +119,7 @@ def site_of(
     data_dependent: bool = False,
 ) -> Site | None:
     """The site of a node with these types of inputs; None if a shape is unknown, or a value is no
-    tensor of numbers in the processor's byte order. Outputs whose shapes are
-    ``data_dependent`` are left out."""
+    tensor. Outputs whose shapes are ``data_dependent`` are left out."""
     outputs = [None if value is None or data_dependent else value.type for value in node.outputs]
     tensors: list[TensorType | None] = []
     for type_ in (*types, *outputs):
