@@ -399,8 +399,8 @@ ROUNDINGS = 20
 
 
 def alike(a: Any, b: Any, roundings: float = ROUNDINGS) -> bool:
-    """Whether two answers are the same but for rounding: so many ``roundings`` of each element, and
-    a fifth of them of the largest."""
+    """Whether two answers are the same but for rounding: they differ by at most ``roundings`` units
+    of each element, and a fifth of that of the largest."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):

@@ -87,9 +87,8 @@ def test_iteration_begins_before_all_of_the_last_has_ended():
     session = compiled(INDEPENDENT, backend)
     run = backend.begin(session, 6)
     # Cos of the first iteration has not ended, and Sin of the second begins; one more waits.
-    wait_until(lambda: backend.begun["Sin"] == 2)
+    wait_until(lambda: backend.begun == {"Sin": 2, "Cos": 1})
     assert not run.done()
-    assert backend.begun["Cos"] == 1
     backend.opened.set()
     run.result(SOON)
     assert backend.begun == {"Sin": 6, "Cos": 6}
@@ -103,8 +102,8 @@ def test_reader_of_a_carried_value_waits_for_the_step_that_computed_it_alone():
     backend = HeldBackend("Cos")
     session = compiled(text, backend)
     run = backend.begin(session, 3)
-    wait_until(lambda: backend.begun["Tanh"] == 2)
-    assert backend.begun["Cos"] == 1
+    wait_until(lambda: backend.begun["Tanh"] == 2 and backend.begun["Cos"] == 1)
+    assert not run.done()
     backend.opened.set()
     run.result(SOON)
     check(session, text)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
+from typing import Any
 
 from penstock.algorithms.checkpoints import THREAD
 from penstock.errors import Cancelled
@@ -30,6 +31,7 @@ from penstock.observers.base import ObservedRun, Observer
 from penstock.plan.plan import StepTable
 
 StopListener = Callable[[Exception], None]
+_Entry = list[Any]
 
 _NO_OBSERVER = Observer()
 _NO_RUN = ObservedRun(StepTable("", (), (), (), ()), "")
@@ -145,35 +147,37 @@ class CancelToken:
 class Watchdog:
     """One thread that stops runs at their deadlines; it sleeps while there are none.
 
-    ``queue`` is a heap of (deadline, number, control). A run that ends early is removed from
-    ``runs`` alone; once most entries of the queue are stale, it is rebuilt.
+    ``queue`` is a heap of entries [deadline, number, control], and ``runs`` has the entry of each
+    run. That of a run that ends early loses its control and stays in the queue; once most entries
+    are such, the queue is rebuilt.
     """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.queue: list[tuple[float, int, Control]] = []
-        self.runs: set[Control] = set()
+        self.queue: list[_Entry] = []
+        self.runs: dict[Control, _Entry] = {}
         self.numbers = count()
         self.thread: threading.Thread | None = None
 
     def add(self, control: Control) -> None:
-        entry = (control.deadline, next(self.numbers), control)
+        entry: _Entry = [control.deadline, next(self.numbers), control]
         with self.changed:
             if self.thread is None or not self.thread.is_alive():
                 self.thread = threading.Thread(
                     target=self.watch, name="penstock-deadlines", daemon=True
                 )
                 self.thread.start()
-            self.runs.add(control)
+            self.runs[control] = entry
             heapq.heappush(self.queue, entry)
             if self.queue[0] is entry:
                 self.changed.notify()
 
     def remove(self, control: Control) -> None:
         with self.changed:
-            self.runs.discard(control)
+            if (entry := self.runs.pop(control, None)) is not None:
+                entry[2] = None
             if len(self.queue) > 2 * len(self.runs) + _STALE_ENTRIES:
-                self.queue = [entry for entry in self.queue if entry[2] in self.runs]
+                self.queue = list(self.runs.values())
                 heapq.heapify(self.queue)
 
     def watch(self) -> None:
@@ -187,9 +191,9 @@ class Watchdog:
                     self.changed.wait(min(seconds_left, threading.TIMEOUT_MAX))
                     continue
                 heapq.heappop(self.queue)
-                due = control in self.runs
-                self.runs.discard(control)
-            if due:
+                if control is not None:
+                    del self.runs[control]
+            if control is not None:
                 try:
                     control.set(control.timed_out())
                 except BaseException:  # raised by a listener

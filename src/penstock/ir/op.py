@@ -55,8 +55,8 @@ class Kernel:
     0. Output arrays may be strided unless ``contiguous`` is set, and overlap no input except as
     ``inplace`` allows. Without ``into`` the outputs are allocated during the run.
 
-    Without ``into``, ``workspace`` is for kernels on devices: ``function`` takes memory of so many
-    bytes as ``workspace=``, that of the stream on which it is called, or a tuple of that of each if
+    Without ``into``, ``workspace`` is for kernels on devices: ``function`` takes memory of that
+    size as ``workspace=``, that of the stream on which it is called, or a tuple of that of each if
     it names several ``devices``. Other kernels on the stream use it before and afterwards. Outside
     of streams the kernel gets none.
 

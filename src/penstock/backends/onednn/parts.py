@@ -56,8 +56,8 @@ def divided_axis(desc: OpDesc) -> int | None:
 def kernel_in_parts(
     library: Library, make: Callable[[OpDesc], PrimitiveSpec | None], desc: OpDesc, work: float
 ) -> Kernel | None:
-    """The kernel of a descriptor of so many operations, in parts if it takes long and can be
-    divided. ``make`` specifies its primitives; None if it does. Raises ``DnnlError``."""
+    """The kernel of ``desc``, in parts if it takes long and can be divided; ``work`` is its number
+    of operations. ``make`` specifies its primitives; None if it does. Raises ``DnnlError``."""
     spec = make(desc)
     if spec is None:
         return None

@@ -13,7 +13,7 @@ _SLOWER = 160
 
 
 def is_long(flops: float, dtype: np.dtype) -> bool:
-    """Whether so many operations are more than one part."""
+    """Whether a product of ``flops`` operations is more than one part."""
     return flops > (MOST_FLOPS if dtype.kind in "fc" else MOST_FLOPS / _SLOWER)
 
 

@@ -201,8 +201,8 @@ class _ChainSearch:
 
 
 def _grows(value: Value | None, result: Value | None) -> bool:
-    """Whether ``value`` is broadcast to so many elements that it takes longer to compute it for
-    each of them than in a step of its own."""
+    """Whether ``value`` is broadcast to more elements than it pays to compute it for, instead of in
+    a step of its own."""
     type_ = None if value is None else value.type
     if not isinstance(type_, TensorType) or not type_.static:
         return False

@@ -392,7 +392,7 @@ static long openmp(void)
 #define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
 
 static PyMethodDef module_methods[] = {
-    {"set_threads", set_threads, METH_O, "Let kernels of the calling thread use so many threads."},
+    {"set_threads", set_threads, METH_O, "Set the most threads that kernels of the calling thread use."},
     {"copied", array_copied, METH_O, "copied(x): a copy in C order."},
     {"concatenated", FAST(array_concatenated),
      "concatenated(axis, out, *arrays): the arrays joined along an axis, in `out` or a new array."},
