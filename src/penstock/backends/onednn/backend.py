@@ -49,8 +49,10 @@ _OF_CODES = frozenset(
     }
 )
 """the first operations of nodes with codes"""
-_DIVIDED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-_IN_PARTS = _of("parts.kernel_in_parts")
+_IN_PARTS = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), _of("parts.kernel_in_parts")),
+    **dict.fromkeys(_RECURRENT, _of("recurrent_parts.recurrent_in_parts")),
+}
 _KERNEL_OF, _ATTENTION = _of("kernel.kernel_of"), _of("attention.attention_kernel")
 _OP_DESC_OF, _QUANTIZED = _of("op_desc.op_desc_of"), _of("quantized.quantized")
 _STEPS_AND_ROWS = imported("penstock.ops.onnx.recurrent.steps_and_rows")
@@ -222,10 +224,10 @@ class OneDnnBackend(SpecialisingBackend):
         try:
             if _is_attention(node):
                 return _ATTENTION(self.library, node, types)
-            if parts(node)[0].op.full_name in _DIVIDED:
+            in_parts = _IN_PARTS.get(parts(node)[0].op.full_name)
+            if in_parts is not None:
                 desc, make = _OP_DESC_OF(node, types), partial(self._spec, node, types)
-                work = flops(node)
-                return None if desc is None else _IN_PARTS(self.library, make, desc, work)
+                return None if desc is None else in_parts(self.library, make, desc, flops(node))
             spec = self._spec(node, types)
             return None if spec is None else _KERNEL_OF(self.library, spec)
         except DnnlError:

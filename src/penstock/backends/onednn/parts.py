@@ -129,11 +129,11 @@ def _seen(desc: OpDesc, axis: int, span: Span) -> tuple[Node, Span]:
     begins[axis - 2], ends[axis - 2] = max(-low, 0), max(high - size, 0)
     attrs = {**node.attrs, "pads": [*begins, *[max(end, 0) for end in ends]]}
     attrs.pop("auto_pad", None)
-    return Node(node.op, node.inputs, node.outputs, attrs), (max(low, 0), min(high, size))
+    return Node(node.op, node.inputs, (), attrs), (max(low, 0), min(high, size))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _PartsBinder:
+class PartsBinder:
     """Binds the kernels of the parts anew in each run, as they take long."""
 
     kernels: Sequence[Kernel]
@@ -148,14 +148,14 @@ class _PartsBinder:
         return binder.implementation
 
     @property
-    def packed(self) -> _PartsBinder:
+    def packed(self) -> PartsBinder:
         return self
 
     def fixed(self) -> None:
         """Bring constants into the layouts of the primitives."""
         for kernel in self.kernels:
             binder = kernel.binder
-            assert isinstance(binder, PrimitiveCache | _PartsBinder)
+            assert isinstance(binder, PrimitiveCache | PartsBinder)
             binder.packed.fixed()
 
     def bind(
@@ -204,7 +204,7 @@ def _joined(
         dims_order=spec.dims_order,
         contiguous_inputs=spec.contiguous_inputs,
         prefer_bound=True,
-        binder=_PartsBinder(kernels, absorbed, into),
+        binder=PartsBinder(kernels, absorbed, into),
         code_bytes=sum(kernel.code_bytes for kernel in kernels),
         absorbed=absorbed,
         let_go=let_go,
