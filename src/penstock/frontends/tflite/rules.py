@@ -206,8 +206,9 @@ def instance_norm(c: OperatorConversion) -> None:
 # Element types.
 
 
-@operator_rule("CAST")
+@operator_rule("CAST", integers=True)
 def cast(c: OperatorConversion) -> None:
+    """Of codes, not of what they stand for."""
     (dtype,) = c.output_dtypes
     if dtype is None:
         raise InexpressibleError("it casts to a handle")
