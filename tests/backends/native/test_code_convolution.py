@@ -1,4 +1,4 @@
-"""Compiled convolutions of codes against NumPy's kernels of their parts, bit by bit.
+"""Compiled convolutions and products of codes against NumPy's kernels of their parts, bit by bit.
 
 Scales are powers of two, so that NumPy's sums of real numbers are exact.
 """
@@ -41,7 +41,9 @@ def _convolution(
     *,
     bias: bool = True,
 ) -> tuple[Node, list[np.ndarray]]:
-    """The fused node of a convolution of codes, and random codes for it."""
+    """The fused node of a convolution of codes, or of a product with a matrix of weights, and random
+    codes for it."""
+    op, attrs = ("Conv", attrs) if len(w_dims) > 2 else ("Gemm", "<transB = 1>")
     filters, (x_dtype, w_dtype) = w_dims[0], dtypes
     zero = 0 if w_dtype == "int8" else 128
     w = RNG.integers(-128, 128, w_dims) + zero
@@ -55,7 +57,7 @@ def _convolution(
          float sb = {{0.0625}}, float sy = {{8}}, {x_dtype} zy = {{{zy}}},
          float low = {{-60}}, float high = {{300}}>
         {{ dx = DequantizeLinear(x, sx, zx) dw = DequantizeLinear <axis = 0> (w, sw, zw)
-        db = DequantizeLinear(b, sb) c = Conv {attrs} (dx, dw{", db" * bias}) {BOUNDS[bounds]} }}""".replace(
+        db = DequantizeLinear(b, sb) c = {op} {attrs} (dx, dw{", db" * bias}) {BOUNDS[bounds]} }}""".replace(
             "'n'", "n"
         ),
         opset=21,
@@ -85,6 +87,8 @@ SHAPES = {
     "channels of a signal": ((1, 6, 30), (6, 1, 5), "<group = 6, strides = [2]>"),
     "channels of one column": ((1, 16, 21, 1), (16, 1, 21, 1), "<group = 16>"),
     "long rows of channels": ((1, 64, 3, 300), (64, 1, 3, 3), "<group = 64, pads = [1, 1, 1, 1]>"),
+    "a row": ((1, 320), (1, 320), ""),
+    "rows": ((70, 33), (40, 33), ""),
     "high kernels of channels": ((1, 48, 40, 6), (48, 1, 9, 3), "<group = 48, strides = [3, 1]>"),
 }
 

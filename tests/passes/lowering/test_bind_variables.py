@@ -9,6 +9,8 @@ import pytest
 
 import penstock as ps
 from penstock.backends.native.library import library
+from penstock.ops.tensorflow.state import Store
+from penstock.types import FLOAT32, TensorType
 from tests.support.tf_graphs import Builder, Shape, Type
 
 EXECUTORS = ("linear", "dataflow", "parallel", "streams", "frames", "interpret")
@@ -63,3 +65,19 @@ def test_read_concat_and_assignment_are_steps_of_one_call_without_handles():
     assert "varhandle" not in source
     steps = re.findall(r"^    # (\w+)_\d+\(", source, re.MULTILINE)
     assert steps == ["readvariableop", "concat", "assignvariableop"]
+
+
+@pytest.mark.skipif(library() is None, reason="there are no compiled kernels")
+def test_compiled_assignment_writes_over_an_array_that_nothing_else_holds():
+    assign = library().functions.variable_assign
+    variable = Store().variable("v", TensorType(FLOAT32, (3,)))
+    assign(variable, None, np.float32([1, 2, 3]))
+    address = variable.value.ctypes.data
+    assign(variable, None, np.float32([4, 5, 6]))
+    assert variable.value.ctypes.data == address
+    held = variable.read()
+    assign(variable, None, np.float32([7, 8, 9]))
+    assign(variable, None, np.arange(6, dtype=np.float32)[::2])
+    assert held.tolist() == [4, 5, 6]
+    assert variable.value.tolist() == [0, 2, 4]
+    assert not variable.value.flags.writeable

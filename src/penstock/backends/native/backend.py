@@ -46,10 +46,11 @@ _CODE_CONVOLUTION, _CODE_SECONDS = (
 )
 
 
-def _is_convolution_of_codes(node: Node) -> bool:
+def _is_product_of_codes(node: Node) -> bool:
     """Whether a fused node may be one that ``code_convolution`` has a kernel for."""
     names = [part.op.full_name for part in parts(node)]
-    return names[0] == "DequantizeLinear" and "Conv" in names and names[-1] == "QuantizeLinear"
+    product = "Conv" in names or "Gemm" in names
+    return names[0] == "DequantizeLinear" and product and names[-1] == "QuantizeLinear"
 
 
 def _below_numpy(node: Node) -> float:
@@ -79,14 +80,14 @@ def _by_result(node: Node) -> float:
 
 
 def _by_program(node: Node) -> float:
-    if _is_convolution_of_codes(node):
+    if _is_product_of_codes(node):
         return float(_CODE_SECONDS(node))
     element_ns = estimated_ns(node)
     return math.inf if element_ns is None else _by_memory(node, element_ns)
 
 
 def _fused_call(site: Site) -> NativeCall | None:
-    return (_CODE_CONVOLUTION if _is_convolution_of_codes(site.node) else elementwise_call)(site)
+    return (_CODE_CONVOLUTION if _is_product_of_codes(site.node) else elementwise_call)(site)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Convolutions of 8-bit codes between DequantizeLinear and QuantizeLinear, channels innermost."""
+"""Convolutions of 8-bit codes between DequantizeLinear and QuantizeLinear, channels innermost.
+
+A product with constant weights (Gemm) is one of images of one element.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,12 @@ from penstock.types import FLOAT32, TensorType
 _PANEL, _COPY, _ROWS, _PAIRS, _MOST_CHANNELS = 32, 65536, 64, 32768, 4096
 _LEAST, _MOST = 1e-30, 1e30
 _FLOPS_PER_NS, _COPIES_PER_NS = 200.0, 16.0
-# What estimates know: nanoseconds of a call, of PANEL codes, of a line that a position sees; of a
-# code in groups of one filter, a pair to copy, and to multiply; codes to copy, and of weights, in a
-# nanosecond; and operations, to those of integer products that are not in the cache.
-_CALL_NS, _PANEL_NS, _LINE_NS, _CODE_NS, _PAIR_NS, _MADD_NS = 1600.0, 10.4, 6.9, 0.55, 0.13, 0.074
+# What estimates know: nanoseconds of a call of either operation, of PANEL codes, of a line that a
+# position sees; of a code in groups of one filter, a pair to copy, and to multiply; codes to copy,
+# and of weights, in a nanosecond; and operations, to those of integer products that are not in the
+# cache.
+_CALL_NS = {"Conv": 1600.0, "Gemm": 600.0}  # less than oneDNN's of the same by as much
+_PANEL_NS, _LINE_NS, _CODE_NS, _PAIR_NS, _MADD_NS = 10.4, 6.9, 0.55, 0.13, 0.074
 _LINES_PER_NS, _WEIGHTS_PER_NS, _CACHED = 47.0, 60.0, 2.0
 
 
@@ -56,7 +61,7 @@ class _Chain(NamedTuple):
 
 def code_seconds(node: Node) -> float:
     """An estimate of the time, of products and of copies of what each position sees."""
-    conv, loaded = next(part for part in parts(node) if part.op.name == "Conv"), library()
+    conv, loaded = next(part for part in parts(node) if part.op.name in _CALL_NS), library()
     types_ = [v.type for v in (conv.inputs[1], node.outputs[0]) if v is not None]
     tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
     if loaded is None or len(tensors) < 2:
@@ -72,7 +77,7 @@ def code_seconds(node: Node) -> float:
         codes_ns = elements / filters * (_up(filters, _PANEL) / _PANEL * _PANEL_NS + of_position)
         codes_ns += flops(node) / (_CACHED * loaded.functions.integer_speed)
         codes_ns += w.elements / _WEIGHTS_PER_NS
-    return (_CALL_NS + codes_ns) * 1e-9
+    return (_CALL_NS[conv.op.name] + codes_ns) * 1e-9
 
 
 def code_convolution(site: Site) -> NativeCall | None:
@@ -80,10 +85,10 @@ def code_convolution(site: Site) -> NativeCall | None:
     input and for the output, all of them constant."""
     chain = _chain(site)
     x = None if chain is None else site.input(chain.x.tensor)
-    if chain is None or x is None:
+    if chain is None or x is None or not _is_plain(chain.node):
         return None
     y, w, sizes, group = site.output(), chain.weights, x.dims[2:], chain.node.attrs.get("group", 1)
-    if not 1 <= len(sizes) <= 2 or 0 in (*x.dims, *y.dims, *w.shape):
+    if len(sizes) > 2 or 0 in (*x.dims, *y.dims, *w.shape):
         return None
     if group != 1 and (w.shape[1] != 1 or group != x.dims[1]):
         return None
@@ -103,7 +108,7 @@ def code_convolution(site: Site) -> NativeCall | None:
         words = list(call.words)
         for place, i, type_ in ((-2, chain.x.tensor, x), (-1, len(site.constants), y)):
             image, channel, *spatial = strides[i] or packed_strides(type_.dims, 1)
-            spatial = [0] * (2 - len(sizes)) + spatial
+            spatial = [image] * (2 - len(sizes)) + spatial
             steps = [image, channel, *(spatial[::-1] if turned else spatial)]
             words[place] = np.array(steps, np.int64)
         return replace(call, words=tuple(words))
@@ -205,7 +210,7 @@ def _chain(site: Site) -> _Chain | None:
     region = site.node.attrs["region"]
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     nodes = list(region.nodes)
-    conv = next(node for node in nodes if node.op.name == "Conv")
+    conv = next(node for node in nodes if node.op.name in _CALL_NS)
     at = nodes.index(conv)
     if any(node.op.name != "DequantizeLinear" for node in nodes[:at]):
         return None
@@ -238,6 +243,13 @@ def _chain(site: Site) -> _Chain | None:
     bounds = np.array([low, high, 0.0])
     bounds.view(np.int64)[2] = zero
     return _Chain(conv, x, less.astype(INT8), (codes, w.zero), factors, offsets, bounds)
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a node is Conv, or Gemm of rows with the rows of weights, and nothing more."""
+    factors = [node.attrs.get(name, 1.0) for name in ("alpha", "beta")]
+    turned = [node.attrs.get(name, 0) for name in ("transA", "transB")]
+    return node.op.name == "Conv" or (factors == [1.0, 1.0] and turned == [0, 1])
 
 
 def _codes(site: Site, place: Mapping[Value | None, int], node: Node) -> _Codes | None:

@@ -127,6 +127,15 @@ class OperatorConversion(NodeBuilder):
         """Emit an operation of the domain "tensorflow" as the final node."""
         self.emit_final(op, inputs, attrs, domain=TENSORFLOW)
 
+    def reshaped(self, value: Value, shape: Value) -> Value:
+        """A value in another shape; of one that was dequantised, the codes are reshaped."""
+        node = value.producer
+        if node is None or node.op.name != "DequantizeLinear":
+            return self.emit("Reshape", [value, shape], allowzero=1)
+        codes, *scales = node.inputs
+        codes = self.emit("Reshape", [codes, shape], allowzero=1)
+        return self.emit("DequantizeLinear", [codes, *scales], node.attrs)
+
     def cast_final(self, value: Any, dtype: np.dtype | None, op: str = "Cast") -> None:
         if dtype is None:
             raise InexpressibleError("its output is a handle")

@@ -145,7 +145,7 @@ def fully_connected(c: OperatorConversion) -> None:
     if not matrix and not c.option("keep_num_dims", "FullyConnectedOptions"):
         width = c.emit("Shape", [weights], start=1)
         flat = c.emit("Concat", [c.constant([-1]), width], axis=0)
-        x, matrix = c.emit("Reshape", [x, flat], allowzero=1), True
+        x, matrix = c.reshaped(x, flat), True
     if matrix:
         c.emit_activated("Gemm", [x, weights, bias], {"transB": 1}, kind="FullyConnectedOptions")
         return

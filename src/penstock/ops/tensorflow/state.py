@@ -2,7 +2,8 @@
 
 The node of a variable has its ``store`` among its attributes, which all nodes of a model share and
 each session has for itself (``own_stores``). A handle is the ``_Variable``; the arrays in it are
-never changed, only replaced, so that a reader may keep one.
+replaced rather than changed, so that a reader may keep one; only an array that nothing else holds
+is written over by compiled assignments.
 """
 
 from __future__ import annotations

@@ -141,8 +141,9 @@ PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ssize_t c
     return (PyObject *)y;
 }
 
-/* Variables (ops/tensorflow/state.py): objects with a `value`, an array that is never changed, and
-   the methods `read` and `assign`, which check what is not the same as the time before. */
+/* Variables (ops/tensorflow/state.py): objects with a `value`, an array that is never changed while
+   anything else holds it, and the methods `read` and `assign`, which check what is not the same as
+   the time before. */
 
 static PyObject *value_name(void)
 {
@@ -192,7 +193,14 @@ PyObject *variable_assign(PyObject *module, PyObject *const *arguments, Py_ssize
     PyArrayObject *given = (PyArrayObject *)arguments[2], *old = value_like(arguments[0], given);
     if (!old)
         return PyErr_Occurred() ? NULL : PyObject_CallMethod(arguments[0], "assign", "O", given);
+    /* Without readers, who would hold it too, its memory is used again. */
+    int own = Py_REFCNT((PyObject *)old) == 2 && PyArray_CHKFLAGS(old, NPY_ARRAY_OWNDATA);
+    own = own && PyArray_IS_C_CONTIGUOUS(given) && is_plain(given);
+    if (own)
+        memcpy(PyArray_DATA(old), PyArray_DATA(given), PyArray_NBYTES(old));
     Py_DECREF((PyObject *)old);
+    if (own)
+        Py_RETURN_NONE;
     PyObject *copy = array_copied(NULL, arguments[2]);
     if (!copy)
         return NULL;
