@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, reduce
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,16 +31,41 @@ class ShapeError(ValueError):
     kernels; their callers add the node and its origin."""
 
 
-class _Cached:
-    """What ``TensorType`` computes when it is first asked."""
+class _Sizes:
+    """What a ``TensorType`` computes when it is first asked, and then has as plain attributes: they
+    are read many times for every value of a model."""
 
-    __slots__ = ("_elements",)
+    __slots__ = ("dims", "elements", "nbytes", "static")
 
-    _elements: int
+    static: bool
+    """Whether dtype and every dim are known, so that memory can be planned."""
+    elements: int
+    """The number of elements of a static tensor, -1 of others."""
+    dims: tuple[int, ...]
+    """The shape of a static type."""
+    nbytes: int
+    """Bytes of a static tensor as NumPy stores it (4-bit types take a byte an element)."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _Sizes.__slots__:
+            raise AttributeError(f"a TensorType has no attribute {name!r}")
+        assert isinstance(self, TensorType)
+        dtype, shape, put = self.dtype, self.shape, object.__setattr__
+        dims = () if shape is None else tuple([dim for dim in shape if isinstance(dim, int)])
+        known = dtype is not None and shape is not None and len(dims) == len(shape)
+        elements = math.prod(dims) if known else -1
+        static = elements >= 0
+        put(self, "static", static)
+        put(self, "elements", elements)
+        if static and dtype is not None:
+            put(self, "dims", dims)
+            put(self, "nbytes", elements * dtype.itemsize)
+        assert static or name in ("static", "elements"), self
+        return getattr(self, name)
 
 
 @dataclass(frozen=True, slots=True)
-class TensorType(_Cached):
+class TensorType(_Sizes):
     """Element type and shape of a tensor; ``None`` where unknown.
 
     ``data`` holds the elements, row-major, of a tensor of integers or truth values of rank 0 or 1
@@ -67,38 +92,6 @@ class TensorType(_Cached):
     @property
     def rank(self) -> int | None:
         return None if self.shape is None else len(self.shape)
-
-    @property
-    def static(self) -> bool:
-        """Whether dtype and every dim are known, so that memory can be planned."""
-        try:
-            return self._elements >= 0  # asked many times for every value of a model
-        except AttributeError:
-            return self.elements >= 0
-
-    @property
-    def elements(self) -> int:
-        """The number of elements of a static tensor, -1 of others."""
-        try:
-            return self._elements
-        except AttributeError:
-            dims = [dim for dim in self.shape or () if isinstance(dim, int)]
-            known = self.dtype is not None and self.shape is not None
-            elements = math.prod(dims) if known and len(dims) == len(self.shape or ()) else -1
-            object.__setattr__(self, "_elements", elements)
-            return elements
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """The shape of a static type."""
-        assert self.static, self
-        return self.shape  # type: ignore[return-value]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a static tensor as NumPy stores it (4-bit types take a byte an element)."""
-        assert self.static and self.dtype is not None, self
-        return self._elements * self.dtype.itemsize
 
     def without_data(self) -> TensorType:
         return self if self.data is None else replace(self, data=None)

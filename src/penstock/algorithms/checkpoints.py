@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -79,14 +79,14 @@ def paced(items: Iterable[T]) -> Iterator[T]:
     if isinstance(items, list) and len(items) <= CHECK_EVERY:  # of most models all
         checkpoint()
         return iter([*items])
-    return _in_batches(items)
+    return chain.from_iterable(_batches(items))
 
 
-def _in_batches(items: Iterable[T]) -> Iterator[T]:
+def _batches(items: Iterable[T]) -> Iterator[list[T]]:
     rest = iter(items)
     while batch := list(islice(rest, CHECK_EVERY)):
         checkpoint()
-        yield from batch
+        yield batch
 
 
 def await_release(lock: threading.Lock) -> None:

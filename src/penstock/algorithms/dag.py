@@ -55,14 +55,14 @@ class Dag:
             if not (0 <= a < n and 0 <= b < n):
                 raise ValueError(f"edge {a} -> {b} leaves the graph, whose n is {n}")
             outgoing[a].append(b)
-        succ = tuple(tuple(sorted(set(after))) for after in outgoing)
+        succ = tuple([tuple(sorted(set(after))) for after in outgoing])
         incoming: list[list[int]] = [[] for _ in range(n)]
         for a, after in enumerate(paced(succ)):
             for b in after:
                 incoming[b].append(a)
         pred = tuple(map(tuple, incoming))
         _refuse_cycles(succ, pred)
-        ordered = tuple((a, b) for a, after in enumerate(succ) for b in after)
+        ordered = tuple([(a, b) for a, after in enumerate(succ) for b in after])
         for name, value in (("n", n), ("edges", ordered), ("succ", succ), ("pred", pred)):
             object.__setattr__(self, name, value)  # the class is frozen
 

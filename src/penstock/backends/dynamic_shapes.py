@@ -235,8 +235,9 @@ def _empty_results(node: Node) -> Callable[..., Any] | None:
 def plausible(node: Node) -> Node:
     """The node with plausible dims in place of unknown ones, for estimates; the node itself if all
     are known, or no guess fits the operation."""
-    types = _types(node.inputs)
-    tensors = None if _are_static([*types, *_types(node.outputs)]) else _tensors(types)
+    if _are_static(_types((*node.inputs, *node.outputs))):
+        return node
+    tensors = _tensors(_types(node.inputs))
     guesses = [] if tensors is None else [guess for guess, _ in _guessed_nodes(node, tensors)]
     return next((guess for guess in guesses if _are_static(_types(guess.outputs))), node)
 
@@ -338,7 +339,7 @@ def _types(values: Sequence[Value | None]) -> list[Type | None]:
 
 
 def _are_static(types: Sequence[Type | None]) -> bool:
-    return all(t is None or (isinstance(t, TensorType) and t.static) for t in types)
+    return False not in [t is None or (isinstance(t, TensorType) and t.static) for t in types]
 
 
 def _tensors(types: Sequence[Type | None]) -> list[TensorType | None] | None:

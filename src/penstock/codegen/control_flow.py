@@ -27,8 +27,7 @@ from typing import NamedTuple, TypeGuard
 
 from penstock.codegen.steps import StepWriter, comment
 from penstock.ops.onnx.control_flow import ScanLayout, row_type
-from penstock.plan.plan import Carry, Step
-from penstock.plan.tasks import reads
+from penstock.plan.plan import Carry, Step, reads
 from penstock.types import MapType, SequenceType, TensorType, Type
 
 

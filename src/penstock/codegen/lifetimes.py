@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.algorithms.checkpoints import paced
-from penstock.plan.plan import Block, Plan, Slot, SlotKind, Step
-from penstock.plan.tasks import Tasks, reads
+from penstock.plan.plan import Block, Plan, Slot, SlotKind, Step, reads
+from penstock.plan.tasks import Tasks
 
 
 class Lifetimes:

@@ -25,8 +25,8 @@ from penstock.executors.turn import Turn
 from penstock.host.event_watch import EVENTS
 from penstock.host.threads import Workers
 from penstock.ir.op import Outcome
-from penstock.plan.plan import walk
-from penstock.plan.tasks import Tasks, are_asynchronous, has_effect
+from penstock.plan.plan import has_effect, walk
+from penstock.plan.tasks import Tasks, are_asynchronous
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from penstock.errors import Unsupported
 from penstock.ir.op import Role
 from penstock.plan.grouping import ClusteredGrouping, Seconds
 from penstock.plan.plan import StepTable
-from penstock.plan.tasks import step_dag
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def forecast(plan: StepTable, seconds: Seconds, workers: int) -> Forecast:
     if workers < 1:
         raise ValueError(f"a machine with {workers} workers cannot run anything")
     whole = ClusteredGrouping(plan, seconds, 1)
-    dag = step_dag(plan.slots, plan.steps)
+    dag = plan.dag
     single = [whole.seconds(step) for step in plan.steps]
     makespan = place(dag, [[seconds] for seconds in single], workers=[workers]).makespan
     least = critical_path(dag, single), bound(dag, single, workers)

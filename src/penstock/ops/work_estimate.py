@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 from penstock.ir.graph import Node
-from penstock.ops.internal.fused import is_fused, parts
+from penstock.ops.internal.fused import FUSED
 from penstock.types import ANY, STRING, TensorType, Type
 
 WORTH_THREADS = 500_000
@@ -31,18 +31,25 @@ _OWN_ORDER_READERS = _OWN_ORDER | {"Flatten", "Squeeze", _OUTSIDE}
 def flops(node: Node) -> int:
     """Estimate the floating-point operations of one run of ``node``; 0 if its shapes are unknown. A
     multiplication and an addition count as two, as in the published figures of networks."""
-    if is_fused(node):
-        return sum([flops(part) for part in parts(node)])
-    output = [*[v.type for v in node.outputs if v is not None], ANY][0]
-    if not _is_static(output):
+    op = node.op
+    if op is FUSED:
+        return sum(map(flops, node.attrs["region"].nodes))
+    shapes: list[tuple[int, ...] | None] = []
+    most = 0
+    # Asked for each node and each backend: one loop instead of calls for each value.
+    for value in (*node.inputs, next(filter(None, node.outputs), None)):
+        type_ = None if value is None else value.type
+        static = isinstance(type_, TensorType) and type_.static and type_.dtype is not STRING
+        if isinstance(type_, TensorType) and static:
+            shapes.append(type_.dims)
+            most = max(most, type_.elements)
+        else:
+            shapes.append(None)
+    result = shapes.pop()
+    if result is None:
         return 0
-    inputs = [ANY if v is None else v.type for v in node.inputs]
-    elements = max([output.elements, *map(_elements, inputs)])
-    if node.op.work is None:
-        return elements
-    dims = [t.dims if _is_static(t) else None for t in inputs]
     try:
-        return node.op.work(node.attrs, dims, output.dims) or elements
+        return op.work(node.attrs, shapes, result) or most if op.work is not None else most
     except (IndexError, ValueError):  # inputs that the operation does not take: the run fails
         return 0
 
@@ -92,13 +99,6 @@ def wanted_in_own_order(node: Node, readers: Sequence[Node | None]) -> float:
 def _copy_seconds(image: TensorType) -> float:
     few = len(image.dims) > 1 and image.dims[1] < _FEW_CHANNELS
     return _COPY_S + image.nbytes / (_FEW_REORDERED_PER_S if few else _REORDERED_PER_S)
-
-
-def _elements(type_: Type) -> int:
-    """The number of elements of a tensor of numbers of static shape, -1 of all else."""
-    if isinstance(type_, TensorType) and type_.dtype is not STRING:
-        return type_.elements
-    return -1
 
 
 def _is_static(type_: Type) -> TypeGuard[TensorType]:

@@ -41,8 +41,8 @@ from penstock.algorithms.arena_planner import (
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.ordering import memory_order
 from penstock.algorithms.records import dataclass
-from penstock.plan.plan import Plan, Slot, SlotKind, Step, memory_of
-from penstock.plan.tasks import Tasks, reads, step_dag
+from penstock.plan.plan import Plan, Slot, SlotKind, Step, memory_of, reads
+from penstock.plan.tasks import Tasks
 from penstock.types import TensorType
 
 
@@ -70,7 +70,7 @@ def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     best = replace(best, by=partial(plan_arena, plan))
     if len(plan.steps) <= 2:
         return best
-    dag = step_dag(plan.slots, plan.steps)
+    dag = plan.dag
     if all(len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in range(dag.n)):
         return best  # chains have no other order that could pay
     order = memory_order(dag, _released_outputs(plan))
@@ -94,7 +94,7 @@ class SavedArena:
 def restored_arena(plan: Plan, saved: SavedArena) -> ArenaPlan | None:
     """The arena plan that was saved for an equal plan; None if it is not one for this plan: steps
     would run before those that they depend on, or buffers overlap that are live at once."""
-    dag = step_dag(plan.slots, plan.steps)
+    dag = plan.dag
     position = {step: i for i, step in enumerate(saved.order)}
     if len(saved.order) != dag.n or position.keys() != set(range(dag.n)):
         return None

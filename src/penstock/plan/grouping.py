@@ -11,8 +11,8 @@ from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import list_schedule
 from penstock.algorithms.ordering import critical_path
-from penstock.plan.plan import Step, StepTable, walk
-from penstock.plan.tasks import Grouping, are_asynchronous, nests_deep, step_dag
+from penstock.plan.plan import Step, StepTable, step_dag, walk
+from penstock.plan.tasks import Grouping, are_asynchronous, nests_deep
 
 Seconds = Callable[[Step], float]
 
@@ -35,8 +35,8 @@ def is_chain(plan: StepTable) -> bool:
     steps = plan.steps
     if any(step.control for step in steps):
         return False
-    dag = step_dag(plan.slots, steps)
-    return sum(not b for b in dag.pred) <= 1 and all(len(after) <= 1 for after in dag.succ)
+    dag = plan.dag
+    return dag.pred.count(()) <= 1 and max(map(len, dag.succ), default=0) <= 1
 
 
 class OrderedGrouping(Grouping):
@@ -114,8 +114,7 @@ class ClusteredGrouping(Grouping):
         if self.workers == 1 or is_chain(self.plan) or self.serial < WORTH_S:
             return False
         graphs = any(step.control for step in steps)
-        dag = step_dag(self.plan.slots, steps)
-        longest = critical_path(dag, list(map(self.seconds, steps)))
+        longest = critical_path(self.plan.dag, list(map(self.seconds, steps)))
         if not graphs and longest > _CHAIN * self.serial:
             return False
         return self.makespan < _CHAIN * self.serial
@@ -140,7 +139,8 @@ class ClusteredGrouping(Grouping):
         """The groups of the grain with the least simulated makespan, and that makespan."""
         key = tuple(steps)
         if key not in self._grouped:
-            dag = dag or step_dag(self.plan.slots, steps)
+            outermost = steps is self.plan.steps
+            dag = dag or (self.plan.dag if outermost else step_dag(self.plan.slots, steps))
             self._grouped[key] = self._group(steps, dag)
         return self._grouped[key]
 

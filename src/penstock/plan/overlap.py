@@ -18,8 +18,8 @@ from collections.abc import Container, Mapping, Sequence
 from itertools import chain
 
 from penstock.algorithms.checkpoints import paced
-from penstock.plan.plan import Carry, Slot, Step, memory_of, walk
-from penstock.plan.tasks import Draft, Overlap, has_effect, reads
+from penstock.plan.plan import Carry, Slot, Step, has_effect, memory_of, reads, walk
+from penstock.plan.tasks import Draft, Overlap
 
 HOST_STREAM = -1
 

@@ -37,10 +37,13 @@ order in which its steps run, or its tasks, to decide (``arena_layout``).
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.dag import Dag
 from penstock.algorithms.records import dataclass
 from penstock.ir.contract import Contract
 from penstock.ir.graph import Graph, Node, Value
@@ -151,7 +154,7 @@ class Step:
         return self.kernel is None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StepTable:
     """The steps of a graph and the slots that they read and write, as observers see them: in no
     particular order, and wherever values live. ``constants`` has those of the graphs that it calls,
@@ -167,6 +170,11 @@ class StepTable:
     def walk(self) -> Iterator[Step]:
         """Every step, those of blocks after the step that carries them."""
         return walk(self.steps)
+
+    @cached_property
+    def dag(self) -> Dag:
+        """The dependencies between the outermost steps."""
+        return step_dag(self.slots, self.steps)
 
     @property
     def constant_bytes(self) -> int:
@@ -187,7 +195,7 @@ class StepTable:
         return sum(seen.values())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Plan(StepTable):
     """A compiled graph. ``steps`` are in an order in which they can run."""
 
@@ -218,3 +226,57 @@ def memory_of(slots: Sequence[Slot], index: int) -> tuple[int, ...]:
     if slot.kind is SlotKind.ARENA:
         return (index,)
     return (slot.base,) if slot.kind is SlotKind.ALIAS else slot.roots
+
+
+def step_dag(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
+    """The dependencies between steps of one block: through slots, control inputs and effects. Those
+    of asynchronous kernels come at any time, as they do in frames."""
+    producer = {slot: i for i, step in enumerate(steps) for slot in step.outputs if slot >= 0}
+    place = {step.node: i for i, step in enumerate(steps)}
+    edges = []
+    effect = -1
+    for i, step in enumerate(paced(steps)):
+        for slot in reads(step):
+            source = producer.get(slot, producer.get(slots[slot].base, -1))
+            if source >= 0 and source != i:
+                edges.append((source, i))
+        if step.node.control_inputs:
+            edges.extend((a, i) for a in _waits(step.node, place))
+        if has_effect(step) or (step.blocks and any(map(has_effect, walk((step,))))):
+            if effect >= 0:
+                edges.append((effect, i))
+            effect = i
+    return Dag(len(steps), edges)
+
+
+def has_effect(step: Step) -> bool:
+    """Whether a step must keep its place among others with effects."""
+    return not step.node.op.pure and (step.kernel is None or step.kernel.begin is None)
+
+
+def _waits(node: Node, place: Mapping[Node, int]) -> Iterator[int]:
+    """The steps that ``node`` waits for by its control inputs; for a control input without a step,
+    the steps that the control input reads or waits for."""
+    stack = list(node.control_inputs)
+    seen = set(stack)
+    while stack:
+        before = stack.pop()
+        if before in place:
+            yield place[before]
+            continue
+        producers = [v.producer for v in before.inputs if v is not None and v.producer is not None]
+        for source in (*producers, *before.control_inputs):
+            if source not in seen:
+                seen.add(source)
+                stack.append(source)
+
+
+def reads(step: Step) -> Sequence[int]:
+    """The slots that a step reads, and those that steps and outputs of its blocks read."""
+    slots = [slot for slot in step.inputs if slot >= 0]
+    for block in step.blocks:
+        slots += block.outputs
+    for block in step.blocks:
+        for inner in block.steps:
+            slots += reads(inner)
+    return slots

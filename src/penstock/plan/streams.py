@@ -27,7 +27,7 @@ from penstock.backends.base import Device
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, control_flow_cost
 from penstock.plan.overlap import Overlaps
-from penstock.plan.plan import Plan, Step, StepTable
+from penstock.plan.plan import Plan, Step, StepTable, step_dag
 from penstock.plan.tasks import (
     Arranger,
     Draft,
@@ -36,7 +36,6 @@ from penstock.plan.tasks import (
     Tasks,
     arrange,
     nests_deep,
-    step_dag,
 )
 
 # Several streams must take less than this part of the time of one.

@@ -33,9 +33,8 @@ from penstock.algorithms.checkpoints import checkpoint, paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import ranks, topological_order
 from penstock.algorithms.records import dataclass
-from penstock.ir.graph import Node
 from penstock.ops.work_estimate import seconds as estimated
-from penstock.plan.plan import Plan, Slot, SlotKind, Step, walk
+from penstock.plan.plan import Plan, SlotKind, Step, reads, step_dag, walk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,57 +193,6 @@ def _nesting(step: Step) -> tuple[int, int]:
 def arrange(plan: Plan, grouping: Grouping) -> Tasks:
     """The tasks of ``plan``, with its steps grouped by ``grouping``."""
     return Arranger(plan, grouping).arrange()
-
-
-def step_dag(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
-    """The dependencies between steps of one block: through slots, control inputs and effects. Those
-    of asynchronous kernels come at any time, as they do in frames."""
-    producer = {slot: i for i, step in enumerate(steps) for slot in step.outputs if slot >= 0}
-    place = {step.node: i for i, step in enumerate(steps)}
-    edges = []
-    effect = -1
-    for i, step in enumerate(paced(steps)):
-        for slot in reads(step):
-            source = producer.get(slot, producer.get(slots[slot].base, -1))
-            if source >= 0 and source != i:
-                edges.append((source, i))
-        if step.node.control_inputs:
-            edges.extend((a, i) for a in _waits(step.node, place))
-        if any(map(has_effect, walk((step,)))):
-            if effect >= 0:
-                edges.append((effect, i))
-            effect = i
-    return Dag(len(steps), edges)
-
-
-def has_effect(step: Step) -> bool:
-    """Whether a step must keep its place among others with effects."""
-    return not step.node.op.pure and (step.kernel is None or step.kernel.begin is None)
-
-
-def _waits(node: Node, place: Mapping[Node, int]) -> Iterator[int]:
-    """The steps that ``node`` waits for by its control inputs; for a control input without a step,
-    the steps that the control input reads or waits for."""
-    stack = list(node.control_inputs)
-    seen = set(stack)
-    while stack:
-        before = stack.pop()
-        if before in place:
-            yield place[before]
-            continue
-        producers = [v.producer for v in before.inputs if v is not None and v.producer is not None]
-        for source in (*producers, *before.control_inputs):
-            if source not in seen:
-                seen.add(source)
-                stack.append(source)
-
-
-def reads(step: Step) -> Iterator[int]:
-    """The slots that a step reads, and those that steps and outputs of its blocks read."""
-    for inner in walk((step,)):
-        yield from (slot for slot in inner.inputs if slot >= 0)
-        for block in inner.blocks:
-            yield from block.outputs
 
 
 def touches(step: Step, *, inside: bool = True) -> Iterator[int]:

@@ -102,11 +102,12 @@ class CostTable:
 
     def knows(self, operation: str) -> bool:
         """Whether any node of an operation was measured on any backend."""
-        records = self._loaded()
-        with self._lock:
-            if self._operations is None:
-                self._operations = {group[1] for group in records}
-            return operation in self._operations
+        operations = self._operations
+        if operations is None:
+            records = self._loaded()
+            with self._lock:
+                operations = self._operations = {group[1] for group in records}
+        return operation in operations
 
     def lookup(self, backend: str, where: NodeSignature, threads: int) -> float | None:
         """The mean seconds of nodes of just this signature; None if none was measured."""

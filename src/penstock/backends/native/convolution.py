@@ -33,16 +33,10 @@ class _Spread(NamedTuple):
     splits: int
     lead: int
     taps: list[list[tuple[int, int, int]]]
-
-    @property
-    def elements(self) -> int:
-        """Of a phase."""
-        return -(-self.axis.count // self.phases)
-
-    @property
-    def reach(self) -> int:
-        """Elements that a window sees of a split, but for one."""
-        return max(at for phase in self.taps for _, _, at in [(0, 0, 0), *phase])
+    elements: int
+    """of a phase"""
+    reach: int
+    """elements that a window sees of a split, but for one"""
 
     def words(self, block: int) -> np.ndarray:
         axis = self.axis
@@ -135,7 +129,7 @@ def _spread(axis: Window, transposed: bool) -> _Spread:
     stride, steps = axis.stride, [k * axis.dilation for k in range(axis.kernel)]
     if not transposed:
         taps = [(k, step % stride, step // stride) for k, step in enumerate(steps)]
-        return _Spread(axis, 1, stride, axis.begin, [taps])
+        return _Spread(axis, 1, stride, axis.begin, [taps], axis.count, _reach(taps))
     seen = [
         [
             (k, (r + axis.begin - at) // stride)
@@ -145,7 +139,13 @@ def _spread(axis: Window, transposed: bool) -> _Spread:
         for r in range(stride)
     ]
     lead = -min([0, *[at for phase in seen for _, at in phase]])
-    return _Spread(axis, stride, 1, lead, [[(k, 0, at + lead) for k, at in p] for p in seen])
+    taps_of = [[(k, 0, at + lead) for k, at in phase] for phase in seen]
+    reach = max(map(_reach, taps_of))
+    return _Spread(axis, stride, 1, lead, taps_of, -(-axis.count // stride), reach)
+
+
+def _reach(taps: Sequence[tuple[int, int, int]]) -> int:
+    return max([0, *[at for _, _, at in taps]])
 
 
 def _blocks(rows: _Spread, columns: _Spread, copied: int) -> tuple[int, int] | None:

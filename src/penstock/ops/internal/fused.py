@@ -121,4 +121,4 @@ def is_fused(node: Node) -> bool:
 
 def parts(node: Node) -> tuple[Node, ...]:
     """The nodes in ``node``: itself, if it is not fused."""
-    return node.attrs["region"].nodes if is_fused(node) else (node,)
+    return node.attrs["region"].nodes if node.op is FUSED else (node,)
