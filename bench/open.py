@@ -75,15 +75,15 @@ def watch(clock: Clock) -> None:
     """Let the clock see the stages of all sessions."""
     from penstock.passes.lowering.assign_backends import AssignBackends
     from penstock.passes.lowering.fuse import Fuse
-    from penstock.session import session, stages
+    from penstock.session import lowering, session, stages
     from penstock.session.compiler import Compiler
 
     clock.replace(session, "load", "load")
     clock.replace(Compiler, "structure", "simplify")
-    clock.replace(stages, "optimize", "simplify")
+    clock.replace(lowering, "optimize", "simplify")
     clock.replace(Fuse, "run", "fuse")
     clock.replace(AssignBackends, "run", "place")
-    clock.replace(stages, "run_passes", "lower")
+    clock.replace(lowering, "run_passes", "lower")
     clock.replace(stages, "compile_plan", "plan")
     for name in ("arrange", "plan_arena", "plan_arena_for_tasks"):
         clock.replace(stages, name, "schedule")

@@ -11,7 +11,6 @@ were measured.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -50,9 +49,7 @@ config = {{"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "CACHE
 outputs = list(openvino.Core().compile_model({!r}, "CPU", config)(feeds).values())
 """
 _ORT_FORMAT = 'options.add_session_config_entry("session.save_model_format", "ORT")\n'
-_UNCHANGED = (
-    "options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL"
-)
+_UNCHANGED = "options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL"
 _OPTIMIZED = "options.optimized_model_filepath = {!r}"
 _ANSWERED = """
 import os, time
@@ -254,8 +251,8 @@ def main() -> None:
         "# From the start of a process to the first answer",
         "",
         f"Measured on {date.today().isoformat()} by `python -m bench.start`: {machine()}.",
-        f"Milliseconds, one thread, least of {arguments.turns} turns, engines in turn. Load average "
-        f"at the start: {load:.1f}.",
+        f"Milliseconds, one thread, least of {arguments.turns} turns, engines in turn. Load "
+        f"average at the start: {load:.1f}.",
         "",
         *table(rows, arguments.engines),
         "",

@@ -6,6 +6,8 @@ and no model had to be left out, written to ``bench/models.md`` and ``bench/mode
 it is only printed, for instance:
 
     python -m bench.versus --only resnet50 silero --engines penstock onnxruntime --threads 1
+
+``python -m bench.start`` times processes from their start to the first answer of these models.
 """
 
 from __future__ import annotations

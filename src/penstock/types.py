@@ -163,17 +163,28 @@ _ML_DTYPES = (
 )
 
 
+_OWN = {name: np.dtype(name) for name in _NUMPY_DTYPES} | {"string": STRING}
+_OWN_DTYPES = frozenset(_OWN.values())
+
+
+def is_dtype(dtype: object) -> bool:
+    """Whether a tensor may have this dtype."""
+    return dtype in _OWN_DTYPES or dtype in dtypes().values()
+
+
+def dtype_named(name: str) -> np.dtype:
+    """The dtype of this name (``dtype_name``). Raises ``KeyError`` if there is none."""
+    return _OWN[name] if name in _OWN else dtypes()[name]
+
+
 @cache
 def dtypes() -> Mapping[str, np.dtype]:
-    """Every dtype that a tensor may have, by its name (``dtype_name``)."""
-    import ml_dtypes
+    """Every dtype that a tensor may have, by its name."""
+    import ml_dtypes  # 5 ms: ``dtype_named`` goes without for NumPy's own
 
-    table = {name: np.dtype(name) for name in _NUMPY_DTYPES}
     # Older versions of ml_dtypes lack some of the small types.
     small = (getattr(ml_dtypes, name, None) for name in _ML_DTYPES)
-    table.update((np.dtype(t).name, np.dtype(t)) for t in small if t is not None)
-    table["string"] = STRING
-    return table
+    return _OWN | {np.dtype(t).name: np.dtype(t) for t in small if t is not None}
 
 
 def type_of(value: object) -> Type:

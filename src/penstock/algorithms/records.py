@@ -38,6 +38,7 @@ def _defined(
     own = cls.__dict__
     has_hash = own.get("__hash__") is not None
     methods: dict[str, Any] = {}
+    cls.__doc__ = cls.__doc__ or cls.__name__  # else it is made of the signature, by ``inspect``
     cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, **more)(cls)
     fields = dataclasses.fields(cls)
     if repr:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
-from functools import cache
 from itertools import chain
 from math import prod
 
@@ -34,6 +33,7 @@ from penstock.types import (
     accepts,
     constant_type,
     dtypes,
+    is_dtype,
     type_of,
 )
 
@@ -453,7 +453,7 @@ def _type_fault(type_: Type, limits: Limits) -> str | None:
         if isinstance(type_, SequenceType | OptionalType):
             type_ = type_.element
         elif isinstance(type_, MapType):
-            if type_.key not in _known_dtypes():
+            if not is_dtype(type_.key):
                 return f"no map has keys of dtype {type_.key!r}"
             type_ = type_.value
         else:
@@ -461,13 +461,8 @@ def _type_fault(type_: Type, limits: Limits) -> str | None:
     return f"its type nests deeper than Limits.max_depth = {limits.max_depth}"
 
 
-@cache
-def _known_dtypes() -> frozenset[np.dtype]:
-    return frozenset(dtypes().values())
-
-
 def _tensor_fault(type_: TensorType, limits: Limits) -> str | None:
-    if type_.dtype is not None and type_.dtype not in _known_dtypes():
+    if type_.dtype is not None and not is_dtype(type_.dtype):
         return f"no tensor has dtype {type_.dtype!r}; use one of {', '.join(dtypes())}"
     if type_.shape is None:
         return None

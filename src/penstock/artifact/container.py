@@ -24,7 +24,6 @@ import mmap
 import os
 import struct
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ from penstock.algorithms.checkpoints import checkpoint
 from penstock.artifact import MAGIC
 from penstock.errors import InvalidModel
 from penstock.limits import Limits
-from penstock.types import STRING, dtype_name, dtypes
+from penstock.types import STRING, dtype_name, dtype_named
 
 VERSION = 1
 HEADER = struct.Struct("<8sIIQQ")
@@ -99,6 +98,8 @@ class ArtifactWriter:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file beside ``path``, which is put in the place of what is there when it is complete:
     processes that have the old one open keep it."""
+    import tempfile
+
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(descriptor, "wb") as file:
@@ -191,7 +192,7 @@ class ArtifactFile:
         what = f"its array {index}"
         try:
             name, shape, *section = entry
-            dtype = dtypes()[name]
+            dtype = dtype_named(name)
             if not all(type(dim) is int and 0 <= dim < 2**62 for dim in shape) or len(shape) > 64:
                 raise ValueError(f"{shape} is no shape")
             if dtype == STRING:

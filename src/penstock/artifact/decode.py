@@ -7,6 +7,7 @@ that nodes make get their types by inference (``analysis.type_inference``), not 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,9 @@ from penstock.artifact.container import ArtifactFile
 from penstock.errors import Unsupported
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
-from penstock.ops.internal import search, trip_count, zero_nan
-from penstock.ops.internal.case import CASE
 from penstock.ops.internal.fused import FUSED, Region
-from penstock.ops.internal.transfer import REORDER, TRANSFER
+from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import find
-from penstock.ops.tensorflow.state import Store
 from penstock.types import (
     ANY,
     MapType,
@@ -29,16 +27,21 @@ from penstock.types import (
     SequenceType,
     TensorType,
     Type,
-    dtypes,
+    dtype_named,
 )
 
 _INTERNAL = {
-    (op.domain, op.name): op
-    for op in (
-        *(CASE, FUSED, REORDER, TRANSFER, trip_count.TRIP_COUNT, zero_nan.ZERO_NAN),
-        *(search.SEARCH_START, search.SEARCH_STEP, search.SEARCH_END),
-    )
+    "Case": "case.CASE",
+    "Fused": "fused.FUSED",
+    "Reorder": "transfer.REORDER",
+    "SearchEnd": "search.SEARCH_END",
+    "SearchStart": "search.SEARCH_START",
+    "SearchStep": "search.SEARCH_STEP",
+    "Transfer": "transfer.TRANSFER",
+    "TripCount": "trip_count.TRIP_COUNT",
+    "ZeroNaN": "zero_nan.ZERO_NAN",
 }
+"""Where in ``ops.internal`` the operations of Penstock's own domain are."""
 _MOST_NESTED = 100
 
 
@@ -58,7 +61,7 @@ def decode_type(entry: Any) -> Type:
             return ANY
         case [name, dims, *data]:
             shape = None if dims is None else _dims(dims)
-            dtype = None if name is None else dtypes()[name]
+            dtype = None if name is None else dtype_named(name)
             if not data:
                 return TensorType(dtype, shape)
             # The contents, where they may take part in the arithmetic of shapes.
@@ -71,7 +74,7 @@ def decode_type(entry: Any) -> Type:
         case {"optional": element}:
             return OptionalType(decode_type(element))
         case {"map": [key, value]}:
-            return MapType(dtypes()[key], decode_type(value))
+            return MapType(dtype_named(key), decode_type(value))
     raise ValueError(f"{entry!r:.80} is no type")
 
 
@@ -89,6 +92,12 @@ def _typed(x: Any, type_: type) -> Any:
     return x
 
 
+def _store(values: dict[str, np.ndarray]) -> Any:
+    from penstock.ops.tensorflow.state import Store
+
+    return Store(values)
+
+
 class _Decoder:
     """The lists of one document."""
 
@@ -98,7 +107,7 @@ class _Decoder:
         self.ops = list(map(self.op, paced(_typed(document["ops"], list))))
         self.values = list(map(self.value, paced(_typed(document["values"], list))))
         self.stores = [
-            Store({_typed(name, str): file.array(array) for name, array in store.items()})
+            _store({_typed(name, str): file.array(array) for name, array in store.items()})
             for store in _typed(document["stores"], list)
         ]
         self.depth = 0
@@ -109,7 +118,11 @@ class _Decoder:
 
     def op(self, entry: Any) -> Op:
         domain, name, version = entry
-        op = _INTERNAL.get((domain, name)) or find(name, domain, _typed(version, int))
+        if domain == FUSED.domain and name in _INTERNAL:
+            module, _, constant = _INTERNAL[name].partition(".")
+            internal: Op = getattr(import_module(f"penstock.ops.internal.{module}"), constant)
+            return internal
+        op = find(name, domain, _typed(version, int))
         if op is None:
             full_name = f"{domain}.{name}" if domain else name
             reason = f"there is no such operation in version {version}"
@@ -195,7 +208,7 @@ class _Decoder:
         "list": lambda self, i: _numbers(self.file.array(i)),
         "tuple": lambda self, x: tuple([self.attribute(element) for element in _typed(x, list)]),
         "bytes": lambda self, x: bytes.fromhex(x),
-        "dtype": lambda self, name: dtypes()[name],
+        "dtype": lambda self, name: dtype_named(name),
         "graph": lambda self, entry: self.graph(entry),
         "store": lambda self, i: self.stores[self.index(i, self.stores)],
         "region": lambda self, entry: self.region(entry),

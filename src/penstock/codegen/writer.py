@@ -40,16 +40,18 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint, paced
 from penstock.algorithms.records import dataclass
-from penstock.codegen.control_flow import write_control_flow
 from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import ProgramNames, bind_names, program_names
 from penstock.codegen.sequences import CallSequence
 from penstock.codegen.steps import StepWriter, printable
+from penstock.host.on_demand import imported
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.plan.allocations import Allocations, allocations
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, SlotKind, Step, memory_of
 from penstock.plan.tasks import Tasks
+
+_write_control_flow = imported("penstock.codegen.control_flow.write_control_flow")
 
 # About what a line of a program takes in memory, with its step, its slots and its graph.
 _LINE_BYTES = 1500
@@ -141,7 +143,7 @@ def write_program(
     allocated = allocations(plan, arena_plan.size, limits)
     names = program_names(plan, arena_plan, shared, allocated.steps)
     lifetimes, most = Lifetimes(plan, order, tasks), limits.max_iterations
-    writer = StepWriter(plan, names, lifetimes, write_control_flow, most, tasks, observed)
+    writer = StepWriter(plan, names, lifetimes, _write_control_flow, most, tasks, observed)
     writer.counts = allocated.counts
     functions = _write_tasks(writer, tasks) if tasks else _write_run(writer, order)
     source = "\n".join(writer.lines) + "\n"

@@ -12,10 +12,10 @@ def imported(path: str) -> Callable[..., Any]:
     module, _, name = path.rpartition(".")
     function: Callable[..., Any] | None = None
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         nonlocal function
         if function is None:
             function = getattr(import_module(module), name)
-        return function(*arguments)
+        return function(*arguments, **options)
 
     return call

@@ -29,7 +29,7 @@ from penstock.types import (
     TensorType,
     Type,
     accepts,
-    dtypes,
+    is_dtype,
     type_of,
 )
 
@@ -178,7 +178,7 @@ def _fits(wanted: Type, value: Any) -> bool:
     """Whether ``value`` is a run-time value of a type."""
     if isinstance(value, np.ndarray | np.generic):
         held = TensorType(value.dtype, value.shape)
-        return value.dtype in dtypes().values() and accepts(wanted, held)
+        return is_dtype(value.dtype) and accepts(wanted, held)
     if isinstance(value, str):  # of rank 0
         return accepts(wanted, TensorType(STRING, ()))
     while isinstance(wanted, OptionalType):

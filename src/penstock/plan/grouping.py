@@ -9,7 +9,6 @@ from math import inf
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.heft import list_schedule
 from penstock.algorithms.ordering import critical_path
 from penstock.plan.plan import Step, StepTable, step_dag, walk
 from penstock.plan.tasks import Grouping, are_asynchronous, nests_deep
@@ -145,6 +144,8 @@ class ClusteredGrouping(Grouping):
         return self._grouped[key]
 
     def _group(self, steps: Sequence[Step], dag: Dag) -> tuple[list[list[int]], float]:
+        from penstock.algorithms.heft import list_schedule
+
         # Only steps of equal class may share a group: those of a queue. Expanded steps are alone.
         classes = [
             -1 - i if step.control and self.expands(step) else self.queue(step)

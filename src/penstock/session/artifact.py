@@ -16,14 +16,12 @@ from penstock.analysis.type_inference import infer_types
 from penstock.analysis.verify import verify
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graphs, decode_type
-from penstock.artifact.encode import encode_graphs, encode_type
 from penstock.backends.registry import BACKENDS, describe
 from penstock.errors import InternalError
 from penstock.executors.base import Executor
 from penstock.frontends.artifact.importer import FUNCTION, GRAPH
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Graph, Model, Value
-from penstock.ops.tensorflow.state import Store
 from penstock.plan.arena_layout import SavedArena
 from penstock.plan.plan import Plan
 from penstock.session.compiler import Compiler
@@ -71,6 +69,8 @@ def save_session(
     writer: ArtifactWriter,
 ) -> None:
     """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key."""
+    from penstock.artifact.encode import encode_graphs, encode_type
+
     graphs = {GRAPH + name: graph for name, graph in model.graphs.items()}
     graphs |= {FUNCTION + name: graph for name, graph in model.functions.items()}
     writer.document("model", encode_graphs(graphs, writer))
@@ -109,6 +109,8 @@ def _plan_document(
     executor: Executor, context: CompileContext, writer: ArtifactWriter
 ) -> dict[str, Any] | None:
     """The document of a plan; None if it does not say what it was compiled from."""
+    from penstock.artifact.encode import encode_graphs
+
     plan, arena = executor.table, executor.arena_plan
     if not isinstance(plan, Plan) or plan.graph is None:
         return None
@@ -126,6 +128,8 @@ def _plan_document(
 
 def has_state(model: Model) -> bool:
     """Whether a model has variables."""
+    from penstock.ops.tensorflow.state import Store
+
     graphs = (*model.graphs.values(), *model.functions.values())
     nodes = (node for graph in graphs for node in graph.walk())
     return any(isinstance(node.attrs.get("store"), Store) for node in nodes)

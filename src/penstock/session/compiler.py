@@ -10,9 +10,8 @@ from penstock.algorithms.checkpoints import checkpoint
 from penstock.analysis.type_inference import infer_types
 from penstock.errors import InvalidInput, InvalidModel
 from penstock.executors.base import Executor
+from penstock.host.on_demand import imported
 from penstock.ir.graph import Graph, is_framed
-from penstock.passes.context import Unraised
-from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
 from penstock.session import stages
 from penstock.session.feeds import check_dims
 from penstock.session.stages import CompileContext, Feeds, SavedPlan
@@ -20,28 +19,28 @@ from penstock.session.subgraphs import Subgraph, compile_guard
 
 if TYPE_CHECKING:
     from penstock.observers.profile import Profile
+    from penstock.passes.context import Unraised
     from penstock.plan.grouping import Seconds
     from penstock.plan.plan import StepTable
     from penstock.plan.streams import StreamSchedules
 
 Stage = Callable[[Any, CompileContext], Any]
 
-_FOR_SHAPES: tuple[Stage, ...] = (stages.specialise, stages.optimise)
-_PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, stages.lower_graph, stages.plan_slots)
+# Passes are imported where they run: plans that were saved need none.
+_lower_graph: Callable[..., Any] = imported("penstock.session.lowering.lower_graph")
+_FOR_SHAPES: tuple[Stage, ...] = (
+    stages.specialise,
+    imported("penstock.session.lowering.optimise"),
+)
+_PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, _lower_graph, stages.plan_slots)
 _BOUND: tuple[Stage, ...] = (stages.generate_program, stages.bind)
-
-
-def _build_frames(feeds: Feeds, context: CompileContext) -> Executor:
-    from penstock.session.frames import build_frames
-
-    return build_frames(feeds, context)
 
 
 LINES: Mapping[str, tuple[Stage, ...]] = {
     "linear": (*_PLANNED, stages.schedule_in_order, *_BOUND),
     "dataflow": (
         *_FOR_SHAPES,
-        partial(stages.lower_graph, layouts=False),
+        partial(_lower_graph, layouts=False),
         partial(stages.plan_slots, planned=False),
         stages.schedule_step_by_step,
         *_BOUND,
@@ -50,7 +49,7 @@ LINES: Mapping[str, tuple[Stage, ...]] = {
     "auto": (*_PLANNED, stages.schedule_tasks, *_BOUND),
     "streams": (*_PLANNED, stages.schedule_streams, *_BOUND),
     # Passes know nothing of frames: they see what runs between tokens.
-    "frames": (stages.specialise, _build_frames),
+    "frames": (stages.specialise, imported("penstock.session.frames.build_frames")),
     "interpret": (stages.specialise, stages.infer, stages.bind_interpreter),
 }
 """The stages of each executor, from ``Feeds`` to the executor. "auto" is "parallel" with a margin:
@@ -61,7 +60,7 @@ AFTER_LOWERING: Mapping[str, tuple[Stage, ...]] = {
     name: line[i + 1 :]
     for name, line in LINES.items()
     for i, stage in enumerate(line)
-    if getattr(stage, "func", stage) is stages.lower_graph
+    if getattr(stage, "func", stage) is _lower_graph
 }
 """The stages behind the last pass, of the executors that have any: from ``Lowered`` on."""
 
@@ -78,6 +77,8 @@ class Compiler:
         TensorFlow's frames become If and Loop where that is exact; returns the primitives for which
         it is not.
         """
+        from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
+
         passes = self.context.passes()
         if self.context.executor != "frames":
             run_passes(STRUCTURE, graph, passes)
@@ -128,6 +129,7 @@ class Compiler:
         executor if only that can run them. Then the same with chains fused, as plans have them."""
         from penstock.backends.kernels import KernelTable
         from penstock.ops.internal.fused import is_fused
+        from penstock.session.lowering import with_chains_fused
         from penstock.tuning.measure import GraphProfiler, profile_runs
         from penstock.tuning.placement import Placement
 
@@ -141,7 +143,7 @@ class Compiler:
         placement = Placement(context.backends, context.options.place or {}, kernels, profiler)
         profiler.allowed = placement.candidates(feeds.graph)
         profile = profiler.profile(runs)
-        fused = stages.with_chains_fused(feeds.graph, placement, context)
+        fused = with_chains_fused(feeds.graph, placement, context)
         if any(map(is_fused, fused.walk())):
             profiler.graph, profiler.allowed = fused, placement.candidates(fused)
             profiler.profile(runs)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.backends.registry import BACKENDS, backends_of
 from penstock.ir.graph import Model
 from penstock.session.options import EXECUTORS, CompileOptions
-from penstock.tuning.placement import NODE
 
 if TYPE_CHECKING:
     from penstock.observers.trace import Trace
@@ -81,6 +80,8 @@ def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
             except ValueError as error:
                 raise ValueError(f"{name}={text!r}: {error}") from None
     if place := given.get("place"):
+        from penstock.tuning.placement import NODE
+
         backends = {b.name for b in backends_of(options.backends or given.get("backends"))}
         nodes = list(model.graph.walk())
         keys = {k for n in nodes for k in (n.op.name, n.op.full_name, NODE + n.name)}

@@ -53,6 +53,7 @@ from penstock.passes.structure.relax_control_edges import RelaxControlEdges, has
 from penstock.passes.structure.segments import group_segments
 from penstock.plan.builder import failing
 from penstock.session import stages
+from penstock.session.lowering import lower_graph, optimise
 from penstock.session.stages import CompileContext, Feeds
 from penstock.tuning.placement import NODE, Placement
 from penstock.types import TensorType
@@ -299,7 +300,7 @@ class _FramesCompiler:
         feeds = Feeds(graph, values, refined=True)
         try:
             run_passes((RelaxControlEdges(),), graph, context.passes())
-            lowered = stages.lower_graph(stages.optimise(feeds, context), context)
+            lowered = lower_graph(optimise(feeds, context), context)
             planned = stages.plan_slots(lowered, context, inner=True)
             return stages.executor_in_order(planned, context, "linear")
         except (InvalidModel, LimitExceeded) as error:

@@ -6,21 +6,26 @@ for type checkers and for ``help``.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, overload
+from dataclasses import KW_ONLY, field, fields, replace
+from functools import cache
+from inspect import Parameter, Signature, cleandoc
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, overload
 
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
-from penstock.backends.base import Backend
-from penstock.executors.control import CancelToken
-from penstock.host.threads import Workers
-from penstock.limits import Limits
+from penstock.algorithms.records import dataclass
 from penstock.observers.base import Observer
-from penstock.passes.context import AfterPass
 from penstock.plan.grouping import ClusteredGrouping
-from penstock.tuning.measure import CostModel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.backends.base import Backend
+    from penstock.executors.control import CancelToken
+    from penstock.host.threads import Workers
+    from penstock.limits import Limits
+    from penstock.passes.context import AfterPass
+    from penstock.tuning.measure import CostModel
 
 EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames", "interpret")
 PRECISIONS = ("float32", "bf16", "strict")
@@ -242,16 +247,26 @@ def takes(record: Callable[..., Any], after: tuple[type, ...] = ()) -> Callable[
     """
 
     def declare(function: Any) -> Any:
-        own = inspect.signature(function)
-        leading = list(own.parameters.values())[: 1 + len(after)]
-        options = inspect.signature(record).parameters.values()
-        function.__signature__ = own.replace(parameters=[*leading, *options])
-        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{document(record)}"
+        leading = function.__code__.co_varnames[: 1 + len(after)]
+        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in leading]
+        function.__signature__ = Signature([*parameters, *_parameters(record)])
+        function.__doc__ = f"{cleandoc(function.__doc__ or '')}\n\n{document(record)}"
         return function
 
     return declare
 
 
+@cache
+def _parameters(record: Any) -> list[Parameter]:
+    """The parameters of a record."""
+    kinds = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
+    return [
+        Parameter(f.name, kinds[f.kw_only is True], default=f.default, annotation=f.type)
+        for f in fields(record)
+    ]
+
+
+@cache
 def document(record: Any) -> str:
     """The options of ``record`` and what they mean, a paragraph each."""
     return "\n\n".join(f"``{f.name}``: {f.metadata['help']}" for f in fields(record))

@@ -44,7 +44,6 @@ from penstock.session.run import Job, PreparedRun, Run
 from penstock.session.stages import CompileContext
 from penstock.session.subgraphs import Subgraph, Subgraphs
 from penstock.session.wishes import with_wishes
-from penstock.tuning.placement import check_overrides
 from penstock.types import TensorType, Type, type_of
 
 if TYPE_CHECKING:
@@ -158,6 +157,8 @@ class Session:
             structure, drop = self._compiler.structure, self._plans.drop
             self._subgraphs = Subgraphs(graph, model.aliases, structure, drop, main)
             if options.place:
+                from penstock.tuning.placement import check_overrides
+
                 check_overrides(options.place, self._subgraphs.graph, backends)
             ahead = options.shapes
             for shapes in (ahead,) if isinstance(ahead, Mapping) else ahead or ():

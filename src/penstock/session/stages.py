@@ -38,15 +38,12 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
-from penstock.executors.task_loop import Queue
 from penstock.host.threads import Workers, core_budget, pool
 from penstock.ir.contract import contract_of
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.limits import Limits
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.work_estimate import worth_threads
-from penstock.passes.context import FusionPolicy, PassContext, Place, Unraised
-from penstock.passes.pipeline import LOWER, optimize, run_passes
 from penstock.plan.arena_layout import (
     ArenaPlan,
     SavedArena,
@@ -65,11 +62,12 @@ from penstock.plan.grouping import (
 from penstock.plan.plan import Plan
 from penstock.plan.tasks import Grouping, Tasks, are_asynchronous, arrange
 from penstock.session.options import CompileOptions
-from penstock.tuning.measure import CostModel, GraphProfiler
-from penstock.tuning.placement import Placement
+from penstock.tuning.measure import CostModel
 from penstock.types import OptionalType, TensorType, Type
 
 if TYPE_CHECKING:
+    from penstock.executors.task_loop import Queue
+    from penstock.passes.context import FusionPolicy, PassContext, Place, Unraised
     from penstock.plan.streams import StreamSchedules
     from penstock.tuning.run_sampler import Adopt, RunSampler
 
@@ -155,6 +153,8 @@ class CompileContext:
         kernels: KernelTable | None = None,
     ) -> PassContext:
         """The context of passes; with ``kernels``, these decide the layouts of values."""
+        from penstock.passes.context import PassContext
+
         placement: dict[Node, Place] = {}
         compiled = None if kernels is None else placed_kernels(kernels, self.backends, placement)
         fuses = any(backend.fuses for backend in self.backends)
@@ -246,14 +246,6 @@ def specialise(feeds: Feeds, context: CompileContext) -> Feeds:
     return replace(feeds, graph=graph, refined=feeds.add_shapes)
 
 
-def optimise(feeds: Feeds, context: CompileContext) -> Feeds:
-    """Simplify the graph as far as its shapes allow; refuse tensors that do not fit into memory."""
-    if feeds.refined:  # else it is as simple already as its shapes allow
-        optimize(feeds.graph, context.passes())
-    check_sizes(feeds.graph, context.limits)
-    return feeds
-
-
 def infer(feeds: Feeds, context: CompileContext) -> Feeds:
     """Infer types, for graphs whose nodes must run as they are."""
     infer_types(feeds.graph)
@@ -285,25 +277,7 @@ class Lowered:
     """the order of steps and their places in the arena, if the graph was saved with them"""
 
 
-def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) -> Lowered:
-    """Quantise, fuse, place each node on a backend; insert transfers between memories, and with
-    ``layouts`` copies between layouts. Values that kernels allocate need none of these."""
-    graph, kernels = feeds.graph, KernelTable()
-    _set_threads(graph, context)
-    costs: CostModel = context.options.cost_model or GraphProfiler(
-        graph, context.backends, feeds.values, kernels, partial(observed_executor, context)
-    )
-    placement = Placement(context.backends, context.options.place or {}, kernels, costs)
-    if context.one_memory and context.options.autotune and isinstance(costs, GraphProfiler):
-        _measure_fused(graph, placement, costs, context)
-    places = partial(_places, placement, context)
-    passes = context.passes(placement, places, kernels if layouts else None)
-    run_passes(LOWER, graph, passes)
-    placed = {node: context.by_name[place.backend] for node, place in passes.placement.items()}
-    return Lowered(graph, placed, kernels, costs)
-
-
-def _set_threads(graph: Graph, context: CompileContext) -> None:
+def set_threads(graph: Graph, context: CompileContext) -> None:
     """Let kernels be created for the number of threads that runs will most likely have."""
     threads = context.options.threads or core_budget()
     if threads > 1 and not worth_threads(map(plausible, graph.walk())):
@@ -315,52 +289,9 @@ def _set_threads(graph: Graph, context: CompileContext) -> None:
 
 def restore_lowered(saved: SavedPlan, context: CompileContext) -> Lowered:
     """The graph of a plan that was saved, with the backends that it was placed on."""
-    _set_threads(saved.graph, context)
+    set_threads(saved.graph, context)
     placed = {n: context.by_name[name] for n, name in saved.placement.items()}
     return Lowered(saved.graph, placed, KernelTable(), context.costs, saved.arena)
-
-
-def _measure_fused(
-    graph: Graph, placement: Placement, costs: GraphProfiler, context: CompileContext
-) -> None:
-    """Measure the nodes of ``graph``, with chains fused, on all backends."""
-    copy = with_chains_fused(graph, placement, context)
-    costs.graph, costs.allowed = copy, placement.candidates(copy)
-    costs.complete(single_threaded=False)
-    costs.graph = graph
-
-
-def with_chains_fused(graph: Graph, placement: Placement, context: CompileContext) -> Graph:
-    """A copy of ``graph`` with every chain fused that a backend has a kernel for, unless that was
-    measured to be slower: once it is measured, costs decide which chains are."""
-    copy = clone(graph)
-    placement.measured_only = True
-    run_passes(LOWER, copy, context.passes(placement))
-    return copy
-
-
-def _places(placement: Placement, context: CompileContext, graph: Graph) -> dict[Node, Place]:
-    """Where each node of ``graph`` runs."""
-    from penstock.tuning.transfer_placement import choose
-
-    costs = placement.costs
-    parallel = context.executor in ("parallel", "streams", "auto")
-    if context.one_memory:
-        # Values need no transfers, so each node runs where it is fastest.
-        placed = placement.for_workers(graph, context.workers if parallel else 1)
-        if isinstance(costs, GraphProfiler):
-            costs.allowed = {node: [backend] for node, backend in placed.items()}
-    else:
-        allowed = placement.candidates(graph)
-        if isinstance(costs, GraphProfiler):
-            costs.allowed = allowed
-            costs.copy_graph()  # later measurements must not see the transfers of this one
-        costs.complete(single_threaded=parallel)
-        seconds = partial(costs.seconds, single_threaded=parallel)
-        placed = choose(
-            graph, allowed, context.backends, seconds, costs.transfer, parallel=parallel
-        )
-    return {node: Place(backend.name, backend.memory) for node, backend in placed.items()}
 
 
 @dataclass(frozen=True)
@@ -411,12 +342,11 @@ def schedule_in_order(planned: Planned, context: CompileContext, name: str = "li
     all (``OrderedGrouping``)."""
     plan, planner = planned.plan, context.options.memory_planner
     parallel = context.executor == "parallel" and are_asynchronous(plan.steps)
-    queues, queue_of = _queues(context, context.workers) if parallel else _queues(context, 1, [])
-    grouping = OrderedGrouping(plan, queue_of)
-    if grouping.one:
+    if OrderedGrouping(plan).one:
         arena = None if planned.arena is None else restored_arena(plan, planned.arena)
         return Scheduled(plan, arena or plan_arena(plan, planner), planned.costs, name)
-    tasks = arrange(plan, grouping)
+    queues, queue_of = _queues(context, context.workers) if parallel else _queues(context, 1, [])
+    tasks = arrange(plan, OrderedGrouping(plan, queue_of))
     arena_plan = plan_arena_for_tasks(plan, tasks, planner)
     name, worthwhile = ("parallel", HAND_OVER_S) if parallel else (name, inf)
     return Scheduled(plan, arena_plan, planned.costs, name, tasks, queues, worthwhile)
@@ -427,6 +357,8 @@ def _queues(
 ) -> tuple[list[Queue], dict[str, int]]:
     """A queue with up to ``workers`` for the host and one for each of ``backends``, by default all,
     that has a memory of its own; and the numbers of the latter by name."""
+    from penstock.executors.task_loop import Queue
+
     away = [b for b in (context.backends if backends is None else backends) if b.memory != HOST]
     queues = [Queue(b.workers, pool(b.name, b.workers)) for b in away]
     return [Queue(workers, context.pool), *queues], {b.name: i for i, b in enumerate(away, 1)}
@@ -435,6 +367,8 @@ def _queues(
 def schedule_step_by_step(planned: Planned, context: CompileContext) -> Scheduled:
     """Each step as a task of its own, with nothing planned: each value is allocated by its step and
     goes with its last reader."""
+    from penstock.executors.task_loop import Queue
+
     plan = planned.plan
     order = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
     tasks = arrange(plan, Grouping())
@@ -454,10 +388,12 @@ _CLEARLY = 0.95
 def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     """Steps grouped into tasks for several workers; all in order where that is no slower."""
     plan, costs = planned.plan, planned.costs
-    queue_of = _queues(context, 1)[1]
     in_order = partial(schedule_in_order, planned, context)
     if are_asynchronous(plan.steps):
         return in_order()
+    if planned.arena is not None:  # that was decided before it was saved
+        return replace(in_order(), undecided=True)
+    queue_of = _queues(context, 1)[1]
     guess = partial(costs.guess, context.by_name)
     if not context.options.grouping(plan, guess, context.workers, queue_of).promising:
         return replace(in_order(), undecided=True)
@@ -542,6 +478,7 @@ def _streams(planned: Planned, context: CompileContext, seconds: Seconds) -> Str
 
 
 def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedules) -> Scheduled:
+    from penstock.executors.task_loop import Queue
     from penstock.plan.streams import stream_programs, stream_segments
 
     plan, planner = planned.plan, context.options.memory_planner

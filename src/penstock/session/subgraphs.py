@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,10 +17,11 @@ from penstock.errors import MAX_PROBLEMS, InvalidInput, LimitExceeded, shortened
 from penstock.executors.base import Executor
 from penstock.host import gc_pause
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
-from penstock.passes.context import Unraised
-from penstock.passes.dead_code import cut
 from penstock.session.feeds import checked, convert
 from penstock.types import ANY, STRING, AnyType, TensorType, Type
+
+if TYPE_CHECKING:
+    from penstock.passes.context import Unraised
 
 MAX_SUBGRAPHS = 256
 """Subgraphs, and requests for them, that a session remembers beside its main one."""
@@ -262,6 +263,8 @@ class Subgraphs:
     def _cut(
         self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
     ) -> Graph:
+        from penstock.passes.dead_code import cut
+
         fed = [self.value(name, "feed") for name in feeds]
         fetched = [self.value(name, "fetch") for name in fetches]
         target_values, nodes = self._targets(targets)

@@ -22,10 +22,6 @@ from penstock.ir.graph import Graph, Node, clone
 from penstock.observers.base import ObservedRun
 from penstock.ops.internal.transfer import HOST, is_transfer
 from penstock.ops.work_estimate import seconds as estimated
-from penstock.passes.context import PassContext, Place
-from penstock.passes.lowering.assign_layouts import AssignLayouts
-from penstock.passes.lowering.insert_transfers import InsertTransfers
-from penstock.passes.pipeline import run_passes
 from penstock.plan.plan import Step
 from penstock.tuning.cost_table import CostTable, cost_table
 from penstock.tuning.node_signature import node_signature, tensor_bytes
@@ -305,6 +301,11 @@ class GraphProfiler(CostModel):
     ) -> tuple[Graph, Mapping[Node, Backend]]:
         """The graph with its nodes on ``backend`` as far as that supports them, and its placement;
         a copy with transfers and layouts if the placement needs these."""
+        from penstock.passes.context import PassContext, Place
+        from penstock.passes.lowering.assign_layouts import AssignLayouts
+        from penstock.passes.lowering.insert_transfers import InsertTransfers
+        from penstock.passes.pipeline import run_passes
+
         placed = {node: backend if backend in b else b[0] for node, b in self.allowed.items()}
         away = any(b.memory != HOST for b in placed.values())
         if not away and not any(_wants_layout(kernels, b, node) for node, b in placed.items()):

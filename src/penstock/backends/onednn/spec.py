@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from penstock.algorithms.records import dataclass
@@ -38,9 +37,7 @@ from penstock.backends.onednn.weights import Weights
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.constant_cache import Shared
 from penstock.ops.common.dtypes import INT8, INT32
-from penstock.types import FLOAT32, TensorType
-
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+from penstock.types import FLOAT32, TensorType, dtype_named
 
 Strides = Sequence[tuple[int, ...] | None]
 """the strides of the tensors of an ``OpDesc``, in bytes; None for tensors left out"""
@@ -173,7 +170,9 @@ class SpecContext:
         if not self.narrow:
             return own
         _, strides = self._seen(tensor, dims)
-        taken = descriptor(self.library, dims, BFLOAT16, [step // 2 for step in strides])
+        taken = descriptor(
+            self.library, dims, dtype_named("bfloat16"), [step // 2 for step in strides]
+        )
         self.converted[tensor] = Converted(own, taken)
         return taken
 
@@ -185,7 +184,7 @@ class SpecContext:
         """As ``any``, for constant weights, in the dtype in which the primitive reads them."""
         if self.desc.scaling is not None:
             return self.any(dims, INT8)
-        return self.any(dims, BFLOAT16 if self.narrow else FLOAT32)
+        return self.any(dims, dtype_named("bfloat16") if self.narrow else FLOAT32)
 
     def packed(self, dims: Sequence[int], order: Sequence[int] = ()) -> Any:
         """The descriptor of a tensor without gaps, its dims in ``order`` in memory."""

@@ -40,7 +40,7 @@ from penstock.types import (
     SequenceType,
     TensorType,
     Type,
-    dtypes,
+    dtype_named,
 )
 
 MAX_DENSE_BYTES = 2**30
@@ -58,14 +58,14 @@ _NAMES = {
     "FLOAT6E3M2": "float6_e3m2fn",
     "FLOAT8E8M0": "float8_e8m0fnu",
 }
-_DTYPES: Mapping[int, np.dtype] = {
-    code: dtypes()[_NAMES.get(name) or name.lower().replace("float8", "float8_")]
+_DTYPES: Mapping[int, str] = {
+    code: _NAMES.get(name) or name.lower().replace("float8", "float8_")
     for name, code in ELEMENT_TYPES.items()
     if code != TensorProto.UNDEFINED
 }
 
 # Bits of the types that are packed in files; in NumPy an element takes a byte.
-_PACKED = {code: SUB_BYTE[dtype] for code, dtype in _DTYPES.items() if dtype in SUB_BYTE}
+_PACKED = {code: SUB_BYTE[name] for code, name in _DTYPES.items() if name in SUB_BYTE}
 
 # The typed fields of elements, by kind and bytes, and their types there; of others "int32_data".
 _TYPED: Mapping[str, tuple[str, type]] = {
@@ -81,10 +81,10 @@ _DAMAGED = "the file is damaged, or its weights were left out: export it again"
 
 def dtype_of_code(code: int) -> np.dtype:
     """The NumPy dtype of a ``TensorProto.DataType``; small types are those of ml_dtypes."""
-    dtype = _DTYPES.get(code)
-    if dtype is None:
+    name = _DTYPES.get(code)
+    if name is None:
         raise InvalidModel(f"element type {code} is not one of those that ONNX has")
-    return dtype
+    return dtype_named(name)
 
 
 MAX_NESTING = 32

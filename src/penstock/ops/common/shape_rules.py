@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.ir.op import Attrs, Consts, Infer, Types
-from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, Type, dtypes
+from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, Type, dtype_named
 
 if TYPE_CHECKING:
     from penstock.ir.graph import Node
@@ -105,9 +106,8 @@ def dtype_attribute(attrs: Attrs, name: str) -> np.dtype | None:
     if code == 0:
         return None
     if isinstance(code, int) and 0 < code < len(_ELEMENT_TYPES):
-        dtype = dtypes().get(_ELEMENT_TYPES[code])
-        if dtype is not None:
-            return dtype
+        with suppress(KeyError):  # an old version of ml_dtypes lacks some
+            return dtype_named(_ELEMENT_TYPES[code])
     raise ShapeError(f"{name} is {code}, which is no element type")
 
 

@@ -19,7 +19,7 @@ from penstock.ir.graph import Node
 from penstock.ir.layout import ALIGNMENT
 from penstock.ir.op import Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
-from penstock.ops.common.dtypes import HALF
+from penstock.ops.common.dtypes import is_half
 from penstock.ops.registry import Compile
 from penstock.types import FLOAT32, ShapeError, TensorType
 
@@ -210,7 +210,7 @@ def _static(
 
 
 def _wide(type_: TensorType | None) -> TensorType | None:
-    if type_ is None or type_.dtype not in HALF:
+    if type_ is None or not is_half(type_.dtype):
         return type_
     return TensorType(FLOAT32, type_.shape)
 
@@ -268,7 +268,7 @@ class _WideConsts(list[np.ndarray | None]):
         const = super().__getitem__(index)
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        if const is None or const.dtype not in HALF:
+        if const is None or not is_half(const.dtype):
             return const
         share = shared("float32", lambda: const.astype(np.float32), const)
         self.shares.append(share)

@@ -15,7 +15,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.crops import resized_crops
-from penstock.ops.common.dtypes import HALF, INT32
+from penstock.ops.common.dtypes import INT32, is_half
 from penstock.ops.common.windows import behind, windows
 from penstock.ops.registry import MICROSOFT, array_operator, operator, standard
 from penstock.types import FLOAT32, INT64, ShapeError, TensorType, Type
@@ -35,7 +35,7 @@ def _infer_inverse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 @array_operator("Inverse", domain=MICROSOFT, arity=(1, 1), infer=_infer_inverse)
 def inverse(x: np.ndarray) -> np.ndarray:
     """A matrix that has no inverse gives NaN."""
-    wide = x.astype(np.float32) if x.dtype in HALF else x
+    wide = x.astype(np.float32) if is_half(x.dtype) else x
     try:
         result = np.linalg.inv(wide)
     except np.linalg.LinAlgError:

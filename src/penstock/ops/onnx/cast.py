@@ -30,6 +30,7 @@ from penstock.types import (
     Type,
     constant_type,
     dtype_name,
+    dtype_named,
 )
 
 Convert = Callable[[np.ndarray], np.ndarray]
@@ -86,7 +87,7 @@ def cast(node: Node, types: Types) -> Kernel:
     if source == dtype:
         return view_kernel(lambda x, *_: x)
     convert = _conversion(source, dtype, *modes)
-    if not _direct(source, dtype) or dtype in FLOAT8 or dtype == POWERS:
+    if not _direct(source, dtype) or dtype.name in {POWERS, *FLOAT8}:
         return returning(lambda x, *_: convert(x))
 
     def into(x: np.ndarray, *rest: Any) -> None:
@@ -116,10 +117,10 @@ def _conversion(source: np.dtype, dtype: np.dtype, saturate: bool, mode: str) ->
         return _to_strings
     if source == STRING:
         return lambda x: _from_strings(x, dtype, saturate, mode)
-    if dtype == POWERS:
+    if dtype.name == POWERS:
         return lambda x: _to_powers_of_two(x, saturate, mode)
-    if dtype in FLOAT8:
-        largest = FLOAT8[dtype]
+    if dtype.name in FLOAT8:
+        largest = FLOAT8[dtype.name]
 
         def to_small_float(x: np.ndarray) -> np.ndarray:
             wide = x if source.kind == "f" else x.astype(np.float32)
@@ -146,7 +147,7 @@ def _to_powers_of_two(x: np.ndarray, saturate: bool, mode: str) -> np.ndarray:
         encoded = np.where(np.isnan(wide), 255, power.clip(0, 254))
     else:
         encoded = np.where(np.isfinite(wide) & (power >= 0) & (power <= 254), power, 255)
-    return encoded.astype(np.uint8).view(POWERS)
+    return encoded.astype(np.uint8).view(dtype_named(POWERS))
 
 
 def _to_strings(x: np.ndarray) -> np.ndarray:
@@ -154,7 +155,7 @@ def _to_strings(x: np.ndarray) -> np.ndarray:
     if x.dtype == BOOL:
         return x.astype(np.uint8).astype(str).astype(object)
     if "int" in x.dtype.name:
-        return x.astype(np.int8 if x.dtype in SUB_BYTE else x.dtype).astype(str).astype(object)
+        return x.astype(np.int8 if x.dtype.name in SUB_BYTE else x.dtype).astype(str).astype(object)
     # Of a type that NumPy cannot print, the text is that of the same number in float32.
     wide = x if x.dtype.kind == "f" else x.astype(np.float32)
     text = wide.astype(str).astype(object)
@@ -190,7 +191,7 @@ def _infer_bit_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
 
 
 def _bits(dtype: np.dtype) -> int:
-    return 0 if dtype == STRING else SUB_BYTE.get(dtype, 8 * dtype.itemsize)
+    return 0 if dtype == STRING else SUB_BYTE.get(dtype.name, 8 * dtype.itemsize)
 
 
 @operator("BitCast", since=26, infer=_infer_bit_cast)

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.dtypes import BITS, HALF
+from penstock.ops.common.dtypes import BITS, is_half
 from penstock.ops.onnx.pad import zero
 from penstock.ops.onnx.shape import unknown_shape
 from penstock.ops.registry import array_operator, operator
@@ -105,7 +105,7 @@ def range_(
     n = _range_length(first, _number(limit), step)
     if dtype.kind in "iu":
         return np.arange(first, first + n * step, step, dtype=dtype)
-    single = dtype in HALF and stash_type != _DOUBLE
+    single = is_half(dtype) and stash_type != _DOUBLE
     steps: Any = np.arange(n, dtype=np.float32 if single else np.float64)
     return (steps * step + first).astype(dtype, copy=False)
 

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.dtypes import HALF
+from penstock.ops.common.dtypes import is_half
 from penstock.ops.common.products import is_long, product_in_parts
 from penstock.ops.common.specialize import Routine, Tensors, by_shape, static_type
 from penstock.ops.common.work import product_work
@@ -64,7 +64,7 @@ def _infer_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def matmul(node: Node, types: Types) -> Kernel:
     kernel = _matmul_by_shape(node, types)
     a, b = (rules.tensor(types, i).dtype for i in range(2))
-    if a is None or a in HALF or a != b:
+    if a is None or is_half(a) or a != b:
         return kernel
     return Kernel(_matmul, kernel.into, contiguous=True)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
-from penstock.ops.common.dtypes import HALF, UINT8, is_float
+from penstock.ops.common.dtypes import UINT8, is_float, is_half
 from penstock.ops.common.elementwise import smallest
 from penstock.ops.common.shape_rules import check_shape, given, ints, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
@@ -142,7 +142,7 @@ def _rows(
     """
     pitch = axis.count - 1 + axis.span
     used = min(axis.size, pitch - axis.begin)
-    vectorised = dtype.kind in "iuf" and dtype not in HALF
+    vectorised = dtype.kind in "iuf" and not is_half(dtype)
     if axis.stride > 1 or axis.kernel < 2 or pitch > 2 * min(axis.count, used) or not vectorised:
         return None
     inside, shifts = slice(axis.begin, axis.begin + used), range(0, axis.span, axis.dilation)

@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
-from penstock.ops.common.dtypes import FLOAT8, FLOAT64, INT8, POWERS, SUB_BYTE, UINT8, is_float
+from penstock.ops.common.dtypes import FLOAT8, FLOAT64, INT8, POWERS, SUB_BYTE, UINT8
 from penstock.ops.common.elementwise import BLOCK, clip
 from penstock.ops.common.shape_rules import (
     all_known,
@@ -29,17 +29,17 @@ from penstock.ops.common.shape_rules import (
 )
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type, dtype_name
+from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type, dtype_name, dtype_named
 
 # Integers of less than a byte keep their low bits in one.
 _PACKED_INTS = {
-    dtype: (UINT8 if dtype.name.startswith("u") else INT8, np.uint8((1 << bits) - 1))
-    for dtype, bits in SUB_BYTE.items()
-    if not is_float(dtype)
+    dtype_named(name): (UINT8 if name.startswith("u") else INT8, np.uint8((1 << bits) - 1))
+    for name, bits in SUB_BYTE.items()
+    if "int" in name
 }
 _INTS = {INT8, UINT8, np.dtype(np.int16), np.dtype(np.uint16), *_PACKED_INTS}
 # Those of less than a byte have neither infinity nor NaN: casts to them saturate.
-_FLOATS = {*FLOAT8, *filter(is_float, SUB_BYTE)}
+_FLOATS = set(map(dtype_named, (*FLOAT8, *SUB_BYTE))) - _PACKED_INTS.keys()
 TARGETS = _INTS | _FLOATS
 SOURCES = TARGETS | {np.dtype(np.int32)}
 
@@ -170,7 +170,7 @@ def store(values: np.ndarray, zero: np.ndarray | None, out: np.ndarray, saturate
             raw = out.view(np.uint8)
             np.bitwise_and(raw, mask, raw)
             return
-    elif dtype in FLOAT8 and saturate:
+    elif dtype.name in FLOAT8 and saturate:
         low, high = _limits(dtype, values.dtype)
         clip(values, low, high, values)
     np.copyto(out, values, casting="unsafe")
@@ -261,7 +261,7 @@ def _precision(scale: np.dtype, attrs: Attrs) -> np.dtype:
         return wanted
     if scale.kind in "iu":
         return FLOAT64
-    return FLOAT32 if scale == POWERS else scale
+    return FLOAT32 if scale.name == POWERS else scale
 
 
 _by_parameters = by_shape(
@@ -293,7 +293,7 @@ def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
         raise ShapeError(f"{dtype_name(x.dtype)} is no quantised type")
     _check_parameters(types, attrs)
     dtype = dtype_attribute(attrs, "output_dtype") or tensor(types, 1).dtype
-    if dtype == POWERS:
+    if dtype is not None and dtype.name == POWERS:
         raise ShapeError("float8e8m0 scales need an output_dtype")
     return (TensorType(dtype, x.shape),)
 

@@ -22,7 +22,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
-from penstock.ops.common.dtypes import FLOAT64, HALF
+from penstock.ops.common.dtypes import FLOAT64, is_half
 from penstock.ops.common.products import is_long, product_in_parts
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, specialized
 from penstock.ops.common.work import recurrent_work
@@ -485,7 +485,7 @@ def _compile(node: Node, types: Types) -> Kernel:
     @cache
     def prepared(single: bool) -> Shared[list[CellWeights]]:
         def make() -> list[CellWeights]:
-            wide = [c.astype(FLOAT32) if c is not None and c.dtype in HALF else c for c in consts]
+            wide = [c.astype(FLOAT32) if c is not None and is_half(c.dtype) else c for c in consts]
             return _weights(layer, wide, single)
 
         name = layer.cell, single, layer.halved, layer.linear_before_reset

@@ -23,7 +23,7 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ops.common.dtypes import HALF
+from penstock.ops.common.dtypes import is_half
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext
@@ -182,7 +182,7 @@ def _give_back(wide: Value, dtype: np.dtype | None) -> np.ndarray:
 
 
 def _is_half(value: Value | None) -> bool:
-    return value is not None and value.dtype is not None and value.dtype in HALF
+    return value is not None and is_half(value.dtype)
 
 
 def _in_float32(value: Value) -> Type:
