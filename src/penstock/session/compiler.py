@@ -77,6 +77,7 @@ class Compiler:
         TensorFlow's frames become If and Loop where that is exact; returns the primitives for which
         it is not.
         """
+        from penstock.passes.dead_code import prune
         from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
 
         passes = self.context.passes()
@@ -84,6 +85,7 @@ class Compiler:
             run_passes(STRUCTURE, graph, passes)
             framed = is_framed(graph)
             if not framed and self.context.executor == "interpret":
+                prune(graph)  # what alone nodes without side effects waited for
                 infer_types(graph)
             elif not framed:
                 optimize(graph, passes)
@@ -115,7 +117,7 @@ class Compiler:
                     checkpoint()
                     record = stage(record, self.context)
             except InvalidModel as error:
-                if not feeds.add_shapes or line is LINES["frames"]:
+                if not feeds.add_shapes or is_framed(feeds.graph):
                     raise
                 # The model is valid for other shapes.
                 ports = zip(feeds.graph.inputs, feeds.types, strict=True)

@@ -28,6 +28,8 @@ from tests.support.graphs import interpret
 from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.random_graphs import seeded
 
+EXECUTORS = ("linear", "dataflow", "parallel", "streams", "frames", "interpret")
+
 
 def optimized(text: str, limits: Limits = DEFAULT_LIMITS) -> Graph:
     graph = graph_from_text(text)
@@ -174,6 +176,27 @@ def test_nested_ifs_with_known_conditions_vanish():
 
 
 # Simplification.
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(
+    ("x", "body", "numbers"),
+    [
+        ("float x", "Tile(x, n)", [2]),
+        ("float[2, 3] x", "Tile(x, n)", [-1, 1]),
+        ("float x", "Squeeze(x, n)", [0]),
+        ("float[6] x", "Reshape(x, n)", [5]),
+        ("float[3] x", "Expand(x, n)", [2]),
+        ("float x", "Pad(x, n)", [0, 0]),
+    ],
+)
+def test_operations_that_runs_may_refuse_stay(x, body, numbers, executor):
+    session = compile_text(
+        f"g ({x}, int64[N] n) => ({x[:-1]}y) {{ y = {body} }}", executor=executor
+    )
+    shape = session.inputs[0].type.dims
+    with pytest.raises((ps.InvalidInput, ps.RunError)):
+        session.run({"x": np.zeros(shape, np.float32), "n": np.array(numbers)})
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+import penstock as ps
 from penstock.analysis.verify import verify
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops.registry import TENSORFLOW, find, standard
 from penstock.passes.structure.relax_control_edges import relax_control_edges
 from penstock.types import BOOL, FLOAT32, TensorType
+from tests.support.tf_graphs import Builder, Type
+
+EXECUTORS = ("linear", "dataflow", "parallel", "streams", "frames", "interpret")
 
 VECTOR = TensorType(FLOAT32, (2,))
 
@@ -62,3 +67,30 @@ def test_node_of_a_branch_does_not_wait_for_an_effect_outside_of_the_branch() ->
     assert relax_control_edges(graph)
     assert last.control_inputs == []
     verify(Model({"g": graph}, "g"))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_node_without_side_effects_that_others_only_wait_for_does_not_run(executor: str) -> None:
+    builder = Builder()
+    builder.placeholder("n", "int32")
+    builder.const(np.int32(0), "zero")
+    builder.const(np.int32(1), "one")
+    whole = {"T": Type("int32")}
+    loop = {**whole, "frame_name": "loop", "parallel_iterations": 10}
+    for name, is_constant in (("zero", False), ("one", True), ("n", True)):
+        enter = name if is_constant else "start"
+        builder.node("Enter", name, name=f"{enter}_in", is_constant=is_constant, **loop)
+    builder.node("Merge", "start_in", "next", name="i", N=2, **whole)
+    builder.node("Less", "i", "n_in", name="less", **whole)
+    builder.node("LoopCond", "less", name="go")
+    builder.node("Switch", "i", "go", name="s", **whole)
+    builder.node("Exit", "s", name="y", **whole)
+    builder.node("Sub", "one_in", "one_in", name="nothing", **whole)
+    builder.node("FloorMod", "s:1", "nothing", name="fails", **whole)
+    builder.node("AddV2", "s:1", "one_in", "^fails", name="more", **whole)
+    builder.node("NextIteration", "more", name="next", **whole)
+    session = ps.compile(builder.bytes(), executor=executor)
+    assert session.run({"n": np.int32(3)}, ["y"])["y"] == 3
+    if executor == "frames":
+        with pytest.raises(ps.RunError, match="fails"):
+            session.run({"n": np.int32(3)}, targets=["fails"])

@@ -17,8 +17,9 @@ from penstock.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 
 
 def _infer_tile(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    rules.check_shape("repeats", rules.tensor(types, 1).shape, (None,))
-    return (_tiled(rules.tensor(types, 0), rules.ints(types, consts, 1)),)
+    x = rules.tensor(types, 0)
+    rules.check_shape("repeats", rules.tensor(types, 1).shape, (x.rank,))
+    return (_tiled(x, rules.ints(types, consts, 1)),)
 
 
 def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:

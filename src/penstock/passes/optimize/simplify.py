@@ -61,11 +61,10 @@ def unchanged_type(node: Node, value: Value, output: Value) -> Replacement:
     return (value,) if before.static and before.without_data() == after.without_data() else None
 
 
-def expand(node: Node, value: Value, output: Value) -> Replacement:
-    """An Expand to the shape that its input has. A shape that runs compute may be none that the
-    input broadcasts to: then they fail."""
-    types = [None if x is None else x.type for x in node.inputs]
-    return None if known_ints(node, types, 1) is None else unchanged_type(node, value, output)
+def repeat(node: Node, value: Value, output: Value) -> Replacement:
+    """An Expand or a Tile to the shape that its input has. What runs compute may not fit the input:
+    then they fail."""
+    return unchanged_type(node, value, output) if _known(node, 1) else None
 
 
 def whole_slice(node: Node, value: Value, output: Value) -> Replacement:
@@ -119,7 +118,7 @@ RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 def reshape(node: Node, value: Value, output: Value) -> Replacement | bool:
     """A chain of reshapes with a known result is one reshape; to the same shape it is none."""
-    unchanged = unchanged_type(node, value, output)
+    unchanged = unchanged_type(node, value, output) if _known(node, 1) else None
     before, after = value.producer, output.type
     if unchanged is not None or not isinstance(after, TensorType) or not after.static:
         return unchanged
@@ -149,6 +148,12 @@ def _fixed(node: Node, index: int) -> bool:
     """Whether an input that says axes or a shape is a constant, which types were checked with, or
     left out. What a run computes may be out of range, which the node's kernel finds."""
     return node.input(index) is None or node.const(index) is not None
+
+
+def _known(node: Node, index: int) -> bool:
+    """Whether an input of integers is left out or known, also from the shapes of tensors."""
+    types = [None if value is None else value.type for value in node.inputs]
+    return node.input(index) is None or known_ints(node, types, index) is not None
 
 
 def _become_reshape(node: Node, source: Value | None, dims: Shape) -> bool:
@@ -194,13 +199,12 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Identity", f"{TENSORFLOW}.IdentityN"), identity),
     **dict.fromkeys(("Cast", "CastLike"), cast),
     **dict.fromkeys(("Concat", "Max", "Mean", "Min", "Sum"), single),
-    "Expand": expand,
+    **dict.fromkeys(("Expand", "Tile"), repeat),
     **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), reduction),
     **dict.fromkeys(RESHAPES, reshape),
     **dict.fromkeys(("Add", "Pow", "Sub"), rank_zero),
     **dict.fromkeys(("Div", "Mul"), times),
     "Dropout": dropout,
-    "Tile": unchanged_type,
     "Slice": whole_slice,
     "Pad": no_pad,
     "Transpose": transpose,
