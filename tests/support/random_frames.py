@@ -14,11 +14,14 @@ OPS = ("AddV2", "Sub", "Mul", "Maximum", "Minimum")
 
 class RandomGraph:
     """A graph with an input ``x``; ``fetches`` are names of what leaves it. ``unraised``: its loops
-    read whether an iteration is their first, for which no structured loop has a value."""
+    read whether an iteration is their first, for which no structured loop has a value. ``uneven``:
+    some values live in one branch alone, Merges join Switches of several predicates, and nodes wait
+    for any others."""
 
-    def __init__(self, seed: int, *, unraised: bool = False) -> None:
+    def __init__(self, seed: int, *, unraised: bool = False, uneven: bool = False) -> None:
         self.random = Random(seed)
         self.unraised = unraised
+        self.uneven = uneven
         self.b = Builder()
         self.loops = 0
         x = self.b.placeholder("x", "int32")
@@ -41,6 +44,7 @@ class RandomGraph:
         values = list(known)
         for _ in range(length):
             kinds = ["compute", "compute", "constant", "trigger"]
+            kinds += ["one_side", "nested_switches", "controlled"] if self.uneven else []
             kinds += ["branch", "loop", "loop"] if depth else []
             values.append(getattr(self, self.random.choice(kinds))(values, depth))
         return values
@@ -60,6 +64,21 @@ class RandomGraph:
     def trigger(self, values: Names, depth: int) -> str:
         before = [f"^{value.split(':')[0]}" for value in self.some(values, 2)]
         return const(self.b, 1, self.b.node("ControlTrigger", *dict.fromkeys(before)))
+
+    def one_side(self, values: Names, depth: int) -> str:
+        switch = self.b.node("Switch", self.some(values, 1)[0], self.predicate(values), T=INT)
+        return self.b.node("Identity", switch + self.random.choice(["", ":1"]), T=INT)
+
+    def nested_switches(self, values: Names, depth: int) -> str:
+        outer = self.b.node("Switch", self.some(values, 1)[0], self.predicate(values), T=INT)
+        inner = self.b.node("Switch", f"{outer}:1", self.predicate(values), T=INT)
+        sides = self.random.sample([outer, inner, f"{inner}:1"], 3)
+        merge = self.b.node("Merge", *sides, T=INT, N=3)
+        return add(self.b, merge, f"{merge}:1")
+
+    def controlled(self, values: Names, depth: int) -> str:
+        x, y, before = self.some(values, 3)
+        return self.b.node("AddV2", x, y, f"^{before.split(':')[0]}", T=INT)
 
     def predicate(self, values: Names) -> str:
         return self.b.node("Less", *self.some(values, 2), T=INT)

@@ -274,15 +274,19 @@ class Session:
     def profile(self, feeds: Mapping[str, Any] | None = None, *, runs: int = 10) -> Profile:
         """Measure every node on every backend that supports it, in ``runs`` runs on each.
 
-        What each node took is kept in the table of costs (in the user's cache folder), which later
-        decides where nodes run and what runs in parallel. A graph that only frames can run is
-        measured by the frames executor, and its costs are not kept. Returns where the time went.
-        Raises as ``run`` does.
+        What each node took is kept in the table of costs (in the user's cache folder), which
+        decides from then on where nodes run and what runs in parallel: plans are compiled anew. A
+        graph that only frames can run is measured by the frames executor, and its costs are not
+        kept. Returns where the time went. Raises as ``run`` does.
         """
         if self._closed:
             raise PenstockError("the session is closed")
-        request, _, values = self._subgraphs.resolve(feeds, None, None)
-        return self._compiler.profile(request.subgraph, values, runs)
+        request, key, values = self._subgraphs.resolve(feeds, None, None)
+        profile = self._compiler.profile(request.subgraph, values, runs)
+        if not request.subgraph.framed:
+            self._plans.drop(request.subgraph)
+            self._executor(request.subgraph, key, values)
+        return profile
 
     def forecast(self, workers: int) -> Forecast:
         """The simulated time of the last plan on ``workers`` workers of one thread each, by

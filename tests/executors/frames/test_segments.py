@@ -6,6 +6,7 @@ In the drawings ``─>`` is a value, T and F are the outputs of a Switch.
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,30 @@ def test_segments_compute_the_same_as_single_nodes_on_every_backend(seed: int) -
             for x in FEEDS:
                 expected = outcome(nodes, x, fetch, trace=ps.Trace())
                 assert outcome(session, x, fetch) == expected, (names, fetch, x)
+
+
+def counted(session: ps.Session, x: int, fetch: str, names: Collection[str]) -> Any:
+    """The value of a fetch, and how often each node of these names ran."""
+    trace = ps.Trace()
+    value = outcome(session, x, fetch, trace=trace)
+    return value, {name: count for name, count in trace.counts.items() if name in names}
+
+
+@pytest.mark.parametrize("seed", range(700, 712))
+def test_counts_are_the_same_on_every_backend_and_on_devices(seed: int) -> None:
+    graph = RandomGraph(seed, unraised=bool(seed % 2), uneven=bool(seed % 3))
+    source = graph.b.bytes()
+    nodes = ps.compile(source, executor="frames", backends=["numpy"])
+    others = [ps.compile(source, executor="frames", backends=names) for names in BACKENDS]
+    for devices in (2, 3):
+        placed, names = graph.placed(devices, seed), BACKENDS[seed % len(BACKENDS)]
+        others.append(ps.compile(placed, executor="frames", backends=names, devices=devices))
+    for fetch in graph.fetches:
+        for x in FEEDS:
+            expected = counted(nodes, x, fetch, graph.names)
+            for session in others:
+                assert counted(session, x, fetch, graph.names) == expected, (fetch, x)
+                assert outcome(session, x, fetch) == expected[0], (fetch, x)
 
 
 def behind_a_switch() -> Flow:

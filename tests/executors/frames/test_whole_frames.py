@@ -15,12 +15,14 @@ import pytest
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
+from penstock.host.threads import core_budget
 from penstock.ir.op import Kernel
 from penstock.ops import asynchronous
 from tests.executors.frames.test_segments import BACKENDS, FEEDS, outcome
 from tests.support.frame_runs import inputs, ran
 from tests.support.random_frames import RandomGraph
 from tests.support.tf_graphs import Flow, Shape, Type
+from tests.support.timing import slow
 
 
 def whole(session: ps.Session) -> int:
@@ -204,6 +206,33 @@ def test_asynchronous_kernels_go_on_while_a_frame_runs() -> None:
     session = ps.compile(g.bytes(), executor="frames", backends=[Later()])
     with pytest.raises(ps.Cancelled):
         session.run({"n": 2**31 - 1}, ["while/v/exit"], ["stop"], cancel=token, timeout=60)
+
+
+@pytest.mark.skipif(core_budget() < 2, reason="one core runs one thing at a time")
+def test_slow_kernel_runs_on_another_thread_while_a_frame_goes_on() -> None:
+    threads: list[int] = []
+
+    class Slow(NumpyBackend):
+        """Neg takes a few milliseconds."""
+
+        name = "slow"
+
+        def kernel(self, node: Any, types: Any) -> Kernel | None:
+            def negative(x: Any) -> Any:
+                threads.append(threading.get_ident())
+                slow(0.002)
+                return -x
+
+            return Kernel(negative) if node.op.name == "Neg" else None
+
+    g = reading_index()
+    g.op("Neg", "n", name="slow")
+    session = ps.compile(g.bytes(), executor="frames", backends=[Slow(), "numpy"], threads=2)
+    for _ in range(4):  # the first show that it is slow
+        outputs = session.run({"n": 100}, ["slow", "while/v/exit"])
+        assert [x.tolist() for x in outputs.values()] == [-100, 99]
+    assert whole(session) == 1
+    assert threads[0] == threading.get_ident() != threads[-1]
 
 
 def test_runs_with_and_without_observers_share_kernels_beside_a_loop() -> None:

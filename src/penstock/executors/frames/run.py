@@ -358,13 +358,14 @@ class FramesRun:
         self.scheduler.send(node, iteration, outputs)
 
     def _share(self) -> None:
-        """Hand long kernels to as many other threads as the run may have, and run one."""
+        """Hand long kernels to as many other threads as the run may have, and run one, if there is
+        no call that this thread goes on with."""
         heavy, self.heavy = self.heavy, []
         pool = self.pool
         if pool is not None:
             self.barrier.help(pool)
         free = 0 if pool is None else max(0, self.workers - 1 - self.elsewhere)
-        free = min(free, len(heavy) - 1)
+        free = min(free, len(heavy) - (not self.calls))
         others, own = heavy[:free], heavy[free:]
         announce(len(others) + 1)
         for token in others:
@@ -376,7 +377,8 @@ class FramesRun:
                 own.append(token)
         announce(-1)
         self.heavy = own[1:]
-        self._run(own[0])
+        for token in own[:1]:
+            self._run(token)
 
     def _elsewhere(self, token: Token, inputs: list[Any]) -> None:
         """Run a kernel on another thread."""
