@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 import penstock as ps
 
-MOST_CALLS = 460
+MOST_CALLS = 330
 """for each node of a chain"""
 
 

@@ -182,7 +182,7 @@ class _Blocks:
         self.filled = [i for i, size in enumerate(nbytes) if size]
 
     def arena(self, offsets: Sequence[int]) -> Arena:
-        ends = (offset + size for offset, size in zip(offsets, self.nbytes, strict=True))
+        ends = [offset + size for offset, size in zip(offsets, self.nbytes, strict=True)]
         return Arena(max(ends, default=0), tuple(offsets))
 
     def bump(self) -> Arena:
@@ -357,22 +357,24 @@ def _largest_load(sized: Iterable[tuple[Buffer, int]]) -> int:
         changes += ((b.first, size), (b.last + 1, -size))
     # When sorted, sizes that a step frees come before those that it allocates.
     changes.sort()
-    return max(accumulate(change for _, change in changes), default=0)
+    return max(accumulate([change for _, change in changes]), default=0)
 
 
 def _by_first_use(buffers: Sequence[Buffer]) -> list[int]:
-    return sorted((i for i, b in enumerate(buffers) if b.size), key=lambda i: buffers[i].first)
+    first = [b.first for b in buffers]
+    return sorted([i for i, b in enumerate(buffers) if b.size], key=first.__getitem__)
 
 
 def _by_size(buffers: Sequence[Buffer]) -> list[int]:
-    return sorted(_by_first_use(buffers), key=lambda i: -buffers[i].size)
+    less = [-b.size for b in buffers]
+    return sorted(_by_first_use(buffers), key=less.__getitem__)
 
 
 def _pairs(buffers: Sequence[Buffer]) -> int:
     """The number of pairs of buffers that share a step."""
-    lasts = sorted(b.last for b in buffers if b.size)
-    firsts = (buffers[i].first for i in _by_first_use(buffers))
-    return sum(begun - bisect_left(lasts, first) for begun, first in enumerate(firsts))
+    lasts = sorted([b.last for b in buffers if b.size])
+    firsts = sorted([b.first for b in buffers if b.size])
+    return sum([begun - bisect_left(lasts, first) for begun, first in enumerate(firsts)])
 
 
 def _overlaps(buffers: Sequence[Buffer]) -> list[list[int]]:
@@ -411,13 +413,14 @@ def _sweep(
     """First fit in order of first use, or with time reversed (``backward``); in the lowest gap, or
     the ``smallest``."""
     sizes, filled = blocks.sizes, blocks.filled
-    lives = [(-b.last, -b.first) if backward else (b.first, b.last) for b in buffers]
-    by_last = sorted(filled, key=lambda i: lives[i][1])
+    first = [-b.last if backward else b.first for b in buffers]
+    last = [-b.first if backward else b.last for b in buffers]
+    by_last = sorted(filled, key=last.__getitem__)
     offsets = [0] * len(buffers)
     gaps = _Gaps(sum(sizes))
     dead = 0
-    for i in paced(sorted(filled, key=lambda i: lives[i][0])):
-        while lives[by_last[dead]][1] < lives[i][0]:
+    for i in paced(sorted(filled, key=first.__getitem__)):
+        while last[by_last[dead]] < first[i]:
             gaps.release(offsets[by_last[dead]], sizes[by_last[dead]])
             dead += 1
         offsets[i] = gaps.claim(sizes[i], smallest)

@@ -356,6 +356,8 @@ class _Annotator:
 def _matches(type_: Type, strides: tuple[int, ...], order: Order) -> bool:
     """Whether these strides (empty: C order) are those of dims in ``order``, without gaps."""
     assert isinstance(type_, TensorType)
+    if not strides and (not order or list(order) == sorted(order)):
+        return True
     own = dense_strides(type_, range(len(type_.dims)))
     wanted = dense_strides(type_, order) if len(order) == len(type_.dims) else own
     dims = zip(type_.dims, strides or own, wanted, strict=True)

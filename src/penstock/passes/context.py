@@ -86,6 +86,8 @@ class PassContext:
     """Whether to round each value to its type: float16 and bfloat16 are not widened then."""
     widened: dict[Value, Value] = field(default_factory=dict)
     """Constants in float32, by those in float16 and bfloat16."""
+    inferred: dict[Node, Sequence[object]] = field(default_factory=dict)
+    """What the types of nodes were inferred from, and these types, in the rounds before."""
     halves: dict[tuple[Value, Value | None], Value | None] = field(default_factory=dict)
     """Weights of codes in two parts, by the codes and their zero point."""
     choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None

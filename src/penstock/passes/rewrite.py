@@ -22,17 +22,19 @@ def forward(graph: Graph, visit: Visit, substitution: Substitution | None = None
     substitution = Substitution() if substitution is None else substitution
     changed = False
     kept = []
+    replaced = bool(substitution)
     for node in paced(graph.nodes):
-        if substitution:
+        if replaced:
             substitution.apply(node)
         for _, inner in node.graphs:
             changed |= forward(inner, visit, substitution)
+            replaced = bool(substitution)
         values = visit(node)
         if values is None or isinstance(values, bool):
             kept.append(node)
             changed |= bool(values)
             continue
-        changed = True
+        changed = replaced = True
         substitution.drop(node)
         substitution.replace(node.outputs, values)
     graph.nodes = kept

@@ -23,7 +23,8 @@ def canonical_strides(
         order = last if order and order == channels_last(len(order)) else ()
     for candidate in (order, (), last):
         packed = packed_strides(dims, itemsize, candidate)
-        if all(a == b for n, a, b in zip(dims, strides, packed, strict=True) if n > 1):
+        pairs = zip(dims, strides, packed, strict=True)
+        if packed == strides or False not in [a == b for n, a, b in pairs if n > 1]:
             return packed
     return tuple(strides)
 

@@ -76,7 +76,7 @@ def _whole_numbers(const: np.ndarray) -> tuple[int, ...] | None:
 
 def all_known(values: Sequence[Dim] | None) -> tuple[int, ...] | None:
     """Dims, or contents of an integer input, as ints; ``None`` unless all are known."""
-    if values is None or not all(isinstance(x, int) for x in values):
+    if values is None or False in [isinstance(x, int) for x in values]:
         return None
     return tuple(values)  # type: ignore[arg-type]
 
@@ -202,10 +202,10 @@ def fits(shape: Shape | None, wanted: Shape | None) -> bool:
     """Whether ``shape`` fits the expected one, as far as both are known."""
     if shape is None or wanted is None:
         return True
-    return len(shape) == len(wanted) and all(
+    return len(shape) == len(wanted) and False not in [
         a == b or not isinstance(a, int) or not isinstance(b, int)
         for a, b in zip(shape, wanted, strict=True)
-    )
+    ]
 
 
 def check_shape(name: str, shape: Shape | None, *wanted: Shape | None) -> None:

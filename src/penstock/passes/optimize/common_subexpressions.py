@@ -81,6 +81,8 @@ def _frozen(value: Any) -> Hashable:
     if isinstance(value, list | tuple):
         if len(value) > _MOST_ELEMENTS:  # such as the nodes of trees: equal ones are rare
             return id(value)
+        if {*map(type, value)} <= {int, str}:
+            return tuple(value)
         return tuple([_frozen(x) for x in value])
     # As attributes, -0.0 differs from 0.0 and 1 from 1.0, though they compare equal.
     return (type(value), repr(value)) if isinstance(value, float) else value

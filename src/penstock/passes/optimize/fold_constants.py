@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from operator import is_
 
 import numpy as np
 
@@ -37,15 +38,23 @@ class FoldConstants(Pass):
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         kept = () if context.fold_quantized_weights else quantized_weights(graph)
-        folder = _Folder(graph, context.limits, kept, context.framed)
+        folder = _Folder(graph, context.limits, kept, context.framed, context.inferred)
         with np.errstate(all="ignore"):
             folder.run(graph, certain=not context.framed)
         return folder.changed or folder.substitution.used
 
 
 class _Folder:
-    def __init__(self, graph: Graph, limits: Limits, kept: Collection[Node], framed: bool) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        limits: Limits,
+        kept: Collection[Node],
+        framed: bool,
+        inferred: dict[Node, Sequence[object]],
+    ) -> None:
         self.graph = graph
+        self.inferred = inferred
         self.kept = kept
         self.framed = framed
         self.limits = limits
@@ -105,6 +114,9 @@ class _Folder:
 
     def node(self, node: Node, *, certain: bool) -> bool:
         """Infer types of one node and fold it; return whether it stays."""
+        known = self.inferred.get(node)
+        if known is not None and _is_as_before(node, known):
+            return True
         types = node_types(node, certain=certain)
         results: Sequence[np.ndarray] | None = None
         if is_control(node):
@@ -127,6 +139,8 @@ class _Folder:
                 folded = self.substitution[value] = Value(value.name, const=const)
                 if self.readers is not None:
                     self.readers[folded] = self.readers[value]
+        if stays and not is_control(node) and not self.is_constant(node):
+            self.inferred[node] = _basis(node)
         return stays
 
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
@@ -164,7 +178,7 @@ class _Folder:
         """Whether ``node`` computes the same in every run, and may be computed now."""
         if not node.op.pure or node.control_inputs or node in self.kept:
             return False
-        if any(value is not None and value.const is None for value in node.inputs):
+        if True in [value is not None and value.const is None for value in node.inputs]:
             return False
         return bool(node.inputs) or node.op.infer is not unknown_types
 
@@ -190,6 +204,23 @@ class _Folder:
             for value in {*node.inputs}
             if value is not None and value.const is not None and self.readers[value] == 1
         )
+
+
+def _basis(node: Node) -> list[object]:
+    """What the types of a node are inferred from, and these types."""
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    return [
+        node.op,
+        *node.attrs,
+        *node.attrs.values(),
+        *node.inputs,
+        *[value.type for value in values],
+    ]
+
+
+def _is_as_before(node: Node, known: Sequence[object]) -> bool:
+    basis = _basis(node)
+    return len(basis) == len(known) and all(map(is_, basis, known))
 
 
 def _contents(type_: Type) -> np.ndarray | None:

@@ -48,8 +48,8 @@ class WidenHalves(Pass):
         if context.strict:
             return False
         values = [value for node in graph.walk() for value in (*node.inputs, *node.outputs)]
-        by_type = {id(value.type): value for value in values if value is not None}
-        if not any(map(_is_half, by_type.values())):
+        types = [value.type for value in values if value is not None]
+        if {t.dtype for t in types if isinstance(t, TensorType)}.isdisjoint(HALF):
             return False
         walk = _Widening(context.widened)
         return walk.run(graph, walk.outermost)
