@@ -49,7 +49,7 @@ class WidenHalves(Pass):
             return False
         values = [value for node in graph.walk() for value in (*node.inputs, *node.outputs)]
         types = [value.type for value in values if value is not None]
-        if {t.dtype for t in types if isinstance(t, TensorType)}.isdisjoint(HALF):
+        if not any(map(is_half, {t.dtype for t in types if isinstance(t, TensorType)})):
             return False
         walk = _Widening(context.widened)
         return walk.run(graph, walk.outermost)
