@@ -39,10 +39,9 @@ def flops(node: Node) -> int:
     # Asked for each node and each backend: one loop instead of calls for each value.
     for value in (*node.inputs, next(filter(None, node.outputs), None)):
         type_ = None if value is None else value.type
-        static = isinstance(type_, TensorType) and type_.static and type_.dtype is not STRING
-        if isinstance(type_, TensorType) and static:
+        if isinstance(type_, TensorType) and type_.static and type_.dtype is not STRING:
             shapes.append(type_.dims)
-            most = max(most, type_.elements)
+            most = type_.elements if type_.elements > most else most
         else:
             shapes.append(None)
     result = shapes.pop()
