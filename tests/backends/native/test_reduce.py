@@ -20,6 +20,7 @@ TOLERANCE = {"float32": {"rtol": 2e-6, "atol": 1e-6}, "float64": {"rtol": 1e-13,
 SHAPES = [((3, 5), [1]), ((7,), [-1]), ((2, 3, 4), [1, 2]), ((4, 6, 1), [1]), ((200, 1), [1])]
 WIDE = [
     ((3, 1100), [1]),
+    *[((9, length), [1]) for length in (16, 17, 27, 31, 32, 63, 530)],
     ((2, 70, 9), [1]),
     ((5, 300), [0]),
     ((2, 3, 5, 4), [1, 2]),
@@ -73,11 +74,21 @@ def test_sum_of_many_float32_elements_is_accurate():
             np.testing.assert_allclose(kernel.function(*inputs), wanted, rtol=2e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("name", ["Max", "Min"])
+@pytest.mark.parametrize("length", [1, 15, 16, 31, 100, 600])
+def test_extremes_of_bytes_equal_numpy(length, name, dtype):
+    info = np.iinfo(dtype)
+    x = np.random.default_rng(4).integers(info.min, info.max, (9, length), dtype, endpoint=True)
+    for axis in (0, 1):
+        check(node_of(f"Reduce{name}", [x, np.array([axis])], [1]), [x, np.array([axis])])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "int8", "uint8"])
 @pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("last", [0, 1])
 def test_place_of_an_extreme_equals_numpy(last, name, dtype):
-    x = np.random.default_rng(5).integers(-2, 3, (40, 600)).astype(dtype)
+    x = np.random.default_rng(5).integers(-2, 3, (40, 600)).astype(np.int8).astype(dtype)
     if dtype[0] == "f":
         x[3, 2:4] = x[4, 5] = x[5, 0] = x[6, 400] = np.nan
         x[7] = np.inf if name == "ArgMin" else -np.inf

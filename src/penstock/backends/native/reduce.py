@@ -11,7 +11,8 @@ from penstock.ir.layout import packed_strides
 from penstock.ops.common.shape_rules import normalize_axes
 
 _FLOATS = ("float32", "float64")
-_OF_INTEGERS = ("sum", "sumsquare", "prod", "max", "min", "argmax", "argmin")
+_EXTREMES = ("max", "min", "argmax", "argmin")
+_OF_INTEGERS = (*_EXTREMES, "sum", "sumsquare", "prod")
 _COLUMNS = 256  # as in c/reduce.c
 _BLOCK = 4096  # elements of an item of rows
 _LONG = 64
@@ -39,6 +40,7 @@ def reduction_call(site: Site) -> NativeCall | None:
     """ReduceSum and the like, ArgMax and ArgMin."""
     x, name = site.input(0), site.node.op.name.lower().removeprefix("reduce")
     dtypes = (*_FLOATS, "int32", "int64") if name in _OF_INTEGERS else _FLOATS
+    dtypes = (*dtypes, "int8", "uint8") if name in _EXTREMES else dtypes
     if x is None or not x.dims or str(x.dtype) not in dtypes or 0 in x.dims:
         return None
     axes = _axes(site, len(x.dims))

@@ -40,23 +40,34 @@ enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
     static inline wide name##_folded(const type *x, int64_t length)                               \
     {                                                                                             \
         wide total = start;                                                                       \
-        for (int64_t i = length - length % LANES; i < length; i++) {                              \
-            const wide value = MAP((wide)x[i]);                                                   \
-            total = COMBINE(total, value);                                                        \
-        }                                                                                         \
-        for (int64_t rest = length - length % LANES; rest > 0; rest -= PART, x += PART) {         \
+        if (length < LANES)                                                                       \
+            for (int64_t i = 0; i < length; i++) {                                                \
+                const wide value = MAP((wide)x[i]);                                               \
+                total = COMBINE(total, value);                                                    \
+            }                                                                                     \
+        for (int64_t rest = length < LANES ? 0 : length; rest > 0; rest -= PART, x += PART) {     \
             const int64_t n = rest < PART ? rest : PART;                                          \
             lane lanes[LANES];                                                                    \
             for (int l = 0; l < LANES; l++)                                                       \
                 lanes[l] = start;                                                                 \
-            for (int64_t i = 0; i < n; i += LANES)                                                \
+            int64_t i = 0;                                                                        \
+            for (; i + LANES <= n; i += LANES)                                                    \
                 _Pragma("GCC unroll 1") for (int l = 0; l < LANES; l++) {                         \
                     const lane value = MAP((lane)x[i + l]);                                       \
                     lanes[l] = COMBINE(lanes[l], value);                                          \
                 }                                                                                 \
-            for (int half = LANES / 2; half; half /= 2)                                           \
+            /* Halve the lanes, and each time add as many of the elements that are left. */       \
+            _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2) {                 \
                 for (int l = 0; l < half; l++)                                                    \
                     lanes[l] = COMBINE(lanes[l], lanes[l + half]);                                \
+                if (n & half) {                                                                   \
+                    for (int l = 0; l < half; l++) {                                              \
+                        const lane value = MAP((lane)x[i + l]);                                   \
+                        lanes[l] = COMBINE(lanes[l], value);                                      \
+                    }                                                                             \
+                    i += half;                                                                    \
+                }                                                                                 \
+            }                                                                                     \
             const wide value = (wide)lanes[0];                                                    \
             total = COMBINE(total, value);                                                        \
         }                                                                                         \
@@ -161,6 +172,9 @@ enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
     REDUCTION(sum_##suffix, type, sum, wide, 0, SUM, SAME, TOTAL)                                 \
     REDUCTION(sumsquare_##suffix, type, sum, wide, 0, SUM, SQUARE, TOTAL)                         \
     REDUCTION(prod_##suffix, type, wide, wide, 1, PRODUCT, SAME, TOTAL)                           \
+    EXTREMES(suffix, type, low, high)
+
+#define EXTREMES(suffix, type, low, high)                                                         \
     REDUCTION(max_##suffix, type, type, type, low, HIGHER, SAME, TOTAL)                           \
     REDUCTION(min_##suffix, type, type, type, high, LOWER, SAME, TOTAL)                           \
     PLACES(argmax_##suffix, type, max_##suffix, <=)                                               \
@@ -194,17 +208,21 @@ FLOATS(float32, float)
 FLOATS(float64, double)
 ANY(int32, int32_t, uint32_t, uint32_t, INT32_MIN, INT32_MAX)
 ANY(int64, int64_t, uint64_t, uint64_t, INT64_MIN, INT64_MAX)
+EXTREMES(int8, int8_t, INT8_MIN, INT8_MAX)
+EXTREMES(uint8, uint8_t, 0, UINT8_MAX)
 
+#define EXTREME_ENTRIES(suffix)                                                                   \
+    KERNEL(max_##suffix, reduction), KERNEL(min_##suffix, reduction),                             \
+        KERNEL(argmax_##suffix, reduction), KERNEL(argmin_##suffix, reduction)
 #define ENTRIES(suffix)                                                                           \
-    KERNEL(sum_##suffix, reduction), KERNEL(sumsquare_##suffix, reduction),                       \
-        KERNEL(prod_##suffix, reduction), KERNEL(max_##suffix, reduction),                        \
-        KERNEL(min_##suffix, reduction), KERNEL(argmax_##suffix, reduction),                      \
-        KERNEL(argmin_##suffix, reduction)
+    EXTREME_ENTRIES(suffix), KERNEL(sum_##suffix, reduction),                                     \
+        KERNEL(sumsquare_##suffix, reduction), KERNEL(prod_##suffix, reduction)
 #define FLOAT_ENTRIES(suffix)                                                                     \
     ENTRIES(suffix), KERNEL(mean_##suffix, reduction), KERNEL(l1_##suffix, reduction),            \
         KERNEL(l2_##suffix, reduction), KERNEL(logsum_##suffix, reduction),                       \
         KERNEL(logsumexp_##suffix, reduction)
 
 const kernel_entry reduce_kernels[] = {
-    FLOAT_ENTRIES(float32), FLOAT_ENTRIES(float64), ENTRIES(int32), ENTRIES(int64), END_OF_KERNELS,
+    FLOAT_ENTRIES(float32), FLOAT_ENTRIES(float64), ENTRIES(int32), ENTRIES(int64),
+    EXTREME_ENTRIES(int8),  EXTREME_ENTRIES(uint8), END_OF_KERNELS,
 };
