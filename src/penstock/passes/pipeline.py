@@ -77,12 +77,16 @@ STRUCTURE: tuple[Pass, ...] = (
     RelaxControlEdges(),
 )
 
+_REDUCTIONS = [f"Reduce{name}" for name in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum")]
+
 OPTIMIZE: tuple[Pass, ...] = (
     DeadCode(),
     FoldConstants(),
     WidenHalves(),
     Simplify(),
     ImportedPass("optimize.sink_transposes", "Transpose"),
+    ImportedPass("optimize.decompose_einsum", "Einsum"),
+    ImportedPass("optimize.split_reductions", *_REDUCTIONS),
     ImportedPass("optimize.recompose", "Add", "Div", "Mul", "Where"),
     ImportedPass("optimize.fold_padding", "Pad"),
     ImportedPass("optimize.fold_affine", "Conv", "ConvTranspose", "Gemm", "MatMul"),

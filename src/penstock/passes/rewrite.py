@@ -42,6 +42,20 @@ def forward(graph: Graph, visit: Visit, substitution: Substitution | None = None
     return changed
 
 
+def replace_nodes(graph: Graph, parts: Callable[[Node], Sequence[Node] | None]) -> bool:
+    """Put ``parts(node)`` in the place of each node, those of nested graphs included, unless that
+    is None; return whether anything changed. The parts write the same outputs."""
+    changed = False
+    for inner in list(graph.graphs()):
+        nodes: list[Node] = []
+        for node in paced(inner.nodes):
+            replacement = parts(node)
+            changed |= replacement is not None
+            nodes += replacement or (node,)
+        inner.nodes = nodes
+    return changed
+
+
 class Substitution:
     """Replacements of values and removals of nodes, applied to each node when a walk reaches it. A
     control input (``Node.control_inputs``) that is removed is replaced by the nodes that it

@@ -115,9 +115,41 @@ def _index(labels: Labels, order: Labels) -> tuple[Any, ...]:
     return tuple(slice(None) if x in labels else None for x in order)
 
 
+def _leading(
+    output: Labels, batch: Labels, rows: Labels, columns: Labels
+) -> tuple[Labels, Labels] | None:
+    """The labels of the matrices and of their columns, if a product with these rows has the order
+    of ``output``: some labels of the right operand may lead, whose matrices all meet the same of
+    the left one."""
+    first = [k for k, label in enumerate(output) if label in (rows or columns)]
+    start = first[0] if first else len(output)
+    lead, rest = output[:start], output[start + len(rows) :]
+    fits = (
+        output[start:] == (*rows, *rest) and set(rest) <= set(columns) and set(batch) <= set(lead)
+    )
+    return (lead, rest) if fits and (rest or lead == batch) else None
+
+
+class Product(NamedTuple):
+    """A product of matrices: two values, with the order of their axes and the dims that they then
+    take; the dims of the result by its labels, and the order that brings them into the output's."""
+
+    values: tuple[int, int]
+    axes: tuple[tuple[int, ...], tuple[int, ...]]
+    dims: tuple[tuple[int, ...], tuple[int, ...]]
+    result: tuple[int, ...]
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def ordered(self) -> bool:
+        return self.order == tuple(range(len(self.order)))
+
+
 class EinsumLowering:
     """The steps of one Einsum over known sizes. ``operands`` has the labels of the values that are
-    not contracted yet, by their position."""
+    not contracted yet, by their position. What begins with ``add_`` appends a step: here one of
+    NumPy."""
 
     def __init__(
         self, terms: Sequence[Labels], output: Labels, shapes: Sequence[Shape], dtype: np.dtype
@@ -175,10 +207,12 @@ class EinsumLowering:
         for axis, (label, dim) in enumerate(zip(labels, shape, strict=True)):
             if dim == self.sizes[label]:
                 axes.setdefault(label, []).append(axis)
-        if tuple(axes) == labels:
-            return
-        self.operands[i] = tuple(axes)
-        dims, groups = self._shape(axes), list(axes.values())
+        if tuple(axes) != labels:
+            self.operands[i] = tuple(axes)
+            self.add_diagonal(i, self._shape(axes), list(axes.values()))
+
+    def add_diagonal(self, i: int, dims: Sequence[int], groups: Sequence[list[int]]) -> None:
+        """Let each group of axes become one, and drop the axes that are in none."""
 
         def step(values: list[Any], out: Any, workspace: Any) -> None:
             x = values[i]
@@ -191,10 +225,12 @@ class EinsumLowering:
         """Sum an operand over the labels that only it has."""
         labels = self.operands[i]
         self.operands[i] = kept = _pick(labels, self._kept(i))
-        if kept == labels:
-            return
-        axes = tuple(k for k, label in enumerate(labels) if label not in kept)
-        field = self.layout.field(self._shape(kept), self.dtype)
+        if kept != labels:
+            axes = tuple(k for k, label in enumerate(labels) if label not in kept)
+            self.add_sum(i, axes, self._shape(kept))
+
+    def add_sum(self, i: int, axes: tuple[int, ...], dims: tuple[int, ...]) -> None:
+        field = self.layout.field(dims, self.dtype)
 
         def step(values: list[Any], out: Any, workspace: Any) -> None:
             values[i] = np.add.reduce(values[i], axes, out=field(workspace))
@@ -204,46 +240,67 @@ class EinsumLowering:
     def _copy(self) -> None:
         """Copy the only operand into the output."""
         (labels,) = self.operands.values()
-        axes, index = _axes(labels, self.output), _index(labels, self.output)
-        self.steps.append(lambda values, out, _: np.copyto(out, values[0].transpose(axes)[index]))
+        self.add_copy(_axes(labels, self.output))
+
+    def add_copy(self, axes: tuple[int, ...]) -> None:
+        self.steps.append(lambda values, out, _: np.copyto(out, values[0].transpose(axes)))
 
     def _contract(self, i: int, j: int) -> None:
         """Contract two operands into the first in line, so that many fold from left to right."""
         a, b = self.operands.pop(i), self.operands.pop(j)
         kept, last = self._kept(), not self.operands
         if set(a) & set(b) <= kept:
-            labels = self._multiply((i, a), (j, b), last)
+            labels = self.output if last else tuple(dict.fromkeys((*a, *b)))
+            axes = _axes(a, labels), _axes(b, labels)
+            self.add_multiply((i, j), axes, (_index(a, labels), _index(b, labels)), labels)
         else:
-            labels = self._matmul((i, a), (j, b), kept, last)
+            labels, product = self._product((i, a), (j, b), kept, last)
+            self.add_product(product)
         if not last:
             self.operands = {self.values: labels, **self.operands}
             self.values += 1
 
-    def _matmul(
+    def _product(
         self, left: tuple[int, Labels], right: tuple[int, Labels], kept: set[str], last: bool
-    ) -> Labels:
+    ) -> tuple[Labels, Product]:
+        """The product of two operands, and the labels of its result."""
         (i, a), (j, b) = left, right
         batch, inner = _pick(a, kept.intersection(b)), _pick(a, set(b) - kept)
-        rows, columns = _pick(a, set(a) - set(b)), _pick(b, set(b) - set(a))
-        if last and (*batch, *rows, *columns) != self.output:
+        rows, columns, lead = _pick(a, set(a) - set(b)), _pick(b, set(b) - set(a)), batch
+        if last:
             batch, rows, columns = (_pick(self.output, x) for x in (batch, rows, columns))
-            if (*batch, *columns, *rows) == self.output:
+            order = _leading(self.output, batch, rows, columns)
+            swapped = _leading(self.output, batch, columns, rows)
+            if order is None and swapped is not None:
                 i, a, rows, j, b, columns = j, b, columns, i, a, rows
-        labels = (*batch, *rows, *columns)
-        axes_a, axes_b = _axes(a, (*batch, *rows, *inner)), _axes(b, (*batch, *inner, *columns))
-        outer = self._shape(batch)
+            lead, columns = order or swapped or (batch, columns)
+        labels = (*lead, *rows, *columns)
         m, k, n = (prod(self._shape(x)) for x in (rows, inner, columns))
-        field = None
-        if not last or labels != self.output:
-            field = self.layout.field((*outer, m, n), self.dtype)
-        order, shape = _axes(labels, self.output), self._shape(labels)
-        work = 2 * prod(outer) * m * k * n
+        outer = self._shape(lead)
+        shared = [self.sizes[x] if x in a else 1 for x in lead]
+        while shared and shared[0] == 1:  # a product adds dims in front
+            del shared[0]
+        product = Product(
+            (i, j),
+            (_axes(a, (*lead, *rows, *inner)), _axes(b, (*lead, *inner, *columns))),
+            ((*shared, m, k), (*outer, k, n)),
+            (*outer, m, n),
+            self._shape(labels),
+            _axes(labels, self.output) if last else tuple(range(len(labels))),
+        )
+        return labels, product
+
+    def add_product(self, product: Product) -> None:
+        (i, j), (axes_a, axes_b), (dims_a, dims_b), dims, shape, order = product
+        last = not self.operands
+        field = None if last and product.ordered else self.layout.field(dims, self.dtype)
+        work = 2 * prod(dims) * dims_a[-1]
         multiply = product_in_parts if is_long(work, self.dtype) else np.matmul
 
         def step(values: list[Any], out: Any, workspace: Any) -> None:
-            x = values[i].transpose(axes_a).reshape(*outer, m, k)
-            y = values[j].transpose(axes_b).reshape(*outer, k, n)
-            result = out.reshape(*outer, m, n) if field is None else field(workspace)
+            x = values[i].transpose(axes_a).reshape(dims_a)
+            y = values[j].transpose(axes_b).reshape(dims_b)
+            result = out.reshape(dims) if field is None else field(workspace)
             multiply(x, y, result)
             if not last:
                 values.append(result.reshape(shape))
@@ -251,31 +308,37 @@ class EinsumLowering:
                 np.copyto(out, result.reshape(shape).transpose(order))
 
         self.steps.append(step)
-        return labels
 
-    def _multiply(self, left: tuple[int, Labels], right: tuple[int, Labels], last: bool) -> Labels:
-        """Two operands with nothing to sum."""
-        (i, a), (j, b) = left, right
-        labels = self.output if last else tuple(dict.fromkeys((*a, *b)))
-        field = None if last else self.layout.field(self._shape(labels), self.dtype)
-        axes_a, axes_b = _axes(a, labels), _axes(b, labels)
-        index_a, index_b = _index(a, labels), _index(b, labels)
+    def add_multiply(
+        self,
+        values: tuple[int, int],
+        axes: tuple[tuple[int, ...], tuple[int, ...]],
+        index: tuple[tuple[Any, ...], tuple[Any, ...]],
+        labels: Labels,
+    ) -> None:
+        """Two operands with nothing to sum, brought into the order of ``labels``."""
+        (i, j), (axes_a, axes_b), (index_a, index_b) = values, axes, index
+        field = self.layout.field(self._shape(labels), self.dtype) if self.operands else None
 
         def step(values: list[Any], out: Any, workspace: Any) -> None:
             x, y = values[i].transpose(axes_a)[index_a], values[j].transpose(axes_b)[index_b]
             result = out if field is None else field(workspace)
             np.multiply(x, y, result)
-            if not last:
+            if field is not None:
                 values.append(result)
 
         self.steps.append(step)
-        return labels
 
 
 @operator("Einsum", since=12, infer=_infer_einsum)
 @by_shape(contiguous=True)
 def einsum(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     shapes = [t.dims for t in inputs if t is not None]
-    equation = parse_equation(node.attrs["equation"], len(inputs))
-    terms, output = equation.expand([len(shape) for shape in shapes])
+    terms, output = expanded(node, shapes)
     return EinsumLowering(terms, output, shapes, static_type(outputs, 0)[1]).routine()
+
+
+def expanded(node: Node, shapes: Sequence[Shape]) -> tuple[list[Labels], Labels]:
+    """The labels of every axis of the operands of an Einsum, and of its output."""
+    equation = parse_equation(node.attrs["equation"], len(node.inputs))
+    return equation.expand([len(shape) for shape in shapes])

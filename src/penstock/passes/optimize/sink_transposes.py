@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.quantized_weights import producer
+from penstock.passes.rewrite import replace_nodes
 from penstock.types import TensorType
 
 # With fewer axes, what has channels last is a sequence of vectors more often than an image.
@@ -43,21 +43,12 @@ class SinkTransposes(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        readers: dict[Value, list[Node | None]] = {}
-        changed = False
-        for inner in list(graph.graphs()):
-            if not any(node.op.name == "Transpose" for node in inner.nodes):
-                continue
-            readers = readers or readers_of(graph)
-            nodes: list[Node] = []
-            for node in paced(inner.nodes):
-                replacement = (
-                    _through(node) or _before_pad(node, readers) or _before_dequantization(node)
-                )
-                changed |= replacement is not None
-                nodes += replacement or (node,)
-            inner.nodes = nodes
-        return changed
+        readers = readers_of(graph)
+
+        def moved(node: Node) -> Sequence[Node] | None:
+            return _through(node) or _before_pad(node, readers) or _before_dequantization(node)
+
+        return replace_nodes(graph, moved)
 
 
 def _through(node: Node) -> Sequence[Node] | None:

@@ -1,0 +1,132 @@
+"""Einsum as the operations that it consists of, which have faster kernels, and fuse::
+
+Einsum(a, b; "bqhd,bkhd->bhqk")    becomes    MatMul(Transpose(a), Transpose(b))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.onnx.einsum import EinsumLowering, Labels, Product, expanded
+from penstock.ops.registry import standard
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.rewrite import replace_nodes
+from penstock.types import TensorType
+
+_DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64")))
+
+
+class DecomposeEinsum(Pass):
+    """Replace each Einsum of known shapes, but for diagonals."""
+
+    name = "decompose_einsum"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        return replace_nodes(graph, _nodes)
+
+
+def _nodes(node: Node) -> Sequence[Node] | None:
+    if node.op.full_name != "Einsum" or node.control_inputs or node.outputs[0] is None:
+        return None
+    types = [value.type for value in node.inputs if value is not None]
+    known = [type_ for type_ in types if isinstance(type_, TensorType) and type_.static]
+    if len(known) < len(types) or known[0].dtype not in _DTYPES:
+        return None
+    shapes = [type_.dims for type_ in known]
+    terms, output = expanded(node, shapes)
+    if not min(map(math.prod, shapes)) or any(len(set(term)) < len(term) for term in terms):
+        return None  # nothing to compute, or a diagonal
+    return _EinsumNodes(node, terms, output, shapes, known[0].dtype).nodes
+
+
+class _EinsumNodes(EinsumLowering):
+    """An Einsum as nodes; ``known`` are the values that its steps have so far."""
+
+    def __init__(
+        self,
+        node: Node,
+        terms: Sequence[Labels],
+        output: Labels,
+        shapes: Sequence[tuple[int, ...]],
+        dtype: np.dtype,
+    ) -> None:
+        self.node, self.name = node, "".join([v.name for v in node.outputs if v is not None])
+        self.nodes: list[Node] = []
+        self.known: list[Value | None] = list(node.inputs)
+        super().__init__(terms, output, shapes, dtype)
+        inputs, attrs = [self.known[-1], self._constant(self._shape(output))], {"allowzero": 1}
+        self.nodes.append(node.derived(inputs, node.outputs, attrs, op=standard("Reshape")))
+
+    def _constant(self, numbers: Sequence[int]) -> Value:
+        return Value(f"{self.name}/constant{len(self.nodes)}", const=np.array(numbers, np.int64))
+
+    def _emit(
+        self, name: str, inputs: Sequence[Value | None], dims: tuple[int, ...], **attrs: Any
+    ) -> Value:
+        value = Value(f"{self.name}/part{len(self.nodes)}", TensorType(self.dtype, dims))
+        op = standard(name)
+        self.nodes.append(self.node.derived(inputs, [value], attrs, op=op, name=value.name))
+        return value
+
+    def _arranged(
+        self, value: Value | None, axes: Sequence[int], dims: tuple[int, ...] | None = None
+    ) -> Value:
+        """A value with its axes in this order, then with these dims."""
+        assert value is not None and isinstance(value.type, TensorType)
+        moved = tuple([value.type.dims[axis] for axis in axes])
+        if list(axes) != list(range(len(axes))):
+            value = self._emit("Transpose", [value], moved, perm=list(axes))
+        if dims is None or dims == moved:
+            return value
+        return self._emit("Reshape", [value, self._constant(dims)], dims, allowzero=1)
+
+    def add_diagonal(self, i: int, dims: Sequence[int], groups: Sequence[list[int]]) -> None:
+        axes = [axis for (axis,) in groups]
+        value = self.known[i]
+        assert value is not None and value.rank is not None
+        dropped = [axis for axis in range(value.rank) if axis not in axes]
+        self.known[i] = self._arranged(value, [*axes, *dropped], tuple(dims))
+
+    def add_sum(self, i: int, axes: tuple[int, ...], dims: tuple[int, ...]) -> None:
+        numbers = self._constant(axes)
+        self.known[i] = self._emit("ReduceSum", [self.known[i], numbers], dims, keepdims=0)
+
+    def add_copy(self, axes: tuple[int, ...]) -> None:
+        self.known.append(self._arranged(self.known[0], axes))
+
+    def add_product(self, product: Product) -> None:
+        (i, j), (axes_a, axes_b), (dims_a, dims_b), dims, shape, order = product
+        x = self._arranged(self.known[i], axes_a, dims_a)
+        y = self._arranged(self.known[j], axes_b, dims_b)
+        if dims[-2:] == (1, 1):  # sums, for which there is no matrix
+            row = (*dims[:-2], dims_a[-1])
+            y = self._arranged(y, range(len(dims_b)), (*dims_b[:-2], 1, dims_b[-2]))
+            numbers = self._constant([len(dims) - 1])
+            terms = self._emit("Mul", [x, y], (*dims[:-1], row[-1]))
+            result = self._emit("ReduceSum", [terms, numbers], dims, keepdims=1)
+        else:
+            result = self._emit("MatMul", [x, y], dims)
+        result = self._arranged(result, range(len(dims)), shape)
+        self.known.append(self._arranged(result, order))
+
+    def add_multiply(
+        self,
+        values: tuple[int, int],
+        axes: tuple[tuple[int, ...], tuple[int, ...]],
+        index: tuple[tuple[Any, ...], tuple[Any, ...]],
+        labels: Labels,
+    ) -> None:
+        operands = []
+        for i, order, places in zip(values, axes, index, strict=True):
+            value = self.known[i]
+            assert value is not None and isinstance(value.type, TensorType)
+            moved = iter([value.type.dims[axis] for axis in order])
+            dims = tuple([1 if place is None else next(moved) for place in places])
+            operands.append(self._arranged(value, order, dims))
+        self.known.append(self._emit("Mul", operands, self._shape(labels)))

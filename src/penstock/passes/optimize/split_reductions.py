@@ -1,0 +1,57 @@
+"""Reductions over axes that are not adjacent, one after the other: kernels are fast along one axis.
+
+::
+
+    ReduceSum(x; axes 0 and 2)    becomes    ReduceSum(ReduceSum(x; axis 2); axis 0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.common.shape_rules import normalize_axes
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.rewrite import replace_nodes
+from penstock.types import TensorType
+
+# Of their results the same operation may reduce further axes.
+_OPERATIONS = {f"Reduce{name}" for name in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum")}
+_DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "int8", "uint8")))
+
+
+class SplitReductions(Pass):
+    """Reduce over the innermost of the axes first, then over the rest."""
+
+    name = "split_reductions"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        return replace_nodes(graph, _split)
+
+
+def _split(node: Node) -> Sequence[Node] | None:
+    if node.op.full_name not in _OPERATIONS or node.control_inputs:
+        return None
+    x, spelled, (y,) = node.inputs[0], node.const(1), node.outputs
+    if x is None or spelled is None or y is None or not isinstance(x.type, TensorType):
+        return None
+    if not x.type.static or x.type.dtype not in _DTYPES or not x.type.elements:
+        return None
+    dims = x.type.dims
+    axes = sorted(normalize_axes(spelled.reshape(-1).tolist(), len(dims)))
+    large = [axis for axis in axes if dims[axis] > 1]
+    starts = [b for a, b in pairwise(large) if any(dim > 1 for dim in dims[a + 1 : b])]
+    if not starts:
+        return None
+    inner = [axis for axis in large if axis >= starts[-1]]
+    left = tuple([1 if axis in inner else dim for axis, dim in enumerate(dims)])
+    between = Value(f"{y.name}/inner{starts[-1]}", TensorType(x.type.dtype, left))
+    inner_axes = Value(f"{y.name}/axes{starts[-1]}", const=np.array(inner))
+    return (
+        node.derived([x, inner_axes], [between], {**node.attrs, "keepdims": 1}),
+        node.derived([between, *node.inputs[1:]], [y]),
+    )
