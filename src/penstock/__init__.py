@@ -90,9 +90,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
+    from penstock.host.gc_pause import paused
+
     if name not in __all__:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    home = import_module(_HOMES.get(name, "penstock.errors"))
+    with paused():  # what modules define stays
+        home = import_module(_HOMES.get(name, "penstock.errors"))
     value = globals()[name] = getattr(home, name)
     return value
 

@@ -76,14 +76,18 @@ def test_record_behaves_as_a_data_class_of_python(options: dict[str, Any]) -> No
                     change()
 
 
-def test_init_is_compiled_by_the_first_instance() -> None:
+def test_init_is_compiled_after_a_few_instances() -> None:
     base, derived = pair(records.dataclass, {})
     late = base.__init__
-    derived(1)
+    for _ in range(100):
+        derived(1)
     assert base.__init__ is late
-    base(1)
+    few = [base(1, "x", c=[3]) for _ in range(3)]
+    assert base.__init__ is late
+    many = [base(1, "x", c=[3]) for _ in range(100)]
     assert base.__init__ is not late
-    assert base(1, "x", [3]) == base(1, "x")
+    assert few[0] == many[-1]
+    assert few[0].c == many[-1].c == [3]
 
 
 @records.dataclass(frozen=True, slots=True)

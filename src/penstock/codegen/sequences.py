@@ -11,9 +11,9 @@ between one another. The writer gathers them, and writes one call, with what it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from penstock.algorithms.records import dataclass
 from penstock.backends.native.library import library
 from penstock.backends.native.sequence import BoundStep, sequence_of
 from penstock.plan.plan import Step

@@ -91,9 +91,11 @@ class CompileContext:
     @cached_property
     def devices(self) -> tuple[str, ...]:
         """Full names of the virtual devices, if any."""
+        if self.options.devices is None:
+            return ()
         from penstock.ir.device_name import local
 
-        return () if self.options.devices is None else tuple(local(self.options.devices))
+        return tuple(local(self.options.devices))
 
     @property
     def executor(self) -> str:

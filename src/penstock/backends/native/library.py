@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,7 @@ from penstock.host.openmp import openmp_settings
 LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2", "plain")
 """instruction sets that kernels are compiled for, the fastest first"""
 _CHOSEN = "PENSTOCK_NATIVE"
+_SOURCES = Path(__file__).parent / "c"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +92,8 @@ def load_level(level: str) -> NativeLibrary | None:
             module: Any = import_module(f"penstock.backends.native.{name}")
     except ImportError:
         return None
-    if getattr(module, "checksum", None) != _checksum():
+    newer = _newest() > os.stat(module.__file__).st_mtime_ns  # else it was compiled from them
+    if newer and getattr(module, "checksum", None) != _checksum():
         raise PenstockError(
             f"the compiled kernels in {module.__file__} are of another version of Penstock: "
             "run 'make kernels' where Penstock was checked out, or install it again; "
@@ -102,7 +105,15 @@ def load_level(level: str) -> NativeLibrary | None:
 
 
 @cache
+def _newest() -> int:
+    """When the C files were last changed, 0 if they are not installed."""
+    with suppress(FileNotFoundError), os.scandir(_SOURCES) as entries:
+        return max((entry.stat().st_mtime_ns for entry in entries), default=0)
+    return 0
+
+
+@cache
 def _checksum() -> str:
     """The checksum of the C files, which ``setup.py`` gives to the modules that it makes."""
-    files = sorted(Path(__file__).parent.joinpath("c").glob("*.[ch]"))
+    files = sorted(_SOURCES.glob("*.[ch]"))
     return str(zlib.crc32(b"".join([path.read_bytes() for path in files])))

@@ -6,12 +6,12 @@ import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.algorithms.records import dataclass
 from penstock.backends.onednn.layouts import canonical_strides
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError, Library
 from penstock.backends.onednn.primitive import (
