@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -56,6 +56,19 @@ class Limits:
     max_plans_bytes: int | None = None
     """bytes of the plans that a session keeps, arenas and programs; least recently used go first.
     ``None`` stands for as many bytes as the constants have, and at least 64 MiB"""
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value, unbounded = getattr(self, limit.name), "None" in str(limit.type)
+            if value is None and unbounded:
+                continue
+            kinds = (int, float) if "float" in str(limit.type) else int
+            if isinstance(value, bool) or not isinstance(value, kinds) or not value >= 0:
+                kind = "number" if "float" in str(limit.type) else "whole number"
+                raise ValueError(
+                    f"Limits.{limit.name} = {value!r}: a {kind} of at least 0 is needed"
+                    + (", or None for no bound" if unbounded else "")
+                )
 
     def beyond(self, name: str, amount: int) -> str:
         """The end of a sentence about an ``amount`` that is more than a limit allows, else ""."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from penstock.errors import InvalidInput
 from penstock.ir.graph import Value
 from penstock.session.feeds import check_dims, checked, convert
 from penstock.types import ANY, STRING, MapType, OptionalType, SequenceType, TensorType
+from tests.support.onnx_text import compile_text
 
 FLOAT = TensorType(np.dtype(np.float32), ("N",))
 INT = TensorType(np.dtype(np.int64), None)
@@ -108,6 +111,24 @@ def test_convert_array_of_the_inputs_dtype_is_not_copied():
 def test_convert_value_that_does_not_fit_is_refused_with_the_reason(value, input_type, message):
     with pytest.raises(InvalidInput, match=message):
         convert("x", value, input_type)
+
+
+@pytest.mark.parametrize("ports", ["float[N] x", "seq(float[N]) x"])
+def test_list_that_contains_itself_is_refused(ports):
+    kind = ports[:-2]
+    session = compile_text(f"g ({ports}) => ({kind} y) {{ y = Identity(x) }}")
+    endless: list = []
+    endless.append(endless)
+    with pytest.raises(InvalidInput, match="input 'x"):
+        session.run({"x": endless})
+
+
+@pytest.mark.parametrize("input_type", [FLOAT, TensorType()])
+def test_convert_brings_bytes_into_the_order_of_the_machine(input_type):
+    order = ">" if sys.byteorder == "little" else "<"
+    array = convert("x", np.array([1, 2], f"{order}f4"), input_type)
+    assert array.dtype.isnative
+    np.testing.assert_array_equal(array, np.array([1, 2], np.float32), strict=True)
 
 
 def test_convert_sequence_converts_and_checks_each_element():

@@ -66,8 +66,12 @@ def test_run_with_unknown_option_suggests_a_name(method) -> None:
         ("executor", "fast", "executor 'fast' is not one of auto, linear"),
         ("precision", "fp8", "precision 'fp8' is not one of float32, bf16, strict"),
         ("memory_planner", "none", "memory_planner 'none' is not one of quick, best"),
-        ("threads", 0, "threads=0"),
+        ("threads", 0, "threads=0: a whole number of at least 1 is needed"),
+        ("threads", 1.5, "threads=1.5"),
+        ("threads", "2", "threads='2'"),
+        ("threads", True, "threads=True"),
         ("max_streams", 0, "max_streams=0"),
+        ("max_pending", None, "max_pending=None: a whole number from 1 to 1,000,000 is needed"),
     ],
 )
 def test_compile_options_with_wrong_value_raise_value_error(name, value, message) -> None:

@@ -42,13 +42,15 @@ def load(
     """
     limits = limits or DEFAULT_LIMITS
     if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        if not path.exists():
-            raise InvalidModel(f"there is no file {str(path)!r}; check the path")
-        source = path
+        source = Path(source)
+        if not os.path.exists(source):
+            raise InvalidModel(f"there is no file {str(source)!r}; check the path")
     stop = StopCondition(timeout, cancel, "loading the model")
     with stopped_by(stop), gc_pause.paused():
-        model = _read(source, limits, map_weights, signature)
+        try:
+            model = _read(source, limits, map_weights, signature)
+        except OSError as error:
+            raise InvalidModel(f"{str(source)!r} cannot be read: {error.strerror}") from error
         if signature is not None:
             model = entered(model, signature)
         if model.artifact is not None:

@@ -37,12 +37,12 @@ def convert(name: str, value: Any, input_type: Type) -> Any:
         if not isinstance(value, dict):
             raise InvalidInput(f"input {name!r} is a map, give a dict, not {_what(value)}")
         return _map(name, value, input_type)
-    if _is_masked(value):
-        raise InvalidInput(
-            f"input {name!r} has masked elements, and tensors have no masks; "
-            "give their places a value with .filled(value)"
-        )
     try:
+        if _is_masked(value):
+            raise InvalidInput(
+                f"input {name!r} has masked elements, and tensors have no masks; "
+                "give their places a value with .filled(value)"
+            )
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             array = np.from_dlpack(value)
         elif input_type.dtype is None or hasattr(value, "dtype") or hasattr(value, "__array__"):
@@ -51,12 +51,16 @@ def convert(name: str, value: Any, input_type: Type) -> Any:
                 array = np.asarray(value, STRING)  # else NumPy makes strings of its other elements
         else:  # lists and numbers have no dtype of their own, and take the input's
             array = _from_python(value, input_type.dtype)
+    except InvalidInput:
+        raise
     except Exception as error:  # out of the value's own __array__, say
         raise InvalidInput(
             f"input {name!r} of type {input_type} cannot be made of {_what(value)}: {error}"
         ) from error
     if input_type.dtype in (STRING, None) and array.dtype.kind in "USTO":
         return _strings(name, array)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if input_type.dtype is not None and array.dtype != input_type.dtype:
         wanted = dtype_name(input_type.dtype)
         raise InvalidInput(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, field, fields, replace
 from functools import cache
 from inspect import Parameter, Signature, cleandoc
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, overload
 
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
@@ -161,12 +162,14 @@ class CompileOptions:
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} {value!r} is not one of {', '.join(allowed)}")
-        if self.threads is not None and not self.threads >= 1:
-            raise ValueError(f"threads={self.threads}: a run needs at least one thread")
-        if self.max_streams is not None and not self.max_streams >= 1:
-            raise ValueError(f"max_streams={self.max_streams}: a plan needs at least one stream")
-        if not 1 <= self.max_pending <= 1_000_000:
-            raise ValueError(f"max_pending={self.max_pending}: it must be 1 to 1,000,000")
+        for name, most in {"threads": None, "max_streams": None, "max_pending": 1_000_000}.items():
+            value = getattr(self, name)
+            if value is None and most is None:
+                continue
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if not whole or value < 1 or (most is not None and value > most):
+                range_ = "of at least 1" if most is None else f"from 1 to {most:,}"
+                raise ValueError(f"{name}={value!r}: a whole number {range_} is needed")
         if self.devices is not None and self.executor not in ("auto", "frames"):
             raise ValueError(f'devices= are for executor="frames", not {self.executor!r}')
 

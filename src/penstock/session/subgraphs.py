@@ -92,7 +92,10 @@ class Subgraph:
             if value.__class__ is not _ndarray or (
                 value.dtype is not dtype and value.dtype != dtype
             ):
-                value = convert(name, value, input_type)
+                try:
+                    value = convert(name, value, input_type)
+                except RecursionError as error:
+                    raise InvalidInput(f"input {name!r} has lists nested too deeply") from error
             values.append(value)
         if len(values) != len(feeds):
             raise KeyError

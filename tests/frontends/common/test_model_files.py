@@ -98,6 +98,13 @@ def test_device_is_refused(tmp_path: Path) -> None:
             ps.load(tmp_path / name)
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file of Linux")
+@pytest.mark.parametrize("path", ["/proc/self/mem", "x" * 5000 + ".onnx"])
+def test_file_that_the_system_does_not_read_is_refused(path: str) -> None:
+    with pytest.raises(InvalidModel, match=r"cannot be read|there is no file"):
+        ps.compile(path)
+
+
 def test_refused_files_leave_no_descriptor_open(folder: Path) -> None:
     (folder / "link").symlink_to(folder / "saved_model.pb")
     os.link(folder / "saved_model.pb", folder / "hard")

@@ -274,6 +274,10 @@ def test_resize_roi_ending_at_the_border_is_not_extrapolated() -> None:
         ([None, scales(1, 2), None], {"nearest_mode": "up"}),
         ([None, scales(1, 2), None], {"coordinate_transformation_mode": "polar"}),
         ([None, scales(1, 2), None], {"coordinate_transformation_mode": "tf_crop_and_resize"}),
+        (
+            [np.ones(3, np.float32), None, sizes(0, 0)],
+            {"coordinate_transformation_mode": "tf_crop_and_resize"},
+        ),
         ([None, None, sizes(1, 2)], {"keep_aspect_ratio_policy": "loosely"}),
         ([None, scales(1, 2), None], {"axes": [0, 2]}),
         ([None, scales(1, 2), None], {"axes": [0, 0]}),

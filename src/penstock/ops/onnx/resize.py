@@ -18,7 +18,15 @@ from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import FLOAT64
-from penstock.ops.common.shape_rules import all_known, choice, given, ints, normalize_axes, tensor
+from penstock.ops.common.shape_rules import (
+    all_known,
+    check_shape,
+    choice,
+    given,
+    ints,
+    normalize_axes,
+    tensor,
+)
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, STRING, Dim, ShapeError, TensorType, Type
@@ -128,6 +136,9 @@ def _infer_resize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if x.shape is None:
         return (TensorType(x.dtype),)
     axes = _axes(attrs, len(x.shape))
+    if attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+        roi = tensor(types, 1).shape if given(types, 1) else ()
+        check_shape("roi", roi, (2 * len(axes),))
     resized = _resized(types, attrs, consts)
     shape = list(x.shape)
     for i, axis in enumerate(axes):
