@@ -1,9 +1,8 @@
 """Data classes that are quick to define: most of the time to import Penstock was the definition of
 its data classes, each of whose methods Python's decorator compiles from text.
 
-``dataclass`` takes what Python's does, of classes whose annotations are strings. All methods but
-``__init__`` are closures, and ``__init__`` is compiled once a class has several instances, which
-most classes in a process have not.
+``dataclass`` takes what Python's does. All methods but ``__init__`` are closures, and ``__init__``
+is compiled when the class is first instantiated, which most classes in a process are not.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from operator import attrgetter
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,9 +23,6 @@ else:
 __all__ = ["dataclass"]
 
 _MISSING = dataclasses.MISSING
-_FEW = 16
-"""instances of a class that cost less than to compile its ``__init__``"""
-_FIELD: Any = dataclasses._FIELD  # type: ignore[attr-defined]
 
 
 def _defined(
@@ -38,20 +33,14 @@ def _defined(
     eq: bool = True,
     frozen: bool = False,
     slots: bool = False,
-    kw_only: bool = False,
-    weakref_slot: bool = False,
+    **more: Any,
 ) -> type:
     own = cls.__dict__
     has_hash = own.get("__hash__") is not None
-    by_name = _fields(cls, kw_only)
-    fields = tuple(by_name.values())
-    if slots:
-        cls = _with_slots(cls, [*by_name, *(["__weakref__"] if weakref_slot else [])])
-    methods: dict[str, Any] = {
-        "__dataclass_fields__": by_name,
-        "__dataclass_params__": SimpleNamespace(frozen=frozen),  # for derived classes of Python's
-        "__match_args__": tuple([f.name for f in fields if f.init and not f.kw_only]),
-    }
+    methods: dict[str, Any] = {}
+    cls.__doc__ = cls.__doc__ or cls.__name__  # else it is made of the signature, by ``inspect``
+    cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, **more)(cls)
+    fields = dataclasses.fields(cls)
     if repr:
         methods["__repr__"] = _repr([f.name for f in fields if f.repr])
     compared = [f for f in fields if f.compare]
@@ -70,40 +59,6 @@ def _defined(
         if name == "__hash__" or name not in own:
             setattr(cls, name, method)
     return cls
-
-
-def _fields(cls: type, kw_only: bool) -> dict[str, Any]:
-    """The fields of a class by name: those of its bases, then its own."""
-    fields: dict[str, Any] = {}
-    for base in reversed(cls.__mro__[1:]):
-        fields |= getattr(base, "__dataclass_fields__", {})
-    for name, annotation in cls.__annotations__.items():
-        if annotation == "KW_ONLY":
-            kw_only = True
-        elif not annotation.startswith("ClassVar"):
-            default = cls.__dict__.get(name, _MISSING)
-            explicit = isinstance(default, dataclasses.Field)
-            f: Any = default if explicit else dataclasses.field(default=default)
-            if explicit and f.default is _MISSING:
-                delattr(cls, name)
-            elif explicit:
-                setattr(cls, name, f.default)
-            f.name, f.type, f._field_type = name, annotation, _FIELD
-            f.kw_only = kw_only if f.kw_only is _MISSING else f.kw_only
-            fields[name] = f
-    return fields
-
-
-def _with_slots(cls: type, names: list[str]) -> type:
-    """The class with slots of these names, but those that its bases have."""
-    inherited = {slot for base in cls.__mro__[1:] for slot in base.__dict__.get("__slots__", ())}
-    members = {name: x for name, x in cls.__dict__.items() if name not in names}
-    members.pop("__dict__", None)
-    members.pop("__weakref__", None)
-    members |= {"__slots__": tuple([name for name in names if name not in inherited])}
-    slotted = type(cls)(cls.__name__, cls.__bases__, members)
-    slotted.__qualname__ = cls.__qualname__
-    return slotted
 
 
 def _values(names: list[str]) -> Callable[[Any], Any]:
@@ -152,32 +107,11 @@ def _set_state(self: Any, state: list[Any]) -> None:
 
 
 def _late_init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Callable[..., None]:
-    """An ``__init__`` of ``cls`` that replaces itself by a compiled one after ``_FEW`` calls, or
-    for arguments that do not fit, which that refuses."""
-    positional = [f.name for f in fields if f.init and not f.kw_only]
-    names = {f.name for f in fields if f.init}
-    needed = {f.name for f in fields if f.default is f.default_factory is _MISSING} & names
-    calls = 0
+    """The ``__init__`` of ``cls``, which replaces itself by the compiled one."""
 
     def first_init(self: Any, *arguments: Any, **values: Any) -> None:
-        nonlocal calls
-        calls += 1
-        given = dict(zip(positional, arguments, strict=False))
-        fit = len(given) == len(arguments) and given.keys().isdisjoint(values)
-        given |= values
-        if calls > _FEW or not fit or not needed <= given.keys() <= names:
-            cls.__init__ = init = _init(cls, fields, frozen)
-            return init(self, *arguments, **values)
-        for f in fields:
-            if f.name in given:
-                object.__setattr__(self, f.name, given[f.name])
-            elif f.default_factory is not _MISSING:
-                object.__setattr__(self, f.name, f.default_factory())
-            elif f.default is not _MISSING:
-                object.__setattr__(self, f.name, f.default)
-        if hasattr(cls, "__post_init__"):
-            self.__post_init__()
-        return None
+        cls.__init__ = init = _init(cls, fields, frozen)
+        init(self, *arguments, **values)
 
     return first_init
 
