@@ -137,6 +137,16 @@ def test_loop_with_a_node_on_several_devices(body):
     assert session.latest.tasks.signals.overlap.ends
 
 
+def test_loop_whose_body_is_one_node_on_several_devices():
+    text = """g (int64 n, float[4, 4] x) => (float[4, 4] y) {
+        y = Loop <body = b (int64 i, bool c, float[4, 4] v) => (bool c, float[4, 4] w) {
+            w = Sum(v, v) }> (n, , x) }"""
+    session = compiled(text)
+    for n in (0, 1, 5):
+        found = session.run({"n": np.int64(n), "x": X})
+        np.testing.assert_array_equal(found["y"], X * 2**n)
+
+
 def test_error_of_a_node_on_several_devices_is_the_runs_and_the_next_run_is_sound():
     text = "g (float[4, 4] x, int64[1] i) => (float[1, 4] y) { g = Gather(x, i) y = Neg(g) }"
     session = compiled(text, {"Gather": (0, 1)})

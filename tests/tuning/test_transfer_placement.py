@@ -105,3 +105,23 @@ def test_condition_on_the_host_is_a_transfer_in_each_turn():
         y = Loop <body = b (int64 i, bool c, float[4] p) => (bool d, float[4] q) {
             q = Sin(p) m = ReduceMax <keepdims = 0> (q) d = Greater(m, low) }> (n, , x) }"""
     assert placed(text, "linear")[0] == {"Sin": "numpy"}
+
+
+@executors
+@pytest.mark.parametrize("near", [False, True])
+def test_copy_straight_between_two_devices_is_one_transfer(near, executor):
+    class TwoDevices(Costs):
+        """Cos takes 2 ms on the first device, which Sin needs, and 0.3 ms on the second."""
+
+        def seconds(self, node: Node, backend: Backend, *, single_threaded: bool) -> float:
+            return {"numpy": 10e-3, "one": 2e-3, "two": 0.3e-3}[backend.name]
+
+    backends = FarBackend("one", ["Sin", "Cos"]), FarBackend("two", ["Cos"])
+    backends[1].near = ["one"] if near else ()
+    text = "g (float[4] x) => (float[4] y) { v = Sin(x) y = Cos(v) }"
+    options = {"backends": ["numpy", *backends], "cost_model": TwoDevices()}
+    session = compile_text(text, executor=executor, **options)
+    np.testing.assert_allclose(session.run({"x": X})["y"], np.cos(np.sin(X)), rtol=1e-6)
+    places = {step.node.op.name: step.backend for step in session.plan.walk()}
+    assert (places["Sin"], places["Cos"]) == ("one", "two" if near else "one")
+    assert backends[1].moved["direct"] == near

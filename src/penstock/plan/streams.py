@@ -217,7 +217,7 @@ class StreamSchedules(Grouping):
                 alone = several or (step.control and self.expands(step))
                 if cut or alone or schedule.waits[k]:
                     pieces.append([])
-                if not several or nodes[k - 1] != nodes[k]:
+                if not (several and k and nodes[k - 1] == nodes[k]):
                     pieces[-1].append(k)
                 cut = alone or bool(schedule.emits[k])
             segments.append(list(map(sorted, filter(None, pieces))))

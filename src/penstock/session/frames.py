@@ -116,10 +116,8 @@ class _FramesCompiler:
                 return self.observed()  # even constants are tokens of the first iteration
         for _ in range(_MOST_ATTEMPTS):
             graph = self.copy(self.graph)
-            spans = self.context.devices and len({node.device for node in graph.nodes}) > 1
-            passes = replace(self.context.passes(), framed=is_framed(graph))
-            run_passes((FoldConstants(),), graph, passes)
-            if not spans and is_framed(graph):
+            self.fold_constants(graph)
+            if not self.spans_devices(graph) and is_framed(graph):
                 stay = self.overlapping or self.must_stay
                 graph, _ = raise_control_flow(graph, stay, self.may_be_whole, self.copy)
                 infer_types(graph, certain=False)
@@ -147,8 +145,8 @@ class _FramesCompiler:
         builder = FrameGraphBuilder(
             self.kernel,
             partial(self.executor, segments),
-            self.function,
-            self.copy,
+            partial(self.function, segments),
+            partial(self.called, segments),
             _frame_form,
             context.limits,
             context.workers,
@@ -158,13 +156,28 @@ class _FramesCompiler:
             return builder.build(graph, parts, len(context.devices), self.observed)
         return builder.build(graph, parts, len(context.devices))
 
-    def function(self, name: str) -> Graph:
+    def function(self, segments: bool, name: str) -> Graph:
         """A copy of a function's graph, without dead code."""
         graph = self.copy(self.context.functions[name])
         prune(graph)
         check_sizes(graph, self.context.limits)
         infer_types(graph, certain=False)
+        return self.called(segments, graph)
+
+    def called(self, segments: bool, graph: Graph, inputs: list[Value] | None = None) -> Graph:
+        """A copy of a graph that a node calls, with these inputs."""
+        graph = self.copy(graph, inputs)
+        if segments and not self.spans_devices(graph):
+            self.fold_constants(graph)
+            self.group(graph)
         return graph
+
+    def fold_constants(self, graph: Graph) -> None:
+        passes = replace(self.context.passes(), framed=is_framed(graph))
+        run_passes((FoldConstants(),), graph, passes)
+
+    def spans_devices(self, graph: Graph) -> bool:
+        return bool(self.context.devices) and len({node.device for node in graph.nodes}) > 1
 
     def copy(self, graph: Graph, inputs: list[Value] | None = None) -> Graph:
         """A copy of a graph, of which the nodes with side effects keep their kernels."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import place, place_serial
-from penstock.backends.base import Backend
+from penstock.backends.base import Backend, copier
 from penstock.ir.graph import Graph, Node, Value, captures, dependencies
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control, loop_carried
@@ -153,7 +153,7 @@ class _Problem:
         a, b = self.backends[source], self.backends[target]
         if a.memory == b.memory:
             return 0.0
-        if HOST in (a.memory, b.memory):
+        if HOST in (a.memory, b.memory) or copier(a, b) is not None:
             return self.transfer(a.name, b.name, nbytes)
         host = next((backend.name for backend in self.backends if backend.memory == HOST), HOST)
         return self.transfer(a.name, host, nbytes) + self.transfer(host, b.name, nbytes)

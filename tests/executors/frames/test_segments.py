@@ -15,6 +15,7 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import available
+from penstock.build import GraphBuilder
 from penstock.ir.op import Kernel
 from tests.support.far_backend import FarBackend
 from tests.support.frame_runs import inputs
@@ -84,6 +85,51 @@ def behind_a_switch() -> Flow:
     product = g.node("MatMul", exp, "w", name="product", T=Type("float32"))
     g.node("Neg", product, name="y", T=Type("float32"))
     return g
+
+
+@pytest.mark.parametrize("names", BACKENDS)
+def test_nodes_of_a_branch_with_frames_are_one_segment(names: list[str]) -> None:
+    """
+    if p: x ─> switch by q ─T─> exp ─> neg ─> sin  else: x
+    """
+    b = GraphBuilder()
+    p, q = b.input("p", np.bool_, []), b.input("q", np.bool_, [])
+    x = b.input("x", np.float32, [8])
+
+    def then() -> Any:
+        _, value = b.op("Switch", x, q, domain="tensorflow")
+        for name in ("Exp", "Neg", "Sin"):
+            value = b.op(name, value)
+        return value
+
+    b.output("y", b.cond(p, then, lambda: x))
+    session = ps.compile(b.model(), executor="frames", backends=names)
+    fed = np.linspace(-1, 1, 8, dtype=np.float32)
+    for options in ({}, {"trace": ps.Trace()}, {}):
+        result = session.run({"p": True, "q": True, "x": fed}, **options)["y"]
+        np.testing.assert_allclose(result, np.sin(-np.exp(fed)), rtol=1e-5, atol=1e-6)
+        result = session.run({"p": False, "q": False, "x": fed}, **options)["y"]
+        np.testing.assert_array_equal(result, fed)
+    with pytest.raises(ps.DeadTensor):
+        session.run({"p": True, "q": False, "x": fed})
+    assert session.source.count("def run") == 1
+
+
+def test_nodes_of_a_function_that_calls_itself_are_segments() -> None:
+    """``f(n) = n if n <= 0 else f(n - 3 + 2) + 2 n``"""
+    b = GraphBuilder()
+
+    def double(n: Any) -> Any:
+        return b.cond(n > 0, lambda: b.call("f", n - 3 + 2) + (n + n), lambda: n)
+
+    call = b.function("f", double, (np.int64, []))
+    b.output("y", call(b.input("n", np.int64, [])))
+    model = b.model()
+    session = ps.compile(model, executor="frames")
+    for n in (-1, 0, 1, 50):
+        assert session.run({"n": n})["y"] == (n * (n + 1) if n > 0 else n)
+        assert session.run({"n": n}, trace=ps.Trace())["y"] == session.run({"n": n})["y"]
+    assert session.source.count("def run") == 3  # "- 3 + 2" is one of these
 
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
