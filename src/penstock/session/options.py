@@ -7,14 +7,13 @@ for type checkers and for ``help``.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import KW_ONLY, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cache
 from inspect import Parameter, Signature, cleandoc
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, overload
 
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
-from penstock.algorithms.records import dataclass
 from penstock.observers.base import Observer
 from penstock.plan.grouping import ClusteredGrouping
 
