@@ -165,6 +165,11 @@ class ArtifactFile:
         return InvalidModel(f"{self.name} is damaged: {reason}; save it anew")
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of the file."""
+        return len(self._content)
+
+    @property
     def documents(self) -> Sequence[str]:
         """The names of the documents."""
         documents = self._table.get("documents")

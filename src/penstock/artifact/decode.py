@@ -54,8 +54,11 @@ def decode_graphs(document: Any, file: ArtifactFile) -> dict[str, Graph]:
         raise file.damaged(f"a graph is none: {error!r}") from error
 
 
-def decode_type(entry: Any) -> Type:
-    """A type. Raises ``ValueError``, ``TypeError`` or ``LookupError`` for what is none."""
+def decode_type(entry: Any, depth: int = 0) -> Type:
+    """A type, inside of ``depth`` others. Raises ``ValueError``, ``TypeError`` or ``LookupError``
+    for what is none."""
+    if depth > _MOST_NESTED:
+        raise ValueError("types nest too deep")
     match entry:
         case None:
             return ANY
@@ -70,11 +73,11 @@ def decode_type(entry: Any) -> Type:
             assert [len(contents)] == [*shape, 1][:1] and dtype.kind in "iub"
             return TensorType(dtype, shape, _dims(contents, least=-(2**63)))
         case {"sequence": element}:
-            return SequenceType(decode_type(element))
+            return SequenceType(decode_type(element, depth + 1))
         case {"optional": element}:
-            return OptionalType(decode_type(element))
+            return OptionalType(decode_type(element, depth + 1))
         case {"map": [key, value]}:
-            return MapType(dtype_named(key), decode_type(value))
+            return MapType(dtype_named(key), decode_type(value, depth + 1))
     raise ValueError(f"{entry!r:.80} is no type")
 
 
@@ -111,6 +114,7 @@ class _Decoder:
             for store in _typed(document["stores"], list)
         ]
         self.depth = 0
+        self.room = file.nbytes
 
     def graphs(self) -> dict[str, Graph]:
         graphs = _typed(self.document["graphs"], dict)
@@ -162,7 +166,11 @@ class _Decoder:
         if op is REORDER:
             rank = len(_typed(attrs["order"], tuple))
             assert not rank or sorted(attrs["order"]) == list(range(rank))
-        assert (op is FUSED) == isinstance(attrs.get("region"), Region)
+        region = attrs.get("region")
+        assert (op is FUSED) == isinstance(region, Region)
+        if isinstance(region, Region):  # of constants, kernels look at those inside
+            pairs = zip(region.inputs, node.inputs, strict=True)
+            assert all(v.const is None or (w is not None and w.const is v.const) for v, w in pairs)
         return node
 
     @staticmethod
@@ -179,42 +187,53 @@ class _Decoder:
         places = _typed(indices, list)
         return [None if i is None else values[self.index(i, values)] for i in places]
 
-    def attribute(self, x: Any) -> Any:
+    def attribute(self, x: Any, depth: int = 0) -> Any:
+        """An attribute, or an element of a list, inside of ``depth`` lists."""
         if type(x) is list:
-            return [self.attribute(element) for element in x]
+            assert depth < _MOST_NESTED, "lists nest too deep"
+            return [self.attribute(element, depth + 1) for element in x]
         if type(x) is not dict:
             return x
         ((kind, content),) = x.items()
+        if kind == "tuple":
+            return tuple(self.attribute(_typed(content, list), depth + 1))
         return self.kinds[kind](self, content)
 
     def region(self, entry: Any) -> Region:
         self.depth += 1
         assert self.depth <= _MOST_NESTED, "graphs nest too deep"
         nodes = tuple([self.node(node) for node in _typed(entry["nodes"], list)])
-        assert nodes
-        inputs = tuple(self.all_of(entry["inputs"]))
-        known = {*inputs}
+        listed = self.all_of(entry["inputs"])
+        # Values of its own: what is inferred in a region must not change types outside of it.
+        own: dict[Value | None, Value | None] = {
+            v: Value(v.name) if v.const is None else v for v in listed
+        }
+        assert nodes and len(own) == len(listed)
+        inputs = tuple([own[v] or v for v in listed])
         for node in nodes:
             assert not node.graphs and node.op is not FUSED
-            assert all(v is None or v.const is not None or v in known for v in node.inputs)
+            assert all(v is None or v.const is not None or v in own for v in node.inputs)
+            node.inputs = [own.get(v, v) for v in node.inputs]
             (output,) = node.outputs
-            assert output is not None and output.type is ANY and output not in known
-            known.add(output)
+            assert output is not None and output.const is None and output not in own
+            own[output] = Value(output.name, producer=node)
+            node.outputs = [own[output]]
         self.depth -= 1
         return Region(nodes, inputs)
 
+    def numbers(self, array: np.ndarray) -> list[Any]:
+        """A list of numbers; all together take no more bytes in the file than that has."""
+        assert array.ndim == 1 and array.dtype.kind in "if"
+        self.room -= array.nbytes
+        assert self.room >= 0, "lists share their numbers"
+        return list(array.tolist())
+
     kinds: Mapping[str, Callable[[_Decoder, Any], Any]] = {
         "array": lambda self, i: self.file.array(i),
-        "list": lambda self, i: _numbers(self.file.array(i)),
-        "tuple": lambda self, x: tuple([self.attribute(element) for element in _typed(x, list)]),
+        "list": lambda self, i: self.numbers(self.file.array(i)),
         "bytes": lambda self, x: bytes.fromhex(x),
         "dtype": lambda self, name: dtype_named(name),
         "graph": lambda self, entry: self.graph(entry),
         "store": lambda self, i: self.stores[self.index(i, self.stores)],
         "region": lambda self, entry: self.region(entry),
     }
-
-
-def _numbers(array: np.ndarray) -> list[Any]:
-    assert array.ndim == 1 and array.dtype.kind in "if"
-    return list(array.tolist())

@@ -132,7 +132,8 @@ class Weights:
             return None
         copy = saved.copies.get(self._name_of(library, layout) or "")
         size = library.lib.dnnl_memory_desc_get_size(layout)
-        return copy if copy is not None and copy.nbytes == size else None
+        fits = copy is not None and copy.nbytes == size and copy.dtype == np.uint8
+        return copy if fits else None
 
     def _name_of(self, library: Library, layout: Any) -> str | None:
         """The name of a copy in a layout, None if it has none."""
