@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -17,8 +16,8 @@ def machine_bytes() -> int | None:
     with suppress(AttributeError, OSError, ValueError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in _CGROUPS:
-        with suppress(OSError, ValueError):  # no such file, or "max"
-            sizes.append(int(Path(path).read_text()))
+        with suppress(OSError, ValueError), open(path) as file:  # no such file, or "max"
+            sizes.append(int(file.read()))
     return min(sizes, default=None)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.inspect.gantt import draw_charts, format_charts
-from penstock.tuning import measure
+from penstock.tuning import cost_table
 from penstock.tuning.cost_table import CostTable
 from tests.support.device_backend import DelayedBackend
 from tests.support.onnx_text import compile_text, model_from_text
@@ -29,7 +29,7 @@ LOOP = """g (int64 n, float[8] x) => (float[8] y) {
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch, tmp_path):
     empty = CostTable(tmp_path / "none.sqlite", "machine")
-    monkeypatch.setattr(measure, "cost_table", lambda: empty)
+    monkeypatch.setattr(cost_table, "cost_table", lambda: empty)
 
 
 def compiled(text: str, **options) -> ps.Session:

@@ -12,8 +12,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import penstock as ps
+
 MOST_MODULES = 370
-"""without those that Python starts with: 85 of NumPy, 175 of Penstock"""
+"""without those that Python starts with: 140 of NumPy and what it imports, 175 of Penstock"""
+MOST_MODULES_OF_OPEN = 290
+"""the same of a session that was saved, 120 of Penstock"""
 
 ACCIDENTAL = {
     *(
@@ -39,20 +43,27 @@ OF_OTHER_MODELS = {
     *("penstock.session.frames", "penstock.session.stream"),
 }
 
+OF_COMPILING = {
+    *("ml_dtypes", "onnx", "pathlib", "penstock.algorithms.heft", "penstock.artifact.encode"),
+    *("penstock.frontends.onnx", "penstock.passes", "penstock.plan.grouping"),
+    *("penstock.session.lowering", "penstock.session.scheduling", "penstock.tuning.cost_table"),
+    *("penstock.tuning.placement", "random", "shutil"),
+}
+
 PROGRAM = """
 import sys
 before = set(sys.modules)
 import penstock
 import numpy as np
-session = penstock.compile(sys.argv[1])
-session.run({"x": np.ones((1, 16), np.float32)})
+session = {}
+session.run({{"x": np.ones((1, 16), np.float32)}})
 print(*sorted(set(sys.modules) - before))
 """
 
 
 @pytest.fixture(scope="module")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The modules that a process imports for a product with a bias and a Relu."""
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a product with a bias and a Relu."""
     w, b = np.ones((16, 8), np.float32), np.ones(8, np.float32)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
@@ -64,15 +75,34 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     weights = [numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")]
     graph = helper.make_graph(nodes, "g", [x], [y], weights)
     opsets = [helper.make_opsetid("", 17)]
-    folder = tmp_path_factory.mktemp("imports")
-    path = Path(folder, "model.onnx")
+    path = tmp_path_factory.mktemp("imports") / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    command = [sys.executable, "-c", PROGRAM, str(path)]
+    return path
+
+
+def modules(session: str, folder: Path) -> set[str]:
+    """The modules that a process imports to make a session and run it."""
+    command = [sys.executable, "-c", PROGRAM.format(session)]
     environment = {**os.environ, "PENSTOCK_CACHE": str(folder)}  # without measured costs
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=True, env=environment
     )
     return set(done.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def imported(model: Path) -> set[str]:
+    """What compiling the model imports."""
+    return modules(f"penstock.compile({str(model)!r})", model.parent)
+
+
+@pytest.fixture(scope="module")
+def imported_by_open(model: Path) -> set[str]:
+    """What opening the model imports that was compiled and saved."""
+    session, saved = ps.compile(model, threads=1), model.with_suffix(".penstock")
+    session.run({"x": np.ones((1, 16), np.float32)})
+    session.save(saved)
+    return modules(f"penstock.open({str(saved)!r})", model.parent)
 
 
 def test_compile_and_run_imports_few_modules(imported: set[str]) -> None:
@@ -85,3 +115,11 @@ def test_compile_and_run_imports_nothing_by_accident(imported: set[str]) -> None
 
 def test_compile_and_run_imports_nothing_of_other_models(imported: set[str]) -> None:
     assert imported & OF_OTHER_MODELS == set()
+
+
+def test_open_and_run_imports_few_modules(imported_by_open: set[str]) -> None:
+    assert len(imported_by_open) <= MOST_MODULES_OF_OPEN
+
+
+def test_open_and_run_imports_nothing_of_compiling(imported_by_open: set[str]) -> None:
+    assert imported_by_open & (ACCIDENTAL | OF_OTHER_MODELS | OF_COMPILING) == set()

@@ -202,12 +202,14 @@ def test_cost_table_is_not_read_when_costs_decide_nothing(executor, monkeypatch)
     def refuse():
         raise AssertionError("no decision needs the table")
 
-    monkeypatch.setattr(measure, "cost_table", refuse)
+    monkeypatch.setattr(cost_table_module, "cost_table", refuse)
     compiled(executor=executor, backends=["numpy"]).run({"x": X})
 
 
 def test_cost_table_is_not_read_for_a_chain(monkeypatch):
-    monkeypatch.setattr(measure, "cost_table", lambda: pytest.fail("no decision needs the table"))
+    monkeypatch.setattr(
+        cost_table_module, "cost_table", lambda: pytest.fail("no decision needs the table")
+    )
     chain = "g (float[2] x) => (float[2] y) { a = Sin(x) y = Exp(a) }"
     compile_text(chain, backends=["numpy"]).run({"x": np.ones(2, np.float32)})
 

@@ -158,7 +158,7 @@ def run_until_settled(session: ps.Session, pool: Workers) -> None:
 @needs_cores
 @pytest.mark.parametrize("executor", ["auto", "parallel", "streams"])
 def test_runs_that_were_sampled_make_a_plan_parallel(cache, clock, monkeypatch, executor):
-    monkeypatch.setitem(stages._TRIED, executor, inf)  # kernels take no time but by the clock
+    monkeypatch.setitem(stages.TRIED, executor, inf)  # kernels take no time but by the clock
     pool = Workers("sampler", 2)
     backend = SlowBackend(clock)
     session = compile_text(SIX, executor=executor, backends=[backend], pool=pool)

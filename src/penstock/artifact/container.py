@@ -28,8 +28,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from weakref import WeakValueDictionary
 
 import google_crc32c
@@ -40,6 +39,9 @@ from penstock.artifact import MAGIC
 from penstock.errors import InvalidModel
 from penstock.limits import Limits
 from penstock.types import STRING, dtype_name, dtype_named
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VERSION = 1
 HEADER = struct.Struct("<8sIIQQ")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.analysis.verify import verify
@@ -16,6 +15,9 @@ from penstock.host import gc_pause
 from penstock.host.stop_condition import Cancellation, StopCondition
 from penstock.ir.graph import Model
 from penstock.limits import DEFAULT_LIMITS, Limits
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def load(
@@ -41,10 +43,8 @@ def load(
     ``InvalidInput`` if there is none of that name.
     """
     limits = limits or DEFAULT_LIMITS
-    if isinstance(source, str | os.PathLike):
-        source = Path(source)
-        if not os.path.exists(source):
-            raise InvalidModel(f"there is no file {str(source)!r}; check the path")
+    if isinstance(source, str | os.PathLike) and not os.path.exists(source):
+        raise InvalidModel(f"there is no file {os.fspath(source)!r}; check the path")
     stop = StopCondition(timeout, cancel, "loading the model")
     with stopped_by(stop), gc_pause.paused():
         try:
@@ -97,6 +97,15 @@ _TEXT = (".pbtxt", ".prototxt")
 
 def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None) -> Model:
     """The model as the front end of its format reads it."""
+    is_path = isinstance(source, str | os.PathLike)
+    if is_path and not os.path.isdir(source) and _is_artifact(os.fspath(source)):
+        from penstock.frontends.artifact.importer import load_artifact
+
+        return load_artifact(source, limits, map_weights)
+    from pathlib import Path
+
+    if is_path:
+        source = Path(source)
     if isinstance(source, Path) and _is_package(source):
         from penstock.frontends.nnpackage.package import load_package
         from penstock.frontends.onnx.type_constraints import check_types
@@ -111,10 +120,6 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
         folder = source if source.is_dir() else source.parent
         return load_saved_model(folder, limits, map_weights, signature)
     if isinstance(source, Path):
-        if _is_artifact(source):
-            from penstock.frontends.artifact.importer import load_artifact
-
-            return load_artifact(source, limits, map_weights)
         graph_def = _is_graph_def(source)
     else:
         graph_def = isinstance(source, bytes) and source.startswith(_GRAPH_DEF[0])
@@ -136,7 +141,7 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
     return load_onnx(source, limits, map_weights)
 
 
-def _is_artifact(path: Path) -> bool:
+def _is_artifact(path: str) -> bool:
     with open_path(path) as file:
         return file.read(len(MAGIC)) == MAGIC
 
@@ -165,6 +170,8 @@ _TFLITE_SUFFIXES = (".tflite", ".circle", ".lite")
 def _is_tflite(source: Any) -> bool:
     if isinstance(source, bytes):
         return source[4:8] in _TFLITE
+    from pathlib import Path
+
     if not isinstance(source, Path):
         return False
     if source.suffix.lower() in _TFLITE_SUFFIXES:

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
@@ -44,15 +43,20 @@ def core_budget() -> int:
 
 def _quota() -> int | None:
     """Whole cores of the cgroup's quota, rounded up (cgroup v2, then v1)."""
-    root = Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):
-        quota, period = (root / "cpu.max").read_text().split()
+        quota, period = _cgroup("cpu.max").split()
         return None if quota == "max" else math.ceil(int(quota) / int(period))
     with suppress(OSError, ValueError):
-        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        quota_us, period_us = [int((root / "cpu" / name).read_text()) for name in names]
+        quota_us, period_us = map(
+            int, map(_cgroup, ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
+        )
         return math.ceil(quota_us / period_us) if quota_us > 0 else None
     return None
+
+
+def _cgroup(name: str) -> str:
+    with open(f"/sys/fs/cgroup/{name}") as file:
+        return file.read()
 
 
 class Workers:

@@ -45,9 +45,6 @@ class OrderedGrouping(Grouping):
 
     def __init__(self, plan: StepTable, queues: Mapping[str, int] | None = None) -> None:
         self.asynchronous = are_asynchronous(plan.steps)
-        blocks = [step for step in plan.steps if step.blocks]
-        self.one = not self.asynchronous and not any(map(self.expands, blocks))
-        """whether one function runs the whole plan"""
         self._queues = queues or {}
 
     def expands(self, step: Step) -> bool:

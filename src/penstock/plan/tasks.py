@@ -176,6 +176,12 @@ def are_asynchronous(steps: Sequence[Step]) -> bool:
 _MOST_LOOPS, _MOST_LEVELS = 18, 88
 
 
+def in_one_function(plan: Plan) -> bool:
+    """Whether one function can run a whole plan, its steps one by one."""
+    deep = any(step.control and nests_deep(step) for step in plan.steps)
+    return not deep and not are_asynchronous(plan.steps)
+
+
 def nests_deep(step: Step) -> bool:
     """Whether the blocks of a step nest too deep for one function of Python, so that they must
     have tasks, and so functions, of their own."""

@@ -95,7 +95,7 @@ class CacheEntry:
     folder: Path
     source: Path | bytes
     options: CompileOptions
-    opened: Sequence[Path] = ()
+    opened: Sequence[str | Path] = ()
     unsaved: int = 0
 
     @cached_property
@@ -168,7 +168,7 @@ class CacheEntry:
         """Keep a session, and remove those not used for longest, down to ``MOST_BYTES``."""
         others: set[Path] = set()
         if isinstance(self.source, Path) and not self.source.is_dir():
-            others = {path.resolve() for path in self.opened} - {self.source.resolve()}
+            others = {Path(path).resolve() for path in self.opened} - {self.source.resolve()}
         beside = [(str(path), self._digest(path)) for path in sorted(others)]
         writer.document("sources", beside)
         self.folder.mkdir(parents=True, exist_ok=True)

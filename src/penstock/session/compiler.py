@@ -33,7 +33,12 @@ _FOR_SHAPES: tuple[Stage, ...] = (
     imported("penstock.session.lowering.optimise"),
 )
 _PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, _lower_graph, stages.plan_slots)
+_schedule_tasks: Stage = imported("penstock.session.scheduling.schedule_tasks")
 _BOUND: tuple[Stage, ...] = (stages.generate_program, stages.bind)
+_SAMPLED: tuple[Stage, ...] = (
+    stages.generate_program,
+    imported("penstock.session.scheduling.bind_sampled"),
+)
 
 
 LINES: Mapping[str, tuple[Stage, ...]] = {
@@ -42,12 +47,16 @@ LINES: Mapping[str, tuple[Stage, ...]] = {
         *_FOR_SHAPES,
         partial(_lower_graph, layouts=False),
         partial(stages.plan_slots, planned=False),
-        stages.schedule_step_by_step,
+        imported("penstock.session.scheduling.schedule_step_by_step"),
         *_BOUND,
     ),
-    "parallel": (*_PLANNED, stages.schedule_tasks, *_BOUND),
-    "auto": (*_PLANNED, stages.schedule_tasks, *_BOUND),
-    "streams": (*_PLANNED, stages.schedule_streams, *_BOUND),
+    "parallel": (*_PLANNED, _schedule_tasks, *_SAMPLED),
+    "auto": (*_PLANNED, _schedule_tasks, *_SAMPLED),
+    "streams": (
+        *_PLANNED,
+        imported("penstock.session.scheduling.schedule_streams"),
+        *_SAMPLED,
+    ),
     # Passes know nothing of frames: they see what runs between tokens.
     "frames": (stages.specialise, imported("penstock.session.frames.build_frames")),
     "interpret": (stages.specialise, stages.infer, stages.bind_interpreter),
@@ -100,8 +109,11 @@ class Compiler:
 
     def restore(self, saved: SavedPlan, values: Sequence[Any]) -> Executor:
         """The executor of a plan that was saved, for values of the shapes that it is for."""
-        line = (stages.restore_lowered, *AFTER_LOWERING[self.context.executor])
-        return self._through(line, saved, Feeds(saved.graph, values))
+        line = AFTER_LOWERING[self.context.executor]
+        if saved.arena is not None:
+            bound = _SAMPLED if self.context.workers > 1 else _BOUND
+            line = (stages.plan_slots, stages.schedule_saved, *bound)
+        return self._through((stages.restore_lowered, *line), saved, Feeds(saved.graph, values))
 
     def _run(self, line: Sequence[Stage], subgraph: Subgraph, values: Sequence[Any]) -> Any:
         """The record at the end of a line of stages."""
@@ -132,6 +144,7 @@ class Compiler:
         from penstock.backends.kernels import KernelTable
         from penstock.ops.internal.fused import is_fused
         from penstock.session.lowering import with_chains_fused
+        from penstock.session.scheduling import observed_executor
         from penstock.tuning.measure import GraphProfiler, profile_runs
         from penstock.tuning.placement import Placement
 
@@ -140,7 +153,7 @@ class Compiler:
             return profile_runs(self.compile(subgraph, values).observed(), values, runs)
         feeds: Feeds = self._run(_FOR_SHAPES, subgraph, values)
         kernels = KernelTable()
-        observed = partial(stages.observed_executor, context)
+        observed = partial(observed_executor, context)
         profiler = GraphProfiler(feeds.graph, context.backends, values, kernels, observed)
         placement = Placement(context.backends, context.options.place or {}, kernels, profiler)
         profiler.allowed = placement.candidates(feeds.graph)

@@ -9,7 +9,6 @@ import atexit
 import os
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.registry import BACKENDS, backends_of
@@ -97,6 +96,8 @@ def trace() -> Trace | None:
 
 def save_trace() -> None:
     """Write that trace as it is now; ``%p`` in its name stands for the number of the process."""
+    from pathlib import Path
+
     path, recording = os.environ.get(TRACE, "").strip(), trace()
     if recording is not None:
         recording.save(Path(path.replace("%p", str(os.getpid()))))

@@ -10,11 +10,11 @@ from penstock.backends.kernels import KernelTable
 from penstock.ir.graph import Graph, Node, clone
 from penstock.passes.context import Place
 from penstock.passes.pipeline import LOWER, optimize, run_passes
+from penstock.session.scheduling import observed_executor
 from penstock.session.stages import (
     CompileContext,
     Feeds,
     Lowered,
-    observed_executor,
     set_threads,
 )
 from penstock.tuning.measure import CostModel, GraphProfiler

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
 from penstock.observers.base import Observer
-from penstock.plan.grouping import ClusteredGrouping
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.host.threads import Workers
     from penstock.limits import Limits
     from penstock.passes.context import AfterPass
+    from penstock.plan.grouping import ClusteredGrouping
     from penstock.tuning.measure import CostModel
 
 EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames", "interpret")
@@ -134,8 +134,8 @@ class CompileOptions:
         "Runs that may have been submitted and not have ended: submit waits for one of them to end "
         "before it takes another.",
     )
-    grouping: type[ClusteredGrouping] = option(
-        ClusteredGrouping,
+    grouping: type[ClusteredGrouping] | None = option(
+        None,
         'How steps form tasks for executor="parallel": a penstock.plan.grouping.ClusteredGrouping.',
     )
     timeout: float | None = option(

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from operator import length_hint
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from weakref import WeakMethod
@@ -48,6 +47,7 @@ from penstock.types import TensorType, Type, type_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from pathlib import Path
 
     from penstock.artifact.container import ArtifactWriter
     from penstock.inspect.forecast import Forecast
@@ -356,6 +356,8 @@ class Session:
         ``PenstockError`` for a model that cannot be saved, ``OSError`` if the file cannot be
         written.
         """
+        from pathlib import Path
+
         self._write(lambda writer: writer.save(Path(path)))
 
     def _write(self, write: Callable[[ArtifactWriter], None]) -> None:

@@ -52,15 +52,8 @@ from penstock.plan.arena_layout import (
     restored_arena,
 )
 from penstock.plan.builder import compile_plan
-from penstock.plan.grouping import (
-    HAND_OVER_S,
-    ClusteredGrouping,
-    OrderedGrouping,
-    Seconds,
-    is_chain,
-)
 from penstock.plan.plan import Plan
-from penstock.plan.tasks import Grouping, Tasks, are_asynchronous, arrange
+from penstock.plan.tasks import Tasks, are_asynchronous, arrange, in_one_function
 from penstock.session.options import CompileOptions
 from penstock.tuning.measure import CostModel
 from penstock.types import OptionalType, TensorType, Type
@@ -68,8 +61,8 @@ from penstock.types import OptionalType, TensorType, Type
 if TYPE_CHECKING:
     from penstock.executors.task_loop import Queue
     from penstock.passes.context import FusionPolicy, PassContext, Place, Unraised
-    from penstock.plan.streams import StreamSchedules
-    from penstock.tuning.run_sampler import Adopt, RunSampler
+    from penstock.plan.grouping import ClusteredGrouping, Seconds
+    from penstock.tuning.run_sampler import Adopt
 
 
 def _no_adoption() -> None:
@@ -138,6 +131,13 @@ class CompileContext:
     def pool(self) -> Workers:
         """The pool whose threads run tasks on the host."""
         return self.options.pool or pool()
+
+    @property
+    def grouping(self) -> type[ClusteredGrouping]:
+        """How steps form tasks."""
+        from penstock.plan.grouping import ClusteredGrouping
+
+        return self.options.grouping or ClusteredGrouping
 
     @property
     def costs(self) -> CostModel:
@@ -341,20 +341,32 @@ class Scheduled:
 
 def schedule_in_order(planned: Planned, context: CompileContext, name: str = "linear") -> Scheduled:
     """All steps in one order that keeps few bytes alive; as tasks, if one function cannot run them
-    all (``OrderedGrouping``)."""
+    all (``in_one_function``)."""
     plan, planner = planned.plan, context.options.memory_planner
     parallel = context.executor == "parallel" and are_asynchronous(plan.steps)
-    if OrderedGrouping(plan).one:
+    if in_one_function(plan):
         arena = None if planned.arena is None else restored_arena(plan, planned.arena)
         return Scheduled(plan, arena or plan_arena(plan, planner), planned.costs, name)
-    queues, queue_of = _queues(context, context.workers) if parallel else _queues(context, 1, [])
+    from penstock.plan.grouping import HAND_OVER_S, OrderedGrouping
+
+    all_queues = queues_of(context, context.workers) if parallel else queues_of(context, 1, [])
+    queues, queue_of = all_queues
     tasks = arrange(plan, OrderedGrouping(plan, queue_of))
     arena_plan = plan_arena_for_tasks(plan, tasks, planner)
     name, worthwhile = ("parallel", HAND_OVER_S) if parallel else (name, inf)
     return Scheduled(plan, arena_plan, planned.costs, name, tasks, queues, worthwhile)
 
 
-def _queues(
+def schedule_saved(planned: Planned, context: CompileContext) -> Scheduled:
+    """The order that was chosen before the plan was saved. Where that was left to costs, runs may
+    show that tasks are faster."""
+    streams = context.executor == "streams"
+    chosen = context.executor == "linear" or (streams and context.options.max_streams is not None)
+    in_order = schedule_in_order(planned, context, "streams" if streams else "linear")
+    return replace(in_order, undecided=not chosen)
+
+
+def queues_of(
     context: CompileContext, workers: int, backends: Sequence[Backend] | None = None
 ) -> tuple[list[Queue], dict[str, int]]:
     """A queue with up to ``workers`` for the host and one for each of ``backends``, by default all,
@@ -366,137 +378,6 @@ def _queues(
     return [Queue(workers, context.pool), *queues], {b.name: i for i, b in enumerate(away, 1)}
 
 
-def schedule_step_by_step(planned: Planned, context: CompileContext) -> Scheduled:
-    """Each step as a task of its own, with nothing planned: each value is allocated by its step and
-    goes with its last reader."""
-    from penstock.executors.task_loop import Queue
-
-    plan = planned.plan
-    order = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
-    tasks = arrange(plan, Grouping())
-    # A run whose caller does not wait goes on there when an asynchronous kernel has ended.
-    workers = context.pool if are_asynchronous(plan.steps) else None
-    return Scheduled(plan, order, planned.costs, "dataflow", tasks, [Queue(1, workers)], inf)
-
-
-# A parallel schedule must beat the serial one by simulation, for "auto" by a tenth; and then by
-# measured times, of which it may take at most this part.
-_SIMULATED = {"auto": 0.9, "parallel": 1.0, "streams": 1.0}
-_TRIED = {"auto": 0.95, "parallel": 1.02, "streams": 1.02}
-# "auto" takes streams if these take at most this part of the time of tasks.
-_CLEARLY = 0.95
-
-
-def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
-    """Steps grouped into tasks for several workers; all in order where that is no slower."""
-    plan, costs = planned.plan, planned.costs
-    in_order = partial(schedule_in_order, planned, context)
-    if are_asynchronous(plan.steps):
-        return in_order()
-    if planned.arena is not None:  # that was decided before it was saved
-        return replace(in_order(), undecided=True)
-    queue_of = _queues(context, 1)[1]
-    guess = partial(costs.guess, context.by_name)
-    if not context.options.grouping(plan, guess, context.workers, queue_of).promising:
-        return replace(in_order(), undecided=True)
-    # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
-    wanted = context.executor == "parallel" or context.options.autotune
-    threaded = any(backend.threads_of_caller for backend in context.hosts)
-    if threaded and not wanted and not costs.complete_already():
-        return replace(in_order(), undecided=True)
-    costs.complete(single_threaded=True)
-    costs.complete(single_threaded=False)
-    return schedule_by_costs(planned, context) or in_order()
-
-
-def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
-    """Steps on streams, as many as pay off or ``max_streams``; all in order where one is best."""
-    plan, costs = planned.plan, planned.costs
-    forced = context.options.max_streams is not None
-    in_order = partial(schedule_in_order, planned, context, "streams")
-    streams = _streams(planned, context, partial(costs.guess, context.by_name))
-    if forced and not streams.one:
-        return _on_streams(planned, context, streams)
-    if are_asynchronous(plan.steps):
-        return in_order()
-    if streams.one:
-        return replace(in_order(), undecided=not forced)
-    costs.complete(single_threaded=True)
-    costs.complete(single_threaded=False)
-    return schedule_by_costs(planned, context) or in_order()
-
-
-def schedule_by_costs(
-    planned: Planned, context: CompileContext, serial: float | None = None
-) -> Scheduled | None:
-    """Tasks or streams, as the executor that was asked for allows, whose simulated schedule beats
-    one order, that takes ``serial`` seconds, by default as its steps add up to; None if none does.
-    """
-    plan, costs, executor = planned.plan, planned.costs, context.executor
-    one = context.seconds(costs, single_threaded=True)
-    queue_of = _queues(context, 1)[1]
-    if serial is None:
-        all_threads = context.seconds(costs, single_threaded=False)
-        serial = context.options.grouping(plan, all_threads, 1, queue_of).serial
-    most = _SIMULATED[executor] * serial
-    grouping = context.options.grouping(plan, one, context.workers, queue_of)
-    streams = _streams(planned, context, one)
-    on_streams = streams.of(plan.steps).makespan
-    # Tasks are as fast by and large, and better where costs are wrong.
-    if executor != "parallel" and not streams.one:
-        waits_for_device = executor == "streams" and bool(context.accelerators)
-        others = grouping.makespan if executor == "auto" else inf
-        if waits_for_device or on_streams <= min(most, _CLEARLY * others):
-            return _on_streams(planned, context, streams)
-    if executor == "streams" or grouping.makespan > most:
-        return None
-    tasks = arrange(plan, grouping)
-    return None if len(tasks.tasks) <= 1 else _on_tasks(planned, context, grouping, tasks)
-
-
-def _on_tasks(
-    planned: Planned, context: CompileContext, grouping: ClusteredGrouping, tasks: Tasks
-) -> Scheduled:
-    plan = planned.plan
-    return Scheduled(
-        plan,
-        plan_arena_for_tasks(plan, tasks, context.options.memory_planner),
-        planned.costs,
-        "parallel",
-        tasks,
-        _queues(context, context.workers)[0],
-        grouping.hand_over_s,
-        trial=_TRIED[context.executor],
-    )
-
-
-def _streams(planned: Planned, context: CompileContext, seconds: Seconds) -> StreamSchedules:
-    from penstock.plan.streams import StreamSchedules
-
-    most, devices = context.options.max_streams, context.accelerators
-    bound = most or context.workers
-    forced = most is not None
-    return StreamSchedules(planned.plan, seconds, bound, forced=forced, devices=devices)
-
-
-def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedules) -> Scheduled:
-    from penstock.executors.task_loop import Queue
-    from penstock.plan.streams import stream_programs, stream_segments
-
-    plan, planner = planned.plan, context.options.memory_planner
-    return Scheduled(
-        plan,
-        plan_arena_for_tasks(plan, stream_segments(plan, streams), planner),
-        planned.costs,
-        "streams",
-        stream_programs(plan, streams),
-        [Queue(context.workers, context.pool)],
-        0.0 if streams.forced else HAND_OVER_S,
-        streams.devices,
-        None if streams.forced or streams.devices else _TRIED[context.executor],
-    )
-
-
 def bind_interpreter(feeds: Feeds, context: CompileContext) -> Executor:
     """The interpreter of a graph whose nodes run as they are, on NumPy."""
     from penstock.executors.interpret import InterpretExecutor
@@ -504,6 +385,10 @@ def bind_interpreter(feeds: Feeds, context: CompileContext) -> Executor:
     plan = compile_plan(feeds.graph, [NumpyBackend()], {}, planned=False)
     threads = context.options.threads
     return InterpretExecutor(feeds.graph, plan, context.hosts, context.limits, threads=threads)
+
+
+# A plan on tasks or streams is used if its measured time is at most this part of that in one order.
+TRIED = {"auto": 0.95, "parallel": 1.02, "streams": 1.02}
 
 
 @dataclass(frozen=True)
@@ -529,10 +414,7 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
     schedule, threads = programmed.schedule, context.options.threads
     if schedule.tasks is None:
         parts = programmed.program, context.hosts, context.limits
-        linear = LinearExecutor(*parts, threads=threads, name=schedule.name)
-        if schedule.undecided and context.workers > 1 and not is_chain(schedule.plan):
-            linear.sampler = _sampler(programmed, context)
-        return linear
+        return LinearExecutor(*parts, threads=threads, name=schedule.name)
     from penstock.executors.parallel import ParallelExecutor
 
     executor = ParallelExecutor(
@@ -550,47 +432,6 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
     name = "streams" if context.executor == "streams" else "linear"
     serial = executor_in_order(Planned(schedule.plan, schedule.costs), context, name)
     return schedule.costs.faster(executor, serial, schedule.trial)
-
-
-def observed_executor(
-    context: CompileContext,
-    graph: Graph,
-    placed: Mapping[Node, Backend],
-    kernels: KernelTable,
-    threads: int,
-) -> Executor:
-    """The executor that measures the nodes of a graph: the dataflow executor for a session that
-    runs so, else that of one order, in planned memory, as most plans are run."""
-    context = replace(context, options=replace(context.options, threads=threads))
-    step_by_step = context.executor == "dataflow"
-    backends = context.backends
-    plan = compile_plan(graph, backends, placed, planned=not step_by_step, kernels=kernels)
-    schedule = schedule_step_by_step if step_by_step else schedule_in_order
-    scheduled = schedule(Planned(plan, context.costs), context)
-    return bind(generate_program(scheduled, context, observed=True), context)
-
-
-def _sampler(programmed: Programmed, context: CompileContext) -> RunSampler | None:
-    """What learns from runs whether a plan in one order is faster as tasks."""
-    from penstock.tuning.run_sampler import RunSampler
-
-    if context.options.cost_model is not None:
-        return None
-    # Without the values that the profiler of this compilation measures on.
-    planned = Planned(programmed.schedule.plan, CostModel(context.backends))
-
-    def observed() -> Executor:
-        program = programmed.program.with_observers()
-        return LinearExecutor(program, context.hosts, context.limits, threads=1)
-
-    def reconsidered(serial: float) -> Executor | None:
-        schedule = schedule_by_costs(planned, context, serial)
-        if schedule is None:
-            return None
-        return bind(generate_program(replace(schedule, trial=None), context), context)
-
-    margin = _TRIED[context.executor]
-    return RunSampler(planned, observed, reconsidered, margin, context.pool, context.adopt)
 
 
 def executor_in_order(planned: Planned, context: CompileContext, name: str) -> Executor:

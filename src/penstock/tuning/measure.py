@@ -23,11 +23,11 @@ from penstock.observers.base import ObservedRun
 from penstock.ops.internal.transfer import HOST, is_transfer
 from penstock.ops.work_estimate import seconds as estimated
 from penstock.plan.plan import Step
-from penstock.tuning.cost_table import CostTable, cost_table
 from penstock.tuning.node_signature import node_signature, tensor_bytes
 
 if TYPE_CHECKING:
     from penstock.observers.profile import Profile
+    from penstock.tuning.cost_table import CostTable
 
 # Runs to measure a graph by: one, and up to this number while they take less than _MOST_SECONDS.
 _MOST_RUNS = 5
@@ -94,6 +94,8 @@ class CostModel:
     @cached_property
     def _table(self) -> CostTable:
         # Its file is read only if costs decide something.
+        from penstock.tuning.cost_table import cost_table
+
         return cost_table()
 
     def known(self, node: Node, backend: Backend, single_threaded: bool) -> float | None:

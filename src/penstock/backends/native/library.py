@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from penstock.host.openmp import openmp_settings
 LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2", "plain")
 """instruction sets that kernels are compiled for, the fastest first"""
 _CHOSEN = "PENSTOCK_NATIVE"
-_SOURCES = Path(__file__).parent / "c"
+_SOURCES = os.path.join(os.path.dirname(__file__), "c")
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,5 +113,8 @@ def _newest() -> int:
 @cache
 def _checksum() -> str:
     """The checksum of the C files, which ``setup.py`` gives to the modules that it makes."""
-    files = sorted(_SOURCES.glob("*.[ch]"))
-    return str(zlib.crc32(b"".join([path.read_bytes() for path in files])))
+    from pathlib import Path
+    from zlib import crc32
+
+    files = sorted(Path(_SOURCES).glob("*.[ch]"))
+    return str(crc32(b"".join([path.read_bytes() for path in files])))

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 from penstock.algorithms.records import dataclass
@@ -116,9 +115,9 @@ def library() -> Library | None:
 
 def _places() -> Iterator[str]:
     """The paths at which the library may be, the likeliest first."""
-    inside = Path(sys.prefix, "lib", _NAME)
-    if inside.exists():
-        yield str(inside)
+    inside = os.path.join(sys.prefix, "lib", _NAME)
+    if os.path.exists(inside):
+        yield inside
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:

@@ -3,9 +3,9 @@ session that runs saved plans alone never needs them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from penstock.analysis.verify import verify
@@ -19,10 +19,11 @@ GRAPH, FUNCTION = "graph ", "function "
 """What the names of graphs and of functions begin with in the document of the model."""
 
 
-def load_artifact(path: Path, limits: Limits, map_weights: bool) -> Model:
+def load_artifact(path: str | os.PathLike[str], limits: Limits, map_weights: bool) -> Model:
     """The model of an artifact. Raises ``InvalidModel``."""
-    with open_path(path) as opened:
-        file = ArtifactFile(opened, str(path), limits, mapped=map_weights)
+    name = os.fspath(path)
+    with open_path(name) as opened:
+        file = ArtifactFile(opened, name, limits, mapped=map_weights)
     head = file.document("head")
     try:
         entry, names, functions = head["entry"], head["graphs"], head["functions"]
@@ -40,7 +41,7 @@ def load_artifact(path: Path, limits: Limits, map_weights: bool) -> Model:
         _Graphs(decoded, FUNCTION, functions),
         metadata=head["metadata"],
         aliases=head["aliases"],
-        path=str(path),
+        path=name,
         resizable=bool(head.get("resizable")),
         signatures=head["signatures"],
         artifact=file,

@@ -13,10 +13,12 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path, PureWindowsPath
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from penstock.errors import InvalidModel
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # A FIFO may take a file's place after the check; opening it must not block.
@@ -24,13 +26,13 @@ _CAREFUL = _FLAGS | getattr(os, "O_NONBLOCK", 0)
 _NO_LINK = _CAREFUL | getattr(os, "O_NOFOLLOW", 0)
 
 
-_OPENED: ContextVar[list[Path] | None] = ContextVar("_OPENED", default=None)
+_OPENED: ContextVar[list[str | Path] | None] = ContextVar("_OPENED", default=None)
 
 
 @contextmanager
-def opened_files() -> Iterator[list[Path]]:
+def opened_files() -> Iterator[list[str | Path]]:
     """A list to which all files are added that are opened meanwhile."""
-    paths: list[Path] = []
+    paths: list[str | Path] = []
     token = _OPENED.set(paths)
     try:
         yield paths
@@ -38,13 +40,13 @@ def opened_files() -> Iterator[list[Path]]:
         _OPENED.reset(token)
 
 
-def _note(path: Path) -> None:
+def _note(path: str | Path) -> None:
     paths = _OPENED.get()
     if paths is not None:
         paths.append(path)
 
 
-def open_path(path: Path) -> BinaryIO:
+def open_path(path: str | Path) -> BinaryIO:
     """Open the file that a user names, which may be a link. Raises ``InvalidModel``."""
     _note(path)
     try:
@@ -52,7 +54,7 @@ def open_path(path: Path) -> BinaryIO:
         return _regular(os.open(path, _CAREFUL), names=None)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidModel(f"{str(path)!r} cannot be read: {reason}") from error
+        raise InvalidModel(f"{os.fspath(path)!r} cannot be read: {reason}") from error
 
 
 def open_inside(folder: Path, location: str) -> BinaryIO:
@@ -67,6 +69,8 @@ def open_inside(folder: Path, location: str) -> BinaryIO:
 
 def _components(location: str) -> list[str]:
     """The folders and the file of a relative location; none of them leads upward."""
+    from pathlib import PureWindowsPath
+
     if PureWindowsPath(location).anchor or ".." in location.replace("\\", "/").split("/"):
         raise ValueError("that leads out of the model's folder")
     parts = [part for part in location.replace(os.sep, "/").split("/") if part not in ("", ".")]
