@@ -13,6 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
+from penstock.build import GraphBuilder
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.rendezvous import Rendezvous
@@ -22,6 +23,7 @@ from penstock.ir.graph import Model
 from penstock.ir.op import asynchronous
 from tests.executors.conformance import Recorder
 from tests.executors.frames import test_executor
+from tests.executors.frames.test_segments import BACKENDS
 from tests.support.far_backend import FarBackend
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.random_frames import RandomGraph
@@ -192,6 +194,57 @@ def test_nodes_in_functional_bodies_run_on_the_device_that_they_name(p, n):
     assert counts.get("far_next", 0) == n
     assert counts.get("far_product", 0) == p
     assert counts.get("less", 0) >= 1
+
+
+@pytest.mark.parametrize("n", [-1, 0, 1, 5])
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_nodes_in_a_loop_with_a_trip_count_run_on_the_device_that_they_name(n, ends_early):
+    """``for i in range(n): v = 2 v + i``, while v is less than 20 if it ``ends_early``."""
+    b = GraphBuilder()
+    times, x, zero = b.input("n", np.int64, []), b.input("x", np.int64, []), b.constant(0)
+
+    def body(i, v, unused):
+        with b.device("cpu:1"):
+            doubled = b.op("Mul", v, b.constant(2), name="far_product")
+        return doubled + i, unused
+
+    condition = (lambda v, unused: v < 20) if ends_early else None
+    v, unused = b.loop(body, x, zero, times=times, condition=condition)
+    b.output("v", v)
+    b.output("unused", unused)
+    session = ps.compile(b.model(), executor="frames", backends=["numpy"], devices=2)
+    trace, feeds = ps.Trace(), {"n": n, "x": 3}
+    expected, turns = 3, 0
+    while turns < n and not (ends_early and expected >= 20):
+        expected, turns = 2 * expected + turns, turns + 1
+    for options in ({}, {"trace": trace}):
+        outputs = session.run(feeds, **options)
+        assert (outputs["v"], outputs["unused"]) == (expected, 0)
+    counts = {name.rpartition("/")[2]: k for name, k in trace.counts.items()}
+    assert counts.get("far_product", 0) == turns
+    (far,) = [part for part in session.latest.parts if part.device.endswith("1")]
+    assert any("far_product" in node.node.name for node in far.graph.nodes if node.node)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("names", BACKENDS)
+def test_what_a_loop_on_devices_carries_may_begin_constant_and_grow(names, traced):
+    b = GraphBuilder()
+    n = b.input("n", np.int64, [])
+
+    def body(i, count, rows):
+        with b.device("cpu:1"):
+            return count + 2, b.op("Sin", b.op("Concat", rows, rows, axis=0))
+
+    start = b.constant(0), b.constant([1], np.float32)
+    count, rows = b.loop(body, *start, condition=lambda count, rows: count < n)
+    b.output("count", count)
+    b.output("rows", rows)
+    session = ps.compile(b.model(), executor="frames", backends=names, devices=2)
+    options = {"trace": ps.Trace()} if traced else {}
+    outputs = session.run({"n": 5}, timeout=60, **options)
+    assert outputs["count"] == 6
+    np.testing.assert_allclose(outputs["rows"], np.full(8, np.sin(np.sin(np.sin(1)))), rtol=1e-5)
 
 
 def test_unknown_devices_error_names_all_nodes():

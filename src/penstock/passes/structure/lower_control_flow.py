@@ -26,7 +26,7 @@ from penstock.types import TensorType
 
 def lower_control_flow(graph: Graph) -> None:
     """Lower the structured nodes of ``graph`` that span devices, and those inside of them that do.
-    A Loop with a trip count, or with outputs that collect rows, stays."""
+    A Loop with outputs that collect rows stays."""
     awaited = {before for node in graph.nodes for before in node.control_inputs}
     lowered: list[Node] = []
     stack = graph.nodes[::-1]
@@ -46,14 +46,14 @@ def _spans_devices(node: Node) -> bool:
 
 
 def _has_primitives(node: Node) -> bool:
-    """Whether TensorFlow has primitives for what a node does: it is an If, or a plain while."""
-    if node.op.role is Role.IF:
-        return True
-    if node.op.role is not Role.LOOP or node.inputs[0] is not None or node.inputs[1] is None:
-        return False
-    body: Graph = node.attrs["body"]
-    read = {value for inner in body.walk() for value in inner.inputs} | {*body.outputs}
-    return len(body.outputs) == len(node.inputs) - 1 and body.inputs[0] not in read
+    """Whether there are primitives for what a node does: it is an If, or collects no rows."""
+    if node.op.role is not Role.LOOP:
+        return node.op.role is Role.IF
+    return len(node.attrs["body"].outputs) == len(node.inputs) - 1
+
+
+# Of what structured nodes are lowered to, the operations that are no primitives.
+_ONNX = ("Identity", "Less", "And", "Add")
 
 
 class _Lowering:
@@ -83,9 +83,9 @@ class _Lowering:
         if isinstance(type_, TensorType) and type_.dtype is not None:
             attrs["T"] = type_.dtype.name
         name = f"{self.node.name}/{op}_{len(self.nodes)}"
+        domain = "" if op in _ONNX else TENSORFLOW
         if isinstance(outputs, int):
             outputs = [Value(f"{name}:{i}") for i in range(outputs)]
-        domain = "" if op == "Identity" else TENSORFLOW
         made = self.node.derived(inputs, outputs, attrs, op=standard(op, domain), name=name)
         made.control_inputs = list(before)
         self.nodes.append(made)
@@ -131,25 +131,43 @@ class _Lowering:
 
     def loop(self) -> None:
         node, body = self.node, self.node.attrs["body"]
-        _, *start = node.inputs
+        limit, condition, *start = node.inputs
         frame = {"frame_name": node.name or node.label, "parallel_iterations": 10}
+        read = {value for inner in body.walk() for value in inner.inputs} | {*body.outputs}
+        counted = limit is not None or body.inputs[0] in read
+        if condition is None:
+            condition = Value(f"{node.name}#going", const=np.array(True))
+        number = Value(f"{node.name}#iteration", const=np.array(0, np.int64))
+        start = [condition, *([number] if counted else []), *start]
         merged: list[Value] = []
         again: list[Value] = []
         for value in start:
             (entered,) = self.add("Enter", [value], 1, self.before, is_constant=False, **frame)
-            again.append(Value(f"{entered.name}#again", value.type if value else entered.type))
+            # The value of the next iteration may have another shape.
+            again.append(Value(f"{entered.name}#again"))
             merged.append(self.add("Merge", [entered, again[-1]], 2, N=2)[0])
-        (going,) = self.add("LoopCond", merged[:1])
+
+        def constant(value: Value) -> Value:
+            return self.add("Enter", [value], 1, self.before, is_constant=True, **frame)[0]
+
+        proceed = merged[:1]
+        if limit is not None:
+            proceed += self.add("Less", [merged[1], constant(limit)])
+            proceed = self.add("And", proceed)
+        (going,) = self.add("LoopCond", proceed)
         switched = [self.add("Switch", [value, going], 2) for value in merged]
-        outer = {}
-        for value in captures(body):
-            (entered,) = self.add("Enter", [value], 1, self.before, is_constant=True, **frame)
-            outer[value] = self.add("Switch", [entered, going], 2)[1]
-        number = Value(f"{node.name}#iteration", const=np.array(0, np.int64))
-        inside = [number, *[both[1] for both in switched]]
+        outer = {v: self.add("Switch", [constant(v), going], 2)[1] for v in captures(body)}
+        inside = [both[1] for both in switched]
+        if not counted:
+            inside.insert(1, number)
+        inside[:2] = inside[1::-1]  # the body takes the number first
         updated = self.inline(body, inside, outer, inside[1])
+        if counted:
+            one = Value(f"{node.name}#one", const=np.array(1, np.int64))
+            updated[1:1] = self.add("Add", [inside[0], one])
         for value, target in zip(updated, again, strict=True):
             self.add("NextIteration", [value], [target])
-        for (left, _), output in zip(switched[1:], node.outputs, strict=True):
+        left = [both[0] for both in switched[1 + counted :]]
+        for value, output in zip(left, node.outputs, strict=True):
             if output is not None:
-                self.add("Exit", [left], [output])
+                self.add("Exit", [value], [output])
