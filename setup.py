@@ -32,8 +32,10 @@ SANITIZE = bool(os.environ.get("PENSTOCK_SANITIZE"))
 SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=undefined"]
 SANITIZERS = [*SANITIZERS, "-O1", "-g"] if SANITIZE else []
 # Products, whose order of sums is not NumPy's anyway, use fused multiply-add.
-_PRODUCTS = ("blocks.c", "convolution.c", "matmul.c", "recurrent.c")
-CONTRACTED = {name: ["-ffp-contract=fast"] for name in _PRODUCTS}
+_PRODUCTS = ("blocks.c", "convolution.c", "image_convolution.c", "matmul.c", "recurrent.c")
+OWN_OPTIONS = {name: ["-ffp-contract=fast"] for name in _PRODUCTS}
+# Its copies are too short for calls of memcpy and memset.
+OWN_OPTIONS["image_convolution.c"] += ["-fno-tree-loop-distribute-patterns"]
 X86 = {"x86-64-v4": "_x86_64_v4", "x86-64-v3": "_x86_64_v3", "x86-64-v2": "_x86_64_v2"}
 
 
@@ -71,7 +73,7 @@ class BuildKernels(build_ext):
             newest = max(path.stat().st_mtime for path in [*headers, *read])
             if not os.path.exists(target) or os.path.getmtime(target) < newest:
                 chosen = [] if Path(source) == BASELINE else ext.extra_compile_args
-                chosen = [*chosen, *CONTRACTED.get(Path(source).name, [])]
+                chosen = [*chosen, *OWN_OPTIONS.get(Path(source).name, [])]
                 self.compiler.compile(
                     [source],
                     output_dir=str(folder),

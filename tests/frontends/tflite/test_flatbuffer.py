@@ -52,7 +52,9 @@ def test_offset_out_of_range_is_refused(number: int) -> None:
 @pytest.mark.parametrize("size", [5, 2**16 - 1])
 def test_table_longer_than_the_file_or_shorter_than_a_field_is_refused(size: int) -> None:
     data = bytearray(serialized({"description": "x"}))
-    struct.pack_into("<H", data, root(bytes(data))._vtable + 2, size)
+    (table,) = struct.unpack_from("<I", data)
+    (distance,) = struct.unpack_from("<i", data, table)
+    struct.pack_into("<H", data, table - distance + 2, size)
     with pytest.raises(InvalidModel, match=r"a field outside of its table|a table beyond its end"):
         print(root(bytes(data)).description)
 

@@ -40,10 +40,12 @@ def _of(name: str) -> Callable[..., Any]:
     return imported(f"penstock.backends.native.{name}")
 
 
-_CODE_CONVOLUTION, _CODE_SECONDS = (
-    _of("code_convolution.code_convolution"),
-    _of("code_convolution.code_seconds"),
-)
+_CODE_CONVOLUTION = _of("code_convolution.code_convolution")
+_CODE_SECONDS = _of("code_convolution.code_seconds")
+_IMAGE_CONVOLUTION = _of("image_convolution.image_convolution")
+_IMAGE_SECONDS = _of("image_convolution.image_seconds")
+_PLANE_CONVOLUTION = _of("convolution.convolution_call")
+_PLANE_SECONDS = _of("convolution.convolution_seconds")
 
 
 def _is_product_of_codes(node: Node) -> bool:
@@ -80,6 +82,8 @@ def _by_result(node: Node) -> float:
 
 
 def _by_program(node: Node) -> float:
+    if parts(node)[0].op.full_name == "Conv":
+        return float(_IMAGE_SECONDS(node))
     if _is_product_of_codes(node):
         return float(_CODE_SECONDS(node))
     element_ns = estimated_ns(node)
@@ -87,7 +91,22 @@ def _by_program(node: Node) -> float:
 
 
 def _fused_call(site: Site) -> NativeCall | None:
+    if parts(site.node)[0].op.full_name == "Conv":
+        return _IMAGE_CONVOLUTION(site)
     return (_CODE_CONVOLUTION if _is_product_of_codes(site.node) else elementwise_call)(site)
+
+
+def _convolution_seconds(node: Node) -> float:
+    return float(min(_PLANE_SECONDS(node), _IMAGE_SECONDS(node)))
+
+
+def _convolution_call(site: Site) -> NativeCall | None:
+    """With channels innermost, or in the images' own order."""
+    families = [_IMAGE_CONVOLUTION, _PLANE_CONVOLUTION]
+    if _IMAGE_SECONDS(site.node) > _PLANE_SECONDS(site.node):
+        families.reverse()
+    calls = (family(site) for family in families)
+    return next((call for call in calls if call is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +137,8 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ),
     ("Col2Im",): Family(_of("windows.col2im")),
     ("Concat",): Family(_of("arrays.join_call")),
-    ("Conv", "ConvTranspose"): Family(
-        _of("convolution.convolution_call"), _of("convolution.convolution_seconds")
-    ),
+    ("Conv",): Family(_convolution_call, _convolution_seconds),
+    ("ConvTranspose",): Family(_PLANE_CONVOLUTION, _PLANE_SECONDS),
     ("CumProd", "CumSum"): Family(_of("cumulative.cumulative")),
     ("DynamicQuantizeLinear",): Family(_of("integers.dynamic_codes"), _by_memory),
     ("EyeLike",): Family(_of("select.eye_like")),

@@ -103,20 +103,32 @@ def code_convolution(site: Site) -> NativeCall | None:
     build = _of_all_channels if group == 1 else _of_each_channel
     call = build(site, chain, dense, rows, columns)
 
-    def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
-        assert call is not None
-        words = list(call.words)
-        for place, i, type_ in ((-2, chain.x.tensor, x), (-1, len(site.constants), y)):
-            image, channel, *spatial = strides[i] or packed_strides(type_.dims, 1)
-            spatial = [image] * (2 - len(sizes)) + spatial
-            steps = [image, channel, *(spatial[::-1] if turned else spatial)]
-            words[place] = np.array(steps, np.int64)
-        return replace(call, words=tuple(words))
-
     if call is None:
         return None
-    order = channels_last(len(x.dims))
+    return of_any_strides(site, call, (chain.x.tensor, len(site.constants)), turned=turned)
+
+
+def of_any_strides(
+    site: Site, call: NativeCall, images: Sequence[int | None], *, turned: bool
+) -> NativeCall:
+    """``call``, whose last words are the steps of these ``images``, for any strides of them.
+    ``turned``: rows and columns change places."""
+
+    def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
+        words = list(call.words[: -len(images)])
+        for i in images:
+            type_ = None if i is None else site.tensors[i]
+            if i is None or type_ is None:
+                words.append(None)
+                continue
+            image, channel, *spatial = strides[i] or packed_strides(type_.dims, 1)
+            spatial = [image] * (2 - len(spatial)) + spatial
+            steps = [image, channel, *(spatial[::-1] if turned else spatial)]
+            words.append(np.array(steps, np.int64))
+        return replace(call, words=tuple(words))
+
     plain = restrided([None] * len(site.tensors))
+    order = channels_last(len(site.output().dims))
     return replace(plain, restrided=restrided, dims_order=order)
 
 
@@ -147,7 +159,7 @@ def _of_all_channels(
         (
             *(Tensor(chain.x.tensor), packed.value.panels, _filled(terms.astype(INT32), every)),
             *(_filled(chain.factors, every), _filled(chain.offsets, every), site.result()),
-            *(_words(rows), _words(columns), chain.bounds, x.dims[0], x.dims[1], filters),
+            *(axis_words(rows), axis_words(columns), chain.bounds, x.dims[0], x.dims[1], filters),
             *(block, change, int(chain.x.zero[0]), None, None),
         ),
         items=-(-positions // block),
@@ -193,7 +205,7 @@ def _of_each_channel(
         "code_depthwise",
         (
             *(Tensor(chain.x.tensor), weights.value, factors, offsets, site.result()),
-            *(_words(rows), _words(columns), chain.bounds, x.dims[0], filters),
+            *(axis_words(rows), axis_words(columns), chain.bounds, x.dims[0], filters),
             *(filters // x.dims[1], period, block, chunk, change, int(chain.x.zero[0]), None, None),
         ),
         items=items,
@@ -217,7 +229,7 @@ def _chain(site: Site) -> _Chain | None:
     sources = {node.outputs[0]: _codes(site, place, node) for node in nodes[:at]}
     x, w = sources.get(conv.inputs[0]), sources.get(conv.inputs[1])
     y, bias = _codes(site, place, nodes[-1]), _bias(site, place, sources, conv)
-    limits = _limits(site, place, nodes[at + 1 : -1])
+    limits = bounds_of(site, place, nodes[at + 1 : -1])
     if x is None or w is None or y is None or bias is None or limits is None:
         return None
     codes, type_, result = site.constant(w.tensor), site.input(x.tensor), site.output()
@@ -286,7 +298,7 @@ def _bias(
     return None if constant is None or codes is None else (constant - codes.zero) * codes.scale
 
 
-def _limits(
+def bounds_of(
     site: Site, place: Mapping[Value | None, int], nodes: Sequence[Node]
 ) -> tuple[float, float] | None:
     """The bounds of the result, in real numbers; None if they are no constants."""
@@ -321,6 +333,7 @@ def _filled(array: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([array, np.zeros(size - array.size, array.dtype)])
 
 
-def _words(axis: Window) -> np.ndarray:
+def axis_words(axis: Window) -> np.ndarray:
+    """An axis as compiled code takes it."""
     own = axis.size, axis.count, axis.kernel, axis.stride, axis.dilation, axis.begin
     return np.array(own, np.int64)

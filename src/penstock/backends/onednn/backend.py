@@ -119,7 +119,7 @@ def _convolution_seconds(node: Node, moved: int) -> float:
         transposed = first.op.name == "ConvTranspose"
         filters = w.shape[1] if transposed else w.shape[0] // group
         if w.shape[0] == group > 1 and filters == 1:
-            filters, per_s = _FILTERS, _DEPTHWISE_PER_S / (1 + transposed)
+            filters, per_s = group, _DEPTHWISE_PER_S / (1 + transposed)
         elif group > 1:
             calls_s += group * math.prod(w.shape[2:]) * _TAP_OF_GROUP_S
         if transposed:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from struct import Struct
+from struct import Struct, unpack
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -32,7 +32,7 @@ _SCALARS = {
     name: Struct(f"<{code}") for name, code in zip(_NAMES.split(), "?bBhHiIqQfd", strict=True)
 }
 _PAGE = 2**12  # bytes that are read at a time
-_OVERHANG = 8  # bytes of the longest number, which may begin at the end of a page
+_OVERHANG = 256  # bytes of what may begin at the end of a page; longer parts are read alone
 _MAX_OVERLAP = 16
 _MAX_DEPTH = 16  # of tables in tables
 _FREE_BYTES = 2**16
@@ -82,6 +82,12 @@ def schema() -> Schema:
     return Schema(tables, unions, unions.pop("BuiltinOperator"))
 
 
+@cache
+def _slots(kind: str) -> int:
+    """How many fields tables of a kind may have."""
+    return max((field.slot + 1 for field in schema().tables[kind].values()), default=0)
+
+
 class Bytes(NamedTuple):
     """A vector of bytes that has not been read: where it is in the file."""
 
@@ -100,11 +106,13 @@ class FlatTable:
         self.kind = kind
         if depth > _MAX_DEPTH:
             buffer.damaged("tables that nest too deep")
-        self._vtable = at - buffer.number(_I32, at)
-        self._slots = (buffer.number(_U16, self._vtable) - 4) // 2
-        self._size = buffer.number(_U16, self._vtable + 2)
-        buffer.check(self._vtable, 4 + 2 * max(self._slots, 0), "the fields of a table")
+        vtable = at - buffer.number(_I32, at)
+        slots = max((buffer.number(_U16, vtable) - 4) // 2, 0)
+        self._size = buffer.number(_U16, vtable + 2)
+        buffer.check(vtable, 4 + 2 * slots, "the fields of a table")
         buffer.check(at, self._size, "a table")
+        slots = min(slots, _slots(kind))
+        self._offsets = unpack(f"<{slots}H", buffer.part(vtable + 4, 2 * slots))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -119,9 +127,7 @@ class FlatTable:
     def _read(self, name: str, field: TableField) -> Any:
         buffer = self._buffer
         scalar = _SCALARS.get(field.type)
-        offset = 0
-        if field.slot < self._slots:
-            offset = buffer.number(_U16, self._vtable + 4 + 2 * field.slot)
+        offset = self._offsets[field.slot] if field.slot < len(self._offsets) else 0
         if scalar is not None and not field.vector:
             if not offset:
                 return field.default
@@ -173,7 +179,17 @@ class FlatBuffer:
 
     def number(self, scalar: Struct, at: int) -> Any:
         self.check(at, scalar.size, "a number")
-        page, start = divmod(at, _PAGE)
+        return scalar.unpack_from(self._page(at), at % _PAGE)[0]
+
+    def part(self, at: int, size: int) -> bytes | memoryview:
+        """These bytes, which are in the file."""
+        if size > _OVERHANG:
+            return self._read(at, size)
+        start = at % _PAGE
+        return self._page(at)[start : start + size] if size else b""
+
+    def _page(self, at: int) -> bytes | memoryview:
+        page = at // _PAGE
         data = self._pages.get(page)
         if data is None:
             checkpoint()
@@ -181,7 +197,7 @@ class FlatBuffer:
             data = self._pages[page] = self._read(page * _PAGE, size)
             if len(data) < size:
                 self.damaged("been cut while it was read")
-        return scalar.unpack_from(data, start)[0]
+        return data
 
     def target(self, at: int) -> int:
         """Where the offset at ``at`` leads."""
@@ -195,7 +211,7 @@ class FlatBuffer:
 
     def content(self, place: Bytes) -> bytes:
         self._spend(place.size)
-        return bytes(self._read(*place))
+        return bytes(self.part(*place))
 
     def vector(self, kind: str, at: int, depth: int) -> Any:
         """The elements of the vector at ``at``."""
@@ -208,7 +224,7 @@ class FlatBuffer:
             return Bytes(at, length)
         self._spend(length * width)
         if scalar is not None:
-            data = bytes(self._read(at, length * width))
+            data = bytes(self.part(at, length * width))
             return array_from_bytes(data, np.dtype(kind)).tolist()
         places: Sequence[int] = range(at, at + 4 * length, 4)
         return [self.value(kind, self.target(place), depth) for place in places]

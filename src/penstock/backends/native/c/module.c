@@ -19,6 +19,7 @@ static const kernel_entry *const families[] = {
     convolution_kernels,
     cumulative_kernels,
     features_kernels,
+    image_convolution_kernels,
     index_kernels,
     integers_kernels,
     joins_kernels,

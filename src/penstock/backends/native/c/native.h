@@ -35,6 +35,7 @@ extern const kernel_entry convolution_kernels[];
 extern const kernel_entry cumulative_kernels[];
 extern const kernel_entry elementwise_kernels[];
 extern const kernel_entry features_kernels[];
+extern const kernel_entry image_convolution_kernels[];
 extern const kernel_entry index_kernels[];
 extern const kernel_entry integers_kernels[];
 extern const kernel_entry joins_kernels[];

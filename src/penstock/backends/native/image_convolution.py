@@ -1,0 +1,209 @@
+"""Convolutions of images with their channels innermost, and what is added to them and bounds them.
+
+Calls of these kernels are cheaper than oneDNN's, which pays for images of a few thousand elements.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.backends.native.code_convolution import axis_words, bounds_of, of_any_strides
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.ir.graph import Node, Value
+from penstock.ir.layout import ALIGNMENT
+from penstock.ops.common.constant_cache import reordered
+from penstock.ops.common.windows import Window, windows
+from penstock.ops.internal.fused import is_fused, parts
+from penstock.ops.work_estimate import flops, layout_seconds
+from penstock.types import FLOAT32, TensorType
+
+# As in c/image_convolution.c.
+_PANEL, _COPIED, _MOST_TAPS, _LINES = 16, 14336, 256, 4
+_ROWS, _MOST_WEIGHTS = 64, 1 << 18  # positions of an item; elements, of which caches have more
+_FOLLOWERS = frozenset({"Add", "Clip", "Relu"})
+
+# Approximate costs on one core: operations a second, of all channels and of one each; a panel of a
+# position, a line of what a position sees, and a copied element.
+_FLOPS_PER_S, _OF_EACH_PER_S = 140e9, 50e9
+_PANEL_S, _LINE_S, _COPY_S = 1.5e-9, 8e-9, 0.1e-9
+
+
+class _Chain(NamedTuple):
+    """A convolution, the tensors that it reads and adds to its result, and its bounds."""
+
+    conv: Node
+    x: int
+    w: int
+    bias: np.ndarray | None
+    addend: int | None
+    low: float
+    high: float
+
+
+def image_convolution(site: Site) -> NativeCall | None:
+    """Conv over one or two axes with constant weights, by all channels or by one each, with an Add
+    of another image, Relu and Clip behind it."""
+    chain = _chain(site)
+    w = None if chain is None else site.constant(chain.w)
+    x = None if chain is None else site.input(chain.x)
+    if chain is None or x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
+        return None
+    sizes, group = x.dims[2:], chain.conv.attrs.get("group", 1)
+    if not 1 <= len(sizes) <= 2 or 0 in (*x.dims, *site.output().dims, *w.shape):
+        return None
+    if w.size > _MOST_WEIGHTS or (group != 1 and not group == w.shape[0] == x.dims[1]):
+        return None
+    axes = [Window(1, 1, 1)] * (2 - len(sizes))
+    axes += list(windows(chain.conv.attrs, w.shape[2:], sizes))
+    if not all(axis.addressable for axis in axes):
+        return None
+    build = _of_all_channels if group == 1 else _of_each_channel
+    call = build(site, chain, w, *axes)
+    images = chain.x, chain.addend, len(site.constants)
+    return None if call is None else of_any_strides(site, call, images, turned=False)
+
+
+def image_seconds(node: Node) -> float:
+    """An estimate of the time; infinite where there is no kernel, and for images that enter the
+    graph, with their channels first."""
+    conv, *others = parts(node)
+    values = *conv.inputs[:2], node.outputs[0]
+    tensors = [t for t in (v.type for v in values if v) if isinstance(t, TensorType) and t.static]
+    source = None if node.inputs[0] is None else node.inputs[0].producer
+    if source is None or len(tensors) < 3:
+        return math.inf
+    if not _FOLLOWERS.issuperset(p.op.name for p in others):
+        return math.inf
+    x, w, y = tensors
+    kernel, panels = w.dims[2:], math.ceil(w.dims[0] / _PANEL)
+    if conv.attrs.get("group", 1) == 1:
+        positions, padded = y.elements // max(w.dims[0], 1), panels * _PANEL / max(w.dims[0], 1)
+        lines = math.prod(kernel[:-1]) if math.prod(kernel) > 1 else 0
+        seconds = flops(node) * padded / _FLOPS_PER_S
+        seconds += positions * (panels * _PANEL_S + lines * _LINE_S)
+    else:
+        seconds = flops(node) / _OF_EACH_PER_S + x.elements * _COPY_S
+    return seconds + layout_seconds(node)[0]
+
+
+def _chain(site: Site) -> _Chain | None:
+    """What a node computes, if it is one that there are kernels for."""
+    if not is_fused(site.node):
+        bias = site.node.const(2)
+        if len(site.constants) > 2 and site.node.inputs[2] is not None and bias is None:
+            return None
+        return _Chain(site.node, 0, 1, bias, None, -math.inf, math.inf)
+    region = site.node.attrs["region"]
+    place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
+    conv, *others = region.nodes
+    addend = None
+    if others and others[0].op.name == "Add":
+        add, *others = others
+        (other,) = [v for v in add.inputs if v is not conv.outputs[0]] or [None]
+        addend = place.get(other)
+        if addend is None or site.tensors[addend] != site.output():
+            return None
+    limits = bounds_of(site, place, others)
+    bias = None if conv.input(2) is None else site.constant(place[conv.input(2)])
+    if limits is None or (bias is None) != (conv.input(2) is None):
+        return None
+    return _Chain(conv, place[conv.inputs[0]], place[conv.inputs[1]], bias, addend, *limits)
+
+
+def _words(chain: _Chain, site: Site, bias: np.ndarray, weights: np.ndarray) -> tuple:
+    addend = None if chain.addend is None else Tensor(chain.addend)
+    return Tensor(chain.x), weights, bias, addend, site.result()
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """A copy whose vectors never lie in two lines of the cache."""
+    memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    memory = memory[-memory.ctypes.data % ALIGNMENT :][: array.nbytes]
+    copy: np.ndarray = memory.view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _of_all_channels(
+    site: Site, chain: _Chain, w: np.ndarray, rows: Window, columns: Window
+) -> NativeCall | None:
+    filters, x = w.shape[0], site.input(chain.x)
+    assert x is not None
+    k = math.prod(w.shape[1:])
+    every = -(-filters // _PANEL) * _PANEL
+
+    last = *w.shape[2:], w.shape[1], filters  # the dims of a matrix of [k, filters]
+
+    def packed(w: np.ndarray) -> np.ndarray:
+        matrix = np.zeros((k, every), FLOAT32)
+        matrix[:, :filters] = np.moveaxis(w, (0, 1), (-1, -2)).reshape(k, filters)
+        return _aligned(matrix.reshape(k, -1, _PANEL).swapaxes(0, 1))
+
+    def back(panels: np.ndarray) -> np.ndarray:
+        matrix = panels.swapaxes(0, 1).reshape(k, every)[:, :filters].reshape(last)
+        return np.ascontiguousarray(np.moveaxis(matrix, (-1, -2), (0, 1)))
+
+    if k > _COPIED:
+        return None
+    weights = reordered("native image", w, packed, back)
+    positions = x.dims[0] * rows.count * columns.count
+    block = min(_COPIED // k, _ROWS)
+    bias = np.zeros(every, FLOAT32)
+    bias[:filters] = 0 if chain.bias is None else chain.bias
+    return NativeCall(
+        "image_convolution",
+        (
+            *_words(chain, site, bias, weights.value),
+            *(axis_words(rows), axis_words(columns), chain.low, chain.high),
+            *(x.dims[0], x.dims[1], filters, block, None, None, None),
+        ),
+        items=-(-positions // block),
+        item_ns=50 + 2 * k * every * block / _FLOPS_PER_S * 1e9,
+        reordered={chain.w: weights},
+    )
+
+
+def _of_each_channel(
+    site: Site, chain: _Chain, w: np.ndarray, rows: Window, columns: Window
+) -> NativeCall | None:
+    channels, x = w.shape[0], site.input(chain.x)
+    assert x is not None
+    taps, period = rows.kernel * columns.kernel, math.lcm(channels, _PANEL)
+    reach = (columns.kernel - 1) * columns.dilation // columns.stride
+
+    def block_of(chunk: int) -> int:
+        """Rows of the result that the copy of what ``chunk`` columns see has room for."""
+        seen = _COPIED // (columns.stride * (chunk + reach) * channels)
+        return (seen - (rows.kernel - 1) * rows.dilation - 1) // rows.stride + 1
+
+    chunk = columns.count
+    while block_of(chunk) < min(_LINES, rows.count) and chunk > 1:
+        chunk = -(-chunk // 2)
+    block = min(block_of(chunk), rows.count)
+    block -= block % _LINES if block > _LINES else 0
+    if block < 1 or taps > _MOST_TAPS or taps * period > _COPIED:
+        return None
+
+    def packed(w: np.ndarray) -> np.ndarray:
+        return _aligned(np.tile(w.reshape(channels, taps).T, (1, period // channels)))
+
+    def back(rows: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(rows[:, :channels].T).reshape(w.shape)
+
+    weights = reordered("native depthwise images", w, packed, back)
+    bias = np.zeros(channels, FLOAT32) if chain.bias is None else chain.bias
+    items = x.dims[0] * -(-rows.count // block) * -(-columns.count // chunk)
+    return NativeCall(
+        "image_depthwise",
+        (
+            *_words(chain, site, np.tile(bias, period // channels), weights.value),
+            *(axis_words(rows), axis_words(columns), chain.low, chain.high, x.dims[0], channels),
+            *(period, block, chunk, reach, None, None, None),
+        ),
+        items=items,
+        item_ns=50 + 2 * block * chunk * channels * taps / _OF_EACH_PER_S * 1e9,
+        reordered={chain.w: weights},
+    )
