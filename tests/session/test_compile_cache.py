@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -20,8 +21,12 @@ from click.testing import CliRunner
 from onnx import ModelProto, numpy_helper
 
 import penstock as ps
+from penstock.artifact import container
+from penstock.backends.numpy import NumpyBackend
 from penstock.cli import main
+from penstock.plan.grouping import ClusteredGrouping
 from penstock.session import compile_cache, compiler, session
+from penstock.tuning.measure import CostModel
 from tests.support.onnx_text import model_from_text
 from tests.support.tflite_cases import cases
 
@@ -166,6 +171,80 @@ def test_folder_that_cannot_be_written_is_a_warning(model: Path, tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="cache= keeps no session"):
         assert ps.compile(model, cache=tmp_path / "file").run(X)["y"].shape == (2, 4)
+
+
+def test_options_that_are_objects_are_not_told_apart_and_keep_nothing(
+    model: Path, folder: Path
+) -> None:
+    ps.compile(model, cache=folder).run(X)
+    seen: list[str] = []
+    for options in (
+        {"cost_model": CostModel()},
+        {"grouping": ClusteredGrouping},
+        {"devices": 2},
+        {"after_pass": lambda step, graph: seen.append(step.name)},
+        {"backends": [NumpyBackend()]},
+    ):
+        with pytest.warns(UserWarning, match=f"keeps no session: {next(iter(options))}= is an obj"):
+            assert ps.compile(model, cache=folder, **options).run(X)["y"].shape == (2, 4)
+    assert seen  # what was kept before would have run no pass
+    assert len(list(folder.glob("*.penstock"))) == 1
+
+
+def test_file_that_changes_while_it_is_compiled_is_not_kept(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = session.load
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        read = loaded(*arguments, **options)
+        model.write_bytes(dense(2.0).SerializeToString())
+        return read
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "load", load)
+        first = ps.compile(model, cache=folder).run(X)["y"]
+    assert not list(folder.glob("*.penstock"))
+    np.testing.assert_array_equal(ps.compile(model, cache=folder).run(X)["y"], 2 * first)
+    model.write_bytes(dense().SerializeToString())
+    np.testing.assert_array_equal(ps.compile(model, cache=folder).run(X)["y"], first)
+
+
+def test_weights_that_change_while_a_model_is_compiled_are_not_kept(
+    tmp_path: Path, folder: Path
+) -> None:
+    path, weights = tmp_path / "model.onnx", tmp_path / "weights"
+    onnx.save(dense(), path, save_as_external_data=True, location="weights", size_threshold=0)
+    first = ps.compile(path, cache=folder)
+    weights.write_bytes((2 * np.arange(12, dtype=np.float32)).tobytes())
+    expected = first.run(X)["y"]
+    assert not list(folder.glob("*.penstock"))
+    np.testing.assert_array_equal(ps.compile(path, cache=folder).run(X)["y"], 2 * expected)
+
+
+def test_full_disk_is_a_warning_and_leaves_nothing_behind(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(container.os, "fsync", full)
+    with pytest.warns(UserWarning, match="cache= keeps no session: .*No space left"):
+        assert ps.compile(model, cache=folder).run(X)["y"].shape == (2, 4)
+    assert not list(folder.iterdir())
+
+
+def test_folder_that_is_only_read_is_used(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ps.compile(model, cache=folder).run(X)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(compile_cache.os, "utime", refuse)
+    with nothing_is_compiled():
+        ps.compile(model, cache=folder).run(X)
 
 
 def test_several_processes_and_threads_share_a_folder(model: Path, folder: Path) -> None:

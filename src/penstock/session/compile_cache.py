@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from penstock.artifact.container import VERSION, ArtifactWriter, replacing
 from penstock.backends.registry import available, describe
 from penstock.errors import InvalidModel
 from penstock.frontends.artifact.importer import load_artifact
-from penstock.frontends.common.model_files import open_path
+from penstock.frontends.common.model_files import Opened, open_path
 from penstock.ir.graph import Model
 from penstock.limits import DEFAULT_LIMITS
 from penstock.session.environment import VARIABLES
@@ -43,11 +44,13 @@ MOST_BYTES = 4 << 30
 _PIECE = 1 << 24
 # A file that was changed this short a time before it was read may change again without a trace.
 _SETTLED_NS = 2_000_000_000
-# Options that say what is compiled; the others are about this process.
+# Options that say what is compiled. Of those below them a file cannot say which they were, and the
+# others are about this process.
 _KEYED = (
     *("executor", "place", "threads", "precision", "memory_planner", "max_streams"),
     *("signature", "map_weights", "autotune"),
 )
+_UNTOLD = ("cost_model", "grouping", "devices", "after_pass")
 
 
 def folder_of(cache: bool | str | Path) -> Path:
@@ -73,8 +76,9 @@ def clear(folder: Path) -> int:
 
 
 def cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
-    """The place that ``cache=`` gives a model; None without it. Raises ``ValueError`` for a model
-    that is neither a path nor bytes."""
+    """The place that ``cache=`` gives a model; None without it, and with a warning for options that
+    do not let sessions be told apart. Raises ``ValueError`` for a model that is neither a path nor
+    bytes."""
     if not options.cache:
         return None
     if not isinstance(model, str | os.PathLike | bytes):
@@ -82,6 +86,13 @@ def cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
             f"cache= needs the path or the bytes of a model, not a {type(model).__name__}; save "
             "the session with Session.save instead"
         )
+    untold = [name for name in _UNTOLD if getattr(options, name) is not None]
+    if not all(isinstance(backend, str) for backend in options.backends or ()):
+        untold.append("backends")
+    if untold:
+        reason = f"{untold[0]}= is an object of this process, by which it cannot be found again"
+        warnings.warn(f"cache= keeps no session: {reason}", UserWarning, stacklevel=5)
+        return None
     source = model if isinstance(model, bytes) else Path(model)
     exists = isinstance(source, bytes) or source.exists()
     return CacheEntry(folder_of(options.cache), source, options) if exists else None
@@ -95,26 +106,27 @@ class CacheEntry:
     folder: Path
     source: Path | bytes
     options: CompileOptions
-    opened: Sequence[str | Path] = ()
+    opened: Sequence[Opened] = ()
     unsaved: int = 0
 
     @cached_property
     def path(self) -> Path:
         """The file of the session."""
-        backends = self.options.backends or available()
-        names = [backend if isinstance(backend, str) else backend.name for backend in backends]
         keyed = {
-            "files": self._digests,
+            "files": self._files,
             "machine": [VERSION, machine_name()],
             "options": {name: repr(getattr(self.options, name)) for name in _KEYED},
             "environment": [os.environ.get(name, "") for name in VARIABLES],
-            "backends": [describe(b) if isinstance(b, str) else b.name for b in backends],
-            "names": names,
+            "backends": {str(b): describe(str(b)) for b in self.options.backends or available()},
         }
         text = json.dumps(keyed, sort_keys=True).encode()
         return self.folder / f"{hashlib.blake2b(text, digest_size=16).hexdigest()}.penstock"
 
     @cached_property
+    def _files(self) -> Any:
+        """The digests by which a session is found."""
+        return self._digests()
+
     def _digests(self) -> Any:
         """Digests of the bytes of the model, of a folder by file."""
         source = self.source
@@ -149,26 +161,35 @@ class CacheEntry:
     def load(self) -> Model | None:
         """The model with the plans that were saved; None if there is none for these files."""
         limits = self.options.limits or DEFAULT_LIMITS
-        if not self.path.is_file():
-            return None
         try:
+            if not self.path.is_file():
+                return None
             model = load_artifact(self.path, limits, map_weights=True)
             beside = model.artifact.document("sources")
             if not all(self._digest(Path(path)) == digest for path, digest in beside):
                 return None
-            os.utime(self.path)
-        except (InvalidModel, OSError, TypeError, ValueError):
+        except OSError:
+            return None
+        except (InvalidModel, TypeError, ValueError):
             with suppress(OSError):
                 self.path.unlink()  # of another version, or damaged
             return None
+        with suppress(OSError):  # of a folder that is only read
+            os.utime(self.path)
         model.path = None if isinstance(self.source, bytes) else str(self.source)
         return model
 
     def save(self, writer: ArtifactWriter) -> None:
-        """Keep a session, and remove those not used for longest, down to ``MOST_BYTES``."""
+        """Keep a session, unless its files have changed since they were read, and remove those not
+        used for longest, down to ``MOST_BYTES``."""
+        now = [(status, os.stat(path)) for path, status in self.opened]
+        if any(old is None or _status(old) != _status(new) for old, new in now):
+            return
+        if self._digests() != self._files:
+            return
         others: set[Path] = set()
         if isinstance(self.source, Path) and not self.source.is_dir():
-            others = {Path(path).resolve() for path in self.opened} - {self.source.resolve()}
+            others = {Path(path).resolve() for path, _ in self.opened} - {self.source.resolve()}
         beside = [(str(path), self._digest(path)) for path in sorted(others)]
         writer.document("sources", beside)
         self.folder.mkdir(parents=True, exist_ok=True)

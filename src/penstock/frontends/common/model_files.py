@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -26,13 +26,16 @@ _CAREFUL = _FLAGS | getattr(os, "O_NONBLOCK", 0)
 _NO_LINK = _CAREFUL | getattr(os, "O_NOFOLLOW", 0)
 
 
-_OPENED: ContextVar[list[str | Path] | None] = ContextVar("_OPENED", default=None)
+Opened = tuple["str | Path", "os.stat_result | None"]
+"""A file, and what the system said of it just before it was opened."""
+
+_OPENED: ContextVar[list[Opened] | None] = ContextVar("_OPENED", default=None)
 
 
 @contextmanager
-def opened_files() -> Iterator[list[str | Path]]:
+def opened_files() -> Iterator[list[Opened]]:
     """A list to which all files are added that are opened meanwhile."""
-    paths: list[str | Path] = []
+    paths: list[Opened] = []
     token = _OPENED.set(paths)
     try:
         yield paths
@@ -43,7 +46,10 @@ def opened_files() -> Iterator[list[str | Path]]:
 def _note(path: str | Path) -> None:
     paths = _OPENED.get()
     if paths is not None:
-        paths.append(path)
+        status = None
+        with suppress(OSError, ValueError):
+            status = os.stat(path)
+        paths.append((path, status))
 
 
 def open_path(path: str | Path) -> BinaryIO:
