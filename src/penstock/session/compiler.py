@@ -26,20 +26,19 @@ if TYPE_CHECKING:
 
 Stage = Callable[[Any, CompileContext], Any]
 
-# Passes are imported where they run: plans that were saved need none.
+# Stages that a plan that was saved does not need are imported where they run.
+_optimise: Stage = imported("penstock.session.lowering.optimise")
 _lower_graph: Callable[..., Any] = imported("penstock.session.lowering.lower_graph")
-_FOR_SHAPES: tuple[Stage, ...] = (
-    stages.specialise,
-    imported("penstock.session.lowering.optimise"),
-)
-_PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, _lower_graph, stages.plan_slots)
+_schedule_step_by_step: Stage = imported("penstock.session.scheduling.schedule_step_by_step")
 _schedule_tasks: Stage = imported("penstock.session.scheduling.schedule_tasks")
-_BOUND: tuple[Stage, ...] = (stages.generate_program, stages.bind)
-_SAMPLED: tuple[Stage, ...] = (
-    stages.generate_program,
-    imported("penstock.session.scheduling.bind_sampled"),
-)
+_schedule_streams: Stage = imported("penstock.session.scheduling.schedule_streams")
+_bind_sampled: Stage = imported("penstock.session.scheduling.bind_sampled")
+_build_frames: Stage = imported("penstock.session.frames.build_frames")
 
+_FOR_SHAPES: tuple[Stage, ...] = (stages.specialise, _optimise)
+_PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, _lower_graph, stages.plan_slots)
+_BOUND: tuple[Stage, ...] = (stages.generate_program, stages.bind)
+_SAMPLED: tuple[Stage, ...] = (stages.generate_program, _bind_sampled)
 
 LINES: Mapping[str, tuple[Stage, ...]] = {
     "linear": (*_PLANNED, stages.schedule_in_order, *_BOUND),
@@ -47,18 +46,14 @@ LINES: Mapping[str, tuple[Stage, ...]] = {
         *_FOR_SHAPES,
         partial(_lower_graph, layouts=False),
         partial(stages.plan_slots, planned=False),
-        imported("penstock.session.scheduling.schedule_step_by_step"),
+        _schedule_step_by_step,
         *_BOUND,
     ),
     "parallel": (*_PLANNED, _schedule_tasks, *_SAMPLED),
     "auto": (*_PLANNED, _schedule_tasks, *_SAMPLED),
-    "streams": (
-        *_PLANNED,
-        imported("penstock.session.scheduling.schedule_streams"),
-        *_SAMPLED,
-    ),
+    "streams": (*_PLANNED, _schedule_streams, *_SAMPLED),
     # Passes know nothing of frames: they see what runs between tokens.
-    "frames": (stages.specialise, imported("penstock.session.frames.build_frames")),
+    "frames": (stages.specialise, _build_frames),
     "interpret": (stages.specialise, stages.infer, stages.bind_interpreter),
 }
 """The stages of each executor, from ``Feeds`` to the executor. "auto" is "parallel" with a margin:
