@@ -22,7 +22,7 @@ from tests.executors.frames.test_segments import BACKENDS, FEEDS, outcome
 from tests.support.frame_runs import inputs, ran
 from tests.support.random_frames import RandomGraph
 from tests.support.tf_graphs import Flow, Shape, Type
-from tests.support.timing import slow
+from tests.support.timing import SOON, slow
 
 
 def whole(session: ps.Session) -> int:
@@ -90,6 +90,25 @@ def test_loops_with_side_effects_run_them_in_order_as_one_node_each() -> None:
     for options in ({}, {"trace": ps.Trace()}, {}):
         outputs = session.run({"n": 5}, ["back/digits/exit"], ["push"], **options)
         assert outputs["back/digits/exit"] == 43210
+    assert whole(session) == 2
+
+
+def test_runs_at_once_have_iterations_and_stacks_of_their_own() -> None:
+    session = ps.compile(digits().bytes(), executor="frames")
+    tokens = [ps.CancelToken() for _ in range(12)]
+    feeds = [{"n": 100_000 if i % 3 == 0 else 5} for i in range(len(tokens))]
+    futures = [
+        session.submit(feed, ["back/digits/exit"], ["push"], cancel=token)
+        for feed, token in zip(feeds, tokens, strict=True)
+    ]
+    for token in tokens[::3]:
+        token.cancel()
+    for i, future in enumerate(futures):
+        if i % 3 == 0:
+            with pytest.raises(ps.Cancelled):
+                future.result(SOON)
+        else:
+            assert future.result(SOON)["back/digits/exit"] == 43210
     assert whole(session) == 2
 
 
