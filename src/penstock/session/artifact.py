@@ -16,6 +16,7 @@ from penstock.analysis.type_inference import infer_types
 from penstock.analysis.verify import verify
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graphs, decode_type
+from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import BACKENDS, describe
 from penstock.errors import InternalError
 from penstock.executors.base import Executor
@@ -118,7 +119,9 @@ def _plan_document(
     copies = _copies(plan.graph, context, writer)
     document["copies"] = [[i, name, indices] for (i, name), indices in copies.items()]
     backends = {step.node: step.backend for step in plan.walk()}
-    document["placement"] = [backends.get(node, "") for node in plan.graph.walk()]
+    # Nodes without steps are views, whose kernels are NumPy's: others need not be asked.
+    views = NumpyBackend.name if NumpyBackend.name in context.by_name else ""
+    document["placement"] = [backends.get(node, views) for node in plan.graph.walk()]
     if arena is not None and executor.tasks is None:
         owners = [slot for slot, buffer in arena.buffer_of.items() if slot == buffer]
         offsets = [(slot, arena.offsets[slot]) for slot in owners]
