@@ -38,7 +38,7 @@ Tensors: TypeAlias = Sequence[TensorType | None]
 # Kernels of one node that are kept, bytes of all those of a backend, and of one beside its code;
 # shapes of one node that are waited for.
 _MOST_KERNELS = 128
-_MOST_AWAITED = 1024
+_MOST_AWAITED = 256
 _MOST_BYTES = 64 << 20
 _KERNEL_BYTES = 4 << 10
 
@@ -126,7 +126,7 @@ class KernelCache:
     """
 
     __slots__ = (
-        *("__weakref__", "_awaited", "_bytes", "_made", "_plain"),
+        *("__weakref__", "_awaited", "_bytes", "_estimate", "_made", "_plain"),
         *("backend", "contents", "kernels", "node", "pays", "types"),
     )
 
@@ -144,6 +144,8 @@ class KernelCache:
         self._bytes: dict[Any, int] = {}
         # Calls that NumPy's kernel still gets before another is made; None if not yet estimated.
         self._awaited: dict[Any, int | None] = {}
+        # Bytes of the inputs of the last estimate, and the calls that NumPy's kernel then got.
+        self._estimate = (0, 0)
         self._plain = node.op.compile(node, types).function
         self._made = 0
 
@@ -179,20 +181,34 @@ class KernelCache:
             return by_all
         return by_shape if len(places) == 1 else by_two
 
+    def _await(self, key: Any, calls: int | None) -> None:
+        """Let NumPy's kernel have some calls with these shapes."""
+        for old in list(self._awaited)[: max(len(self._awaited) + 1 - _MOST_AWAITED, 0)]:
+            self._awaited.pop(old, None)
+        self._awaited[key] = calls
+
+    def _waits(self, key: Any, size: int) -> bool:
+        """Whether NumPy's kernel gets a call with inputs of ``size`` bytes, where that is known
+        without an estimate, which takes longer than most calls."""
+        if key not in self._awaited and size < _WORTH_ESTIMATING and not self.pays:
+            self._await(key, None)
+            return True
+        calls = self._awaited.get(key)
+        estimated, most = self._estimate
+        if calls is None and most > 1 and estimated <= 2 * size <= 4 * estimated:
+            calls = most + 1
+        if calls is None or calls <= 1:
+            return False
+        self._await(key, calls - 1)
+        return True
+
     def _make(self, key: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function for inputs of shapes that have none yet: NumPy's as long as making another
         does not pay. Raises ``ShapeError`` where the shapes do not fit the operation."""
-        awaited = self._awaited
         size = sum([x.nbytes for x in inputs if x is not None])
-        if key not in awaited and size < _WORTH_ESTIMATING and not self.pays:
-            for old in list(awaited)[: max(len(awaited) + 1 - _MOST_AWAITED, 0)]:
-                awaited.pop(old, None)
-            awaited[key] = None
+        if self._waits(key, size):
             return self._plain
-        calls = awaited.get(key)
-        if calls is not None and calls > 1:
-            awaited[key] = calls - 1
-            return self._plain
+        calls = self._awaited.get(key)
         types = [
             t if t is None or t.static else TensorType(t.dtype, x.shape)
             for t, x in zip(self.types, inputs, strict=True)
@@ -206,9 +222,10 @@ class KernelCache:
             return results
         gain = self.backend.gain(node)
         if calls is None and 0 < gain < self.backend.making_s:
-            awaited[key] = int(self.backend.making_s / gain)
+            self._estimate = size, int(self.backend.making_s / gain)
+            self._await(key, self._estimate[1])
             return self._plain
-        awaited.pop(key, None)
+        self._awaited.pop(key, None)
         kernel = self.backend.static_kernel(node, _types(node.inputs)) if gain > 0 else None
         function = self._plain if kernel is None else kernel.function
         self._bytes[key] = _KERNEL_BYTES if kernel is None else _KERNEL_BYTES + kernel.code_bytes

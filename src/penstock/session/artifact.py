@@ -208,12 +208,17 @@ class Artifact:
             raise self._file.damaged(error) from error
         return [Value(name, type_) for name, type_ in ports]
 
+    def has(self, key: Sequence[Any]) -> bool:
+        """Whether a plan with this key was saved."""
+        return None not in key and str(encode_key(key)) in self._plans
+
     def restored(
         self, compiler: Compiler, key: Sequence[Any], values: Sequence[Any]
     ) -> Executor | None:
         """The executor of the plan with this key, for these values; None if none was saved."""
-        if None in key or (number := self._plans.get(str(encode_key(key)))) is None:
+        if not self.has(key):
             return None
+        number = self._plans[str(encode_key(key))]
         try:
             saved = self._plan(f"plan {number}", list(map(type_of, values)))
             return compiler.restore(saved, values)

@@ -16,6 +16,7 @@ from penstock.session import stages
 from penstock.session.feeds import check_dims
 from penstock.session.stages import CompileContext, Feeds, SavedPlan
 from penstock.session.subgraphs import Subgraph, compile_guard
+from penstock.types import Type
 
 if TYPE_CHECKING:
     from penstock.observers.profile import Profile
@@ -95,12 +96,15 @@ class Compiler:
                 optimize(graph, passes)
         return passes.unraised
 
-    def compile(self, subgraph: Subgraph, values: Sequence[Any]) -> Executor:
-        """The executor of ``subgraph`` for values of these shapes. Raises ``InvalidInput`` if it
-        cannot run for them, ``Unsupported`` with all operations that no kernel is available for."""
+    def compile(
+        self, subgraph: Subgraph, values: Sequence[Any], open_types: Sequence[Type] | None = None
+    ) -> Executor:
+        """The executor of ``subgraph`` for values of these shapes, or of ``open_types``. Raises
+        ``InvalidInput`` if it cannot run for them, ``Unsupported`` with all operations that no
+        kernel is available for."""
         framed = self.context.executor == "frames" or subgraph.framed
         line = LINES["frames" if framed else self.context.executor]
-        return self._run(line, subgraph, values)
+        return self._run(line, subgraph, values, open_types)
 
     def restore(self, saved: SavedPlan, values: Sequence[Any]) -> Executor:
         """The executor of a plan that was saved, for values of the shapes that it is for."""
@@ -110,10 +114,16 @@ class Compiler:
             line = (stages.plan_slots, stages.schedule_saved, *bound)
         return self._through((stages.restore_lowered, *line), saved, Feeds(saved.graph, values))
 
-    def _run(self, line: Sequence[Stage], subgraph: Subgraph, values: Sequence[Any]) -> Any:
+    def _run(
+        self,
+        line: Sequence[Stage],
+        subgraph: Subgraph,
+        values: Sequence[Any],
+        open_types: Sequence[Type] | None = None,
+    ) -> Any:
         """The record at the end of a line of stages."""
         check_dims(subgraph.graph.inputs, values)
-        feeds = Feeds(subgraph.graph, values, subgraph.unraised)
+        feeds = Feeds(subgraph.graph, values, subgraph.unraised, open_types=open_types)
         return self._through(line, feeds, feeds)
 
     def _through(self, line: Sequence[Stage], record: Any, feeds: Feeds) -> Any:

@@ -21,6 +21,8 @@ _MANY_BYTES = 16 << 20
 # The limit by default for models with few constants.
 _LEAST_BYTES = 64 << 20
 
+_LOOK_EVERY = 8
+
 Compile = Callable[[], Executor]
 _Place = tuple[Subgraph, Any, bool]
 
@@ -37,7 +39,7 @@ class PlanCache:
     def __init__(self, max_bytes: int | None) -> None:
         self._max_bytes = max_bytes
         self._closed = False
-        self._dropped = 0
+        self._dropped = self._changes = 0
         self._lock = threading.RLock()
         # Threads that compile a plan, wait for one, or hold the lock.
         self._compiling: set[int] = set()
@@ -60,12 +62,23 @@ class PlanCache:
                         self._keep(place, executor)
             finally:
                 self._compiling.discard(thread)
-        elif executor.run_bytes > executor.arena_bytes:
-            with self._held():  # it lost its arenas to others
+        elif executor.run_bytes > executor.arena_bytes or self._is_due():
+            with (
+                self._held()
+            ):  # it lost its arenas to others, or kernels may have been made in runs
                 self._make_room(executor)
         if not observed:
             subgraph.last = (None, None) if self._closed else (key, executor)
         return executor
+
+    def has(self, subgraph: Subgraph, key: Any) -> bool:
+        """Whether there is a plan of a subgraph under this key."""
+        return (subgraph, key, False) in self._executors
+
+    def _is_due(self) -> bool:
+        """Whether to look again what plans hold, once in a few changes of shapes."""
+        self._changes += 1
+        return self._changes % _LOOK_EVERY == 0
 
     def refuse_reentry(self) -> None:
         """Raise ``PenstockError`` on a thread that compiles a plan: what it is called from, such as

@@ -21,7 +21,13 @@ from penstock.algorithms.checkpoints import WAKE_S, stopped_by
 from penstock.algorithms.records import dataclass
 from penstock.backends.registry import backends_of
 from penstock.codegen.constants import let_go_constants
-from penstock.errors import DeadlineExceeded, InvalidInput, InvalidModel, PenstockError
+from penstock.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    InvalidModel,
+    PenstockError,
+    Unsupported,
+)
 from penstock.executors.base import Executor
 from penstock.executors.control import NEVER, CancelToken
 from penstock.frontends.common.model_files import opened_files
@@ -36,12 +42,13 @@ from penstock.limits import DEFAULT_LIMITS
 from penstock.plan.plan import Plan, StepTable
 from penstock.session.compiler import AFTER_LOWERING, Compiler
 from penstock.session.environment import save_trace, trace, with_environment
-from penstock.session.feeds import feeds_fit
+from penstock.session.feeds import check_dims, feeds_fit
 from penstock.session.options import CompileOptions, RunOptions, make, takes
 from penstock.session.plan_cache import PlanCache
 from penstock.session.run import Job, PreparedRun, Run
 from penstock.session.stages import CompileContext
 from penstock.session.subgraphs import Subgraph, Subgraphs
+from penstock.session.varying_shapes import OpenShapes
 from penstock.session.wishes import with_wishes
 from penstock.types import TensorType, Type, type_of
 
@@ -285,7 +292,7 @@ class Session:
         profile = self._compiler.profile(request.subgraph, values, runs)
         if not request.subgraph.framed:
             self._plans.drop(request.subgraph)
-            self._executor(request.subgraph, key, values)
+            self._executor(request.subgraph, key, values, exact=True)
         return profile
 
     def forecast(self, workers: int) -> Forecast:
@@ -368,6 +375,7 @@ class Session:
         main, writer = self._subgraphs.main, ArtifactWriter()
         context = self._compiler.context
         plans = self._plans.of(main) if context.executor in AFTER_LOWERING else {}
+        plans = {key: plan for key, plan in plans.items() if not isinstance(key, OpenShapes)}
         save_session(self.model, context, main, plans, writer)
         write(writer)
         for executor in plans.values():  # which have given their constants back
@@ -464,7 +472,7 @@ class Session:
                 values.append(np.broadcast_to(np.zeros((), input_type.dtype), shape))
             except ValueError as error:
                 raise InvalidInput(f"input {name!r}: no array has shape {shape}") from error
-        return self._executor(main, main.key(values), values)
+        return self._executor(main, main.key(values), values, exact=True)
 
     def _prepare(self, options: RunOptions, observed: bool) -> PreparedRun:
         """The executor and the values of a run; ``observed``, one that tells observers of steps."""
@@ -473,21 +481,48 @@ class Session:
         )
         executor = self._executor(request.subgraph, key, values)
         if observed:
+            key = request.subgraph.last[0] if request.subgraph.last[1] is executor else key
             executor = self._plans.get(request.subgraph, key, True, executor.observed)
         return executor, values, request
 
-    def _executor(self, subgraph: Subgraph, key: Any, values: Sequence[Any]) -> Executor:
-        """The executor for these values, compiled if it is new."""
+    def _executor(
+        self, subgraph: Subgraph, key: Any, values: Sequence[Any], exact: bool = False
+    ) -> Executor:
+        """The executor for these values, compiled if it is new; if ``exact``, one for no others."""
         if self.model.resizable and not feeds_fit(subgraph.graph.inputs, values):
             feeds = dict(zip(subgraph.names, values, strict=True))
             subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph
-        compiled = partial(self._compile, subgraph, values)
-        executor = self._plans.get(subgraph, key, False, compiled)
+        shapes = None if exact else self._open_shapes(subgraph, key, values)
+        compiled = partial(self._compile, subgraph, values, shapes)
+        try:
+            executor = self._plans.get(subgraph, shapes or key, False, compiled)
+        except Unsupported:
+            if shapes is None:
+                raise
+            subgraph.varying.fixed = True
+            return self._executor(subgraph, key, values)
         # Plans of further shapes are kept ever more seldom, as each time all is written.
         unsaved = 0 if self._cache is None else self._cache.unsaved
         if unsaved and self._compiled.bit_count() == 1:
             self._keep()
         return executor
+
+    def _open_shapes(
+        self, subgraph: Subgraph, key: Any, values: Sequence[Any]
+    ) -> OpenShapes | None:
+        """The shapes of a plan that serves these values and others; None for a plan of their own.
+        Raises ``InvalidInput`` where such a plan serves and the dims are not as declared."""
+        if subgraph.depends_on_dtypes or self._plans.has(subgraph, key):
+            return None
+        main = subgraph is self._subgraphs.main
+        if main and self._artifact is not None and self._artifact.has(key):
+            return None
+        if self._compiler.context.executor not in AFTER_LOWERING or subgraph.framed:
+            return None
+        shapes = subgraph.varying.open(key)
+        if shapes is not None:
+            check_dims(subgraph.graph.inputs, values)
+        return shapes
 
     @cached_property
     def _resized(self) -> Subgraphs:
@@ -498,7 +533,9 @@ class Session:
         structure = self._compiler.structure
         return Subgraphs(lambda: graph, self.model.aliases, structure, self._plans.drop)
 
-    def _compile(self, subgraph: Subgraph, values: Sequence[Any]) -> Executor:
+    def _compile(
+        self, subgraph: Subgraph, values: Sequence[Any], shapes: OpenShapes | None = None
+    ) -> Executor:
         self._compiled += 1
         if self._compiled == _MANY_PLANS:
             self._save_memory()
@@ -509,11 +546,12 @@ class Session:
             except InvalidModel as error:
                 raise InvalidInput(f"the model takes no feeds of these dtypes: {error}") from error
         executor = None
-        if self._artifact is not None and subgraph is self._subgraphs.main:
+        types = None if shapes is None else shapes.types(subgraph.graph.inputs, values)
+        if types is None and self._artifact is not None and subgraph is self._subgraphs.main:
             executor = self._artifact.restored(self._compiler, subgraph.key(values), values)
         if executor is None:
-            executor = self._compiler.compile(subgraph, values)
-            if self._cache is not None and subgraph is self._subgraphs.main:
+            executor = self._compiler.compile(subgraph, values, types)
+            if types is None and self._cache is not None and subgraph is self._subgraphs.main:
                 self._cache.unsaved += 1
         # Most sessions have one plan. Another one reads constants again, which takes time: they are
         # let go ever more seldom.

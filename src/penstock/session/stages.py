@@ -223,10 +223,14 @@ class Feeds:
     """TensorFlow's primitives that structured control flow could not replace."""
     refined: bool = False
     """Whether the values have added shapes or dtypes to the graph."""
+    open_types: Sequence[Type] | None = None
+    """The types of the inputs, if they are not exactly those of the values."""
 
     @property
     def types(self) -> list[Type]:
         """The types of the inputs for these values."""
+        if self.open_types is not None:
+            return [*self.open_types]
         return [
             TensorType(x.dtype, x.shape)
             if isinstance(x, np.ndarray) and not isinstance(v.type, OptionalType)

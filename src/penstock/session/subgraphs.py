@@ -18,6 +18,7 @@ from penstock.executors.base import Executor
 from penstock.host import gc_pause
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
 from penstock.session.feeds import checked, convert
+from penstock.session.varying_shapes import VaryingShapes
 from penstock.types import ANY, STRING, AnyType, TensorType, Type
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Subgraph:
         # sessions see the same shapes again and again.
         self.lock = threading.RLock()
         self.last: tuple[Any, Executor | None] = (None, None)
+        self.varying = VaryingShapes()
 
     @cached_property
     def graph(self) -> Graph:

@@ -1,0 +1,112 @@
+"""Shapes that vary from run to run share a plan with open dims."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.session.varying_shapes import ALIKE, OFTEN, OpenShapes, VaryingShapes
+from tests.support.onnx_text import compile_text
+
+EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames", "interpret", "auto"]
+# One step of attention over a cache that grows.
+DECODER = """g (float[b, 1, 8] x, float[b, p, 8] past) => (float[b, 1, 8] y, float[b, t, 8] present)
+    <float scale = {0.5}> {
+    present = Concat <axis = 1> (past, x)
+    keys = Transpose <perm = [0, 2, 1]> (present)
+    scores = MatMul (x, keys)
+    scaled = Mul (scores, scale)
+    parts = Softmax <axis = -1> (scaled)
+    y = MatMul (parts, present)
+}"""
+
+
+def step(x: np.ndarray, past: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    present = np.concatenate([past, x], 1)
+    scores = np.exp(x @ present.transpose(0, 2, 1) * np.float32(0.5))
+    return scores / scores.sum(-1, keepdims=True) @ present, present
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_decoder_whose_cache_grows_equals_numpy_at_each_length(executor):
+    session = compile_text(DECODER, executor=executor)
+    rng = np.random.default_rng(2)
+    for batch in (1, 2):
+        past = np.zeros((batch, 0, 8), np.float32)
+        for _ in range(20):
+            x = rng.standard_normal((batch, 1, 8)).astype(np.float32)
+            y, present = step(x, past)
+            outputs = session.run({"x": x, "past": past})
+            np.testing.assert_allclose(outputs["y"], y, rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(outputs["present"], present)
+            past = outputs["present"]
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "auto"])
+def test_decoder_whose_cache_grows_compiles_few_plans(executor):
+    session = compile_text(DECODER, executor=executor)
+    x = np.ones((1, 1, 8), np.float32)
+    for length in range(50):
+        session.run({"x": x, "past": np.ones((1, length, 8), np.float32)})
+    assert session.memory.count == ALIKE + 1
+
+
+def test_shapes_that_come_often_have_a_plan_of_their_own():
+    session = compile_text(DECODER, executor="linear")
+    x = np.ones((1, 1, 8), np.float32)
+    for length in [*range(ALIKE), *[9] * OFTEN]:
+        session.run({"x": x, "past": np.ones((1, length, 8), np.float32)})
+    assert session.memory.count == ALIKE + 1
+    kernels = {step.node.op.name for step in session.plan.walk()}
+    for _ in range(2):
+        session.run({"x": x, "past": np.ones((1, 9, 8), np.float32)})
+    assert session.memory.count == ALIKE + 2
+    assert session.outputs[0].name == "y" and kernels
+
+
+def test_observers_are_told_of_the_steps_of_a_plan_with_open_dims():
+    session = compile_text(DECODER, executor="linear")
+    x, profile = np.ones((1, 1, 8), np.float32), ps.Profile()
+    for length in range(ALIKE + 5):
+        session.run({"x": x, "past": np.ones((1, length, 8), np.float32)}, observers=[profile])
+    assert sum(entry.count for entry in profile if entry.step.node.op.name == "Concat") == ALIKE + 5
+    assert session.memory.count == 2 * (ALIKE + 1)
+
+
+def test_feeds_that_do_not_fit_a_plan_with_open_dims_are_refused():
+    session = compile_text(DECODER, executor="linear")
+    x = np.ones((1, 1, 8), np.float32)
+    for length in range(ALIKE + 1):
+        session.run({"x": x, "past": np.ones((1, length, 8), np.float32)})
+    with pytest.raises(ps.InvalidInput, match="past"):
+        session.run({"x": x, "past": np.ones((2, 7, 8), np.float32)})
+
+
+def test_saved_session_has_plans_of_exact_shapes_only(tmp_path):
+    session = compile_text(DECODER, executor="linear")
+    x = np.ones((1, 1, 8), np.float32)
+    for length in range(ALIKE + 3):
+        session.run({"x": x, "past": np.ones((1, length, 8), np.float32)})
+    session.save(tmp_path / "decoder.penstock")
+    opened = ps.open(tmp_path / "decoder.penstock")
+    for length in (0, ALIKE + 2):
+        feeds = {"x": x, "past": np.ones((1, length, 8), np.float32)}
+        np.testing.assert_array_equal(opened.run(feeds)["y"], session.run(feeds)["y"])
+
+
+def test_open_dims_are_those_in_which_several_shapes_differ():
+    varying = VaryingShapes()
+    prompts = [((1, n), (1, 0)) for n in (5, 8, 6)]
+    steps = [((1, 1), (1, n)) for n in (5, 6, 7)]
+    assert [varying.open(shapes) for shapes in [*prompts, *steps]] == [None] * 6
+    assert varying.open(((1, 1), (1, 8))) == OpenShapes(((1, 1), (1, None)))
+    assert varying.open(((1, 9), (1, 0))) == OpenShapes(((1, None), (1, 0)))
+    assert varying.open(((1, 1), (1, 9))) == OpenShapes(((1, 1), (1, None)))
+    assert varying.open(((2, 1), (2, 9))) is None
+
+
+def test_shapes_of_other_ranks_share_no_plan():
+    varying = VaryingShapes()
+    shapes = [((1,) * rank, None) for rank in range(8)]
+    assert [varying.open(each) for each in shapes] == [None] * 8
