@@ -98,7 +98,7 @@ _TEXT = (".pbtxt", ".prototxt")
 def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None) -> Model:
     """The model as the front end of its format reads it."""
     is_path = isinstance(source, str | os.PathLike)
-    if is_path and not os.path.isdir(source) and _is_artifact(os.fspath(source)):
+    if is_path and not os.path.isdir(source) and is_artifact(os.fspath(source)):
         from penstock.frontends.artifact.importer import load_artifact
 
         return load_artifact(source, limits, map_weights)
@@ -141,7 +141,8 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
     return load_onnx(source, limits, map_weights)
 
 
-def _is_artifact(path: str) -> bool:
+def is_artifact(path: str | Path) -> bool:
+    """Whether a file begins as a saved session does."""
     with open_path(path) as file:
         return file.read(len(MAGIC)) == MAGIC
 

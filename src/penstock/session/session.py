@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import warnings
 from collections import deque
@@ -31,7 +32,7 @@ from penstock.errors import (
 from penstock.executors.base import Executor
 from penstock.executors.control import NEVER, CancelToken
 from penstock.frontends.common.model_files import opened_files
-from penstock.frontends.load import entered, load
+from penstock.frontends.load import entered, is_artifact, load
 from penstock.host import gc_pause
 from penstock.host.fork import renewed
 from penstock.host.malloc import give_back_memory, keep_memory
@@ -590,9 +591,9 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
     for a file that is no saved session, or is damaged.
     """
     record = make(CompileOptions, "open", **{"map_weights": True, **options})
-    session = Session(path, record)
-    if session.model.artifact is None:
+    if os.path.isdir(path) or (os.path.exists(path) and not is_artifact(path)):
         raise InvalidModel(f"{str(path)!r} is no saved session; compile it with penstock.compile")
+    session = Session(path, record)
     if session.stale:
         reason = f"the plans in {str(path)!r} are not used: {'; '.join(session.stale)}"
         if strict:
