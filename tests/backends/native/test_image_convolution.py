@@ -22,6 +22,8 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 AFTER = {
     "nothing": "y = Identity(c)",
     "relu": "y = Relu(c)",
+    "slope": "y = LeakyRelu <alpha = 0.25> (c)",
+    "bounded slope of a sum": "s = Add(a, c) l = LeakyRelu(s) y = Clip(l, low, high)",
     "sum": "y = Add(a, c)",
     "bounded sum": "s = Add(c, a) y = Clip(s, low, high)",
 }

@@ -23,29 +23,31 @@ from penstock.types import FLOAT32, TensorType
 # As in c/image_convolution.c.
 _PANEL, _COPIED, _MOST_TAPS, _LINES = 16, 14336, 256, 4
 _ROWS, _MOST_WEIGHTS = 64, 1 << 18  # positions of an item; elements, of which caches have more
-_FOLLOWERS = frozenset({"Add", "Clip", "Relu"})
+_FOLLOWERS = frozenset({"Add", "Clip", "LeakyRelu", "Relu"})
 
 # Approximate costs on one core: operations a second, of all channels and of one each; a panel of a
 # position, a line of what a position sees, and a copied element.
-_FLOPS_PER_S, _OF_EACH_PER_S = 140e9, 50e9
-_PANEL_S, _LINE_S, _COPY_S = 1.5e-9, 8e-9, 0.1e-9
+_FLOPS_PER_S, _OF_EACH_PER_S = 150e9, 50e9
+_PANEL_S, _LINE_S, _COPY_S = 1.5e-9, 4e-9, 0.1e-9
 
 
 class _Chain(NamedTuple):
-    """A convolution, the tensors that it reads and adds to its result, and its bounds."""
+    """A convolution, the tensors that it reads and adds to its result, the slope below 0 of what
+    that gives, and its bounds."""
 
     conv: Node
     x: int
     w: int
     bias: np.ndarray | None
     addend: int | None
-    low: float
-    high: float
+    slope: float = 1.0
+    low: float = -math.inf
+    high: float = math.inf
 
 
 def image_convolution(site: Site) -> NativeCall | None:
     """Conv over one or two axes with constant weights, by all channels or by one each, with an Add
-    of another image, Relu and Clip behind it."""
+    of another image, LeakyRelu, Relu and Clip behind it."""
     chain = _chain(site)
     w = None if chain is None else site.constant(chain.w)
     x = None if chain is None else site.input(chain.x)
@@ -95,7 +97,7 @@ def _chain(site: Site) -> _Chain | None:
         bias = site.node.const(2)
         if len(site.constants) > 2 and site.node.inputs[2] is not None and bias is None:
             return None
-        return _Chain(site.node, 0, 1, bias, None, -math.inf, math.inf)
+        return _Chain(site.node, 0, 1, bias, None)
     region = site.node.attrs["region"]
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     conv, *others = region.nodes
@@ -106,11 +108,15 @@ def _chain(site: Site) -> _Chain | None:
         addend = place.get(other)
         if addend is None or site.tensors[addend] != site.output():
             return None
+    slope = 1.0
+    if others and others[0].op.name == "LeakyRelu":
+        slope = others.pop(0).attrs.get("alpha", 0.01)
     limits = bounds_of(site, place, others)
     bias = None if conv.input(2) is None else site.constant(place[conv.input(2)])
-    if limits is None or (bias is None) != (conv.input(2) is None):
+    if limits is None or (bias is None) != (conv.input(2) is None) or not 0 < slope <= 1:
         return None
-    return _Chain(conv, place[conv.inputs[0]], place[conv.inputs[1]], bias, addend, *limits)
+    x, w, *_ = conv.inputs
+    return _Chain(conv, place[x], place[w], bias, addend, slope, *limits)
 
 
 def _words(chain: _Chain, site: Site, bias: np.ndarray, weights: np.ndarray) -> tuple:
@@ -157,7 +163,7 @@ def _of_all_channels(
         "image_convolution",
         (
             *_words(chain, site, bias, weights.value),
-            *(axis_words(rows), axis_words(columns), chain.low, chain.high),
+            *(axis_words(rows), axis_words(columns), *chain[-3:]),
             *(x.dims[0], x.dims[1], filters, block, None, None, None),
         ),
         items=-(-positions // block),
@@ -200,7 +206,7 @@ def _of_each_channel(
         "image_depthwise",
         (
             *_words(chain, site, np.tile(bias, period // channels), weights.value),
-            *(axis_words(rows), axis_words(columns), chain.low, chain.high, x.dims[0], channels),
+            *(axis_words(rows), axis_words(columns), *chain[-3:], x.dims[0], channels),
             *(period, block, chunk, reach, None, None, None),
         ),
         items=items,

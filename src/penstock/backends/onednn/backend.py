@@ -93,7 +93,7 @@ _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 100e9
 _CONVOLVED_PER_S, _DEPTHWISE_PER_S, _FILTERS, _IMAGE_BYTES_PER_S = 180e9, 75e9, 16, 60e9
 """of convolutions, which compute filters in blocks of as many, and move bytes of images"""
-_CONVOLUTION_S = 0.45e-6  # of a small one among others (``codegen.sequences``)
+_CONVOLUTION_S = 0.65e-6  # of a small one among others (``codegen.sequences``)
 _TAP_OF_GROUP_S = 20e-9  # of those in groups, for each position of the kernel
 _POSITION_S = 4e-9  # of transposed ones, for each position of the result
 # Of convolutions of 8-bit codes, and in groups of one filter: seconds of a call, of an element of

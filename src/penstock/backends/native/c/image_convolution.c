@@ -1,5 +1,5 @@
 /* Convolutions of images with their channels innermost, by all channels or by one each, and what
-   follows them: a tensor that is added, and bounds.
+   follows them: a tensor that is added, a slope below 0, and bounds.
 
    Images may have any strides; they are read fast where their channels are innermost. Weights are in
    panels of PANEL filters on every instruction set. Compiled with contraction to fused multiply-add.
@@ -43,7 +43,7 @@ struct image_convolution {
     const float *addend;             /* or NULL */
     float *y;
     const axis *rows, *columns;
-    double low, high;
+    double slope, low, high;
     int64_t images, channels, filters, block;
     const steps *x_steps, *addend_steps, *y_steps;
 };
@@ -53,7 +53,7 @@ struct image_depthwise {
     const float *addend;
     float *y;
     const axis *rows, *columns;
-    double low, high;
+    double slope, low, high;
     int64_t images, channels, period, block, chunk, reach; /* what a split has beside a chunk */
     const steps *x_steps, *addend_steps, *y_steps;
 };
@@ -65,41 +65,61 @@ static inline int64_t smaller(int64_t a, int64_t b)
 
 static inline void copy_floats(float *restrict to, const float *restrict from, int64_t count)
 {
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        memcpy(to + i, from + i, VECTOR_BYTES);
-    for (; i + 4 <= count; i += 4)
-        memcpy(to + i, from + i, 16);
-    for (; i < count; i++)
-        to[i] = from[i];
+    for (; count >= LANES; count -= LANES, to += LANES, from += LANES)
+        memcpy(to, from, VECTOR_BYTES);
+#if defined(__AVX512F__)
+    const __mmask16 some = (__mmask16)((1u << count) - 1);
+    _mm512_mask_storeu_ps(to, some, _mm512_maskz_loadu_ps(some, from));
+#else
+    for (; count >= 4; count -= 4, to += 4, from += 4)
+        memcpy(to, from, 16);
+    for (; count > 0; count--)
+        *to++ = *from++;
+#endif
 }
 
+/* Returns the end of what is filled. */
 static inline float *fill_zeros(float *restrict to, int64_t count)
 {
-    for (int64_t i = 0; i < count; i++)
-        to[i] = 0;
-    return to + count;
+    const vector zeros = {0};
+    for (; count >= LANES; count -= LANES, to += LANES)
+        memcpy(to, &zeros, VECTOR_BYTES);
+    for (; count > 0; count--)
+        *to++ = 0;
+    return to;
 }
+
+/* What is done with sums: those below 0 are multiplied by a slope of at most 1, all are bounded. */
+typedef struct {
+    float slope, low, high;
+} activation;
 
 /* NaN stays. */
-static inline float bounded(float x, float low, float high)
+static inline float activated(float x, activation f)
 {
-    x = x < low ? low : x;
-    return x > high ? high : x;
+    x = x < 0 ? x * f.slope : x;
+    x = x < f.low ? f.low : x;
+    return x > f.high ? f.high : x;
 }
 
-static inline vector all_bounded(vector v, float low, float high)
+static inline vector all_activated(vector v, activation f)
 {
-    const vector least = (vector){0} + low, most = (vector){0} + high;
 #if defined(__AVX512F__)
-    return (vector)_mm512_min_ps((__m512)most, _mm512_max_ps((__m512)least, (__m512)v));
+#define LARGER(a, b) (vector) _mm512_max_ps((__m512)(a), (__m512)(b))
+#define LESSER(a, b) (vector) _mm512_min_ps((__m512)(a), (__m512)(b))
 #elif defined(__AVX__)
-    return (vector)_mm256_min_ps((__m256)most, _mm256_max_ps((__m256)least, (__m256)v));
+#define LARGER(a, b) (vector) _mm256_max_ps((__m256)(a), (__m256)(b))
+#define LESSER(a, b) (vector) _mm256_min_ps((__m256)(a), (__m256)(b))
 #elif defined(__SSE2__)
-    return (vector)_mm_min_ps((__m128)most, _mm_max_ps((__m128)least, (__m128)v));
+#define LARGER(a, b) (vector) _mm_max_ps((__m128)(a), (__m128)(b))
+#define LESSER(a, b) (vector) _mm_min_ps((__m128)(a), (__m128)(b))
+#endif
+#ifdef LARGER
+    const vector least = (vector){0} + f.low, most = (vector){0} + f.high;
+    return LESSER(most, LARGER(least, LARGER(v * f.slope, v)));
 #else
     for (int i = 0; i < LANES; i++)
-        v[i] = bounded(v[i], least[i], most[i]);
+        v[i] = activated(v[i], f);
     return v;
 #endif
 }
@@ -138,23 +158,22 @@ static inline void store_some(float *to, vector v, int64_t count)
 }
 
 /* Write sums of `count` adjacent elements, at most PANEL, with what is added to them. */
-static inline void put(float *y, const float *addend, const vector *sums, int64_t count, float low,
-                       float high)
+static inline void put(float *y, const float *addend, const vector *sums, int64_t count, activation f)
 {
     for (int v = 0; v < VECTORS && count > 0; v++, count -= LANES) {
         const vector value = addend ? sums[v] + load_some(addend + v * LANES, count) : sums[v];
-        store_some(y + v * LANES, all_bounded(value, low, high), count);
+        store_some(y + v * LANES, all_activated(value, f), count);
     }
 }
 
 /* As `put`, for elements that are `step` and `addend_step` apart. */
 static void put_apart(float *y, int64_t step, const float *addend, int64_t addend_step,
-                      const vector *sums, int64_t count, float low, float high)
+                      const vector *sums, int64_t count, activation f)
 {
     float part[PANEL];
     memcpy(part, sums, sizeof part);
     for (int64_t i = 0; i < count; i++)
-        y[i * step] = bounded(addend ? part[i] + addend[i * addend_step] : part[i], low, high);
+        y[i * step] = activated(addend ? part[i] + addend[i * addend_step] : part[i], f);
 }
 
 /* What a position of the result sees of an image. */
@@ -174,9 +193,10 @@ static void copy_window(const struct image_convolution *a, const float *image, i
         if (r < 0 || r >= u->size)
             to = fill_zeros(to, width);
         else if (dense) {
-            to = fill_zeros(to, low * channels);
+            to = low ? fill_zeros(to, low * channels) : to;
             copy_floats(to, line + (first + low) * channels, (high - low) * channels);
-            to = fill_zeros(to + (high - low) * channels, (v->kernel - high) * channels);
+            to += (high - low) * channels;
+            to = high < v->kernel ? fill_zeros(to, (v->kernel - high) * channels) : to;
         }
         else
             for (int64_t kx = 0; kx < v->kernel; kx++, to += channels) {
@@ -250,7 +270,7 @@ static void put_positions(const struct image_convolution *a, int64_t first, int6
 {
     const int64_t height = a->rows->count, width = a->columns->count;
     const int64_t count = smaller(PANEL, a->filters - filter);
-    const float low = (float)a->low, high = (float)a->high;
+    const activation f = {(float)a->slope, (float)a->low, (float)a->high};
     const steps *of_y = a->y_steps, *of_addend = a->addend_steps;
     for (int64_t r = 0; r < rows; r++, sums += vectors) {
         const int64_t j = (first + r) % width, i = (first + r) / width % height;
@@ -261,7 +281,7 @@ static void put_positions(const struct image_convolution *a, int64_t first, int6
             addend += n * of_addend->image + i * of_addend->row + j * of_addend->column +
                       filter * of_addend->channel;
         put_apart(y + filter * of_y->channel, of_y->channel, addend,
-                  addend ? of_addend->channel : 0, sums, count, low, high);
+                  addend ? of_addend->channel : 0, sums, count, f);
     }
 }
 
@@ -271,7 +291,7 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
     const axis *u = a->rows, *v = a->columns;
     const int64_t filters = a->filters, positions = a->images * u->count * v->count;
     const int64_t k = u->kernel * v->kernel * a->channels;
-    const float low = (float)a->low, high = (float)a->high;
+    const activation f = {(float)a->slope, (float)a->low, (float)a->high};
     const int matrix = is_pointwise(u, v) && is_flat(a->x_steps, u->size, v->size, a->channels);
     const int flat = is_flat(a->y_steps, u->count, v->count, filters) &&
                      (!a->addend || is_flat(a->addend_steps, u->count, v->count, filters));
@@ -292,16 +312,16 @@ static int image_convolution(const void *arguments, int64_t begin, int64_t end)
                 panels = filters - filter > (PANELS - 1) * PANEL ? PANELS : 1;
                 some = multiply_some(from + r * k, k, a->weights + filter * k, a->bias + filter, sums,
                                      rows - r, panels);
-                for (int64_t p = 0, f = filter; p < panels; p++, f += PANEL) {
+                for (int64_t p = 0, at = filter; p < panels; p++, at += PANEL) {
                     const vector *own = sums + p * VECTORS;
-                    const int64_t count = smaller(PANEL, filters - f), at = (first + r) * filters + f;
+                    const int64_t count = smaller(PANEL, filters - at);
+                    const int64_t place = (first + r) * filters + at;
                     if (!flat)
-                        put_positions(a, first + r, some, f, own, panels * VECTORS);
+                        put_positions(a, first + r, some, at, own, panels * VECTORS);
                     else
                         for (int64_t i = 0; i < some; i++, own += panels * VECTORS)
-                            put(a->y + at + i * filters,
-                                a->addend ? a->addend + at + i * filters : NULL, own, count, low,
-                                high);
+                            put(a->y + place + i * filters,
+                                a->addend ? a->addend + place + i * filters : NULL, own, count, f);
                 }
             }
     }
@@ -371,7 +391,7 @@ static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
     const steps *of_y = a->y_steps, *of_addend = a->addend_steps;
     const int64_t chunks = (v->count + a->chunk - 1) / a->chunk, channels = a->channels;
     const int64_t blocks = (u->count + a->block - 1) / a->block, n_taps = u->kernel * v->kernel;
-    const float low = (float)a->low, high = (float)a->high;
+    const activation f = {(float)a->slope, (float)a->low, (float)a->high};
     const int dense = of_y->channel == 1 && of_y->column == channels &&
                       (!a->addend || (of_addend->channel == 1 && of_addend->column == channels));
     _Alignas(64) float copy[COPIED + PANEL];
@@ -416,7 +436,7 @@ static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
                         addend += image * of_addend->image + (first + r + l) * of_addend->row +
                                   column * of_addend->column;
                     if (dense)
-                        put(y + i, addend ? addend + i : NULL, sums + l * VECTORS, count, low, high);
+                        put(y + i, addend ? addend + i : NULL, sums + l * VECTORS, count, f);
                     else
                         for (int64_t e = i; e < i + count; e++) {
                             const int64_t j = e / channels, c = e % channels;
@@ -424,7 +444,7 @@ static int image_depthwise(const void *arguments, int64_t begin, int64_t end)
                                 addend ? addend[j * of_addend->column + c * of_addend->channel] : 0;
                             const float sum = ((const float *)(sums + l * VECTORS))[e - i];
                             y[j * of_y->column + c * of_y->channel] =
-                                bounded(addend ? sum + more : sum, low, high);
+                                activated(addend ? sum + more : sum, f);
                         }
                 }
             }
