@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from penstock.frontends.onnx.importer import load_onnx
-from penstock.frontends.onnx.tensors import _DTYPES, dtype_of_code
+from penstock.frontends.onnx.tensors import DTYPE_NAMES, dtype_of_code
 from penstock.limits import Limits
 from tests.support.onnx_models import FLOAT, interpret_model, model_of, node, problems, tensor
 
@@ -106,7 +106,7 @@ def stored(dtype: np.dtype, count: int) -> np.ndarray:
     return values.astype(np.float32).astype(dtype)
 
 
-NUMERIC = [c for c, name in _DTYPES.items() if name != "string"]
+NUMERIC = [c for c, name in DTYPE_NAMES.items() if name != "string"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 8, 9])

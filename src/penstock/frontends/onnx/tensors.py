@@ -58,14 +58,15 @@ _NAMES = {
     "FLOAT6E3M2": "float6_e3m2fn",
     "FLOAT8E8M0": "float8_e8m0fnu",
 }
-_DTYPES: Mapping[int, str] = {
+DTYPE_NAMES: Mapping[int, str] = {
     code: _NAMES.get(name) or name.lower().replace("float8", "float8_")
     for name, code in ELEMENT_TYPES.items()
     if code != TensorProto.UNDEFINED
 }
+"""Names of dtypes by codes of element types."""
 
 # Bits of the types that are packed in files; in NumPy an element takes a byte.
-_PACKED = {code: SUB_BYTE[name] for code, name in _DTYPES.items() if name in SUB_BYTE}
+_PACKED = {code: SUB_BYTE[name] for code, name in DTYPE_NAMES.items() if name in SUB_BYTE}
 
 # The typed fields of elements, by kind and bytes, and their types there; of others "int32_data".
 _TYPED: Mapping[str, tuple[str, type]] = {
@@ -81,7 +82,7 @@ _DAMAGED = "the file is damaged, or its weights were left out: export it again"
 
 def dtype_of_code(code: int) -> np.dtype:
     """The NumPy dtype of a ``TensorProto.DataType``; small types are those of ml_dtypes."""
-    name = _DTYPES.get(code)
+    name = DTYPE_NAMES.get(code)
     if name is None:
         raise InvalidModel(f"element type {code} is not one of those that ONNX has")
     return dtype_named(name)

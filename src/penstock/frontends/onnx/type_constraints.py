@@ -24,12 +24,21 @@ from typing import Any, TypeAlias
 from penstock.algorithms.checkpoints import paced
 from penstock.errors import ProblemList
 from penstock.frontends.onnx.schemas import OnnxSchema, SchemaPort, find_schema, newest_opset
-from penstock.frontends.onnx.tensors import ELEMENT_TYPES, dtype_of_code
+from penstock.frontends.onnx.tensors import DTYPE_NAMES, ELEMENT_TYPES
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op, Role
 from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.ops.registry import MICROSOFT
-from penstock.types import ANY, MapType, OptionalType, SequenceType, TensorType, Type
+from penstock.types import (
+    ANY,
+    MapType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    dtype_name,
+    dtype_named,
+)
 
 TypeName = str | None
 """A type as schemas write it, such as "seq(tensor(float))"; None if it is unknown."""
@@ -56,21 +65,21 @@ def type_faults(node: Node) -> Sequence[str]:
 # Names of types.
 
 _ELEMENTS = {
-    dtype_of_code(code): f"tensor({name.lower()})" for name, code in ELEMENT_TYPES.items() if code
+    DTYPE_NAMES[code]: f"tensor({name.lower()})" for name, code in ELEMENT_TYPES.items() if code
 }
-_TENSORS = {name: TensorType(dtype) for dtype, name in _ELEMENTS.items()}
+_TENSORS = {name: dtype for dtype, name in _ELEMENTS.items()}
 
 
 def name_of(type_: Type) -> TypeName:
     """The name of a type; None if a part of it is unknown."""
     if isinstance(type_, TensorType):
-        return None if type_.dtype is None else _ELEMENTS.get(type_.dtype)
+        return None if type_.dtype is None else _ELEMENTS.get(dtype_name(type_.dtype))
     if isinstance(type_, SequenceType | OptionalType):
         inner = name_of(type_.element)
         outer = "seq" if isinstance(type_, SequenceType) else "optional"
         return None if inner is None else f"{outer}({inner})"
     if isinstance(type_, MapType):
-        key, value = _ELEMENTS.get(type_.key), name_of(type_.value)
+        key, value = _ELEMENTS.get(dtype_name(type_.key)), name_of(type_.value)
         return None if key is None or value is None else f"map({key[7:-1]},{value})"
     return None
 
@@ -80,7 +89,7 @@ def _type(name: TypeName) -> Type:
     if name is None:
         return ANY
     if name in _TENSORS:
-        return _TENSORS[name]
+        return TensorType(dtype_named(_TENSORS[name]))
     outer, _, inner = name[:-1].partition("(")
     if outer == "seq":
         return SequenceType(_type(inner))
@@ -219,7 +228,7 @@ class _Checker:
     def _of(self, value: Any) -> TypeName:
         """The type of a constant or of an input of the graph."""
         if value.const is not None:
-            return _ELEMENTS.get(value.const.dtype)
+            return _ELEMENTS.get(dtype_name(value.const.dtype))
         name = self._fed[value.name] if value.name in self._fed else name_of(value.type)
         self._types[value] = name
         return name
