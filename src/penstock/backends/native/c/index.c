@@ -74,8 +74,9 @@ GATHER_ELEMENTS(gatherelements_8, uint64_t)
 #define REPLACED(a, b) (b)
 #define ADDED(a, b) ((a) + (b))
 #define MULTIPLIED(a, b) ((a) * (b))
-#define HIGHER(a, b) ((b) > (a) || (b) != (b) ? (b) : (a))
-#define LOWER(a, b) ((b) < (a) || (b) != (b) ? (b) : (a))
+/* A NaN is seldom, which branches predict; which of two numbers is higher they do not. */
+#define HIGHER(a, b) ((b) != (b) ? (b) : (b) > (a) ? (b) : (a))
+#define LOWER(a, b) ((b) != (b) ? (b) : (b) < (a) ? (b) : (a))
 
 static int all_in_range(const void *indices, int64_t wide, int64_t count, int64_t dim)
 {
