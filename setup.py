@@ -32,7 +32,14 @@ SANITIZE = bool(os.environ.get("PENSTOCK_SANITIZE"))
 SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=undefined"]
 SANITIZERS = [*SANITIZERS, "-O1", "-g"] if SANITIZE else []
 # Products, whose order of sums is not NumPy's anyway, use fused multiply-add.
-_PRODUCTS = ("blocks.c", "convolution.c", "image_convolution.c", "matmul.c", "recurrent.c")
+_PRODUCTS = (
+    "blocks.c",
+    "convolution.c",
+    "image_convolution.c",
+    "matmul.c",
+    "models.c",
+    "recurrent.c",
+)
 OWN_OPTIONS = {name: ["-ffp-contract=fast"] for name in _PRODUCTS}
 # Its copies are too short for calls of memcpy and memset.
 OWN_OPTIONS["image_convolution.c"] += ["-fno-tree-loop-distribute-patterns"]

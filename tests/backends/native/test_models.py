@@ -32,6 +32,23 @@ def check_model(name: str, x: np.ndarray, **attrs: Any) -> None:
         check(node, [x], tolerance)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("vectors", "width"), [(90, 100), (600, 20), (40, 300)])
+def test_svm_of_many_vectors_equals_numpy_to_the_rounding_of_its_products(vectors, width, kernel):
+    attrs = {
+        "coefficients": floats(1, vectors),
+        "support_vectors": floats(2, vectors, width),
+        "kernel_params": [0.02, 0.5, 3.0],
+        "kernel_type": kernel,
+        "n_supports": vectors,
+        "rho": [0.1],
+    }
+    for count in (1, 4, 9):
+        x = rows(count, width)
+        node = node_of("SVMRegressor", [x], (), 1, "ai.onnx.ml", 1, **attrs)
+        check(node, [x], {"rtol": 1e-5, "atol": 2e-5})
+
+
 def rows(count: int, width: int, dtype: str = "float32") -> np.ndarray:
     x = np.random.default_rng(count + width).normal(0, 1, (count, width))
     return (np.rint(3 * x) if dtype[0] == "i" else x).astype(dtype)

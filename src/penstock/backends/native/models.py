@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,15 @@ from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.onnx_ml import models
 from penstock.ops.onnx_ml.models import KERNELS, TRANSFORM_NAMES, VectorMachine
-from penstock.types import STRING
+from penstock.types import FLOAT32, STRING
 
 # As in c/models.c.
-_ROWS, _WIDTH, _DECISIONS, _CLASSES = 4, 8, 256, 32
+_ROWS, _WIDTH, _DECISIONS, _CLASSES = 4, 16, 256, 32
 _DEGREE = 64
 _NO_LABEL, _HIGHEST, _SINGLE, _EITHER, _VOTES = range(5)
 
+_MANY = 2**13
+"""elements of support vectors from which on products with float32 features are of float32"""
 _LARGE = 2**14
 """coefficients of a linear model from which on a product of matrices is faster"""
 
@@ -42,7 +45,9 @@ def vector_model(site: Site) -> NativeCall | None:
     x, attrs, name = site.input(0), site.node.attrs, site.node.op.name
     if x is None or str(x.dtype) not in ("float32", "float64", "int32", "int64"):
         return None
-    share = shared((_words, name, *attrs), lambda: _words(name, attrs), *attrs.values())
+    narrow = x.dtype == FLOAT32
+    words = partial(_words, name, attrs, narrow)
+    share = shared((_words, narrow, name, *attrs), words, *attrs.values())
     rows, width = (1, *x.dims)[-2:]
     if share.value is None or share.value[1] != width or not rows:
         return None
@@ -66,9 +71,9 @@ def vector_model(site: Site) -> NativeCall | None:
     )
 
 
-def _words(name: str, attrs: Attrs) -> Any:
+def _words(name: str, attrs: Attrs, narrow: bool) -> Any:
     """Labels, features, vectors, decisions, and the arguments behind the tensors; None for a model
-    that c/models.c has no kernel for."""
+    that c/models.c has no kernel for. ``narrow``: features are of float32."""
     model = _READERS[name](attrs)
     machine = model.machine
     (used, width), labels, weights = machine.vectors.shape, model.labels, machine.weights
@@ -86,8 +91,10 @@ def _words(name: str, attrs: Attrs) -> Any:
     places = labels if labels is None or labels.dtype != STRING else np.arange(classes)
     coupled = model.probabilities is not None
     outputs = classes if coupled or model.pair else decisions
+    # Distances are small differences of large products.
+    narrow &= weights is not None and machine.kernel != "RBF" and used * width >= _MANY
     arrays = (
-        vectors,
+        *((None, vectors.astype(np.float32)) if narrow else (vectors, None)),
         np.square(vectors).sum(0),
         padded,
         machine.offsets.astype(np.float64),

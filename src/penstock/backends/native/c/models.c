@@ -2,9 +2,11 @@
 
    decision[p] = sum over s of weight[p][s] * kernel(x, vector[s]), plus offset[p]
 
-   A linear model has the products x * vector[s] for decisions. All is computed in float64, sums in an
-   order that does not depend on the instruction set. */
+   A linear model has the products x * vector[s] for decisions. All is computed in float64, but for
+   products of float32 features with many support vectors. Compiled with contraction to fused
+   multiply-add. */
 #include <string.h>
+#include "math32.h"
 #include "scores.h"
 
 enum { LINEAR, POLY, RBF, SIGMOID };
@@ -16,6 +18,7 @@ struct models {
     int64_t *labels;
     float *scores;
     const double *vectors; /* of feature after feature, `count` each: a multiple of WIDTH */
+    const float *narrow;   /* the same, where products in float32 do */
     const double *squares; /* of each vector, for RBF */
     const double *weights; /* `count` of each decision; null for linear models */
     const double *offsets; /* of each decision */
@@ -66,25 +69,33 @@ static inline double power_of_e(double x)
     return sum * scale;
 }
 
-/* Add the products of some features of `n` rows with vectors to `sums`, VECTORS apart. */
-static inline void add_products(const struct models *a, const double *x, int64_t first,
-                                int64_t features, int64_t low, int64_t count, double *sums,
-                                const int n)
-{
-    for (int64_t s = 0; s < count; s += WIDTH) {
-        lanes sum[ROWS];
-        for (int r = 0; r < n; r++)
-            sum[r] = *(const lanes *)(sums + r * VECTORS + s);
-        const double *from = a->vectors + first * a->count + low + s;
-        for (int64_t f = 0; f < features; f++) {
-            lanes vector = *(const lanes *)(from + f * a->count);
-            for (int r = 0; r < n; r++)
-                sum[r] += x[r * FEATURES + f] * vector;
-        }
-        for (int r = 0; r < n; r++)
-            *(lanes *)(sums + r * VECTORS + s) = sum[r];
+/* The products of some features of `n` rows with vectors, added to `sums`, which are VECTORS apart. The
+   sums over these features are of the type of the vectors. */
+#define ADD_PRODUCTS(name, type, LANES)                                                           \
+    typedef type name##_lanes __attribute__((vector_size(LANES * sizeof(type)),                   \
+                                             aligned(sizeof(type))));                             \
+                                                                                                  \
+    static inline __attribute__((always_inline)) void name(                                       \
+        const type *vectors, int64_t step, const type *x, int64_t features, int64_t count,        \
+        double *sums, const int n)                                                                \
+    {                                                                                             \
+        for (int64_t s = 0; s < count; s += LANES) {                                              \
+            name##_lanes sum[ROWS];                                                               \
+            for (int r = 0; r < n; r++)                                                           \
+                sum[r] = (name##_lanes){0};                                                       \
+            for (int64_t f = 0; f < features; f++) {                                              \
+                name##_lanes vector = *(const name##_lanes *)(vectors + f * step + s);            \
+                _Pragma("GCC unroll 4") for (int r = 0; r < n; r++)                               \
+                    sum[r] += x[r * FEATURES + f] * vector;                                       \
+            }                                                                                     \
+            for (int r = 0; r < n; r++)                                                           \
+                for (int l = 0; l < LANES; l++)                                                   \
+                    sums[r * VECTORS + s + l] += sum[r][l];                                       \
+        }                                                                                         \
     }
-}
+
+ADD_PRODUCTS(add_products, double, 8)
+ADD_PRODUCTS(add_narrow_products, float, 16)
 
 /* From the products of a row with vectors to kernels; `square` is that of the row. */
 static void apply_kernel(const struct models *a, double *restrict k, double square, int64_t low,
@@ -97,6 +108,9 @@ static void apply_kernel(const struct models *a, double *restrict k, double squa
             double distance = square + squares[i] - 2 * k[i];
             k[i] = power_of_e(-gamma * (distance < 0 ? 0 : distance));
         }
+    else if (a->kernel == SIGMOID && a->narrow)
+        for (int64_t i = 0; i < count; i++)
+            k[i] = tanh32((float)(gamma * k[i] + coef0));
     else if (a->kernel == SIGMOID)
         for (int64_t i = 0; i < count; i++) {
             double x = gamma * k[i] + coef0, power = power_of_e(2 * fabs(x));
@@ -214,9 +228,11 @@ static void write_row(const struct models *a, int64_t row, double *scores)
 }
 
 #define MODELS(name, type, real)                                                                  \
-    static inline void name##_rows(const struct models *a, int64_t row, const int n)              \
+    static inline __attribute__((always_inline)) void name##_rows(const struct models *a,         \
+                                                                  int64_t row, const int n)       \
     {                                                                                             \
         double scores[ROWS][DECISIONS / ROWS + 2], x[ROWS * FEATURES], k[ROWS * VECTORS];         \
+        float narrow[ROWS * FEATURES];                                                            \
         const type *rows = (const type *)a->x + row * a->width;                                   \
         for (int r = 0; r < n; r++)                                                               \
             memset(scores[r], 0, a->decisions * sizeof **scores);                                 \
@@ -227,14 +243,20 @@ static void write_row(const struct models *a, int64_t row, double *scores)
                 memset(k + r * VECTORS, 0, count * sizeof *k);                                    \
             for (int64_t first = 0; first < a->width; first += FEATURES) {                        \
                 int64_t left = a->width - first, features = left < FEATURES ? left : FEATURES;    \
+                int64_t at = first * a->count + low;                                              \
                 for (int r = 0; r < n; r++) {                                                     \
                     const type *from = rows + r * a->width + first;                               \
-                    for (int64_t f = 0; f < features; f++)                                        \
+                    for (int64_t f = 0; a->narrow && f < features; f++)                           \
+                        narrow[r * FEATURES + f] = (float)from[f];                                \
+                    for (int64_t f = 0; !a->narrow && f < features; f++)                          \
                         x[r * FEATURES + f] = (real)from[f];                                      \
                     for (int64_t f = 0; a->kernel == RBF && f < features; f++)                    \
                         square[r] += x[r * FEATURES + f] * x[r * FEATURES + f];                   \
                 }                                                                                 \
-                add_products(a, x, first, features, low, count, k, n);                            \
+                if (a->narrow)                                                                    \
+                    add_narrow_products(a->narrow + at, a->count, narrow, features, count, k, n); \
+                else                                                                              \
+                    add_products(a->vectors + at, a->count, x, features, count, k, n);            \
             }                                                                                     \
             for (int r = 0; r < n; r++) {                                                         \
                 double *products = k + r * VECTORS;                                               \
