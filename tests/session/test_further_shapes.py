@@ -23,7 +23,7 @@ from tests.support.random_graphs import feeds_for, seeded
 from tests.support.sweeps import sweep
 
 EXECUTORS = ("linear", "dataflow", "parallel", "streams", "frames", "interpret", "auto")
-MOST_CALLS = 500
+MOST_CALLS = 520
 """for a further shape, of each node of a network of convolutions"""
 Feeds = dict[str, Any]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeGuard
 
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import FUSED
-from penstock.types import ANY, STRING, TensorType, Type
+from penstock.types import STRING, TensorType, Type
 
 WORTH_THREADS = 500_000
 """operations of a node that are worth more than one thread: 5 us"""
@@ -76,8 +75,8 @@ def layout_seconds(node: Node) -> tuple[float, float]:
     the rest to the second.
     """
     x, y = node.inputs[0], node.outputs[0]
-    types = [ANY if v is None else v.type for v in (x, y)]
-    of_x, of_y = [_copy_seconds(t) if _is_static(t) else 0.0 for t in types]
+    of_x = 0.0 if x is None else _copy_seconds(x.type)
+    of_y = 0.0 if y is None else _copy_seconds(y.type)
     source = None if x is None else x.producer
     if source is None or source.op.name in _OWN_ORDER:
         return of_x + of_y / 4, of_y * 3 / 4
@@ -90,15 +89,14 @@ def wanted_in_own_order(node: Node, readers: Sequence[Node | None]) -> float:
     order; else 0."""
     names = [_OUTSIDE if reader is None else reader.op.name for reader in readers]
     y = node.outputs[0]
-    if node.op.name not in ("Conv", "ConvTranspose") or y is None or not _is_static(y.type):
+    if node.op.name not in ("Conv", "ConvTranspose") or y is None:
         return 0.0
     return _copy_seconds(y.type) * 3 / 4 if _OWN_ORDER_READERS.issuperset(names) else 0.0
 
 
-def _copy_seconds(image: TensorType) -> float:
+def _copy_seconds(image: Type) -> float:
+    """The seconds of a copy; 0 of what is no tensor of numbers of static shape."""
+    if not isinstance(image, TensorType) or not image.static or image.dtype is STRING:
+        return 0.0
     few = len(image.dims) > 1 and image.dims[1] < _FEW_CHANNELS
     return _COPY_S + image.nbytes / (_FEW_REORDERED_PER_S if few else _REORDERED_PER_S)
-
-
-def _is_static(type_: Type) -> TypeGuard[TensorType]:
-    return isinstance(type_, TensorType) and type_.static and type_.dtype is not STRING

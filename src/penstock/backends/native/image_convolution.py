@@ -73,11 +73,12 @@ def image_seconds(node: Node) -> float:
     graph, with their channels first."""
     conv, *others = parts(node)
     values = *conv.inputs[:2], node.outputs[0]
-    tensors = [t for t in (v.type for v in values if v) if isinstance(t, TensorType) and t.static]
+    types = [v.type for v in values if v]
+    tensors = [t for t in types if isinstance(t, TensorType) and t.static]
     source = None if node.inputs[0] is None else node.inputs[0].producer
     if source is None or len(tensors) < 3:
         return math.inf
-    if not _FOLLOWERS.issuperset(p.op.name for p in others):
+    if not _FOLLOWERS.issuperset([p.op.name for p in others]):
         return math.inf
     x, w, y = tensors
     kernel, panels = w.dims[2:], math.ceil(w.dims[0] / _PANEL)
