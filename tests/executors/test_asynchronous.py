@@ -171,6 +171,26 @@ def test_asynchronous_kernels_run_in_loops_and_branches(executor):
     assert asked.cancelled.wait(SOON)
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_thread_that_answers_waits_for_no_kernel_of_a_loop_behind(executor):
+    """It is the only one that answers: a run that waited on it would never end."""
+    session = compile(
+        """g (float[2] x, int64 n) => (float[2] y) {
+            a = com.example.Ask(x)
+            y = Loop (n, , a) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)
+                { d = Identity(c) w = com.example.Ask(v) }>
+        }""",
+        executor,
+    )
+    for observers in ([], [ps.Profile()]):
+        feeds = {"x": X, "n": np.array(3)}
+        future = session.submit(feeds, timeout=SOON, observers=observers)
+        for _ in range(4):
+            asked = ASKED.get(timeout=SOON)
+            asked.done(asked.x + 1)
+        assert future.result(SOON)["y"].tolist() == [4, 5]
+
+
 @pytest.mark.parametrize("executor", [*EXECUTORS, "auto"])
 def test_executor_runs_other_nodes_while_kernels_wait(executor):
     session = compile(

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.analysis.frames import FramePath, Frames, GraphPart
 from penstock.codegen.helpers import too_many
-from penstock.executors.base import Executor
+from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control
 from penstock.executors.errors import explained
 from penstock.executors.frames.executor import DevicePart, FrameFunctions, FramesExecutor
@@ -40,6 +40,7 @@ from penstock.limits import Limits
 from penstock.ops.internal.segment import is_frame, is_segment
 from penstock.ops.onnx.control_flow import CONTROL
 from penstock.ops.result_bytes import SMALL_BYTES, counted
+from penstock.plan.tasks import are_asynchronous
 from penstock.types import TensorType
 
 
@@ -157,6 +158,13 @@ class FrameGraphBuilder:
             return run(inputs if indices is None else [inputs[i] for i in indices], control)
 
         backend = next((step.backend for step in inner.table.walk() if step.backend), "")
+        if are_asynchronous(inner.table.steps):
+
+            def begin(control: Control, done: Done, *inputs: Any) -> None:
+                own = inputs if indices is None else [inputs[i] for i in indices]
+                inner.run_async(own, control, done)
+
+            return NodeKernel(Kernel(function, begin=begin), backend, inner.table)
         if direct is None:
             return NodeKernel(Kernel(function), backend, inner.table)
         called, program = direct

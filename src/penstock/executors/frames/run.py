@@ -430,8 +430,9 @@ class FramesRun:
         self.pending.add(completion)
         self._begun(node, inputs)
         assert node.function is not None
+        own = (self.control, completion) if node.nested else (completion,)
         try:
-            completion.cancel = node.function(completion, *inputs)
+            completion.cancel = node.function(*own, *inputs)
         except Exception as error:
             completion(error=error)
 
@@ -446,7 +447,7 @@ class FramesRun:
             self._fail(error, node, _inputs(completion.token))
             return
         try:
-            outputs = _outputs(node, result)
+            outputs = result if node.nested else _outputs(node, result)
         except Exception as raised:
             self._fail(raised, node, _inputs(completion.token))
         else:
