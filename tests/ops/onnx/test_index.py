@@ -357,6 +357,16 @@ def test_unique_of_edge_cases_matches_the_definition() -> None:
     assert kinds[2] == TensorType(INT64, (3,))
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, np.bool_, np.float32])
+@pytest.mark.parametrize("shape", [(200, 3), (50, 2, 2), (60, 17), (9, 1), (1, 4)])
+def test_unique_slices_equal_numpys(shape: tuple[int, ...], dtype: Any) -> None:
+    x = np.random.default_rng(4).integers(-1, 2, shape).astype(dtype)
+    for axis in range(x.ndim):
+        results = run("Unique", [x], {"axis": axis}, outputs=4)
+        for found, wanted in zip(results, np.unique(x, True, True, True, axis=axis), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize(("time", "batch"), [(0, 1), (1, 0)])
 def test_reverse_sequence_matches_the_reference(time: int, batch: int) -> None:
     attrs = {"time_axis": time, "batch_axis": batch}

@@ -344,6 +344,30 @@ def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (type_, one, TensorType(INT64, (total,)), one)
 
 
+_MOST_COLUMNS = 16
+"""elements of slices up to which they are sorted column by column"""
+
+
+def _distinct(x: np.ndarray, axis: int | None) -> tuple[np.ndarray, ...]:
+    """Of distinct elements, or slices along an axis, in ascending order: the first place and the
+    number of each, and for all which one they are."""
+    if axis is None or not x.size or x.dtype.kind not in "biu":
+        return np.unique(x, True, True, True, axis=axis)[1:]
+    outermost = np.moveaxis(x, axis, 0)
+    slices = outermost.reshape(len(outermost), -1)
+    if slices.shape[1] > _MOST_COLUMNS:
+        return np.unique(x, True, True, True, axis=axis)[1:]
+    # NumPy compares slices as records, ten times slower.
+    order = np.lexsort(slices.T[::-1])
+    ordered = slices[order]
+    begins = np.ones(len(order), np.bool_)
+    np.any(ordered[1:] != ordered[:-1], axis=1, out=begins[1:])
+    inverse = np.empty(len(order), np.int64)
+    inverse[order] = np.cumsum(begins) - 1
+    places = np.flatnonzero(begins)
+    return order[places], inverse, np.diff(places, append=len(order))
+
+
 @operator("Unique", since=11, infer=_infer_unique, strings=True)
 def unique(node: Node, types: Types) -> Kernel:
     axis, ascending = node.attrs.get("axis"), bool(node.attrs.get("sorted", 1))
@@ -355,7 +379,7 @@ def unique(node: Node, types: Types) -> Kernel:
             # NumPy compares no rows of strings: number them in order, and compare the numbers.
             values = np.unique(x, return_inverse=True)[1].reshape(x.shape)
         try:
-            _, first, inverse, counts = np.unique(values, True, True, True, axis=axis)
+            first, inverse, counts = _distinct(values, axis)
         except np.exceptions.AxisError as error:
             raise ShapeError(str(error)) from None
         inverse = inverse.reshape(-1)
