@@ -191,6 +191,31 @@ def test_thread_that_answers_waits_for_no_kernel_of_a_loop_behind(executor):
         assert future.result(SOON)["y"].tolist() == [4, 5]
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_runs_at_once_carry_values_of_their_own_while_kernels_wait(executor):
+    session = compile(
+        """g (float[2] x, int64 n) => (float[2] y, float[2] z) {
+            y, z = Loop (n, , x, x) <body = b (int64 i, bool c, float[2] v, float[2] u)
+                => (bool d, float[2] w, float[2] s)
+                { d = Identity(c) w = com.example.Ask(v) s = Identity(v) }>
+        }""",
+        executor,
+    )
+    starts, runs, asked = (X, X + 10), [], []
+    for start in starts:
+        runs.append(session.submit({"x": start, "n": np.array(2)}))
+        asked.append(ASKED.get(timeout=SOON))
+    again = []
+    for ask in asked:
+        ask.done(ask.x + 1)
+        again.append(ASKED.get(timeout=SOON))
+    for ask, start, future in zip(again, starts, runs, strict=True):
+        ask.done(ask.x + 1)
+        outputs = future.result(SOON)
+        assert outputs["y"].tolist() == (start + 2).tolist()
+        assert outputs["z"].tolist() == (start + 1).tolist()
+
+
 @pytest.mark.parametrize("executor", [*EXECUTORS, "auto"])
 def test_executor_runs_other_nodes_while_kernels_wait(executor):
     session = compile(

@@ -90,7 +90,8 @@ class ParallelExecutor(CompiledExecutor):
         of_streams = [(devices or {})[name] for name in tasks.signals.devices]
         bind = partial(_with_streams, program, of_streams)
         beside = sum(tasks.signals.workspaces)
-        shared = not (of_streams or any(step.into for step in program.plan.walk()))
+        writes = self.arena_plan.size or any(step.into for step in program.plan.walk())
+        shared = not (of_streams or writes)
         self._arenas = self._allocate(hosts[0], limits, bind, shared, beside)
 
     def observed(self) -> ParallelExecutor:
