@@ -289,7 +289,6 @@ def test_objects_with_array_or_dlpack_can_be_fed(session):
         ({"x": X}, r"not fed: 'scale'"),
         ({"x": X, "scale": SCALE, "extra": X}, r"cannot feed 'extra'"),
         ({"x": X.astype(np.float64), "scale": SCALE}, r"'x' must be float32, not float64.*astype"),
-        ({"x": X.astype(">f4"), "scale": SCALE}, r"'x' must be float32"),
         ({"x": X[0], "scale": SCALE}, r"'x' has rank 2.*shape \(3,\)"),
         ({"x": X.T, "scale": SCALE}, r"'x' must have 3 at axis 1.*shape \(3, 2\)"),
         ({"x": "text", "scale": SCALE}, r"'x'"),
@@ -389,7 +388,7 @@ def test_unknown_options_are_refused(proto):
     with pytest.raises(ValueError, match="numpy"):
         ps.compile(proto, backends=["cuda"])
     for threads in (0, -1):
-        with pytest.raises(ValueError, match=f"threads={threads}: .* at least one"):
+        with pytest.raises(ValueError, match=f"threads={threads}: .* at least 1"):
             ps.compile(proto, threads=threads)
     with pytest.raises(ps.InvalidInput, match="cannot feed 'w'"):
         ps.compile(proto, shapes={"w": (1,)})
