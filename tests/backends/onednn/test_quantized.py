@@ -289,6 +289,22 @@ def test_quantized_square_of_a_matrix_equals_numpy(dtype):
     agree(net.proto(result), net.feeds, None)
 
 
+def test_quantized_gemm_reads_the_scales_of_a_vector_along_its_only_axis():
+    net = Net()
+    x = net.dequantize(net.feed(codes(U8, 6, 32)), 0.03, U8(120))
+    w = net.dequantize(net.constant(codes(I8, 32, 8)), 0.01, I8(0))
+    term = net.constant(rng.integers(-900, 900, 8), I32)
+    scales = rng.uniform(1e-4, 1e-3, 8).astype(F32)
+    bias = net.dequantize(term, scales, np.zeros(8, I32))  # by default along axis 1
+    proto = net.proto(net.quantize(net.add("Gemm", [x, w, bias]), 0.07, U8(127)))
+    session = compile_on_onednn(proto, executor="linear")
+    (found,), (wanted,) = (
+        s.run(net.feeds).values() for s in (session, ps.compile(proto, backends=["numpy"]))
+    )
+    assert np.abs(found.astype(I32) - wanted).max() <= 1
+    assert ("Gemm QuantizeLinear", "onednn") in steps(session)
+
+
 def test_quantized_gemm_with_a_term_for_each_row_runs_on_numpy():
     net = Net()
     w = net.dequantize(net.constant(codes(I8, 8, 8)), 0.01, I8(0))

@@ -141,8 +141,10 @@ def _parameters(desc: OpDesc, node: Node, place: Mapping[Value | None, int]) -> 
         return None
     if not dtypes <= {*DTYPES, INT32}:
         return None
-    axis = node.attrs.get("axis")
     x, scale, zero = [-1 if v is None else place[v] for v in [*node.inputs, None][:3]]
+    axis = node.attrs.get("axis")
+    if node.inputs[0] is not None and node.inputs[0].rank == 1:
+        axis = 0  # the only one, whatever is said
     return _codes(desc, x, scale, zero, 1 if axis is None else axis)
 
 
