@@ -121,6 +121,8 @@ def test_loading_twice_the_nodes_takes_twice_the_calls(name: str, n: int, tmp_pa
     file_name, write = FORMATS[name]
     path = tmp_path / file_name
     counts = []
+    if name == "onnx of constants":
+        n = n * 9 // 4  # both files are shorter than 1 MiB, or both are indexed first
     for size in (200, n, 2 * n):  # the first loads modules
         path.write_bytes(write(size))
         counts.append(calls_of(partial(load, path)))
