@@ -40,6 +40,7 @@ from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import on_worker, pool
 from penstock.ir.graph import Graph, Model, clone
 from penstock.limits import DEFAULT_LIMITS
+from penstock.ops.onnx.control_flow import collects_rows
 from penstock.plan.plan import Plan, StepTable
 from penstock.session.compiler import AFTER_LOWERING, Compiler
 from penstock.session.environment import save_trace, trace, with_environment
@@ -521,6 +522,9 @@ class Session:
         if self._compiler.context.executor not in AFTER_LOWERING or subgraph.framed:
             return None
         shapes = subgraph.varying.open(key)
+        if shapes is not None and any(map(collects_rows, subgraph.graph.walk())):
+            subgraph.varying.fixed = True  # no rows at all have the dims that the plan knows
+            return None
         if shapes is not None:
             check_dims(subgraph.graph.inputs, values)
         return shapes

@@ -51,6 +51,13 @@ def loop_carried(node: Node) -> tuple[slice, slice]:
     return slice(0, count), slice(0, count)
 
 
+def collects_rows(node: Node) -> bool:
+    """Whether a node is a loop with outputs that are stacked from all iterations."""
+    if node.op.role not in (Role.LOOP, Role.SCAN):
+        return False
+    return loop_carried(node)[1].stop < len(node.attrs["body"].outputs)
+
+
 def _run_if(node: Node, inputs: Sequence[Any]) -> Steps:
     """ONNX If: one of two graphs without inputs, by a condition of one element."""
     branch = "then_branch" if truth(inputs[0]) else "else_branch"
