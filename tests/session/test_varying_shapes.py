@@ -1,4 +1,4 @@
-"""Shapes that vary from run to run share a plan with open dims."""
+"""Shapes that grow from run to run share a plan with open dims."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.session.varying_shapes import ALIKE, OFTEN, OpenShapes, VaryingShapes
+from penstock.session.varying_shapes import GROWN, OFTEN, OpenShapes, VaryingShapes
 from tests.support.onnx_text import compile_text
 
 EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames", "interpret", "auto"]
@@ -49,35 +49,35 @@ def test_decoder_whose_cache_grows_compiles_few_plans(executor):
     x = np.ones((1, 1, 8), np.float32)
     for length in range(50):
         session.run({"x": x, "past": np.ones((1, length, 8), np.float32)})
-    assert session.memory.count == ALIKE + 1
+    assert session.memory.count == GROWN + 1
 
 
 def test_shapes_that_come_often_have_a_plan_of_their_own():
     session = compile_text(DECODER, executor="linear")
     x = np.ones((1, 1, 8), np.float32)
-    for length in [*range(ALIKE), *[9] * OFTEN]:
+    for length in [*range(GROWN + 1), *[9] * OFTEN]:
         session.run({"x": x, "past": np.ones((1, length, 8), np.float32)})
-    assert session.memory.count == ALIKE + 1
+    assert session.memory.count == GROWN + 1
     kernels = {step.node.op.name for step in session.plan.walk()}
     for _ in range(2):
         session.run({"x": x, "past": np.ones((1, 9, 8), np.float32)})
-    assert session.memory.count == ALIKE + 2
+    assert session.memory.count == GROWN + 2
     assert session.outputs[0].name == "y" and kernels
 
 
 def test_observers_are_told_of_the_steps_of_a_plan_with_open_dims():
     session = compile_text(DECODER, executor="linear")
     x, profile = np.ones((1, 1, 8), np.float32), ps.Profile()
-    for length in range(ALIKE + 5):
+    for length in range(GROWN + 5):
         session.run({"x": x, "past": np.ones((1, length, 8), np.float32)}, observers=[profile])
-    assert sum(entry.count for entry in profile if entry.step.node.op.name == "Concat") == ALIKE + 5
-    assert session.memory.count == 2 * (ALIKE + 1)
+    assert sum(entry.count for entry in profile if entry.step.node.op.name == "Concat") == GROWN + 5
+    assert session.memory.count == 2 * (GROWN + 1)
 
 
 def test_feeds_that_do_not_fit_a_plan_with_open_dims_are_refused():
     session = compile_text(DECODER, executor="linear")
     x = np.ones((1, 1, 8), np.float32)
-    for length in range(ALIKE + 1):
+    for length in range(GROWN + 1):
         session.run({"x": x, "past": np.ones((1, length, 8), np.float32)})
     with pytest.raises(ps.InvalidInput, match="past"):
         session.run({"x": x, "past": np.ones((2, 7, 8), np.float32)})
@@ -86,24 +86,41 @@ def test_feeds_that_do_not_fit_a_plan_with_open_dims_are_refused():
 def test_saved_session_has_plans_of_exact_shapes_only(tmp_path):
     session = compile_text(DECODER, executor="linear")
     x = np.ones((1, 1, 8), np.float32)
-    for length in range(ALIKE + 3):
+    for length in range(GROWN + 3):
         session.run({"x": x, "past": np.ones((1, length, 8), np.float32)})
     session.save(tmp_path / "decoder.penstock")
     opened = ps.open(tmp_path / "decoder.penstock")
-    for length in (0, ALIKE + 2):
+    for length in (0, GROWN + 2):
         feeds = {"x": x, "past": np.ones((1, length, 8), np.float32)}
         np.testing.assert_array_equal(opened.run(feeds)["y"], session.run(feeds)["y"])
 
 
-def test_open_dims_are_those_in_which_several_shapes_differ():
+def test_open_dims_are_those_that_grow_by_the_same_step():
     varying = VaryingShapes()
     prompts = [((1, n), (1, 0)) for n in (5, 8, 6)]
     steps = [((1, 1), (1, n)) for n in (5, 6, 7)]
     assert [varying.open(shapes) for shapes in [*prompts, *steps]] == [None] * 6
     assert varying.open(((1, 1), (1, 8))) == OpenShapes(((1, 1), (1, None)))
-    assert varying.open(((1, 9), (1, 0))) == OpenShapes(((1, None), (1, 0)))
-    assert varying.open(((1, 1), (1, 9))) == OpenShapes(((1, 1), (1, None)))
+    assert varying.open(((1, 9), (1, 0))) is None
+    assert varying.open(((1, 1), (1, 30))) == OpenShapes(((1, 1), (1, None)))
     assert varying.open(((2, 1), (2, 9))) is None
+
+
+@pytest.mark.parametrize("sizes", [(3, 1, 4, 2, 8, 5, 7), (1, 2, 4, 8, 16, 32), (9, 8, 7, 6, 5)])
+def test_shapes_that_do_not_grow_alike_have_plans_of_their_own(sizes):
+    varying = VaryingShapes()
+    assert [varying.open(((n, 4),)) for n in sizes] == [None] * len(sizes)
+
+
+def test_convolutions_are_compiled_for_each_shape():
+    text = """g (float[1, 2, h, 8] x) => (float[1, 3, h, 8] y) {
+        w = Constant<value = float[3, 2, 1, 1] {1, 2, 3, 4, 5, 6}> ()
+        y = Conv (x, w)
+    }"""
+    session = compile_text(text, executor="linear")
+    for height in range(1, 9):
+        session.run({"x": np.ones((1, 2, height, 8), np.float32)})
+    assert session.memory.count == 8
 
 
 def test_shapes_of_other_ranks_share_no_plan():

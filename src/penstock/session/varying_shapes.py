@@ -1,20 +1,23 @@
-"""Shapes that vary from run to run: one plan with open dims serves them all.
+"""Shapes that grow from run to run: one plan with open dims serves them all.
 
 A plan for exactly the shapes of a run is the fastest, but takes as long to compile as many runs. A
-decoder whose cache grows, or a service of requests of any length, seldom meets the same shapes
-again. So shapes that differ from several earlier ones in the same dims share a plan in which these
-dims are open, until they are met often::
+decoder whose cache grows seldom meets the same shapes again. So dims that have grown by the same
+step several times in a row are left open in a plan, until some shapes are met often::
 
     ids [1, 1], past [1, 8, 5, 64]    a plan of its own
     ids [1, 1], past [1, 8, 6, 64]    a plan of its own
     ids [1, 1], past [1, 8, 7, 64]    a plan of its own
     ids [1, 1], past [1, 8, 8, 64]    a plan for ids [1, 1], past [1, 8, ?, 64]
     ids [1, 1], past [1, 8, 9, 64]    the same
+
+Shapes that vary in any other way, such as the batches of a service, come again, and each has a plan
+of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 from penstock.algorithms.records import dataclass
@@ -24,11 +27,11 @@ from penstock.types import Dim, TensorType, Type
 Shapes: TypeAlias = tuple[tuple[int, ...] | None, ...]
 """those of the inputs, None for those that are no tensors"""
 
-ALIKE = 3
-"""earlier shapes that differ in the same dims, before these dims are left open"""
+GROWN = 3
+"""steps by which dims have grown alike before they are left open"""
 OFTEN = 8
 """runs with the same shapes among ``_RECENT`` shapes before these have a plan of their own"""
-_RECENT, _MOST_MET, _MOST_OPEN = 16, 32, 8
+_RECENT, _MOST_OPEN = 16, 8
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,11 @@ class VaryingShapes:
                 return None if self._is_often(shapes) else known
         if shapes in self._met:
             return None  # another thread compiles that plan, or it was dropped
-        alike: dict[frozenset[tuple[int, int]], list[Shapes]] = {}
-        for earlier in list(self._met):
-            alike.setdefault(_difference(shapes, earlier), [shapes]).append(earlier)
-        self._met = [*self._met[1 - _MOST_MET :], shapes]
-        varying = [places for places, group in alike.items() if _vary(places, group)]
-        if not varying:
+        self._met = met = [*self._met[-GROWN:], shapes]
+        growths = [_growth(*pair) for pair in pairwise(met)]
+        places = growths[-1] if len(growths) == GROWN else {}
+        if not places or min(places.values()) <= 0 or any(g != places for g in growths):
             return None
-        places = min(varying, key=len)
         new = OpenShapes(tuple([
             shape and tuple([None if (i, j) in places else dim for j, dim in enumerate(shape)])
             for i, shape in enumerate(shapes)
@@ -108,18 +108,14 @@ class VaryingShapes:
         return False
 
 
-def _difference(a: Shapes, b: Shapes) -> frozenset[tuple[int, int]]:
-    """The inputs and axes in which shapes differ; none if ranks do."""
-    places = []
-    for i, (left, right) in enumerate(zip(a, b, strict=True)):
-        if left != right:
-            if left is None or right is None or len(left) != len(right):
-                return frozenset()
-            places += [(i, axis) for axis in range(len(left)) if left[axis] != right[axis]]
-    return frozenset(places)
-
-
-def _vary(places: frozenset[tuple[int, int]], group: Sequence[Shapes]) -> bool:
-    """Whether shapes that differ in these places from the first have many dims in each."""
-    dims = [{(shape[i] or ())[axis] for shape in group} for i, axis in places]
-    return bool(dims) and len(group) > ALIKE and all(len(each) >= ALIKE for each in dims)
+def _growth(earlier: Shapes, later: Shapes) -> dict[tuple[int, int], int]:
+    """By how much dims have grown, by input and axis; nothing if ranks differ."""
+    growth: dict[tuple[int, int], int] = {}
+    for i, (old, new) in enumerate(zip(earlier, later, strict=True)):
+        if old != new:
+            if old is None or new is None or len(old) != len(new):
+                return {}
+            growth |= {
+                (i, axis): n - o for axis, (o, n) in enumerate(zip(old, new, strict=True)) if n != o
+            }
+    return growth
