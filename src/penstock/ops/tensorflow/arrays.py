@@ -472,6 +472,9 @@ common.array_operator("Where", infer=_infer_where, strings=True)(np.argwhere)
 def _infer_select(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     a, b = rules.tensor(types, 1), rules.tensor(types, 2)
     shape = a.shape if a.shape is not None else b.shape
+    rules.check_shape("the second choice", b.shape, shape)
+    if shape is not None:
+        rules.check_shape("condition", rules.tensor(types, 0).shape, (), shape[:1], shape)
     return (TensorType(rules.same_dtype(types, (1, 2)), shape),)
 
 
@@ -480,6 +483,8 @@ def select(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """A vector of conditions chooses among rows."""
     if a.shape != b.shape:
         raise ShapeError(f"shapes {a.shape} and {b.shape} differ")
+    if condition.shape not in ((), a.shape[:1], a.shape):
+        raise ShapeError(f"a condition of shape {condition.shape} does not fit {a.shape}")
     if condition.ndim == 1 and a.ndim > 1:
         condition = condition.reshape(-1, *(1,) * (a.ndim - 1))
     return np.where(condition, a, b)
