@@ -33,6 +33,17 @@ def graph_of(name: str, dims: str, axes: str, keepdims: int = 0) -> str:
     """
 
 
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reduction_of_integers_is_rounded_once(name):
+    text = graph_of(name, "3, 4, 5", "0, 2").replace("float32", "int32")
+    x = np.random.default_rng(0).integers(-9, 9, (3, 4, 5)).astype(np.int32)
+    found = [
+        ps.compile(Model({"main": parse_graph(text)}, "main"), executor=executor).run({"x": x})["y"]
+        for executor in ("interpret", "linear")
+    ]
+    np.testing.assert_array_equal(*found, strict=True)
+
+
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize(
     ("axes", "parts"), [("0, 2", 2), ("0, 2, 4", 3), ("-1, 0", 2), ("3, 4", 1)]

@@ -20,6 +20,8 @@ from penstock.types import TensorType
 
 # Of their results the same operation may reduce further axes.
 _OPERATIONS = {f"Reduce{name}" for name in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum")}
+# Those whose results are rounded where elements are integers.
+_ROUNDED = frozenset({"ReduceL2", "ReduceMean"})
 _DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "int8", "uint8")))
 
 
@@ -40,6 +42,8 @@ def _split(node: Node) -> Sequence[Node] | None:
     if x is None or spelled is None or y is None or not isinstance(x.type, TensorType):
         return None
     if not x.type.static or x.type.dtype not in _DTYPES or not x.type.elements:
+        return None
+    if node.op.name in _ROUNDED and x.type.dtype.kind != "f":
         return None
     dims = x.type.dims
     axes = sorted(normalize_axes(spelled.reshape(-1).tolist(), len(dims)))
