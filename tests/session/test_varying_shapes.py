@@ -109,17 +109,24 @@ def test_open_dims_are_those_that_grow_by_the_same_step():
 @pytest.mark.parametrize("sizes", [(3, 1, 4, 2, 8, 5, 7), (1, 2, 4, 8, 16, 32), (9, 8, 7, 6, 5)])
 def test_shapes_that_do_not_grow_alike_have_plans_of_their_own(sizes):
     varying = VaryingShapes()
-    assert [varying.open(((n, 4),)) for n in sizes] == [None] * len(sizes)
+    assert [varying.open(((1, 1), (n, 4))) for n in sizes] == [None] * len(sizes)
+
+
+def test_inputs_that_all_grow_have_plans_of_their_own():
+    varying = VaryingShapes()
+    assert [varying.open(((n, 4), (), (2 * n, 4))) for n in range(1, 9)] == [None] * 8
 
 
 def test_convolutions_are_compiled_for_each_shape():
-    text = """g (float[1, 2, h, 8] x) => (float[1, 3, h, 8] y) {
+    text = """g (float[1, 2, h, 8] x, float[1, 1] z) => (float[1, 3, h, 8] y) {
         w = Constant<value = float[3, 2, 1, 1] {1, 2, 3, 4, 5, 6}> ()
-        y = Conv (x, w)
+        c = Conv (x, w)
+        y = Add (c, z)
     }"""
     session = compile_text(text, executor="linear")
     for height in range(1, 9):
-        session.run({"x": np.ones((1, 2, height, 8), np.float32)})
+        feeds = {"x": np.ones((1, 2, height, 8), np.float32), "z": np.ones((1, 1), np.float32)}
+        session.run(feeds)
     assert session.memory.count == 8
 
 

@@ -2,7 +2,8 @@
 
 A plan for exactly the shapes of a run is the fastest, but takes as long to compile as many runs. A
 decoder whose cache grows seldom meets the same shapes again. So dims that have grown by the same
-step several times in a row are left open in a plan, until some shapes are met often::
+step several times in a row, beside an input that stays as it is, are left open in a plan, until
+some shapes are met often::
 
     ids [1, 1], past [1, 8, 5, 64]    a plan of its own
     ids [1, 1], past [1, 8, 6, 64]    a plan of its own
@@ -91,6 +92,9 @@ class VaryingShapes:
         places = growths[-1] if len(growths) == GROWN else {}
         if not places or min(places.values()) <= 0 or any(g != places for g in growths):
             return None
+        growing = {i for i, _ in places}
+        if not any(shape and len(shape) > 1 for i, shape in enumerate(shapes) if i not in growing):
+            return None  # nothing stays that a cache would grow by
         new = OpenShapes(tuple([
             shape and tuple([None if (i, j) in places else dim for j, dim in enumerate(shape)])
             for i, shape in enumerate(shapes)
