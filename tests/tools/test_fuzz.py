@@ -65,6 +65,22 @@ def test_disagreements_are_other_answers_and_other_verdicts(tmp_path):
         assert category == "disagreement"
 
 
+def test_overflow_in_16_bits_is_no_disagreement_if_rounding_each_value_gives_it_too(tmp_path):
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]> g (float16[2] x) => (float16[2] y)
+        <float16 much = {31743}, float16 little = {1}>
+        { a = Mul(x, much) b = Mul(a, much) c = Mul(b, little) y = Mul(c, little) }"""
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    answers = {executor: outcome(path, executor) for executor in ("linear", "interpret")}
+    (linear,), (interpreted,) = answers.values()
+    assert np.isfinite(linear["y"]).all() and not np.isfinite(interpreted["y"]).all()
+    assert disagreements(path, answers) == []
+    wrong = [{"y": np.array([np.nan, 1], np.float16)}]
+    assert disagreements(path, {**answers, "interpret": wrong})
+
+
 def test_alike_values_have_equal_types_shapes_and_nans():
     x = np.array([1, np.nan], np.float32)
     assert alike({"y": [x]}, {"y": [x.copy()]})
