@@ -381,6 +381,8 @@ def test_verify_refuses_scan_axes_and_directions_that_are_no_integers() -> None:
     for name in ("scan_input_axes", "scan_output_directions"):
         fault = control_flow_problem(text % f"{name}=[1e999]")
         assert f"s has {name} [inf], which must be integers" in fault
+        fault = control_flow_problem(text % f"{name}=7")
+        assert f"s has {name} 7, which must be a list" in fault
 
 
 def test_verify_accepts_the_sequence_lengths_of_scan_8() -> None:

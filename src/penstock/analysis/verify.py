@@ -382,7 +382,9 @@ def _check_scan_lists(index: _Index) -> Iterator[str]:
             count = len(values) - _scan_states(node)
             for name in (f"scan_{side}_axes", f"scan_{side}_directions"):
                 entries = node.attrs.get(name)
-                if entries and len(entries) != count:
+                if not isinstance(entries or [], list | tuple):
+                    yield f"{node.label} has {name} {entries!r:.100}, which must be a list"
+                elif entries and len(entries) != count:
                     yield (
                         f"{node.label} has {len(entries)} {name} for {count} sequences; "
                         "give one for each"
