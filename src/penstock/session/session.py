@@ -38,9 +38,8 @@ from penstock.host.fork import renewed
 from penstock.host.malloc import give_back_memory, keep_memory
 from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import on_worker, pool
-from penstock.ir.graph import Graph, Model, Node, clone
+from penstock.ir.graph import Graph, Model, clone
 from penstock.limits import DEFAULT_LIMITS
-from penstock.ops.onnx.control_flow import collects_rows
 from penstock.plan.plan import Plan, StepTable
 from penstock.session.compiler import AFTER_LOWERING, Compiler
 from penstock.session.environment import save_trace, trace, with_environment
@@ -522,11 +521,9 @@ class Session:
         if self._compiler.context.executor not in AFTER_LOWERING or subgraph.framed:
             return None
         shapes = subgraph.varying.open(key)
-        if shapes is not None and any(map(_needs_dims, subgraph.graph.walk())):
-            subgraph.varying.fixed = True
+        if shapes is None or subgraph.needs_dims:
             return None
-        if shapes is not None:
-            check_dims(subgraph.graph.inputs, values)
+        check_dims(subgraph.graph.inputs, values)
         return shapes
 
     @cached_property
@@ -604,12 +601,6 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
             raise PenstockError(f"{reason}. Save the session anew, or open it without strict=True")
         warnings.warn(reason, UserWarning, stacklevel=2)
     return session
-
-
-def _needs_dims(node: Node) -> bool:
-    """Whether a node had better be compiled for each shape: convolutions are much faster so, and a
-    loop without iterations gives no rows, of dims that only the plan knows."""
-    return node.op.name in ("Conv", "ConvTranspose") or collects_rows(node)
 
 
 def _cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:

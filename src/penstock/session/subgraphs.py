@@ -17,6 +17,7 @@ from penstock.errors import MAX_PROBLEMS, InvalidInput, LimitExceeded, shortened
 from penstock.executors.base import Executor
 from penstock.host import gc_pause
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
+from penstock.ops.onnx.control_flow import collects_rows
 from penstock.session.feeds import checked, convert
 from penstock.session.varying_shapes import VaryingShapes
 from penstock.types import ANY, STRING, AnyType, TensorType, Type
@@ -73,6 +74,12 @@ class Subgraph:
         self.lock = threading.RLock()
         self.last: tuple[Any, Executor | None] = (None, None)
         self.varying = VaryingShapes()
+
+    @cached_property
+    def needs_dims(self) -> bool:
+        """Whether no plan may leave dims open: convolutions are much faster if compiled for their
+        shapes, and a loop without iterations gives no rows, of dims that only the plan knows."""
+        return any("Conv" in node.op.name or collects_rows(node) for node in self.graph.walk())
 
     @cached_property
     def graph(self) -> Graph:
