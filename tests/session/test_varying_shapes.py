@@ -58,11 +58,9 @@ def test_shapes_that_come_often_have_a_plan_of_their_own():
     for length in [*range(GROWN + 1), *[9] * OFTEN]:
         session.run({"x": x, "past": np.ones((1, length, 8), np.float32)})
     assert session.memory.count == GROWN + 1
-    kernels = {step.node.op.name for step in session.plan.walk()}
     for _ in range(2):
         session.run({"x": x, "past": np.ones((1, 9, 8), np.float32)})
     assert session.memory.count == GROWN + 2
-    assert session.outputs[0].name == "y" and kernels
 
 
 def test_observers_are_told_of_the_steps_of_a_plan_with_open_dims():

@@ -108,7 +108,7 @@ def looks(monkeypatch) -> list[int]:
 def test_parts_of_recurrent_layers_equal_numpy(kind, direction, layout, batch, state, looks):
     directions = 2 if direction == "bidirectional" else 1
     if directions == 2 and batch > 1 and not layout:
-        return
+        pytest.skip("oneDNN has no such layer, as another test shows")
     options = {"direction": direction, "layout": layout, "batch": batch, "state": state}
     check(*layer(kind, sizes=(5, 5, 6), **options), kind)
     assert len(looks) >= 2 * 2 * directions  # of two runs
