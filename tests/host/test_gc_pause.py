@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+import types
 import weakref
 
 import numpy as np
@@ -69,6 +71,8 @@ def test_gc_pause_keeps_counts_and_generations():
     class Node:
         pass
 
+    with gc_pause.paused():
+        pass  # modules of other tests are known
     gc.collect()
     with gc_pause.paused():
         # Of the objects before the next collection, so that full collections still come.
@@ -84,13 +88,35 @@ def test_gc_pause_keeps_counts_and_generations():
     assert gone() is None
 
 
+def test_gc_pause_makes_objects_old_where_modules_were_imported():
+    class Node:
+        pass
+
+    with gc_pause.paused():
+        pass  # modules of other tests are known
+    gc.collect()
+    sys.modules["another"] = types.ModuleType("another")
+    try:
+        with gc_pause.paused():
+            node = Node()
+        assert any(kept is node for kept in gc.get_objects(generation=2))
+        assert gc.get_freeze_count() == 0
+        with gc_pause.paused():  # without another module
+            second = Node()
+        assert not any(kept is second for kept in gc.get_objects(generation=2))
+    finally:
+        del sys.modules["another"]
+
+
 def test_gc_pause_keeps_frozen_objects_frozen():
     gc.freeze()
+    sys.modules["another"] = types.ModuleType("another")
     try:
         with gc_pause.paused():
             pass
         assert gc.get_freeze_count() > 0
     finally:
+        del sys.modules["another"]
         gc.unfreeze()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,15 @@ _holders = 0
 _was_enabled = False
 _MOST_OVERLAPS = 256
 _overlaps = 0  # pauses that ended since the first of the present holders began
+_modules = 0  # imported when objects were last made old
 
 
 @contextmanager
 def paused() -> Iterator[None]:
     """Pause cyclic garbage collection. Building a graph allocates hundreds of thousands of objects
     that all stay alive. Python's collector would walk them repeatedly, which takes a quarter of the
-    time to compile a graph of 100,000 nodes. Its counts and generations are left as they are.
+    time to compile a graph of 100,000 nodes. Counts and generations are left as they are, unless
+    modules were imported meanwhile, of which nothing is garbage: these are made old at once.
 
     Where threads always overlap in building graphs, garbage is collected after every 256 of them.
     """
@@ -37,10 +40,21 @@ def paused() -> Iterator[None]:
             _overlaps = (_overlaps + 1) % _MOST_OVERLAPS if _holders > 1 else 0
             due = _was_enabled and _holders > 1 and _overlaps == 0
             if _holders == 1 and _was_enabled:
+                _make_modules_old()
                 gc.enable()
             _holders -= 1
         if due:
             gc.collect()
+
+
+def _make_modules_old() -> None:
+    """Put all objects into the oldest generation if modules were imported: the next collection
+    would walk tens of thousands, a tenth of the time until the first answer of a process."""
+    global _modules
+    if len(sys.modules) > _modules and not gc.get_freeze_count():  # what users froze stays frozen
+        _modules = len(sys.modules)
+        gc.freeze()
+        gc.unfreeze()
 
 
 @in_child

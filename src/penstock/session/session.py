@@ -535,6 +535,7 @@ class Session:
         structure = self._compiler.structure
         return Subgraphs(lambda: graph, self.model.aliases, structure, self._plans.drop)
 
+    @gc_pause.paused()
     def _compile(
         self, subgraph: Subgraph, values: Sequence[Any], shapes: OpenShapes | None = None
     ) -> Executor:
