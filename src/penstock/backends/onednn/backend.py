@@ -50,11 +50,14 @@ _OF_CODES = frozenset(
 )
 """the first operations of nodes with codes"""
 _IN_PARTS = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), _of("parts.kernel_in_parts")),
+    **dict.fromkeys(
+        ("Conv", "ConvTranspose", "Gemm", "MatMul", *_OF_CODES), _of("parts.kernel_in_parts")
+    ),
     **dict.fromkeys(_RECURRENT, _of("recurrent_parts.recurrent_in_parts")),
 }
 _KERNEL_OF, _ATTENTION = _of("kernel.kernel_of"), _of("attention.attention_kernel")
-_OP_DESC_OF, _QUANTIZED = _of("op_desc.op_desc_of"), _of("quantized.quantized")
+_OP_DESC_OF, _CODES_DESC = _of("op_desc.op_desc_of"), _of("quantized.codes_desc")
+_QUANTIZED = _of("quantized.quantized")
 _STEPS_AND_ROWS = imported("penstock.ops.onnx.recurrent.steps_and_rows")
 
 FAMILIES: dict[str, Family] = {
@@ -226,7 +229,7 @@ class OneDnnBackend(SpecialisingBackend):
                 return _ATTENTION(self.library, node, types)
             in_parts = _IN_PARTS.get(parts(node)[0].op.full_name)
             if in_parts is not None:
-                desc, make = _OP_DESC_OF(node, types), partial(self._spec, node, types)
+                desc, make = self._desc(node, types), partial(self._spec, node, types)
                 return None if desc is None else in_parts(self.library, make, desc, flops(node))
             spec = self._spec(node, types)
             return None if spec is None else _KERNEL_OF(self.library, spec)
@@ -239,22 +242,24 @@ class OneDnnBackend(SpecialisingBackend):
             return self.static_kernel(node, types) is not None
         return self._spec(node, types) is not None
 
+    def _desc(self, node: Node, types: Sequence[Type | None]) -> OpDesc | None:
+        """The descriptor of a node that begins with an operation of ``FAMILIES`` or with codes."""
+        name = parts(node)[0].op.full_name
+        if name in _OF_CODES:
+            return _CODES_DESC(node, types) if self.library.int8 else None
+        return _OP_DESC_OF(node, types, _MOVED if name in MOVING else (FLOAT32,))
+
     def _spec(
         self, node: Node, types: Sequence[Type | None], desc: OpDesc | None = None
     ) -> PrimitiveSpec | None:
         """The specification of the primitive of a node, or of its part ``desc``, if any."""
         nodes = parts(node)
         name = nodes[0].op.full_name
-        if is_eltwise_chain(nodes):
+        family = _QUANTIZED if name in _OF_CODES else FAMILIES.get(name)
+        if family is None or is_eltwise_chain(nodes):
             return None
-        if name in _OF_CODES:
-            spec = _QUANTIZED(node, types) if self.library.int8 else None
-        else:
-            family = FAMILIES.get(name)
-            dtypes = _MOVED if name in MOVING else (FLOAT32,)
-            if family is not None and desc is None:
-                desc = _OP_DESC_OF(node, types, dtypes)
-            spec = None if family is None or desc is None else family(desc)
+        desc = desc or self._desc(node, types)
+        spec = None if desc is None else family(desc)
         if spec is None:
             return None
         if self._releasable:

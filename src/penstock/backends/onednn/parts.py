@@ -9,6 +9,7 @@ windows see of the input; a kernel of 3 rows, with padding of one row, and 8 row
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -44,11 +45,11 @@ def divided_axis(desc: OpDesc) -> int | None:
     several elements; None if there is no such axis."""
     name, dims = desc.node.op.name, desc.output.dims
     axes: Sequence[int] = ()
-    if name == "MatMul":
+    if "MatMul" in name:
         axes = range(len(dims) - 1)
-    elif name in ("Gemm", "ConvTranspose"):
+    elif "Gemm" in name or name == "ConvTranspose":
         axes = range(0 if desc.node.attrs.get("transA") else 1)
-    elif name == "Conv":
+    elif "Conv" in name:
         axes = (0, *range(2, len(dims)))
     return next((axis for axis in axes if dims[axis] > 1), None)
 
@@ -85,7 +86,9 @@ def _parts(desc: OpDesc, computed: OpDesc, work: float) -> Iterator[_Part | None
     if axis is None:
         return
     size = desc.output.dims[axis]
-    step = max(int(size * MOST_FLOPS / work), 1)
+    count = math.ceil(size / max(int(size * MOST_FLOPS / work), 1))
+    # As large as one another: for a single row oneDNN may have reference code alone.
+    step = math.ceil(size / count)
     for start in range(0, size, step):
         yield _part(desc, computed, axis, (start, min(start + step, size)))
 
@@ -95,9 +98,9 @@ def _part(desc: OpDesc, computed: OpDesc, axis: int, span: Span) -> _Part | None
     dims, node = desc.output.dims, desc.node
     first, second = (*desc.inputs, -1)[:2]
     spans = {first: span}
-    if node.op.name == "MatMul":
+    if "MatMul" in node.op.name:
         spans |= {second: span} if axis < len(dims) - 2 else {second: (0, -1)}
-    elif node.op.name == "Conv" and axis > 1:
+    elif axis > 1:
         node, spans[first] = _seen(desc, axis, span)
     for i in (desc.outputs[0], *[op.tensor for op in computed.post_ops if op.tensor >= 0]):
         if spans.setdefault(i, span) != span:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -35,9 +36,9 @@ _WRONG = "gemm_"
 of channels, and for some numbers of threads"""
 
 
-def quantized(node: Node, types: Sequence[Type | None]) -> PrimitiveSpec | None:
-    """The specification of a node that begins with one of ``OPERATIONS``, with these types of
-    inputs."""
+def codes_desc(node: Node, types: Sequence[Type | None]) -> OpDesc | None:
+    """The descriptor of the convolution or product of a node that begins with one of ``_OF_CODES``
+    (see ``backend``), with these types of inputs: its weights, bias, scales and zero points."""
     desc = whole_desc_of(node, types, DTYPES)
     if desc is None or len(node.outputs) != 1:
         return None
@@ -45,6 +46,30 @@ def quantized(node: Node, types: Sequence[Type | None]) -> PrimitiveSpec | None:
     if form is None or not form.output.single:
         return None
     return _FAMILIES[form.node.op.name](desc, form)
+
+
+def quantized(desc: OpDesc) -> PrimitiveSpec | None:
+    """The specification of what ``codes_desc`` describes, or of a part of it."""
+    name, weights = desc.node.op.name, desc.constant(1)
+    if "Conv" in name:
+        spec = convolution(desc)
+        return None if spec is None else replace(spec, create=partial(_correct, spec.create))
+    ranks = [len(desc.dims(i)) for i in desc.inputs[:2]]
+    if weights is None:
+        return batched(desc, max(ranks))
+    dims, across = desc.dims(desc.inputs[0]), bool(desc.node.attrs.get("transA", 0))
+    *rows, inner = dims[::-1] if across else dims
+    return product(desc, weights_of(weights), math.prod(rows), inner, (across, False))
+
+
+def _correct(
+    create: Callable[[SpecContext], BoundPrimitive], context: SpecContext
+) -> BoundPrimitive:
+    """The primitive, unless its code is wrong for some shapes."""
+    bound = create(context)
+    if _WRONG in bound.primitive.implementation:
+        raise DnnlError(UNIMPLEMENTED)
+    return bound
 
 
 # Facts about codes.
@@ -169,44 +194,31 @@ def _late(x: Codes) -> dict[int, int]:
 # Families
 
 
-def _conv(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
+def _conv(desc: OpDesc, form: Form) -> OpDesc | None:
     x, w = form.operands
     weights, bias = _weights(desc, w, 0), _bias(desc, form)
     if not _is_read(desc, x) or weights is None or bias is None:
         return None
     mask = 0b11 if form.node.attrs.get("group", 1) > 1 else 0b1
     bias = bias.reshape(-1, *[1] * (weights.value.ndim - 2))
-    spec = convolution(_scaled(desc, form, weights, mask, bias))
-    if spec is None:
-        return None
-
-    def create(context: SpecContext) -> BoundPrimitive:
-        bound = spec.create(context)
-        if _WRONG in bound.primitive.implementation:
-            raise DnnlError(UNIMPLEMENTED)
-        return bound
-
-    return replace(spec, create=create)
+    return _scaled(desc, form, weights, mask, bias)
 
 
-def _matrix(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
+def _matrix(desc: OpDesc, form: Form) -> OpDesc | None:
     """A product with a constant matrix, or of two matrices of codes."""
     x, w = form.operands
     if desc.constants[w.tensor] is None:
         return _matrices(desc, form) if "MatMul" in form.node.op.name else None
-    across, down = (bool(form.node.attrs.get(name, 0)) for name in ("transA", "transB"))
-    weights, bias = _weights(desc, w, 0 if down else 1), _bias(desc, form)
+    flipped = bool(form.node.attrs.get("transB", 0))
+    weights, bias = _weights(desc, w, 0 if flipped else 1), _bias(desc, form)
     if not _is_read(desc, x) or weights is None or bias is None:
         return None
-    dims = desc.dims(x.tensor)
-    if weights.value.ndim != 2 or len(dims) < 2:
+    if weights.value.ndim != 2 or len(desc.dims(x.tensor)) < 2:
         return None
-    *rows, inner = dims[::-1] if across else dims
-    desc = _scaled(desc, form, weights, 0b10, bias)
-    return product(desc, weights_of(weights.value), math.prod(rows), inner, (across, False))
+    return _scaled(desc, form, weights, 0b10, bias)
 
 
-def _matrices(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
+def _matrices(desc: OpDesc, form: Form) -> OpDesc | None:
     """A product of two matrices of codes; oneDNN takes int8 for the second."""
     (x, w), y = form.operands, form.output
     if not (_is_read(desc, x) and _is_read(desc, w)):
@@ -222,12 +234,11 @@ def _matrices(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
     scales, signed = {WEIGHTS: (0, x.scale * w.scale / y.scale)}, (w.tensor,) if unsigned else ()
     scaling = Scaling(scales, zeros, late=_late(x), signed=signed)
     posts, inputs = (*_posts(desc, form), *form.post_ops), (x.tensor, w.tensor)
-    desc = replace(desc, node=form.node, inputs=inputs, post_ops=posts, scaling=scaling)
-    return batched(desc, max(ranks))
+    return replace(desc, node=form.node, inputs=inputs, post_ops=posts, scaling=scaling)
 
 
-_FAMILIES: Mapping[str, Callable[[OpDesc, Form], PrimitiveSpec | None]] = {
+_FAMILIES: Mapping[str, Callable[[OpDesc, Form], OpDesc | None]] = {
     **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv"), _conv),
     **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul"), _matrix),
 }
-"""by the operation of a form, the function that specifies its primitive"""
+"""by the operation of a form, the function that describes its primitive"""
