@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import penstock as ps
-from penstock.inspect.explain import format_bytes
+from penstock.ir.describe import format_bytes
 from tests.models.fetch import RealModel, fetch, real_models
 
 pytestmark = pytest.mark.models

@@ -420,8 +420,8 @@ def test_commands_report_no_internal_error_on_damaged_files(name, tmp_path):
     [
         (ENDLESS, ["run", "MODEL", "--input", "x=zeros", "--timeout", "0.1"], "DeadlineExceeded"),
         (BOMBS["expand"] % HUGE, ["run", "MODEL", "--input", "x=zeros"], "LimitExceeded"),
-        (BOMBS["expand"] % HUGE, ["info", "MODEL"], "LimitExceeded"),
-        (BOMBS["input"] % HUGE, ["info", "MODEL"], "LimitExceeded"),
+        (BOMBS["expand"] % HUGE, ["info", "MODEL", "--plan"], "LimitExceeded"),
+        (BOMBS["input"] % HUGE, ["info", "MODEL", "--plan"], "LimitExceeded"),
         (BOMBS["input"] % HUGE, ["run", "MODEL", "--input", "x=random"], "InvalidInput"),
         (BOMBS["input"] % 2**60, ["check", "MODEL"], None),
         (ENDLESS, ["run", "MODEL", "--input", f"x=zeros:{2**62}x16"], "InvalidInput"),

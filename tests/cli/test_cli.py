@@ -158,9 +158,20 @@ def test_info_lists_inputs_outputs_and_operations(model, numpy_alone):
     assert result["plan"]["outputs"] == {"y": "float32[5, 3]"}
     assert result["plan"]["flops"] == 30
     assert result["plan"]["arena_bytes"] == 60
-    text = call("info", model).stdout
+    text = call("info", model, "--plan").stdout
     assert "lower bound" in text
     assert "Mul" in text
+
+
+def test_info_compiles_only_for_a_plan(model, monkeypatch):
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("info compiles")
+
+    monkeypatch.setattr("penstock.session.session.compile", refuse)
+    assert "plan" not in as_json("info", model)
+    assert "lower bound" not in call("info", model).stdout
+    with pytest.raises(AssertionError, match="info compiles"):
+        as_json("info", model, "--plan")
 
 
 def test_check_reports_everything(model, tmp_path):

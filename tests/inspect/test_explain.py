@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from penstock.inspect.explain import format_bytes
+from penstock.ir.describe import format_bytes
 from tests.support.onnx_text import compile_text
 
 DIAMOND = """g (float[64] x) => (float[64] y) <float two = {2}> {

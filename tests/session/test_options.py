@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.onednn.library import library
-from penstock.inspect.explain import format_bytes
+from penstock.ir.describe import format_bytes
 from penstock.observers.trace import Trace
 from penstock.ops import find
 from penstock.session.options import CompileOptions, RunOptions

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from penstock.cli.base import command, show_table
-from penstock.inspect.explain import format_bytes
+from penstock.ir.describe import format_bytes
 from penstock.session import compile_cache
 
 FOLDER = click.option(

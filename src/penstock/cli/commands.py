@@ -13,7 +13,7 @@ COMMANDS = {
     "cache": ("cache", "List or remove the sessions that compile(cache=...) keeps."),
     "check": ("inspect", "Verify a model and report everything that is wrong with it."),
     "compile": ("compile", "Compile a model ahead of its first run, into a file."),
-    "info": ("inspect", "Inputs, outputs, operations, work and memory of a model."),
+    "info": ("info", "What a model is made of; with --plan, its work and memory."),
     "plan": ("inspect", "How a model will run: its steps and their memory."),
     "profile": ("profile", "Measure every node on every backend."),
     "run": ("run", "Run a model once, and show or save its outputs."),

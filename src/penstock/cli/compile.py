@@ -20,7 +20,7 @@ from penstock.cli.base import (
     read_shapes,
 )
 from penstock.frontends.load import load
-from penstock.inspect.explain import format_bytes
+from penstock.ir.describe import format_bytes
 from penstock.session import session as sessions
 from penstock.types import TensorType
 

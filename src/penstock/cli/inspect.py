@@ -1,19 +1,16 @@
-"""``penstock info | check | plan``: look at a model without running it."""
+"""``penstock check | plan``: look at a model without running it."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
-from penstock.backends.registry import BACKENDS, describe
 from penstock.cli.base import (
     EXECUTOR,
     MODEL,
@@ -29,100 +26,11 @@ from penstock.cli.base import (
 from penstock.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.frontends.common.model_files import open_path
 from penstock.frontends.load import load, load_text
-from penstock.inspect.explain import format_bytes
+from penstock.ir.describe import format_bytes
 from penstock.ir.graph import Graph, Model, clone
-from penstock.ops.work_estimate import flops
 from penstock.passes.context import Pass
 from penstock.passes.pipeline import PASSES
 from penstock.session.session import Session, compile
-
-# info
-
-
-def _show_info(result: Mapping[str, Any]) -> None:
-    click.echo(f"model       {result['model']}")
-    plan = result["plan"]
-    for title, ports in (("inputs", result["inputs"]), ("outputs", result["outputs"])):
-        click.echo(title)
-        for name in ports:
-            declared = f": {ports[name]}" if title == "inputs" else ""
-            here = f", here {plan[title][name]}" if plan else ""
-            click.echo(f"  {name}{declared}{here}")
-    for title, lines in result["structure"].items():
-        click.echo("\n  ".join([title, *lines]))
-    parameters = f"{result['parameters']:,} ({format_bytes(result['parameter_bytes'])})"
-    click.echo(f"parameters  {parameters}")
-    for name, what in result["backends"].items():
-        click.echo(f"{name:<11} {what}")
-    click.echo(f"nodes       {result['nodes']}")
-    show_table(("operation", "nodes"), [(k, str(v)) for k, v in result["operations"].items()])
-    if not plan:
-        click.echo(f"no plan: {result['why']}")
-        return
-    click.echo(f"steps       {plan['steps']}")
-    click.echo(f"work        {plan['flops'] / 1e6:,.1f} MFLOP a run")
-    arena, bound = format_bytes(plan["arena_bytes"]), format_bytes(plan["arena_lower_bound"])
-    click.echo(f"arena       {arena} (lower bound {bound})")
-    click.echo(f"constants   {format_bytes(plan['constant_bytes'])}")
-
-
-@command(_show_info)
-@MODEL
-@SHAPES
-@SIGNATURE
-def info(model: Path, shapes: Sequence[str], signature: str | None) -> dict[str, Any]:
-    """Inputs, outputs, parts, operations, parameters, work and memory of a model."""
-    loaded = load(model, signature=signature)
-    graph = loaded.graph
-    constants = _constants(graph)
-    result: dict[str, Any] = {
-        "model": str(model),
-        "metadata": loaded.metadata,
-        "structure": loaded.structure,
-        "inputs": {v.name: str(v.type) for v in graph.inputs},
-        "outputs": [v.name for v in graph.outputs],
-        "nodes": sum(1 for _ in graph.walk()),
-        "operations": dict(Counter(n.op.full_name for n in graph.walk()).most_common()),
-        "parameters": sum(c.size for c in constants),
-        "parameter_bytes": sum(c.nbytes for c in constants),
-        "backends": {name: describe(name) for name in BACKENDS},
-    }
-    try:
-        session = compile(loaded, shapes=all_shapes(loaded, shapes))
-    except InvalidInput as error:
-        if shapes:
-            raise
-        return {**result, "plan": None, "why": str(error)}
-    executor = session.latest
-    plan, arena_plan = executor.table, executor.arena_plan
-    result["plan"] = {
-        "inputs": {plan.slots[i].name: str(plan.slots[i].type) for i in plan.inputs},
-        "outputs": {
-            name: str(plan.slots[i].type)
-            for name, i in zip(result["outputs"], plan.outputs, strict=True)
-        },
-        "steps": sum(1 for _ in plan.walk()),
-        "flops": sum(flops(step.node) for step in plan.walk()),
-        "arena_bytes": 0 if arena_plan is None else arena_plan.size,
-        "arena_lower_bound": 0 if arena_plan is None else arena_plan.lower_bound,
-        "constant_bytes": plan.constant_bytes,
-    }
-    return result
-
-
-def _constants(graph: Graph) -> Collection[np.ndarray]:
-    """The constants that a graph reads, those of TensorFlow's Const nodes and the values that
-    variables start with among them, each once."""
-    from penstock.ops.tensorflow.state import Store
-
-    arrays: list[Any] = []
-    for node in graph.walk():
-        store = node.attrs.get("store")
-        arrays += store.initial.values() if isinstance(store, Store) else ()
-        arrays += [v.const for v in node.inputs if v is not None]
-        arrays.append(node.attrs.get("value") if node.op.name == "Const" else None)
-    return {id(x): x for x in arrays if isinstance(x, np.ndarray)}.values()
-
 
 # check
 

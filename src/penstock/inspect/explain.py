@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
+from penstock.ir.describe import format_bytes
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import parts
 from penstock.plan.arena_layout import ArenaPlan
@@ -140,14 +141,6 @@ class _Formatter:
 def block_names(step: Step) -> Sequence[str]:
     """The names of a step's blocks, in the order of the step (which need not be the file's)."""
     return ("body",) if len(step.blocks) == 1 else ("then_branch", "else_branch")
-
-
-def format_bytes(n: float) -> str:
-    """Bytes in the largest binary unit that keeps them above 1."""
-    if n < 1024:
-        return f"{n:.0f} B"
-    power = min((int(n).bit_length() - 1) // 10, 3)
-    return f"{n / 1024**power:.2f} {'BKMG'[power]}iB"
 
 
 def format_operation(node: Node) -> str:

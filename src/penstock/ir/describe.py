@@ -1,4 +1,4 @@
-"""Nodes in error messages."""
+"""Nodes and numbers of bytes in messages."""
 
 from __future__ import annotations
 
@@ -44,3 +44,11 @@ def compile_error(node: Node, error: Exception) -> PenstockError:
     if isinstance(error, MemoryError):
         return LimitExceeded(f"{place}: there is not enough memory to compile it. {error}")
     return InternalError(f"{place}: compiling it failed with {error!r}. Please report it")
+
+
+def format_bytes(n: float) -> str:
+    """Bytes in the largest binary unit that keeps them above 1."""
+    if n < 1024:
+        return f"{n:.0f} B"
+    power = min((int(n).bit_length() - 1) // 10, 3)
+    return f"{n / 1024**power:.2f} {'BKMG'[power]}iB"
