@@ -145,7 +145,7 @@ def test_arithmetic_on_lists_of_integers_stays_on_numpy():
     assert backend_of_operations(session)["Mul"] == "numpy"
 
 
-@pytest.mark.parametrize(("columns", "threads"), [(2000, 2), (2, 1)])
+@pytest.mark.parametrize(("columns", "threads"), [(2000, 2), (32, 1)])
 def test_products_of_unknown_rows_get_threads_if_they_may_be_large(columns, threads, monkeypatch):
     seen = []
     into = KernelCache._make

@@ -44,6 +44,7 @@ _CODE_CONVOLUTION = _of("code_convolution.code_convolution")
 _CODE_SECONDS = _of("code_convolution.code_seconds")
 _IMAGE_CONVOLUTION = _of("image_convolution.image_convolution")
 _IMAGE_SECONDS = _of("image_convolution.image_seconds")
+_LATE_FUNCTION = _of("late.late_function")
 _PLANE_CONVOLUTION = _of("convolution.convolution_call")
 _PLANE_SECONDS = _of("convolution.convolution_seconds")
 
@@ -238,11 +239,20 @@ class NativeBackend(SpecialisingBackend):
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         chosen = _OF_ANY_SHAPES.get(node.op.full_name)
         if chosen is None:
-            return super().kernel(node, types)
+            return self._late_kernel(node, types, super().kernel(node, types))
         kernel, static = chosen(self.library, node, types), self.static_kernel(node, types)
         if kernel is None or static is None:
             return kernel or super().kernel(node, types)
         return replace(static, function=kernel.function)  # which takes inputs in any layout
+
+    def _late_kernel(
+        self, node: Node, types: Sequence[Type | None], kernel: Kernel | None
+    ) -> Kernel | None:
+        """``kernel``, if it is for known shapes, or one that takes any."""
+        if kernel is None or kernel.cached_bytes is None:
+            return kernel
+        function = _LATE_FUNCTION(self.library, node, types, kernel.function)
+        return kernel if function is None else replace(kernel, function=function)
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = FAMILIES.get(node.op.full_name)

@@ -35,6 +35,7 @@ _REGISTERS, _REGISTER_BYTES, _MOST_RANK, _MOST_INPUTS = 32, 2048, 8, 17
 _DIRECT, _GATHERED, _ONCE = range(3)
 _OPERAND = Struct(f"=4i{_MOST_RANK}q")  # register, mode, bytes of an element, 0, strides
 _CONSTANT = Struct("=2i8s")  # register, bytes of an element, the element
+_HEADER, _LATE = Struct("=8i"), Struct("=3i")  # as in c/late.c
 
 # Nanoseconds of an element from which on a table of all bytes is faster, and elements of an item
 # where no program is run.
@@ -81,6 +82,17 @@ def elementwise_call(site: Site) -> NativeCall | None:
     try:
         program = _Program(site)
         return program.call(program.finished(program.result(), output), output)
+    except UnsupportedError:
+        return None
+
+
+def late_program(site: Site) -> bytes | None:
+    """The program of an elementwise operation, or a chain of them, for arrays of any shapes: the
+    settings of ``elementwise`` in ``c/late.c``; None if there is none."""
+    output = site.output()
+    try:
+        program = _Program(site)
+        return program.settings(program.finished(program.result(), output), output)
     except UnsupportedError:
         return None
 
@@ -288,6 +300,24 @@ class _Program:
             items = -(-size // _BLOCK)
             return replace(call, kernel=name, words=words, items=items, item_ns=0.2 * _BLOCK)
         return call
+
+    def settings(self, result: Term, output: TensorType) -> bytes:
+        """As ``call``, without the shapes of tensors."""
+        order = _in_order(result)
+        held = [value for value in self.inputs if value in order]
+        if len(held) > _MOST_INPUTS or self.dims or output.dtype is None or output.shape is None:
+            raise UnsupportedError
+        if not output.dtype.isbuiltin:
+            raise UnsupportedError
+        registers, instructions = self._allocate(order, result)
+        constants = _constants(order, registers)
+        cost = sum(_NS.get(value.operation, _CHEAP_NS) for value in order if value.operation)
+        widest = max(_size(value.kind) for value in order)
+        counts = len(held), len(instructions), len(constants), len(output.shape)
+        kind = output.dtype.num, _size(result.kind), widest, round(1000 * cost)
+        read = [_LATE.pack(registers[v], _size(v.kind), self.inputs[v]) for v in held]
+        steps = np.array(instructions, np.int32).tobytes()
+        return b"".join([_HEADER.pack(*counts, *kind), *constants, *read, steps])
 
     def _by_table(self, call: NativeCall, result: Term, size: int) -> NativeCall:
         """``call``, of a program of one input, by a table of what it makes of all bytes."""

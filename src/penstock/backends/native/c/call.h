@@ -53,6 +53,13 @@ int call_is_plain(const Call *call);
 /* Compute a plain call; returns the kernel's status. */
 int call_run_plain(const Call *call);
 
+/* Compute all items of a call with these words in place of its own. Returns -1 with an error where the
+   run must stop, else 0 and the kernel's status. */
+int call_run_words(const Call *call, const word *words, int *status);
+
+/* A kernel by its name; NULL with an error if there is none. */
+const kernel_entry *kernel_of(const char *name);
+
 /* As the method `run` of a call. */
 PyObject *call_run(Call *self, PyObject *const *arguments, Py_ssize_t count);
 

@@ -7,40 +7,10 @@
    once. */
 #include "math32.h"
 #include "native.h"
+#include "programs.h"
 #ifdef __AVX512BW__
 #include <immintrin.h>
 #endif
-
-enum { REGISTERS = 32, REGISTER_BYTES = 2048, MOST_RANK = 8, MOST_INPUTS = 17 };
-
-/* How an input comes into a register. */
-enum { DIRECT, GATHERED, ONCE };
-
-typedef struct {
-    int32_t operation, to, a, b, c;
-} instruction;
-
-typedef struct {
-    int32_t to, mode, size; /* register, bytes of an element */
-    int32_t unused;
-    int64_t strides[MOST_RANK]; /* in elements, by dim of the result */
-} operand;
-
-struct elementwise {
-    const void *inputs[MOST_INPUTS];
-    void *output;
-    const operand *operands;
-    const instruction *instructions;
-    const void *constants; /* (register, bytes of an element, element as 8 bytes) each 16 bytes */
-    const int64_t *dims;
-    int64_t n_inputs, n_instructions, n_constants, rank;
-    int64_t tile, size, output_size; /* elements of a tile and of the result; bytes of one */
-};
-
-typedef struct {
-    int32_t to, size;
-    uint64_t bits;
-} constant;
 
 /* Operations as X(name, type of the result, type of the operands, expression of a, b and c). */
 #define FLOATS(X)                                                                                 \
@@ -301,7 +271,7 @@ static const loop loops[] = {SIMPLE(ITSELF) SPECIAL(ITSELF)};
     {                                                                                             \
         type *restrict d = to;                                                                    \
         const type *restrict x = from;                                                            \
-        int64_t index[MOST_RANK], place = 0, last = rank - 1;                                     \
+        int64_t index[PROGRAM_RANK], place = 0, last = rank - 1;                                     \
         for (int64_t axis = last; axis >= 0; axis--) {                                            \
             index[axis] = at % dims[axis];                                                        \
             at /= dims[axis];                                                                     \

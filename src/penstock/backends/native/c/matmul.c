@@ -130,7 +130,72 @@ BLOCK(float64, double)
 BLOCK(int32, uint32_t)
 BLOCK(int64, uint64_t)
 
+/* Products with a matrix whose columns are dense: each number is a sum along both. An item is a block of
+   columns of one product. */
+enum { DOT_COLUMNS = 64, TOGETHER = 4 };
+
+struct dots {
+    const void *a, *b;
+    void *y;
+    int64_t rows, inner, columns;
+    int64_t a_row, a_batch, b_column, b_batch; /* strides in elements */
+};
+
+#define DOTS(suffix, type)                                                                         \
+    static inline __attribute__((always_inline)) void dots_##suffix##_of(                          \
+        const type *a, const type *b, int64_t step, int64_t inner, int columns, type *y)           \
+    {                                                                                              \
+        enum { LANES = suffix##_LANES };                                                           \
+        suffix##_vector sums[TOGETHER] = {0}, left, right;                                         \
+        type parts[TOGETHER][LANES];                                                               \
+        int64_t k = 0;                                                                             \
+        for (; k + LANES <= inner; k += LANES) {                                                   \
+            memcpy(&left, a + k, VECTOR_BYTES);                                                    \
+            for (int j = 0; j < columns; j++) {                                                    \
+                memcpy(&right, b + j * step + k, VECTOR_BYTES);                                    \
+                sums[j] += left * right;                                                           \
+            }                                                                                      \
+        }                                                                                          \
+        memcpy(parts, sums, sizeof parts);                                                         \
+        for (int j = 0; j < columns; j++) {                                                        \
+            type sum = 0;                                                                          \
+            for (int half = LANES / 2; half; half /= 2)                                            \
+                for (int l = 0; l < half; l++)                                                     \
+                    parts[j][l] += parts[j][l + half];                                             \
+            for (int64_t i = k; i < inner; i++)                                                    \
+                sum += a[i] * b[j * step + i];                                                     \
+            y[j] = parts[j][0] + sum;                                                              \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    static int dots_##suffix(const void *arguments, int64_t begin, int64_t end)                    \
+    {                                                                                              \
+        const struct dots *p = arguments;                                                          \
+        int64_t blocks = (p->columns + DOT_COLUMNS - 1) / DOT_COLUMNS;                             \
+        for (int64_t item = begin; item < end; item++) {                                           \
+            int64_t batch = item / blocks, first = item % blocks * DOT_COLUMNS;                    \
+            int64_t last = first + DOT_COLUMNS < p->columns ? first + DOT_COLUMNS : p->columns;    \
+            const type *b = (const type *)p->b + batch * p->b_batch;                               \
+            for (int64_t row = 0; row < p->rows; row++) {                                          \
+                const type *a = (const type *)p->a + batch * p->a_batch + row * p->a_row;          \
+                type *y = (type *)p->y + (batch * p->rows + row) * p->columns;                     \
+                int64_t j = first;                                                                 \
+                for (; j + TOGETHER <= last; j += TOGETHER)                                        \
+                    dots_##suffix##_of(a, b + j * p->b_column, p->b_column, p->inner, TOGETHER,    \
+                                       y + j);                                                     \
+                for (; j < last; j++)                                                              \
+                    dots_##suffix##_of(a, b + j * p->b_column, p->b_column, p->inner, 1, y + j);   \
+            }                                                                                      \
+        }                                                                                          \
+        return 0;                                                                                  \
+    }
+
+DOTS(float32, float)
+DOTS(float64, double)
+
 const kernel_entry matmul_kernels[] = {
+    KERNEL(dots_float32, dots),
+    KERNEL(dots_float64, dots),
     KERNEL(product_float32, product),
     KERNEL(product_float64, product),
     KERNEL(product_int32, product),

@@ -77,7 +77,7 @@ static int run_items(const Call *call, const word *words, int64_t begin, int64_t
     return status;
 }
 
-static int run_all(const Call *call, const word *words, int *status)
+int call_run_words(const Call *call, const word *words, int *status)
 {
     double total = call->items * call->item_ns;
     if (total < WORTH_RELEASE) {
@@ -176,7 +176,7 @@ PyObject *call_run(Call *self, PyObject *const *arguments, Py_ssize_t count)
             goto done;
         words[self->late[used].word].pointer = PyArray_DATA(arrays[used]);
     }
-    if (run_all(self, words, &status) < 0)
+    if (call_run_words(self, words, &status) < 0)
         goto done;
     if (status)
         result = call_report(self, status, arguments, count);
@@ -239,7 +239,7 @@ static int set_word(Call *self, int64_t i, PyObject *value)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static const kernel_entry *kernel_of(const char *name)
+const kernel_entry *kernel_of(const char *name)
 {
     for (size_t f = 0; f < sizeof families / sizeof *families; f++)
         for (const kernel_entry *kernel = families[f]; kernel->name; kernel++)
@@ -398,6 +398,11 @@ static PyMethodDef module_methods[] = {
     {"concatenated", FAST(array_concatenated),
      "concatenated(axis, out, *arrays): the arrays joined along an axis, in `out` or a new array."},
     {"tiled", FAST(array_tiled), "tiled(x, *repeats): x repeated along each axis."},
+    {"elementwise", FAST(late_elementwise),
+     "elementwise(otherwise, checkpoint, program, *inputs): the result of a program."},
+    {"product", FAST(late_product), "product(otherwise, checkpoint, None, a, b): a @ b."},
+    {"softmax", FAST(late_softmax),
+     "softmax(otherwise, checkpoint, logarithm, x): softmax along the last axis."},
     {"variable_read", FAST(variable_read),
      "variable_read(variable, handle, y): copy the value of a variable into y."},
     {"variable_assign", FAST(variable_assign),

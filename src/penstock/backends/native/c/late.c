@@ -1,0 +1,332 @@
+/* Functions of Python that run kernels on arrays whose shapes only the run knows: they take arrays of
+   any shapes and strides, and do what backends/native does when shapes are known ahead. What they have
+   no kernel for, `otherwise` computes. */
+#define NO_IMPORT_ARRAY
+#include "call.h"
+#include "programs.h"
+#include <string.h>
+
+/* The first arguments of all functions. */
+enum { OTHERWISE, CHECKPOINT, SETTINGS, ARRAYS };
+
+/* Rows up to which a product is computed here whatever its size, and multiplications of any other. */
+enum { FEW_ROWS = 4, MOST_PRODUCTS = 400000, MOST_TAIL = 1024, PRODUCT_ROWS = 4, DOT_COLUMNS = 64 };
+
+static PyObject *otherwise(PyObject *const *arguments, Py_ssize_t count)
+{
+    PyObject *arrays = PyTuple_New(count - ARRAYS);
+    for (Py_ssize_t i = 0; arrays && i < count - ARRAYS; i++)
+        PyTuple_SetItem(arrays, i, Py_NewRef(arguments[ARRAYS + i]));
+    PyObject *result = arrays ? PyObject_CallObject(arguments[OTHERWISE], arrays) : NULL;
+    Py_XDECREF(arrays);
+    return result;
+}
+
+/* Whether kernels can read an array where it is, given its strides. */
+static int is_readable(PyObject *given)
+{
+    PyArrayObject *x = (PyArrayObject *)given;
+    if (!PyArray_Check(given) || !PyArray_ISALIGNED(x) || !PyArray_ISNOTSWAPPED(x) || !PyArray_SIZE(x))
+        return 0;
+    for (int i = 0; i < PyArray_NDIM(x); i++)
+        if (PyArray_STRIDE(x, i) % PyArray_ITEMSIZE(x))
+            return 0;
+    return 1;
+}
+
+/* Run a kernel; returns `y`, whose reference it takes, or NULL with an error. */
+static PyObject *computed(const char *kernel, const void *words, int64_t items, double item_ns,
+                          PyObject *checkpoint, PyObject *y)
+{
+    Call call;
+    int status = 0;
+    call.kernel = y ? kernel_of(kernel) : NULL;
+    call.items = items;
+    call.item_ns = item_ns > 0 ? item_ns : 1;
+    call.checkpoint = checkpoint;
+    if (call.kernel && call_run_words(&call, words, &status) == 0 && !status)
+        return y;
+    if (status)
+        PyErr_Format(PyExc_RuntimeError, "kernel %s reports status %d", kernel, status);
+    Py_XDECREF(y);
+    return NULL;
+}
+
+static int64_t step(PyArrayObject *x, int axis)
+{
+    return PyArray_DIM(x, axis) == 1 ? 0 : PyArray_STRIDE(x, axis) / PyArray_ITEMSIZE(x);
+}
+
+/* Programs of elementwise operations (elementwise.c). The settings are bytes: this, then constants,
+   operands as (register, bytes of an element, index of the array), and instructions. */
+typedef struct {
+    int32_t n_inputs, n_instructions, n_constants, rank; /* of the result, at least */
+    int32_t type, size, widest, cost_ps;                 /* of the result; of an element of a tile */
+} late_program;
+
+typedef struct {
+    int32_t to, size, array;
+} late_operand;
+
+/* The dims of the result; 0 if the arrays do not broadcast, or it has no elements. */
+static int broadcast(PyObject *const *arrays, Py_ssize_t count, int rank, npy_intp *dims)
+{
+    for (int axis = 0; axis < rank; axis++)
+        dims[axis] = 1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyArrayObject *x = (PyArrayObject *)arrays[i];
+        if (arrays[i] == Py_None)
+            continue;
+        for (int axis = 0; axis < PyArray_NDIM(x); axis++) {
+            npy_intp *dim = &dims[rank - PyArray_NDIM(x) + axis], own = PyArray_DIM(x, axis);
+            if (own != 1 && *dim != 1 && own != *dim)
+                return 0;
+            *dim = own != 1 ? own : *dim;
+        }
+    }
+    return 1;
+}
+
+/* Lay out the operands along merged dims, which are returned in `a`. */
+static void lay_out(struct elementwise *a, operand *operands, PyArrayObject **inputs, int64_t *merged,
+                    const npy_intp *dims, int rank)
+{
+    int used = 0;
+    for (int axis = 0; axis < rank; axis++) {
+        if (dims[axis] == 1)
+            continue;
+        int64_t steps[MOST_INPUTS];
+        int joins = used > 0;
+        for (int64_t k = 0; k < a->n_inputs; k++) {
+            int own = axis - rank + PyArray_NDIM(inputs[k]);
+            steps[k] = own < 0 ? 0 : step(inputs[k], own);
+            joins = joins && operands[k].strides[used - 1] == steps[k] * dims[axis];
+        }
+        if (joins)
+            merged[used - 1] *= dims[axis];
+        else
+            merged[used++] = dims[axis];
+        for (int64_t k = 0; k < a->n_inputs; k++)
+            operands[k].strides[used - 1] = steps[k];
+    }
+    if (!used) {
+        merged[used++] = 1;
+        for (int64_t k = 0; k < a->n_inputs; k++)
+            operands[k].strides[0] = 0;
+    }
+    a->dims = merged;
+    a->rank = used;
+}
+
+/* After how many elements an operand repeats itself; 0 if it does not lie as the result does. */
+static int64_t period_of(const operand *input, const int64_t *dims, int64_t rank)
+{
+    int64_t outer = 0, size = 1;
+    while (outer < rank && !input->strides[outer])
+        outer++;
+    for (int64_t axis = rank - 1; axis >= outer; axis--) {
+        if (input->strides[axis] != size)
+            return 0;
+        size *= dims[axis];
+    }
+    return size;
+}
+
+static int64_t common_multiple(int64_t a, int64_t b)
+{
+    int64_t x = a, y = b;
+    while (y) {
+        int64_t rest = x % y;
+        x = y, y = rest;
+    }
+    return a / x * b;
+}
+
+/* The elements of a tile, and how each operand comes into a register. What repeats itself after a
+   part of a tile is the same in all of them. Returns the operands that are gathered. */
+static int choose_tile(struct elementwise *a, operand *operands, int64_t most)
+{
+    int64_t periods[MOST_INPUTS], common = 1, tile = most;
+    int gathered = 0;
+    for (int64_t k = 0; k < a->n_inputs; k++) {
+        periods[k] = period_of(&operands[k], a->dims, a->rank);
+        if (periods[k] > 0 && periods[k] <= most && periods[k] < a->size && common <= most)
+            common = common_multiple(common, periods[k]);
+    }
+    if (common > 1 && common <= most)
+        tile = most / common * common;
+    for (int64_t k = 0; k < a->n_inputs; k++) {
+        int once = periods[k] && tile % periods[k] == 0;
+        operands[k].mode = periods[k] == a->size && a->size > 1 ? 0 : once ? 2 : 1;
+        gathered += operands[k].mode == 1;
+    }
+    a->tile = tile;
+    return gathered;
+}
+
+PyObject *late_elementwise(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    PyObject *const *arrays = arguments + ARRAYS;
+    PyArrayObject *inputs[MOST_INPUTS];
+    operand operands[MOST_INPUTS];
+    npy_intp dims[PROGRAM_RANK];
+    int64_t merged[PROGRAM_RANK];
+    struct elementwise a = {0};
+    char *settings;
+    Py_ssize_t nbytes;
+    if (count < ARRAYS || PyBytes_AsStringAndSize(arguments[SETTINGS], &settings, &nbytes) < 0)
+        return NULL;
+    const late_program *p = (const late_program *)settings;
+    const late_operand *own = (const late_operand *)((const constant *)(p + 1) + p->n_constants);
+    int rank = p->rank;
+    for (Py_ssize_t i = 0; i < count - ARRAYS; i++) {
+        if (arrays[i] != Py_None && !is_readable(arrays[i]))
+            return otherwise(arguments, count);
+        if (arrays[i] != Py_None && PyArray_NDIM((PyArrayObject *)arrays[i]) > rank)
+            rank = PyArray_NDIM((PyArrayObject *)arrays[i]);
+    }
+    if (rank > PROGRAM_RANK || !broadcast(arrays, count - ARRAYS, rank, dims))
+        return otherwise(arguments, count);
+    for (int k = 0; k < p->n_inputs; k++) {
+        if (own[k].array >= count - ARRAYS || arrays[own[k].array] == Py_None)
+            return otherwise(arguments, count);
+        inputs[k] = (PyArrayObject *)arrays[own[k].array];
+        if (PyArray_ITEMSIZE(inputs[k]) != own[k].size)
+            return otherwise(arguments, count);
+        a.inputs[k] = PyArray_DATA(inputs[k]);
+        operands[k].to = own[k].to;
+        operands[k].size = own[k].size;
+    }
+    a.operands = operands;
+    a.instructions = (const instruction *)(own + p->n_inputs);
+    a.constants = p + 1;
+    a.n_inputs = p->n_inputs;
+    a.n_instructions = p->n_instructions;
+    a.n_constants = p->n_constants;
+    a.output_size = p->size;
+    a.size = 1;
+    for (int axis = 0; axis < rank; axis++)
+        a.size *= dims[axis];
+    lay_out(&a, operands, inputs, merged, dims, rank);
+    int gathered = choose_tile(&a, operands, REGISTER_BYTES / p->widest);
+    PyObject *y = PyArray_EMPTY(rank, dims, p->type, 0);
+    if (y)
+        a.output = PyArray_DATA((PyArrayObject *)y);
+    double item_ns = a.tile * (p->cost_ps * 1e-3 + gathered) + 10.0 * p->n_instructions;
+    return computed("elementwise", &a, (a.size + a.tile - 1) / a.tile, item_ns,
+                    arguments[CHECKPOINT], y);
+}
+
+/* Products (matmul.c). */
+struct product {
+    const void *a, *b, *c;
+    void *y;
+    int64_t rows, inner, columns, a_row, a_inner, a_batch, b_inner, b_batch, c_row, c_column, padded;
+    double alpha, beta;
+};
+
+struct dots {
+    const void *a, *b;
+    void *y;
+    int64_t rows, inner, columns, a_row, a_batch, b_column, b_batch;
+};
+
+/* Whether one stride leads from each matrix to the next, which `to` is set to. */
+static int has_one_step(PyArrayObject *x, const npy_intp *dims, int batch, int64_t *to)
+{
+    int64_t expected = 0;
+    *to = 0;
+    int first = 1;
+    for (int axis = batch - 1; axis >= 0; axis--) {
+        if (dims[axis] == 1)
+            continue;
+        int own = axis - batch + PyArray_NDIM(x) - 2;
+        int64_t stride = own < 0 ? 0 : step(x, own);
+        if (first)
+            *to = stride;
+        else if (stride != expected)
+            return 0;
+        expected = stride * dims[axis];
+        first = 0;
+    }
+    return 1;
+}
+
+PyObject *late_product(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    npy_intp dims[MOST_RANK];
+    if (count != ARRAYS + 2 || !is_readable(arguments[ARRAYS]) || !is_readable(arguments[ARRAYS + 1]))
+        return count < ARRAYS ? NULL : otherwise(arguments, count);
+    PyArrayObject *a = (PyArrayObject *)arguments[ARRAYS], *b = (PyArrayObject *)arguments[ARRAYS + 1];
+    int i = PyArray_NDIM(a), j = PyArray_NDIM(b), rank = i > j ? i : j, type = PyArray_TYPE(a);
+    int64_t a_batch, b_batch, batches = 1;
+    if (i < 2 || j < 2 || rank > MOST_RANK || (type != NPY_FLOAT && type != NPY_DOUBLE) ||
+        type != PyArray_TYPE(b) || PyArray_DIM(a, i - 1) != PyArray_DIM(b, j - 2))
+        return otherwise(arguments, count);
+    for (int axis = 0; axis < rank - 2; axis++) {
+        int own = axis - rank + i, other = axis - rank + j;
+        npy_intp x = own < 0 ? 1 : PyArray_DIM(a, own), y = other < 0 ? 1 : PyArray_DIM(b, other);
+        if (x != y && x != 1 && y != 1)
+            return otherwise(arguments, count);
+        dims[axis] = x == 1 ? y : x;
+        batches *= dims[axis];
+    }
+    int64_t rows = dims[rank - 2] = PyArray_DIM(a, i - 2), inner = PyArray_DIM(a, i - 1);
+    int64_t columns = dims[rank - 1] = PyArray_DIM(b, j - 1);
+    int64_t lanes = 64 / PyArray_ITEMSIZE(a);
+    double products = (double)batches * rows * inner * columns;
+    if ((rows > FEW_ROWS && products > MOST_PRODUCTS) || !has_one_step(a, dims, rank - 2, &a_batch) ||
+        !has_one_step(b, dims, rank - 2, &b_batch))
+        return otherwise(arguments, count);
+    int wide = type == NPY_DOUBLE, dense = step(b, j - 1) == 1 || columns == 1;
+    PyObject *checkpoint = arguments[CHECKPOINT], *y;
+    if (dense && (inner <= MOST_TAIL || columns % lanes == 0)) {
+        y = PyArray_EMPTY(rank, dims, type, 0);
+        struct product words = {
+            PyArray_DATA(a), PyArray_DATA(b), NULL, y ? PyArray_DATA((PyArrayObject *)y) : NULL,
+            rows, inner, columns, step(a, i - 2), step(a, i - 1), a_batch, step(b, j - 2), b_batch,
+            0, 0, 0, 1, 0,
+        };
+        return computed(wide ? "product_float64" : "product_float32", &words,
+                        batches * ((rows + PRODUCT_ROWS - 1) / PRODUCT_ROWS),
+                        10 + 0.03 * PRODUCT_ROWS * inner * columns, checkpoint, y);
+    }
+    if ((step(b, j - 2) != 1 && inner > 1) || (step(a, i - 1) != 1 && inner > 1))
+        return otherwise(arguments, count);
+    y = PyArray_EMPTY(rank, dims, type, 0);
+    struct dots words = {
+        PyArray_DATA(a), PyArray_DATA(b), y ? PyArray_DATA((PyArrayObject *)y) : NULL,
+        rows, inner, columns, step(a, i - 2), a_batch, step(b, j - 1), b_batch,
+    };
+    return computed(wide ? "dots_float64" : "dots_float32", &words,
+                    batches * ((columns + DOT_COLUMNS - 1) / DOT_COLUMNS),
+                    10 + 0.1 * rows * inner * DOT_COLUMNS, checkpoint, y);
+}
+
+/* Softmax along the last axis (softmax.c). */
+struct softmax {
+    const void *x;
+    void *y;
+    int64_t outer, length, inner, block, logarithm;
+};
+
+PyObject *late_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    enum { BLOCK = 2048 };
+    if (count != ARRAYS + 1 || !is_readable(arguments[ARRAYS]))
+        return count < ARRAYS ? NULL : otherwise(arguments, count);
+    PyArrayObject *x = (PyArrayObject *)arguments[ARRAYS];
+    int rank = PyArray_NDIM(x), type = PyArray_TYPE(x);
+    if (!rank || !PyArray_IS_C_CONTIGUOUS(x) || (type != NPY_FLOAT && type != NPY_DOUBLE))
+        return otherwise(arguments, count);
+    int64_t length = PyArray_DIM(x, rank - 1), block = length < BLOCK ? BLOCK / length : 1;
+    PyObject *y = PyArray_EMPTY(rank, PyArray_DIMS(x), type, 0);
+    struct softmax words = {
+        PyArray_DATA(x), y ? PyArray_DATA((PyArrayObject *)y) : NULL,
+        PyArray_SIZE(x) / length, length, 1, block, arguments[SETTINGS] == Py_True,
+    };
+    int wide = type == NPY_DOUBLE;
+    return computed(wide ? "softmax_float64" : "softmax_float32", &words,
+                    (words.outer + block - 1) / block, 10 + block * length * (wide ? 8.0 : 0.35),
+                    arguments[CHECKPOINT], y);
+}
