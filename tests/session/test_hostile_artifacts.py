@@ -18,6 +18,9 @@ from penstock.artifact.container import HEADER, VERSION
 from penstock.backends.registry import available
 from tests.session.test_artifact import image, net
 from tests.support.onnx_text import compile_text
+from tests.support.tf_graphs import Flow
+from tests.support.tf_graphs import Shape as TfShape
+from tests.support.tf_graphs import Type as TfType
 
 Documents = dict[str, Any]
 Edit = Callable[[Documents], object]
@@ -471,3 +474,36 @@ def test_copies_of_another_form_are_not_used(path: Path, attack: str) -> None:
     rewritten(path, COPIES[attack])
     with ps.open(path) as opened:
         np.testing.assert_allclose(opened.run(image())["y"], expected["y"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "frames"])
+@pytest.mark.parametrize("backend", available())
+def test_reads_of_variables_give_no_memory_beyond_their_values(
+    tmp_path: Path, executor: str, backend: str
+) -> None:
+    g = Flow()
+    g.placeholder("x", "float32", -1, -1)
+    number = {"dtype": TfType("float32")}
+    g.node("VarHandleOp", name="v", shared_name="v", shape=TfShape([-1, -1]), **number)
+    g.node("AssignVariableOp", "v", "x", name="set", **number)
+    g.node("ReadVariableOp", "v", "^set", name="read", **number)
+    g.const(np.ones((300, 300), np.float32), "w")
+    g.node("MatMul", "read", "w", name="y", T=TfType("float32"))
+    path = tmp_path / "model.penstock"
+    x = {"x": np.ones((1, 300), np.float32)}
+    session = ps.compile(
+        g.bytes(), executor=executor, backends=list({backend: 0, "numpy": 0}), threads=1
+    )
+    assert session.run(x, ["y:0"])["y:0"].shape == (1, 300)
+    session.save(path)
+
+    def declare(documents: Documents) -> None:
+        model = documents["model"]
+        for graph in model["graphs"].values():
+            for node in graph["nodes"]:
+                if model["ops"][node[0]][1] == "ReadVariableOp":
+                    node[3]["shape"] = [300, 300]
+
+    rewritten(path, declare)
+    with pytest.raises(ps.PenstockError):
+        ps.open(path).run(x, ["y:0"])

@@ -152,9 +152,20 @@ def named_variable(node: Node) -> _Variable | None:
 
 @operator("ReadVariableOp", infer=_infer_read, pure=False)
 def read(node: Node, types: Types) -> Kernel:
-    """A copy: what leaves a run is the caller's own."""
-    named = named_variable(node)
-    return Kernel(lambda variable: (named or _variable(variable)).read().copy())
+    """A copy: what leaves a run is the caller's own. Raises ``ShapeError`` for a value of another
+    type than the node declares: kernels behind it rely on that."""
+    named, declared = named_variable(node), _declared(node.attrs)
+    dims = declared.shape if declared.static else None
+
+    def current(variable: Any) -> np.ndarray:
+        state = named or _variable(variable)
+        value = state.read()
+        same = value.shape == dims and value.dtype == declared.dtype
+        if not (same or declared.dtype is None or accepts(declared, type_of(value))):
+            raise ShapeError(f"variable {state.name!r} is {type_of(value)}, not {declared}")
+        return value.copy()
+
+    return Kernel(current)
 
 
 @array_operator(

@@ -179,7 +179,13 @@ PyObject *variable_read(PyObject *module, PyObject *const *arguments, Py_ssize_t
     if (PyErr_Occurred())
         return NULL;
     PyObject *value = PyObject_CallMethod(arguments[0], "read", NULL);
-    int status = value ? PyArray_CopyObject(y, value) : -1;
+    PyArrayObject *z = (PyArrayObject *)value;
+    int status = -1;
+    if (value && PyArray_Check(value) && PyArray_NDIM(z) == PyArray_NDIM(y) &&
+        PyArray_CompareLists(PyArray_DIMS(z), PyArray_DIMS(y), PyArray_NDIM(y)))
+        status = PyArray_CopyInto(y, z);
+    else if (value)
+        PyErr_SetString(PyExc_ValueError, "the variable has another shape than its read declares");
     Py_XDECREF(value);
     if (status < 0)
         return NULL;
