@@ -52,6 +52,16 @@ class Results(ExecutorTests):
         with pytest.raises(ps.RunError, match="Expand"):
             session.run(feeds)
 
+    def test_outputs_left_out_before_another_are_no_results(self):
+        text = "g (float[3, 127, 2] x, float[1, 4, 2] w, float[1, 4, 4] r) => (float[] h) {{ {} }}"
+        model = model_from_text(text.format("y, h = RNN<hidden_size = 4>(x, w, r)"))
+        whole = self.compile(model)
+        model.graph.node[0].output[0] = ""
+        model.graph.output[0].ClearField("type")
+        shapes = {"x": (3, 127, 2), "w": (1, 4, 2), "r": (1, 4, 4)}
+        feeds = {name: np.full(shape, 0.1, np.float32) for name, shape in shapes.items()}
+        self.assert_same(self.compile(model).run(feeds), whole.run(feeds))
+
     def test_output_that_is_a_constant_is_a_copy(self):
         session = self.compile(
             model_from_text(

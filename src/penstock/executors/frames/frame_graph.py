@@ -468,11 +468,13 @@ def all_inputs(node: Node) -> list[Value | None]:
 
 
 def isolate(node: Node) -> tuple[Graph, list[int]]:
-    """A graph of a copy of ``node`` alone, and which of ``all_inputs(node)`` are its inputs."""
+    """A graph of a copy of ``node`` alone, and which of ``all_inputs(node)`` are its inputs. It has
+    a constant in the place of an output that is left out, so that both have as many."""
     indices: dict[Value, int] = {}
     for i, value in enumerate(all_inputs(node)):
         if value is not None and value.const is None:
             indices.setdefault(value, i)
-    outputs = [value for value in node.outputs if value is not None]
+    none = Value("", const=np.empty(0))
+    outputs = [none if value is None else value for value in node.outputs]
     graph = clone(Graph([], outputs, [node], node.name, [node]), list(indices))
     return graph, list(indices.values())
