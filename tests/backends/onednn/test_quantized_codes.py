@@ -11,6 +11,7 @@ import pytest
 from onnx import helper
 
 import penstock as ps
+from penstock.backends.onednn.primitive import WEIGHTS
 from tests.backends.onednn.forced import compile_on_onednn
 from tests.backends.onednn.quantized_nets import (
     CONVOLUTIONS,
@@ -265,5 +266,5 @@ def test_plans_share_quantized_weights():
     for n in (1, 2):
         session.run({"x0": codes(U8, n, 16, 7, 7)})
         *_, step = session.plan.walk()
-        found.append(step.kernel.binder.spec.desc.scaling.weights)
+        found.append(step.kernel.binder.packed.fixed()[WEIGHTS])
     assert found[0] is found[1]

@@ -46,7 +46,9 @@ def convolution(desc: OpDesc) -> PrimitiveSpec | None:
 
     channels = (group, w.shape[0] // group) if group > 1 else w.shape[:1]
     shape = (*channels, w.shape[1], *[w.shape[2 + i] for i in kept])
-    spec = _spec("convolution", desc, weights_of(w, shape), [axes[i] for i in kept], seen)
+    own = None if desc.scaling is None else desc.scaling.weights
+    weights = weights_of(w, shape) if own is None else own(shape)
+    spec = _spec("convolution", desc, weights, [axes[i] for i in kept], seen)
     return None if spec is None else replace(spec, summed=spec.desc.summed)
 
 

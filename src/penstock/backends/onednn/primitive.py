@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.backends.onednn.library import Library
-from penstock.ir.layout import ALIGNMENT, address
+from penstock.ir.layout import ALIGNMENT, address, packed_strides
 
 # Arguments of primitives (DNNL_ARG_*).
 SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD = 1, 2, 17, 33, 41, 80
@@ -198,10 +198,37 @@ def new_bytes(library: Library, descriptor: Any) -> np.ndarray:
     return array[start : start + size]
 
 
-def layout_name(library: Library, descriptor: Any) -> str | None:
-    """A name of the layout and the dtype of a descriptor, the same for equal ones in all processes;
-    None for layouts that are not made of blocks, and for integers, which may have sums with them.
-    """
+class Blocks(NamedTuple):
+    """A layout of blocks: element ``i`` of an axis lies in block ``i // n``, which are ``strides``
+    elements apart, where ``n`` is the product of the ``sizes`` of the inner blocks of this axis."""
+
+    dtype: int
+    dims: list[int]
+    padded: list[int]
+    strides: list[int]
+    sizes: list[int]
+    axes: list[int]
+
+    def elements(self, copy: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """The elements of ``copy``, bytes in this layout, in their own order."""
+        rank, outer = len(self.dims), list(self.padded)
+        for size, axis in zip(self.sizes, self.axes, strict=True):
+            outer[axis] //= size
+        inner = packed_strides(self.sizes, 1)
+        strides = [step * dtype.itemsize for step in (*self.strides, *inner)]
+        shape = (*outer, *self.sizes)
+        apart = np.ndarray(shape, dtype, copy, 0, strides)
+        order = [
+            axis
+            for own in range(rank)
+            for axis in (own, *[rank + i for i, of in enumerate(self.axes) if of == own])
+        ]
+        whole = apart.transpose(order).reshape(self.padded)
+        return whole[tuple(map(slice, self.dims))]
+
+
+def blocks_of(library: Library, descriptor: Any) -> Blocks | None:
+    """The layout of a descriptor; None if it is not made of blocks."""
     ffi, lib = library.ffi, library.lib
 
     def number(what: int) -> int:
@@ -214,15 +241,29 @@ def layout_name(library: Library, descriptor: Any) -> str | None:
         library.check(lib.dnnl_memory_desc_query(descriptor, what, result))
         return [result[0][i] for i in range(count)]
 
-    dtype = number(lib.dnnl_query_data_type)
     if number(lib.dnnl_query_format_kind) != lib.dnnl_blocked:
         return None
-    if dtype not in (lib.dnnl_f32, lib.dnnl_bf16) or number(lib.dnnl_query_submemory_offset_s64):
+    if number(lib.dnnl_query_submemory_offset_s64):
         return None
     rank, blocks = number(lib.dnnl_query_ndims_s32), number(lib.dnnl_query_inner_nblks_s32)
-    parts = [numbers(what, rank) for what in (lib.dnnl_query_dims, lib.dnnl_query_padded_dims)]
-    parts.append(numbers(lib.dnnl_query_strides, rank))
-    parts += [numbers(w, blocks) for w in (lib.dnnl_query_inner_blks, lib.dnnl_query_inner_idxs)]
+    dims, padded, strides = [
+        numbers(what, rank)
+        for what in (lib.dnnl_query_dims, lib.dnnl_query_padded_dims, lib.dnnl_query_strides)
+    ]
+    sizes, axes = [
+        numbers(what, blocks) for what in (lib.dnnl_query_inner_blks, lib.dnnl_query_inner_idxs)
+    ]
+    return Blocks(number(lib.dnnl_query_data_type), dims, padded, strides, sizes, axes)
+
+
+def layout_name(library: Library, descriptor: Any) -> str | None:
+    """A name of the layout and the dtype of a descriptor, the same for equal ones in all processes;
+    None for layouts that are not made of blocks, and for integers, which may have sums with them.
+    """
+    blocks = blocks_of(library, descriptor)
+    if blocks is None or blocks.dtype not in (library.lib.dnnl_f32, library.lib.dnnl_bf16):
+        return None
+    dtype, *parts = blocks
     return f"{dtype} {parts}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -11,10 +11,12 @@ import numpy as np
 from penstock.algorithms.records import dataclass
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.primitive import SRC, descriptor_of, memory
-from penstock.ops.common.constant_cache import Shared
+from penstock.backends.onednn.weights import Weights
 
 # Added to an argument of a primitive (DNNL_ARG_ATTR_*).
 _SCALES, ZERO_POINTS = 4096, 8192
+
+MakeWeights = Callable[[tuple[int, ...] | None], Weights]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,13 +27,12 @@ class Scaling:
     Zero points are subtracted from the elements of an input, or added to those of a result.
     ``late`` maps arguments to tensors of the ``OpDesc`` that hold zero points which are no
     constants. ``signed`` are tensors of uint8 that the primitive takes as int8, each element less
-    128. ``weights`` are the constant weights: nodes with the same ones share what is computed from
-    them.
+    128. ``weights`` gives constant weights with certain dims.
     """
 
     scales: Mapping[int, tuple[int, np.ndarray]] = field(default_factory=dict)
     zeros: Mapping[int, int] = field(default_factory=dict)
-    weights: Shared[Any] | None = None
+    weights: MakeWeights | None = None
     late: Mapping[int, int] = field(default_factory=dict)
     signed: Collection[int] = ()
 

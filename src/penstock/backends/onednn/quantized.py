@@ -20,12 +20,11 @@ from penstock.backends.onednn.matmul import batched, product
 from penstock.backends.onednn.op_desc import OpDesc, whole_desc_of
 from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SRC, WEIGHTS
-from penstock.backends.onednn.quant_attrs import ZERO_POINTS, Scaling
+from penstock.backends.onednn.quant_attrs import ZERO_POINTS, MakeWeights, Scaling
 from penstock.backends.onednn.quantized_forms import DTYPES, Codes, Form, form_of
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.backends.onednn.weights import weights_of
 from penstock.ir.graph import Node
-from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.types import FLOAT32, Type
 
@@ -50,16 +49,15 @@ def codes_desc(node: Node, types: Sequence[Type | None]) -> OpDesc | None:
 
 def quantized(desc: OpDesc) -> PrimitiveSpec | None:
     """The specification of what ``codes_desc`` describes, or of a part of it."""
-    name, weights = desc.node.op.name, desc.constant(1)
-    if "Conv" in name:
+    if "Conv" in desc.node.op.name:
         spec = convolution(desc)
         return None if spec is None else replace(spec, create=partial(_correct, spec.create))
-    ranks = [len(desc.dims(i)) for i in desc.inputs[:2]]
-    if weights is None:
-        return batched(desc, max(ranks))
+    assert desc.scaling is not None
+    if desc.scaling.weights is None:
+        return batched(desc, max(len(desc.dims(i)) for i in desc.inputs[:2]))
     dims, across = desc.dims(desc.inputs[0]), bool(desc.node.attrs.get("transA", 0))
     *rows, inner = dims[::-1] if across else dims
-    return product(desc, weights_of(weights), math.prod(rows), inner, (across, False))
+    return product(desc, desc.scaling.weights(None), math.prod(rows), inner, (across, False))
 
 
 def _correct(
@@ -89,26 +87,38 @@ def _constant(desc: OpDesc, codes: Codes) -> np.ndarray | None:
     return numbers.reshape(constant.shape)
 
 
-def _weights(desc: OpDesc, codes: Codes | None, axis: int) -> Shared[np.ndarray] | None:
+def _weights(desc: OpDesc, codes: Codes, axis: int) -> MakeWeights | None:
     """Constant codes less their zero points; None if int8 does not hold them. There may be a scale
     for each index of ``axis``, the first in convolutions and the last in matrices."""
-    constant = None if codes is None else desc.constants[codes.tensor]
-    if codes is None or constant is None or constant.dtype not in (INT8, UINT8):
+    constant = desc.constants[codes.tensor]
+    if constant is None or constant.dtype not in (INT8, UINT8):
         return None
     if not codes.single and codes.axis % constant.ndim != axis:
         return None
     zero = codes.zero
+    spread = zero.reshape(-1, *[1] * (constant.ndim - 1 - axis)) if zero.size > 1 else zero
+    turned = constant.ndim == 2 and axis == 0
+    name = "codes", axis, zero.tobytes()
+    if constant.dtype == INT8 and not np.any(zero):
+        return partial(weights_of, constant, name=name, form=np.transpose if turned else None)
+    if np.any(constant < spread - 128) or np.any(constant > spread + 127):
+        return None
+    form = partial(_less, spread, turned)
+    back = partial(_more, spread, turned, constant.shape, constant.dtype)
+    return partial(weights_of, constant, name=name, form=form, back=back)
 
-    def shifted() -> np.ndarray | None:
-        spread = zero.reshape(-1, *[1] * (constant.ndim - 1 - axis)) if zero.size > 1 else zero
-        less = constant.astype(np.int32) - spread if np.any(zero) else constant
-        if less.min() < -128 or less.max() > 127:
-            return None
-        less = less.astype(INT8, copy=False)
-        return less.T if less.ndim == 2 and axis == 0 else less
 
-    weights = shared(("onednn codes", axis, zero.tobytes()), shifted, constant)
-    return None if weights.value is None else weights  # type: ignore[return-value]
+def _less(zero: np.ndarray, turned: bool, codes: np.ndarray) -> np.ndarray:
+    less = np.subtract(codes, zero, dtype=np.int32).astype(INT8)
+    return less.T if turned else less
+
+
+def _more(
+    zero: np.ndarray, turned: bool, shape: tuple[int, ...], dtype: np.dtype, less: np.ndarray
+) -> np.ndarray:
+    """The codes of which ``_less`` makes ``less``, in whatever shape."""
+    own = less.T if turned else less.reshape(shape)
+    return np.add(own, zero, dtype=np.int32).astype(dtype)
 
 
 def _dtype(desc: OpDesc, codes: Codes) -> np.dtype | None:
@@ -162,16 +172,13 @@ def _bias(desc: OpDesc, form: Form) -> np.ndarray | None:
     return bias.reshape(-1) if math.prod(bias.shape[:-1]) == 1 else None
 
 
-def _scaled(
-    desc: OpDesc, form: Form, weights: Shared[np.ndarray], mask: int, bias: np.ndarray
-) -> OpDesc:
+def _scaled(desc: OpDesc, form: Form, weights: MakeWeights, mask: int, bias: np.ndarray) -> OpDesc:
     """The ``OpDesc`` of a product of codes with ``weights``, whose factors lie along the axes in
     ``mask``, plus a ``bias`` of a shape that broadcasts."""
     x, w = form.operands
     y = form.output
     factor = np.float32(form.node.attrs.get("alpha", 1.0)) * (x.scale * w.scale / y.scale)
-    posts, constants = _posts(desc, form), (*desc.constants, weights.value)
-    inputs = (x.tensor, len(constants) - 1)
+    posts, constants = _posts(desc, form), desc.constants
     if np.any(bias):
         posts.insert(0, PostOp(binary="add", tensor=len(constants)))
         constants = (*constants, (bias / y.scale).astype(FLOAT32))
@@ -180,7 +187,7 @@ def _scaled(
         desc,
         node=form.node,
         constants=constants,
-        inputs=inputs,
+        inputs=(x.tensor, w.tensor),
         post_ops=(*posts, *form.post_ops),
         scaling=Scaling(scales, _zeros(x, y), weights, _late(x)),
     )
@@ -200,7 +207,7 @@ def _conv(desc: OpDesc, form: Form) -> OpDesc | None:
     if not _is_read(desc, x) or weights is None or bias is None:
         return None
     mask = 0b11 if form.node.attrs.get("group", 1) > 1 else 0b1
-    bias = bias.reshape(-1, *[1] * (weights.value.ndim - 2))
+    bias = bias.reshape(-1, *[1] * (len(desc.dims(w.tensor)) - 2))
     return _scaled(desc, form, weights, mask, bias)
 
 
@@ -213,7 +220,7 @@ def _matrix(desc: OpDesc, form: Form) -> OpDesc | None:
     weights, bias = _weights(desc, w, 0 if flipped else 1), _bias(desc, form)
     if not _is_read(desc, x) or weights is None or bias is None:
         return None
-    if weights.value.ndim != 2 or len(desc.dims(x.tensor)) < 2:
+    if len(desc.dims(w.tensor)) != 2 or len(desc.dims(x.tensor)) < 2:
         return None
     return _scaled(desc, form, weights, 0b10, bias)
 

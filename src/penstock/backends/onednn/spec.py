@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -335,10 +335,12 @@ def absorb(
     absorbed: dict[int, Weights] = {}
     for place, held in weights.items():
         tensor, constant = desc.index(place), desc.constant(place)
-        if constant is None or held is None or desc.scaling is not None:
+        if constant is None or held is None:
             continue
         if constant.nbytes < _WORTH_ABSORBING or any(o.tensor == tensor for o in desc.post_ops):
             continue
         desc = desc.without_contents(tensor)
+        if desc.scaling is not None:  # whose function holds the contents, too
+            desc = replace(desc, scaling=replace(desc.scaling, weights=None))
         absorbed[tensor] = held
     return desc, absorbed

@@ -13,12 +13,14 @@ from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.primitive import (
     DST,
     SRC,
+    blocks_of,
     descriptor_of,
     layout_name,
     memory,
     reorder_primitive,
     reordered,
 )
+from penstock.ops.common.dtypes import INT8
 
 Form = Callable[[np.ndarray], np.ndarray]
 
@@ -98,8 +100,9 @@ class Weights:
         self._back = back
         self._copies: list[tuple[Any, Any, np.ndarray | None]] = []
         self._saved = _SAVED.get(id(constant))
-        self._source: tuple[Library, Any, Any] | None = None
-        self.shape = self._seen(constant).shape
+        self._source: tuple[Library, Any, Any, np.ndarray | None] | None = None
+        seen = self._seen(constant)
+        self.shape, self._dtype = seen.shape, seen.dtype
 
     def memory(self, library: Library, descriptor: Any, rounded: bool = False) -> Any:
         """Memory with the elements of the constant in the layout of ``descriptor``; they may be
@@ -121,7 +124,7 @@ class Weights:
             else:
                 copy = memory(library, layout, ordered)
             if not rounded:
-                self._source = library, layout, copy
+                self._source = library, layout, copy, ordered
             self._copies.append((layout, copy, ordered))
             return copy
 
@@ -163,6 +166,10 @@ class Weights:
         with self._lock:
             if not self._exact or self._source is None:
                 return None
+            library, layout, _, ordered = self._source
+            has_sums = self._dtype == INT8 and ordered is not None
+            if has_sums and blocks_of(library, layout) is None:
+                return None
             self._held = None
         return self.array
 
@@ -174,12 +181,17 @@ class Weights:
 
     def _given_back(self) -> np.ndarray:
         assert self._source is not None
-        library, layout, copy = self._source
+        library, layout, copy, ordered = self._source
         array = np.empty(*self._type)
-        seen = self._seen(array) if self._back is None else np.empty(self.shape, array.dtype)
-        target = descriptor_of(library, seen)
-        back = reorder_primitive(library, layout, target)
-        back.run({SRC: copy, DST: memory(library, target, seen)})
+        seen = self._seen(array) if self._back is None else np.empty(self.shape, self._dtype)
+        blocks = blocks_of(library, layout) if self._dtype == INT8 else None
+        if blocks is not None and ordered is not None:
+            # There may be sums behind the elements, of which oneDNN does not read such a layout.
+            seen[...] = blocks.elements(ordered, INT8)
+        else:
+            target = descriptor_of(library, seen)
+            back = reorder_primitive(library, layout, target)
+            back.run({SRC: copy, DST: memory(library, target, seen)})
         if self._back is not None:
             array = self._back(seen)
         array.flags.writeable = False
