@@ -145,8 +145,9 @@ def strings(array: np.ndarray) -> bytes:
 
 
 def model(subgraphs: Sequence[dict[str, Any]], **more: Any) -> bytes:
-    """The file of these subgraphs. The options of an operator are the table and its fields, or the
-    bytes of those of a custom operator, whose name begins with "CUSTOM:"."""
+    """The file of these subgraphs. The options of an operator are the table and its fields, the
+    bytes of those of a custom operator, whose name begins with "CUSTOM:", or a dict with fields of
+    the operator itself."""
     numbers = {name: number for number, name in schema().operators.items()}
     codes: list[str] = []
     buffers: list[dict[str, Any]] = [{}]
@@ -169,6 +170,8 @@ def model(subgraphs: Sequence[dict[str, Any]], **more: Any) -> bytes:
             }
             if isinstance(options, bytes):
                 operator["custom_options"] = options
+            elif isinstance(options, dict):
+                operator |= options
             elif options is not None:
                 field = "builtin_options"
                 union = {kind: i for i, kind in schema().unions["BuiltinOptions"].items()}

@@ -47,8 +47,18 @@ def section() -> Iterator[str]:
         f"TFLite's schema has {len(tflite)} builtin operators. LiteRT 2.3 has CPU kernels for "
         f"{len(litert)}, and {len(there)} of these are there. Circle's schema adds {len(circle)}. "
         "Custom operators are operations of the domain `tflite` by their names; "
-        "TFLite_Detection_PostProcess and MediaPipe's Convolution2DTransposeBias are there. "
+        "AudioSpectrogram, Mfcc, TFLite_Detection_PostProcess, aeq.hadamard_rotation and "
+        "MediaPipe's Convolution2DTransposeBias are there. "
         "Random numbers have LiteRT's distributions, but not its draws."
+    )
+    yield ""
+    yield _filled(
+        "Tensors of int8, uint8 and int16 may be quantised, as a whole or by channel. Weights may "
+        "be float16, int8, or packed int4 and int2, also with a scale for each block. With quantised "
+        "weights and float activations (dynamic range), the weights stand for real numbers, and "
+        "activations are not rounded: LiteRT's kernels round them to 8 bits, so that its answers "
+        "differ by up to 1 % of the largest. Answers of quantised operators are within a quantum of "
+        "LiteRT's, of int16 SOFTMAX, EXP and LOG within 8, since LiteRT interpolates in tables."
     )
     yield ""
     yield _filled(f"**There**, {len(there)}: {_listed(there)}.")

@@ -143,7 +143,8 @@ def _function_name(number: int, step: Step, kernel: Kernel, is_counted: bool) ->
         name = function.__name__
         if getattr(np, name, None) is function:
             return name
-    return f"{step.node.op.name.lower()}_{number}"
+    name = step.node.op.name.lower()  # of a user's operation, any text
+    return f"{name if name.isascii() and name.isidentifier() else 'operation'}_{number}"
 
 
 def _arguments(plan: Plan, number: int, step: Step, names: list[str]) -> str:

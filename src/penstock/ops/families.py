@@ -111,9 +111,11 @@ _FAMILIES: Mapping[str, str] = {
         tensorflow.windows: Conv2DBackpropInput Conv3DBackpropInputV2
     """,
     "tflite": """
-        tflite.arrays: Bucketize DynamicUpdateSlice Rfft2d Segment SparseToDense
+        tflite.arrays: Bucketize ComplexMul DynamicUpdateSlice Rfft2d Segment SparseToDense
+            ToComplex ViewAs
         tflite.detection: TFLite_Detection_PostProcess
         tflite.recurrent: Lstm
+        tflite.signal: AudioSpectrogram Mfcc aeq.hadamard_rotation
         tflite.tables: EmbeddingLookupSparse HashtableFind HashtableLookup RngBitGenerator
             SkipGram
         tflite.windows: ReduceWindow SliceGather SliceScatter Spread

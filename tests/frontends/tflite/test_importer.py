@@ -255,6 +255,59 @@ def test_packed_weights_are_integers_with_a_sign() -> None:
     np.testing.assert_array_equal(run(file, np.zeros(3, np.float32)), [-0.5, -4, 3.5])
 
 
+def blockwise(scales: int = 3, points: int = 4, size: int = 2, number: int = 2) -> bytes:
+    """Weights [2, 4] of packed codes, whose tensor is number 1, with scales and zero points for
+    each ``size`` of them in these tensors."""
+    details = {"scales": scales, "zero_points": points, "block_size": size}
+    blocks = {"details_type": number, "details": ("BlockwiseQuantization", details)}
+    weights = {"type": 17, "shape": [2, 4], "buffer": 1, "quantization": blocks}
+    numbers = {"type": 1, "shape": [4], "buffer": 2}
+    graph = subgraph(
+        {"x": ("float32", [1, 4])},
+        [("FULLY_CONNECTED", ["x", "w"], ["y"], ("FullyConnectedOptions", {}))],
+        ["y"],
+        w=weights,
+    )
+    graph["names"] += ["scales", "points"]  # tensors that no operator reads
+    graph["fields"] |= {"scales": numbers, "points": {"type": 9, "shape": [4], "buffer": 3}}
+    data = (
+        bytes([0x21, 0x43, 0x8F, 0x70]),
+        np.array([1, 2, 3, 4], np.float16),
+        np.int8([0, 1, 0, 1]),
+    )
+    contents = [data[0], data[1].tobytes(), data[2].tobytes()]
+    return model([graph], buffers=[{}, *({"data": part} for part in contents)])
+
+
+@pytest.mark.parametrize("points", [4, -1])
+def test_weights_with_a_scale_for_each_block_are_real_numbers(points: int) -> None:
+    """Codes [[1, 2, 3, 4], [-1, -8, 0, 7]] with scales 1 and 2, 3 and 4 of two each."""
+    codes = np.array([[1, 2], [3, 4], [-1, -8], [0, 7]], np.float32)
+    codes = codes - np.array([[0], [1], [0], [1]]) if points > 0 else codes
+    wanted = (codes * np.array([[1], [2], [3], [4]])).reshape(2, 4).sum(axis=1)
+    circle = b"CIR0".join(blockwise(points=points, number=3).split(b"TFL3"))
+    for file in (blockwise(points=points), circle):
+        np.testing.assert_array_equal(run(file, np.ones((1, 4), np.float32)), [wanted])
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"scales": 1}, "without a constant scale"),  # the tensor's own number
+        ({"scales": 0}, "without a constant scale"),
+        ({"scales": 99}, "refers to tensor 99"),
+        ({"points": 1}, "without a constant scale"),
+        ({"size": 0}, "without a constant scale"),
+        ({"size": -2}, "without a constant scale"),
+        ({"size": 4}, "without a constant scale"),
+        ({"number": 3}, "quantised in a way that no kernel computes"),
+    ],
+)
+def test_blocks_that_do_not_fit_are_refused(fields: dict[str, int], reason: str) -> None:
+    with pytest.raises(ps.InvalidModel, match=reason):
+        ps.load(blockwise(**fields))
+
+
 @pytest.mark.parametrize(
     ("quantization", "reason"),
     [
@@ -295,18 +348,34 @@ def test_damaged_flexbuffer_is_a_value_error_or_a_value(at: int) -> None:
             continue
 
 
-def test_custom_operator_is_an_operation_of_its_name() -> None:
-    @operator("TestScaled", domain=TFLITE)
+@pytest.mark.parametrize("name", ["TestScaled", "test.scaled", "2 x-\u00b2'\n()"])
+def test_custom_operator_is_an_operation_of_its_name(name: str) -> None:
+    @operator(name, domain=TFLITE)
     def scaled(node: Any, types: Any) -> ps.ops.Kernel:
         return ps.ops.Kernel(lambda x: x * np.float32(node.attrs["scale"]))
 
-    custom = ("CUSTOM:TestScaled", ["x"], ["y"], bytes(flexbuffers.Dumps({"scale": 3.0})))
+    custom = (f"CUSTOM:{name}", ["x"], ["y"], bytes(flexbuffers.Dumps({"scale": 3.0})))
     np.testing.assert_array_equal(run(model([subgraph(X, [custom], ["y"])])), 3 * ONE)
     unknown = ("CUSTOM:TestUnknown", ["x"], ["y"], b"")
     with pytest.raises(
         ps.Unsupported, match=r"TestUnknown.*register one with penstock.ops.operator"
     ):
         ps.load(model([subgraph(X, [unknown], ["y"])]))
+
+
+def test_options_of_a_custom_operator_may_be_outside_of_the_flatbuffer(tmp_path: Path) -> None:
+    @operator("TestOutside", domain=TFLITE)
+    def outside(node: Any, types: Any) -> ps.ops.Kernel:
+        return ps.ops.Kernel(lambda x: x * np.float32(node.attrs["scale"]))
+
+    options = bytes(flexbuffers.Dumps({"scale": 3.0}))
+    place = {"large_custom_options_offset": 2**40, "large_custom_options_size": len(options)}
+    graph = subgraph(X, [("CUSTOM:TestOutside", ["x"], ["y"], place)], ["y"])
+    place["large_custom_options_offset"] = len(model([graph]))
+    file = model([graph])
+    np.testing.assert_array_equal(run(file + options), 3 * ONE)
+    with pytest.raises(ps.InvalidModel, match="it was cut short"):
+        ps.load(file)
 
 
 @pytest.mark.parametrize(("padding", "size"), [(1, (6, 8)), (2, (7, 9))])

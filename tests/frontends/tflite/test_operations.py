@@ -173,6 +173,44 @@ OPS = [
 ]
 
 
+COMPLEX = (f(3, 4) + 1j * f(3, 4)).astype(np.complex64)
+OPS += [
+    *(Op("CAST", (300 * f(3, 4),), outputs=(t,)) for t in ("uint8", "int8", "uint16", "complex64")),
+    *(Op("CAST", (COMPLEX,), outputs=(t,)) for t in ("float32", "int32", "complex64")),
+    Op("MUL", (COMPLEX, COMPLEX), outputs=("complex64",)),
+    Op("GATHER", (f(3, 4), np.array([1, 0, 2], np.int16)), {"axis": 1}),
+    Op("BITCAST", (f(3, 4),), outputs=("uint8",)),
+    Op("BITCAST", (i32([1, 2], [3, 4]).astype(np.int16),), outputs=("int32",)),
+    Op("BITCAST", (f(3, 4),), outputs=("int32",)),
+    Op("REDUCE_MAX", (f(3, 4).astype(np.int8), [i32(1)]), {}, ("int8",), kind="ReducerOptions"),
+]
+
+
+def spoken(name: str, *inputs: Any, **options: Any) -> Op:
+    """One of LiteRT's own custom operators."""
+    return Op(f"CUSTOM:{name}", inputs, bytes(flexbuffers.Dumps(options)))
+
+
+CUSTOM = [
+    *(
+        spoken("AudioSpectrogram", f(n, 2), window_size=50, stride=20, magnitude_squared=squared)
+        for n, squared in ((200, True), (219, False), (50, False))
+    ),
+    *(
+        spoken(
+            "Mfcc",
+            np.abs(f(2, 5, 65)),
+            [scalar(8000)],
+            upper_frequency_limit=upper,
+            lower_frequency_limit=lower,
+            filterbank_channel_count=channels,
+            dct_coefficient_count=10,
+        )
+        for channels, lower, upper in ((12, 20.0, 4000.0), (40, 20.0, 4000.0), (10, 300.0, 2000.0))
+    ),
+]
+
+
 def lstm(inputs: int, units: int, outputs: int, *, coupled: bool = False) -> list[Any]:
     """Weights, recurrent weights, peepholes, biases, and a projection if there must be one."""
     gates = [None if coupled and i == 0 else [f(units, inputs)] for i in range(4)]
@@ -258,7 +296,7 @@ def by_litert(file: bytes, feeds: dict[str, np.ndarray], runs: int = 1) -> list[
     return [interpreter.get_tensor(d["index"]) for d in interpreter.get_output_details()]
 
 
-@pytest.mark.parametrize("op", [*OPS, *DETECTIONS], ids=str)
+@pytest.mark.parametrize("op", [*OPS, *CUSTOM, *DETECTIONS], ids=str)
 def test_operator_gives_what_litert_gives(op: Op) -> None:
     wanted = by_litert(op.file, op.feeds)
     for backends in (["numpy"], None):
@@ -276,3 +314,16 @@ def test_layer_with_states_gives_in_each_run_what_litert_gives(op: Op, executor:
         wanted = by_litert(op.file, op.feeds, run)
         for value, want in zip(session.run(op.feeds).values(), wanted, strict=True):
             np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 8, 32])
+def test_rotation_is_a_product_with_hadamards_matrix(size: int) -> None:
+    """LiteRT has it, but does not give its result a shape."""
+    x = f(2, 3, 32)
+    op = spoken("aeq.hadamard_rotation", x, hadamard_size=size, random_binary_vector=[1, -1])
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    wanted = x.reshape(-1, size) @ matrix / np.sqrt(size)
+    got = ps.compile(op.file)(x)
+    np.testing.assert_allclose(got.reshape(-1, size), wanted, rtol=1e-5, atol=1e-6)

@@ -53,6 +53,9 @@ class OperatorContext(Protocol):
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
         """What a tensor that is a variable holds at first."""
 
+    def custom_options(self, operator: FlatTable) -> bytes:
+        """The options of a custom operator."""
+
 
 Rule = Callable[["OperatorConversion"], object]
 

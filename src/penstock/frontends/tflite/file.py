@@ -71,4 +71,4 @@ def _model(name: str, size: int, read: Read, wanted: str | None) -> FlatTable:
         )
     if wanted not in (None, IDENTIFIERS[identifier]):
         raise InvalidModel(f"{name} is a {IDENTIFIERS[identifier]} file, not a {wanted} file")
-    return FlatBuffer(name, size, read).root("Model")
+    return FlatBuffer(name, size, read, IDENTIFIERS[identifier] == "tflite").root("Model")

@@ -142,6 +142,8 @@ class FlatTable:
             return buffer.vector(field.type, at, self._depth)
         if field.type in schema().unions:
             number = getattr(self, f"{name}_type")
+            if field.type == "QuantizationDetails" and buffer.is_tflite:
+                number += number > 1  # Circle has one kind more, in second place
             kind = schema().unions[field.type].get(number)
             return None if kind is None else FlatTable(buffer, kind, at, self._depth + 1)
         return buffer.value(field.type, at, self._depth)
@@ -153,10 +155,11 @@ class FlatTable:
 
 class FlatBuffer:
     """The bytes of a file, of which ``read(offset, size)`` gives those asked for. ``name`` is that
-    of the file in messages."""
+    of the file in messages; ``is_tflite``: it is numbered as TFLite's schema has it."""
 
-    def __init__(self, name: str, size: int, read: Read) -> None:
+    def __init__(self, name: str, size: int, read: Read, is_tflite: bool = False) -> None:
         self.name = name
+        self.is_tflite = is_tflite
         self.size = size
         self._read = read
         self._pages: dict[int, bytes | memoryview] = {}

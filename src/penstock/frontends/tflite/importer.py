@@ -53,6 +53,7 @@ from penstock.frontends.tflite.tensors import (
     DeclaredTensor,
     Quantization,
     TensorContents,
+    blocks_of,
     dtype_of,
     input_type,
     quantization_of,
@@ -314,12 +315,33 @@ class SubgraphImporter:
                     array = np.empty([max(dim, 0) for dim in tensor.shape], dtype)
                 else:
                     array = self.reader.read(tensor, place)
+                    if (blocks := blocks_of(tensor)) is not None:
+                        array = self.dequantized_blocks(scope, blocks, array)
             except TensorError as error:
                 self.fault(f"tensor {index} ({tensor.name!r}) of {scope.where} {error}")
             name = self.names.unique(tensor.name or f"tensor_{index}")
             constant = self._constants[key] = Value(name, const=array)
         scope.values[index] = constant
         return constant
+
+    def dequantized_blocks(
+        self, scope: SubgraphScope, blocks: FlatTable, codes: np.ndarray
+    ) -> np.ndarray:
+        """The real numbers of weights with a scale for each block of the last axis. Raises
+        ``TensorError``."""
+        size, parameters = blocks.block_size, []
+        for index in (blocks.scales, *[blocks.zero_points][: blocks.zero_points > 0]):
+            plain = blocks_of(self.tensor(scope, index)) is None
+            value = self.value(scope, index) if plain else None
+            if value is None or value.const is None or value.const.size * size != codes.size:
+                raise TensorError(f"has blocks of {size} without a constant scale for each")
+            parameters.append(value.const.reshape(-1, 1))
+        if not codes.shape or codes.shape[-1] % size:
+            raise TensorError(f"has blocks of {size}, but rows of shape {codes.shape}")
+        self.reader.spend(4 * codes.size)
+        numbers = codes.reshape(-1, size).astype(np.float32)
+        numbers = numbers - parameters[1] if parameters[1:] else numbers
+        return (numbers * parameters[0]).astype(np.float32).reshape(codes.shape)
 
     def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
         """What the integers of a tensor stand for."""
@@ -328,11 +350,21 @@ class SubgraphImporter:
             tensor = self.tensor(scope, index)
             dtype = dtype_of(tensor)
             try:
-                integers = dtype is not None and dtype.kind in "iu"
+                integers = dtype is not None and dtype.kind in "iu" and not blocks_of(tensor)
                 self._quantizations[key] = quantization_of(tensor) if integers else None
             except TensorError as error:
                 self.fault(f"tensor {index} ({tensor.name!r}) of {scope.where} {error}")
         return self._quantizations[key]
+
+    def custom_options(self, operator: FlatTable) -> bytes:
+        """The options of a custom operator, which may be outside of the flatbuffer. Raises
+        ``NodeError``."""
+        place = operator.large_custom_options_offset, operator.large_custom_options_size
+        if place[0] <= 1:
+            return operator.content("custom_options")
+        if sum(place) > self.reader.weights.size:
+            raise NodeError("has options behind the end of the file: it was cut short")
+        return self.reader.weights.read(*place).tobytes()
 
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
         """What a tensor that is a variable holds at first. Raises ``NodeError``."""

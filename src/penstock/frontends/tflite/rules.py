@@ -15,7 +15,8 @@ from penstock.frontends.tflite.conversion import (
     operator_rule,
 )
 from penstock.ir.graph import Value
-from penstock.ops.registry import TENSORFLOW
+from penstock.ops.common.shape_rules import element_number
+from penstock.ops.registry import TENSORFLOW, TFLITE
 from penstock.types import FLOAT32, INT64
 
 # Operators with the meaning of one of ONNX's, or of TensorFlow's, by their number of inputs.
@@ -57,7 +58,11 @@ def same(c: OperatorConversion) -> None:
 
 @operator_rule("ADD", "SUB", "MUL")
 def arithmetic(c: OperatorConversion) -> None:
-    c.emit_activated(c.op.capitalize(), c.take(2))
+    dtype = c.dtype(0)
+    if c.op == "MUL" and dtype is not None and dtype.kind == "c":
+        c.emit_final("ComplexMul", c.take(2), domain=TFLITE)
+    else:
+        c.emit_activated(c.op.capitalize(), c.take(2))
 
 
 @operator_rule("DIV")
@@ -209,18 +214,30 @@ def instance_norm(c: OperatorConversion) -> None:
 @operator_rule("CAST", integers=True)
 def cast(c: OperatorConversion) -> None:
     """Of codes, not of what they stand for."""
-    (dtype,) = c.output_dtypes
+    (dtype,), given = c.output_dtypes, c.dtype(0)
     if dtype is None:
         raise InexpressibleError("it casts to a handle")
-    c.take(1)
-    c.cast_final(c.inputs[0], dtype)
+    (x,) = c.take(1)
+    if given is not None and given.kind == "c":
+        x = x if dtype.kind == "c" else c.emit("Real", [x], domain=TENSORFLOW)
+    if dtype.kind == "c":
+        c.emit_final("ToComplex", [x], domain=TFLITE)
+        return
+    real = given is None or given.kind not in "iub"
+    if real and dtype.kind in "iu" and dtype.itemsize < 4:  # beyond the ends, these
+        ends = np.iinfo(dtype)
+        x = c.emit("Clip", [x, c.like(ends.min, x), c.like(ends.max, x)])
+    c.cast_final(x, dtype)
 
 
-@operator_rule("BITCAST")
+@operator_rule("BITCAST", integers=True)
 def bitcast(c: OperatorConversion) -> None:
-    (dtype,) = c.output_dtypes
-    c.take(1)
-    c.cast_final(c.inputs[0], dtype, "BitCast")
+    (dtype,), given = c.output_dtypes, c.dtype(0)
+    (x,) = c.take(1)
+    if dtype is None or (given is not None and given.itemsize == dtype.itemsize):
+        c.cast_final(x, dtype, "BitCast")
+    else:
+        c.emit_final("ViewAs", [x], {"to": element_number(dtype.name)}, domain=TFLITE)
 
 
 @operator_rule("DEQUANTIZE", integers=True)

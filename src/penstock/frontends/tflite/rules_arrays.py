@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
 from penstock.ir.graph import Value
+from penstock.ops.common.dtypes import INT32
 from penstock.ops.registry import TENSORFLOW, TFLITE
 from penstock.types import INT64
 
@@ -24,7 +27,12 @@ _REDUCTIONS = {
 def reduction(c: OperatorConversion) -> None:
     x, _ = c.take(2)
     attrs = {"keepdims": int(c.option("keep_dims", "ReducerOptions")), "noop_with_empty_axes": 1}
-    c.emit_final(_REDUCTIONS[c.op], [x, c.vector(1)], attrs)
+    dtype = c.dtype(0)
+    if dtype is not None and dtype.kind in "iu" and dtype.itemsize < 4:
+        wide = c.emit(_REDUCTIONS[c.op], [c.cast(x, INT32), c.vector(1)], attrs)
+        c.cast_final(wide, dtype)
+    else:
+        c.emit_final(_REDUCTIONS[c.op], [x, c.vector(1)], attrs)
 
 
 @operator_rule("REDUCE_ANY", "REDUCE_ALL")
@@ -170,6 +178,8 @@ def strided_slice(c: OperatorConversion) -> None:
 @operator_rule("GATHER", moves=True)
 def gather(c: OperatorConversion) -> None:
     x, indices = c.take(2)
+    if c.dtype(1) == np.int16:
+        indices = c.cast(indices, INT32)
     axis, batch = c.option("axis", "GatherOptions"), c.option("batch_dims", "GatherOptions")
     if batch:
         inputs = [x, indices, c.constant([axis])]

@@ -23,7 +23,7 @@ def custom(c: OperatorConversion) -> None:
     name = c.op.removeprefix("CUSTOM:")
     if find(name, TFLITE) is None:
         raise InexpressibleError(f"{NO_KERNEL}; register one with penstock.ops.operator")
-    options = c.operator.content("custom_options")
+    options = c.context.custom_options(c.operator)
     attrs: object = {}
     with suppress(ValueError):
         attrs = decode(options) if options else {}

@@ -16,7 +16,7 @@ from penstock.ir.graph import Value
 from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.windows import backward_attrs
-from penstock.types import ShapeError
+from penstock.types import FLOAT32, ShapeError
 
 _PADDINGS = ("SAME", "VALID")
 
@@ -132,7 +132,7 @@ def transposed_with_bias(c: OperatorConversion) -> None:
     """MediaPipe's: the size of the image follows from the padding. Its options are a structure of
     the padding, which is 1 or 2, and the strides of width and height."""
     x, kernel, bias = c.take(3)
-    options = c.operator.content("custom_options")
+    options = c.context.custom_options(c.operator)
     if len(options) < 12:
         raise NodeError(f"has options of {len(options)} bytes")
     padding, *strides = struct.unpack_from("<3i", options)
@@ -182,4 +182,9 @@ def resize(c: OperatorConversion) -> None:
     if c.op == "RESIZE_NEAREST_NEIGHBOR":
         rounding = "floor" if coordinates == "asymmetric" else "round_prefer_ceil"
         attrs |= {"mode": "nearest", "nearest_mode": rounding}
-    c.emit_final("Resize", [x, None, None, c.vector(1)], attrs)
+    dtype = c.dtype(0)
+    if attrs["mode"] == "linear" and dtype is not None and dtype.kind in "iu":
+        real = c.emit("Resize", [c.cast(x, FLOAT32), None, None, c.vector(1)], attrs)
+        c.cast_final(c.emit("Round", [real]), dtype)
+    else:
+        c.emit_final("Resize", [x, None, None, c.vector(1)], attrs)

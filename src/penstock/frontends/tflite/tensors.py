@@ -94,6 +94,8 @@ def quantization_of(tensor: FlatTable) -> Quantization | None:
     """The quantisation of a tensor; ``None`` if it has none. Raises ``TensorError``."""
     parameters = tensor.quantization
     if parameters is None or not parameters.scale:
+        if parameters is not None and parameters.details_type > 1:
+            raise TensorError("is quantised in a way that no kernel computes")
         return None
     scale = np.array(parameters.scale, np.float32)
     points = parameters.zero_point or [0]
@@ -107,6 +109,12 @@ def quantization_of(tensor: FlatTable) -> Quantization | None:
     if scale.size > 1 and not (0 <= axis < len(tensor.shape) and tensor.shape[axis] == scale.size):
         raise TensorError(f"has {scale.size} scales along axis {axis} of shape {tensor.shape}")
     return Quantization(scale, np.resize(np.array(points, np.int64), scale.size), axis)
+
+
+def blocks_of(tensor: FlatTable) -> FlatTable | None:
+    """What says of a tensor with a scale for each block where the scales are."""
+    details = tensor.quantization and tensor.quantization.details
+    return details if details is not None and details.kind == "BlockwiseQuantization" else None
 
 
 @dataclass(eq=False)

@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ir.op import Attrs, Consts, Types
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops import registry
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
+from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
 
+COMPLEX64 = np.dtype(np.complex64)
 array_operator = partial(registry.array_operator, domain=registry.TFLITE)
 
 
@@ -96,3 +99,28 @@ def segment(
     used = places >= 0
     function.at(out, places[used], rows[used])  # type: ignore[attr-defined]
     return out.reshape(size, *x.shape[segments.ndim :])
+
+
+array_operator("ToComplex", infer=rules.same_shape(COMPLEX64))(lambda x: x.astype(COMPLEX64))
+array_operator("ComplexMul", infer=rules.broadcast_type)(np.multiply)
+
+
+def _infer_view(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(rules.dtype_attribute(attrs, "to")),)
+
+
+@operator("ViewAs", domain=registry.TFLITE, infer=_infer_view)
+def view_as(node: Node, types: Types) -> Kernel:
+    """The bytes of ``x`` as elements of another size: of smaller ones there is one more dim, of
+    larger ones the last dim is that of the elements' parts."""
+    dtype = rules.dtype_attribute(node.attrs, "to")
+    assert dtype is not None
+
+    def function(x: np.ndarray) -> np.ndarray:
+        larger = dtype.itemsize // x.itemsize
+        if larger > 1 and x.shape[-1:] != (larger,):
+            raise ShapeError(f"elements of {dtype.itemsize} bytes out of {x.dtype}{[*x.shape]}")
+        x = np.ascontiguousarray(x if larger else x[..., np.newaxis])
+        return x.view(dtype)[..., 0] if larger > 1 else x.view(dtype)
+
+    return Kernel(function)
