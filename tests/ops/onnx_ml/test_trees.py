@@ -168,6 +168,17 @@ def test_tree_classifier_of_a_single_class() -> None:
     check_node("TreeEnsembleClassifier", [rows(rng)], attrs, outputs=2, **ml())
 
 
+@pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])
+def test_tree_with_several_weights_of_a_leaf_for_its_only_target_counts_the_first(
+    aggregate: str,
+) -> None:
+    rng = np.random.default_rng(11)
+    forest = Trees(rng, 3, 4, ["BRANCH_LEQ"], False)
+    attrs = {**forest.lists, **forest.votes("target", [0, 0, 0], True, True)}
+    attrs |= {"n_targets": 1, "aggregate_function": aggregate, "base_values": [0.5]}
+    check_node("TreeEnsembleRegressor", [rows(rng)], attrs, **ml(3))
+
+
 # TreeEnsemble
 
 

@@ -151,8 +151,8 @@ class Ensemble:
     """Trees, what their leaves vote for, and what becomes of the votes.
 
     ``leaf``, ``target`` and ``weight`` are parallel: a leaf may have weights for some of the
-    ``targets``, and for one target several, which add up. ``base`` has an entry for each target,
-    one for all, or none.
+    ``targets``, and for one of several targets several, which add up. ``base`` has an entry for
+    each target, one for all, or none.
     """
 
     forest: Forest
@@ -323,8 +323,14 @@ def _forest(attrs: Attrs) -> tuple[Forest, _Places]:
     return forest, places
 
 
-def _votes(attrs: Attrs, prefix: str, places: _Places) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The leaves, the targets and the weights of their votes."""
+def _votes(
+    attrs: Attrs, prefix: str, places: _Places, targets: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The leaves, the targets and the weights of their votes.
+
+    Of several weights of a leaf for the only target, the first counts, as in ONNX Runtime: models
+    that tell the number of the leaf (skl2onnx's ``decision_leaf``) have it once for each class.
+    """
     trees = _ints(attrs, f"{prefix}_treeids")
     nodes = _counted(f"{prefix}_nodeids", _ints(attrs, f"{prefix}_nodeids"), len(trees))
     ids, weights = _ints(attrs, f"{prefix}_ids", len(trees)), _floats(attrs, f"{prefix}_weights")
@@ -332,6 +338,9 @@ def _votes(attrs: Attrs, prefix: str, places: _Places) -> tuple[np.ndarray, np.n
     if (leaf < 0).any():
         tree, node = trees[leaf < 0][0], nodes[leaf < 0][0]
         raise ShapeError(f"weights for a tree node that does not exist: ({tree}, {node})")
+    if targets == 1 and len(weights) == len(leaf):
+        first = np.unique(leaf, return_index=True)[1]
+        leaf, ids, weights = leaf[first], ids[first], weights[first]
     return leaf.astype(np.intp), ids, weights
 
 
@@ -342,10 +351,11 @@ def _base(attrs: Attrs) -> np.ndarray:
 def regressor(attrs: Attrs) -> Ensemble:
     """The ensemble of a TreeEnsembleRegressor."""
     forest, places = _forest(attrs)
+    targets = attrs.get("n_targets") or 1
     return Ensemble(
         forest,
-        attrs.get("n_targets") or 1,
-        *_votes(attrs, "target", places),
+        targets,
+        *_votes(attrs, "target", places, targets),
         choice(attrs, "aggregate_function", "SUM", AGGREGATES),
         models.transform_of(attrs),
         _base(attrs),
@@ -365,7 +375,7 @@ def classifier(attrs: Attrs) -> tuple[Ensemble, models.Labelling]:
     if classes == 1 and labels.dtype.kind == "O":
         raise ShapeError("a single class label must be an integer")
     forest, places = _forest(attrs)
-    leaf, ids, weights = _votes(attrs, "class", places)
+    leaf, ids, weights = _votes(attrs, "class", places, classes)
     base, transform = _base(attrs), models.transform_of(attrs)
     single = int(ids[0]) if classes == 2 and len(np.unique(ids)) == 1 else None
     positive = bool((weights >= 0).all())
