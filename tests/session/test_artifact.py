@@ -27,7 +27,7 @@ from penstock.types import TensorType
 from tests.support.cost_models import PreferredBackendCosts
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.random_graphs import feeds_for, seeded
-from tests.support.tf_graphs import Flow, Func, Type
+from tests.support.tf_graphs import Flow, Func, Shape, Type
 from tests.support.tflite_cases import Case, cases, follow
 from tools.mutations import changed_artifact
 
@@ -189,6 +189,34 @@ def test_variables_are_saved_with_their_first_values(path: Path) -> None:
     session = ps.compile(case.path)
     session.save(path)
     follow(case, lambda _: ps.open(path))
+
+
+@pytest.mark.parametrize("backends", [["numpy"], None])
+def test_saved_plans_have_the_variables_of_the_session(path: Path, backends: Any) -> None:
+    g = Flow()
+    g.placeholder("x", "float32", 2)
+    number = {"dtype": Type("float32")}
+    g.node("VarHandleOp", name="v", shape=Shape([2]), **number)
+    g.node("AssignVariableOp", "v", "x", name="reset", **number)
+    g.node("AssignAddVariableOp", "v", "x", name="add", **number)
+    g.node("ReadVariableOp", "v", "^add", name="sum", **number)
+    g.node("ReadVariableOp", "v", name="now", **number)
+    x = {"x": np.array([1, 2], np.float32)}
+    session = ps.compile(g.bytes(), executor="linear", backends=backends, threads=1)
+    outputs = [port.name for port in session.outputs]
+    session.run(x, [], ["reset"])
+    session.run(x)
+    session.save(path)
+    opened, other = ps.open(path), ps.open(path)
+    for session in (opened, other):  # each has variables of its own
+        with pytest.raises(ps.RunError, match="is read before anything was assigned"):
+            session.run(x)
+        session.run(x, [], ["reset"])  # another subgraph, the same variable
+        with only_saved_plans():
+            first, second = session.run(x, outputs), session.run(x, outputs)
+        assert first["sum:0"].tolist() == [2, 4]
+        assert second["sum:0"].tolist() == [3, 6]
+        assert session.run({}, ["now:0"])["now:0"].tolist() == [3, 6]
 
 
 def test_long_lists_and_texts_survive_saving(path: Path) -> None:

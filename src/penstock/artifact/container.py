@@ -43,7 +43,7 @@ from penstock.types import STRING, dtype_name, dtype_named
 if TYPE_CHECKING:
     from pathlib import Path
 
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<8sIIQQ")
 _ALIGNMENT = 64
 _PIECE = 16 << 20  # bytes that are written or checked between two looks at the control
@@ -59,6 +59,8 @@ class ArtifactWriter:
 
     def __init__(self) -> None:
         self.documents: dict[str, bytes] = {}
+        self.stores: dict[Any, int] = {}
+        """stores of variables of the model, in the order of their document"""
         self._arrays: list[np.ndarray] = []
         self._index: dict[int, int] = {}
 
@@ -148,6 +150,8 @@ class ArtifactFile:
         self._content = _contents(file, status, mapped=mapped)
         self._lock = threading.RLock()
         self._made: dict[int, np.ndarray] = {}
+        self.stores: list[Any] | None = None
+        """stores of variables of the model, once they were decoded"""
         if len(self._content) < _ALIGNMENT:
             raise self.damaged("it ends in its header")
         magic, version, checksum, offset, count = HEADER.unpack_from(self._content)

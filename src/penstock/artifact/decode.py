@@ -95,10 +95,21 @@ def _typed(x: Any, type_: type) -> Any:
     return x
 
 
-def _store(values: dict[str, np.ndarray]) -> Any:
+def decode_stores(file: ArtifactFile) -> list[Any]:
+    """The stores of variables of a model, the same ones each time."""
+    if file.stores is None:
+        document = file.document("stores")
+        try:
+            file.stores = [_store(file, store) for store in _typed(document, list)]
+        except (AttributeError, TypeError) as error:
+            raise file.damaged(f"its variables are none: {error!r}") from error
+    return file.stores
+
+
+def _store(file: ArtifactFile, arrays: Any) -> Any:
     from penstock.ops.tensorflow.state import Store
 
-    return Store(values)
+    return Store({_typed(name, str): file.array(array) for name, array in arrays.items()})
 
 
 class _Decoder:
@@ -109,10 +120,6 @@ class _Decoder:
         self.document = _typed(document, dict)
         self.ops = list(map(self.op, paced(_typed(document["ops"], list))))
         self.values = list(map(self.value, paced(_typed(document["values"], list))))
-        self.stores = [
-            _store({_typed(name, str): file.array(array) for name, array in store.items()})
-            for store in _typed(document["stores"], list)
-        ]
         self.depth = 0
         self.room = file.nbytes
 
@@ -221,6 +228,10 @@ class _Decoder:
         self.depth -= 1
         return Region(nodes, inputs)
 
+    def store(self, i: Any) -> Any:
+        stores = decode_stores(self.file)
+        return stores[self.index(i, stores)]
+
     def numbers(self, array: np.ndarray) -> list[Any]:
         """A list of numbers; all together take no more bytes in the file than that has."""
         assert array.ndim == 1 and array.dtype.kind in "if"
@@ -234,6 +245,6 @@ class _Decoder:
         "bytes": lambda self, x: bytes.fromhex(x),
         "dtype": lambda self, name: dtype_named(name),
         "graph": lambda self, entry: self.graph(entry),
-        "store": lambda self, i: self.stores[self.index(i, self.stores)],
+        "store": lambda self, i: self.store(i),
         "region": lambda self, entry: self.region(entry),
     }

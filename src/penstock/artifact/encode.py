@@ -1,10 +1,11 @@
 """Graphs as documents of an artifact.
 
-A document has all that its graphs refer to: a list of operations, one of values, one of the stores
-of variables, and the graphs, whose nodes name these by their places there. A value is the name of a
-node's output, a pair of name and type of an input, or a list of name and array of a constant::
+A document has all that its graphs refer to but arrays and stores of variables, which documents
+share: a list of operations, one of values, and the graphs, whose nodes name these by their places.
+A value is the name of a node's output, a pair of name and type of an input, or a list of name and
+array of a constant::
 
-    {"ops": [["", "Exp", 13]], "values": [["x", ["float32", [4]]], "y"], "stores": [],
+    {"ops": [["", "Exp", 13]], "values": [["x", ["float32", [4]]], "y"],
      "graphs": {"main": {"inputs": [0], "outputs": [1], "nodes": [[0, [0], [1]]], ...}}}
 
 A node is a list of operation, inputs and outputs, and then of as many as are not empty of
@@ -37,12 +38,15 @@ def encode_graphs(graphs: Mapping[str, Graph], writer: ArtifactWriter) -> dict[s
     ``PenstockError`` for attributes that are no data."""
     encoder = _Encoder(writer)
     encoded = {name: encoder.graph(graph) for name, graph in graphs.items()}
-    stores = [
+    return {"ops": encoder.ops, "values": encoder.values, "graphs": encoded}
+
+
+def encode_stores(writer: ArtifactWriter) -> list[dict[str, int]]:
+    """The stores that graphs have referred to, with the values that variables start with."""
+    return [
         {name: writer.array(array) for name, array in store.initial.items()}
-        for store in encoder.stores
+        for store in writer.stores
     ]
-    lists = {"ops": encoder.ops, "values": encoder.values, "stores": stores}
-    return {**lists, "graphs": encoded}
 
 
 def encode_type(type_: Type) -> Any:
@@ -68,7 +72,6 @@ class _Encoder:
         self.writer = writer
         self.ops: list[Any] = []
         self.values: list[Any] = []
-        self.stores: dict[Store, int] = {}
         self._op_index: dict[Op, int] = {}
         self._value_index: dict[Value, int] = {}
 
@@ -131,7 +134,7 @@ class _Encoder:
             inputs = [self.value(value, typed=True) for value in x.inputs]
             return {"region": {"inputs": inputs, "nodes": [self.node(n, {}) for n in x.nodes]}}
         if isinstance(x, Store):
-            return {"store": self.stores.setdefault(x, len(self.stores))}
+            return {"store": self.writer.stores.setdefault(x.model, len(self.writer.stores))}
         raise PenstockError(
             f"{node.label} cannot be saved: its attribute {name!r} is a {type(x).__name__}, which "
             "is a part of this process"

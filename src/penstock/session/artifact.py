@@ -70,18 +70,18 @@ def save_session(
     writer: ArtifactWriter,
 ) -> None:
     """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key."""
-    from penstock.artifact.encode import encode_graphs, encode_type
+    from penstock.artifact.encode import encode_graphs, encode_stores, encode_type
 
     graphs = {GRAPH + name: graph for name, graph in model.graphs.items()}
     graphs |= {FUNCTION + name: graph for name, graph in model.functions.items()}
     writer.document("model", encode_graphs(graphs, writer))
     keys: list[Any] = []
-    if not has_state(model):
-        writer.document("main", encode_graphs({"main": main.graph}, writer))
-        for key, executor in plans.items():
-            if None not in key and (document := _plan_document(executor, context, writer)):
-                writer.document(f"plan {len(keys)}", document)
-                keys.append(encode_key(key))
+    writer.document("main", encode_graphs({"main": main.graph}, writer))
+    for key, executor in plans.items():
+        if None not in key and (document := _plan_document(executor, context, writer)):
+            writer.document(f"plan {len(keys)}", document)
+            keys.append(encode_key(key))
+    writer.document("stores", encode_stores(writer))
     options = {name: getattr(context.options, name) for name in _SAVED_OPTIONS}
     if not all(type(name) is str for name in options["backends"] or ()):
         options["backends"] = None
@@ -164,11 +164,13 @@ def encode_key(key: Sequence[Any]) -> list[Any]:
 
 
 class Artifact:
-    """The plans of an artifact, for a session with this context."""
+    """The plans of an artifact, for a session with this context; ``own`` has its variables, by the
+    stores of the model."""
 
-    def __init__(self, model: Model, context: CompileContext) -> None:
+    def __init__(self, model: Model, context: CompileContext, own: dict[Any, Any]) -> None:
         self._file: ArtifactFile = model.artifact
         self._context = context
+        self._own = own
         self._head = self._file.document("head")
         own, saved = basis(context), self._head.get("basis")
         if not isinstance(saved, dict):
@@ -258,7 +260,11 @@ class Artifact:
         orders = verify(model, self._context.limits, partial=True)
         for graph, nodes in orders.items():
             graph.nodes[:] = nodes
-        return model.graph
+        if not self._own:
+            return model.graph
+        from penstock.ops.tensorflow.state import own_stores
+
+        return own_stores(graphs, self._own)[name]
 
 
 def saved_options(model: Model, options: CompileOptions) -> CompileOptions:

@@ -96,13 +96,13 @@ class Memory:
     count: int
 
 
-def _own_stores(graphs: dict[str, Graph]) -> dict[str, Graph]:
+def _own_stores(graphs: dict[str, Graph], own: dict[Any, Any]) -> dict[str, Graph]:
     """The graphs by name, with variables of their own."""
     if not any("store" in node.attrs for graph in graphs.values() for node in graph.walk()):
         return graphs
     from penstock.ops.tensorflow.state import own_stores
 
-    return own_stores(graphs)
+    return own_stores(graphs, own)
 
 
 class Session:
@@ -144,23 +144,23 @@ class Session:
             self.model = model
             options, file = with_wishes(options, model), model.artifact
             if file is not None:
+                from penstock.artifact.decode import decode_stores
                 from penstock.session.artifact import Artifact, saved_options
 
                 options = saved_options(model, options)
             self.options = options = with_environment(options, model)
             backends = tuple(backends_of(options.backends, options.precision))
-            # It may have plans, unless the model has variables.
-            saved = file is not None and "main" in file.documents
             functions: Mapping[str, Graph]
-            if saved:  # graphs are decoded when they are needed
+            own: dict[Any, Any] = {}
+            if file is not None and not decode_stores(file):  # graphs are decoded when needed
                 functions, graph = model.functions, partial(getattr, model, "graph")
             else:
-                functions = _own_stores({"": model.graph, **model.functions})
+                functions = _own_stores({"": model.graph, **model.functions}, own)
                 graph = partial(dict.pop, functions, "")
             adopt = WeakMethod(self._plans.replace)
             context = CompileContext(options, backends, self.limits, functions, adopt=adopt)
             self._compiler = Compiler(context)
-            self._artifact = Artifact(model, context) if saved else None
+            self._artifact = None if file is None else Artifact(model, context, own)
             main = None if self._artifact is None else self._artifact.main()
             structure, drop = self._compiler.structure, self._plans.drop
             self._subgraphs = Subgraphs(graph, model.aliases, structure, drop, main)
@@ -359,10 +359,9 @@ class Session:
         """Save the session to a file, which ``penstock.open`` opens: the model, and the plans for
         the shapes of inputs that were met so far or given as ``shapes=``.
 
-        Plans of models with variables are not saved, and of the variables the initial values. A
-        file that exists is replaced; processes that have it open keep the old one. Raises
-        ``PenstockError`` for a model that cannot be saved, ``OSError`` if the file cannot be
-        written.
+        Of variables the initial values are saved. A file that exists is replaced; processes that
+        have it open keep the old one. Raises ``PenstockError`` for a model that cannot be saved,
+        ``OSError`` if the file cannot be written.
         """
         from pathlib import Path
 

@@ -73,10 +73,14 @@ def _kept(value: Any) -> np.ndarray:
 
 
 class Store:
-    """Variables by name. ``initial``: the saved values, which variables start with."""
+    """Variables by name. ``initial``: the saved values, which variables start with. ``model``: the
+    store of the model that this one is a session's own of, or itself."""
 
-    def __init__(self, initial: Mapping[str, np.ndarray] | None = None) -> None:
+    def __init__(
+        self, initial: Mapping[str, np.ndarray] | None = None, model: Store | None = None
+    ) -> None:
         self.initial = dict(initial or {})
+        self.model = model or self
         self._variables: dict[str, _Variable] = {}
         self._lock = threading.RLock()
 
@@ -99,19 +103,19 @@ class Store:
         return f"Store({len(self._variables)} variables)"
 
 
-def own_stores(graphs: Mapping[str, Graph]) -> dict[str, Graph]:
-    """The graphs by name, those with variables as copies with variables of their own."""
-    fresh: dict[Store, Store] = {}
-    own = {}
+def own_stores(graphs: Mapping[str, Graph], own: dict[Store, Store]) -> dict[str, Graph]:
+    """The graphs by name, those with variables as copies with the variables of a session: ``own``
+    has them by the stores of the model, and gets those that it lacks."""
+    copies = {}
     for name, graph in graphs.items():
         if any(isinstance(node.attrs.get("store"), Store) for node in graph.walk()):
             graph = clone(graph)
         for node in graph.walk():
             store = node.attrs.get("store")
             if isinstance(store, Store):
-                node.attrs["store"] = fresh.setdefault(store, Store(store.initial))
-        own[name] = graph
-    return own
+                node.attrs["store"] = own.setdefault(store, Store(store.initial, store.model))
+        copies[name] = graph
+    return copies
 
 
 # Handles.
