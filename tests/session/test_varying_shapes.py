@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 import penstock as ps
-from penstock.session.varying_shapes import GROWN, OFTEN, OpenShapes, VaryingShapes
-from tests.support.onnx_text import compile_text
+from penstock.session.varying_shapes import GROWN, OFTEN, VaryingShapes
+from tests.support.onnx_text import compile_text, model_from_text
 
 EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames", "interpret", "auto"]
 # One step of attention over a cache that grows.
@@ -94,24 +95,45 @@ def test_saved_session_has_plans_of_exact_shapes_only(tmp_path):
 
 
 def test_open_dims_are_those_that_grow_by_the_same_step():
-    varying = VaryingShapes()
+    varying = VaryingShapes(())
     prompts = [((1, n), (1, 0)) for n in (5, 8, 6)]
     steps = [((1, 1), (1, n)) for n in (5, 6, 7)]
     assert [varying.open(shapes) for shapes in [*prompts, *steps]] == [None] * 6
-    assert varying.open(((1, 1), (1, 8))) == OpenShapes(((1, 1), (1, None)))
+    opened = varying.open(((1, 1), (1, 8)))
+    assert opened is not None and opened.shapes == ((1, 1), (1, None))
     assert varying.open(((1, 9), (1, 0))) is None
-    assert varying.open(((1, 1), (1, 30))) == OpenShapes(((1, 1), (1, None)))
+    assert varying.open(((1, 1), (1, 30))) is opened
     assert varying.open(((2, 1), (2, 9))) is None
+
+
+def test_sequences_that_grow_in_turns_share_a_plan():
+    varying = VaryingShapes(())
+    lengths = [n for step in range(GROWN) for n in (5 + step, 40 + step, 90 + step)]
+    assert [varying.open(((1, 1), (1, n))) for n in lengths] == [None] * len(lengths)
+    opened = varying.open(((1, 1), (1, 5 + GROWN)))
+    assert opened is not None
+    assert [varying.open(((1, 1), (1, n))) for n in (41 + GROWN, 91 + GROWN)] == [opened] * 2
+
+
+def test_dims_that_differ_when_the_same_ones_grow_again_are_opened_too():
+    varying = VaryingShapes(())
+    for length in range(GROWN + 1):
+        first = varying.open(((1, 1), (1, length), (20, 4)))
+    assert first is not None and first.shapes == ((1, 1), (1, None), (20, 4))
+    assert varying.open(((1, 1), (1, 0), (31, 4))) is None
+    second = varying.open(((1, 1), (1, 1), (31, 4)))
+    assert second is not None and second.shapes == ((1, 1), (1, None), (None, 4))
+    assert varying.open(((1, 1), (1, 0), (77, 4))) is second
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 4, 2, 8, 5, 7), (1, 2, 4, 8, 16, 32), (9, 8, 7, 6, 5)])
 def test_shapes_that_do_not_grow_alike_have_plans_of_their_own(sizes):
-    varying = VaryingShapes()
+    varying = VaryingShapes(())
     assert [varying.open(((1, 1), (n, 4))) for n in sizes] == [None] * len(sizes)
 
 
 def test_inputs_that_all_grow_have_plans_of_their_own():
-    varying = VaryingShapes()
+    varying = VaryingShapes(())
     assert [varying.open(((n, 4), (), (2 * n, 4))) for n in range(1, 9)] == [None] * 8
 
 
@@ -129,6 +151,47 @@ def test_convolutions_are_compiled_for_each_shape():
 
 
 def test_shapes_of_other_ranks_share_no_plan():
-    varying = VaryingShapes()
+    varying = VaryingShapes(())
     shapes = [((1,) * rank, None) for rank in range(8)]
     assert [varying.open(each) for each in shapes] == [None] * 8
+
+
+# The row of a step, cut out of those of twelve positions: how many there are is open to inference.
+CUT = """g (float[b, 1, 8] x, float[b, p, 8] past) => (float[b, u, 8] y)
+    <float[12, 8] rows, int64[1] one = {1}, int64[1] first = {0}> {
+    whole = Concat <axis = 1> (past, x)
+    end = Shape <start = 1, end = 2> (whole)
+    begin = Sub (end, one)
+    row = Slice (rows, begin, end, first)
+    y = Add (x, row)
+}"""
+
+
+def cut_session(executor):
+    rows = np.arange(96, dtype=np.float32).reshape(12, 8)
+    model = model_from_text(CUT)
+    model.graph.initializer.append(numpy_helper.from_array(rows, "rows"))
+    return ps.compile(model, executor=executor), rows
+
+
+def cut_run(session, rows, length):
+    x = np.ones((1, 1, 8), np.float32)
+    y = session.run({"x": x, "past": np.ones((1, length, 8), np.float32)})["y"]
+    np.testing.assert_array_equal(y, x + rows[length : length + 1])
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_dims_that_are_not_as_expected_are_computed_as_they_are(executor):
+    session, rows = cut_session(executor)
+    for length in [*range(20), 3, 14, 5]:
+        cut_run(session, rows, length)
+
+
+def test_dims_are_expected_until_a_run_has_others():
+    session, rows = cut_session("linear")
+    for expected, lengths in ((1, range(12)), (0, (12, 30, 2, *range(13, 25)))):
+        for length in lengths:
+            cut_run(session, rows, length)
+        names = [step.node.op.name for step in session.plan.walk()]
+        assert names.count("Expected") == expected
+    assert session.memory.count <= GROWN + 3

@@ -17,6 +17,7 @@ from penstock.executors.control import NEVER, Control
 from penstock.executors.errors import explained, throw
 from penstock.host.current_run import working_for
 from penstock.limits import Limits
+from penstock.ops.internal.expected import UnexpectedDimsError
 
 Run = Callable[..., tuple[Any, ...]]
 
@@ -53,6 +54,8 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         super().__init__(program, name, hosts, threads)
         self._arguments = hosts, limits, threads, name
         self.sampler: Sampler | None = None
+        self.otherwise: Callable[[Sequence[Any], Control], tuple[Any, ...]] | None = None
+        """runs what has other dims than the plan was compiled for"""
         self._arenas = self._allocate(hosts[0], limits, partial(partial, _bind_run, program))
 
     def direct(self) -> tuple[Run, Program] | None:
@@ -64,7 +67,9 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         return function, self._program
 
     def observed(self) -> LinearExecutor:
-        return LinearExecutor(self._program.with_observers(), *self._arguments)
+        executor = LinearExecutor(self._program.with_observers(), *self._arguments)
+        executor.otherwise = self.otherwise
+        return executor
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         if control is not NEVER or self._counts or self.sampler is not None:
@@ -96,8 +101,10 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                 pace.took(threads, perf_counter() - start)
                 return outputs
         except Exception as error:
-            throw(explained(error, self._program))
+            if self.otherwise is None or not isinstance(error, UnexpectedDimsError):
+                throw(explained(error, self._program))
         finally:
             arenas.give(arena)
             if self._program.observed:
                 control.observer.allocation(control.run, -arenas.size)
+        return self.otherwise(inputs, control)

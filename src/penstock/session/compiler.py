@@ -97,14 +97,18 @@ class Compiler:
         return passes.unraised
 
     def compile(
-        self, subgraph: Subgraph, values: Sequence[Any], open_types: Sequence[Type] | None = None
+        self,
+        subgraph: Subgraph,
+        values: Sequence[Any],
+        open_types: Sequence[Type] | None = None,
+        samples: Sequence[Sequence[Type]] = (),
     ) -> Executor:
-        """The executor of ``subgraph`` for values of these shapes, or of ``open_types``. Raises
-        ``InvalidInput`` if it cannot run for them, ``Unsupported`` with all operations that no
-        kernel is available for."""
+        """The executor of ``subgraph`` for values of these shapes, or of ``open_types``, of which
+        ``samples`` are examples. Raises ``InvalidInput`` if it cannot run for them, ``Unsupported``
+        with all operations that no kernel is available for."""
         framed = self.context.executor == "frames" or subgraph.framed
         line = LINES["frames" if framed else self.context.executor]
-        return self._run(line, subgraph, values, open_types)
+        return self._run(line, subgraph, values, open_types, samples)
 
     def restore(self, saved: SavedPlan, values: Sequence[Any]) -> Executor:
         """The executor of a plan that was saved, for values of the shapes that it is for."""
@@ -120,10 +124,13 @@ class Compiler:
         subgraph: Subgraph,
         values: Sequence[Any],
         open_types: Sequence[Type] | None = None,
+        samples: Sequence[Sequence[Type]] = (),
     ) -> Any:
         """The record at the end of a line of stages."""
         check_dims(subgraph.graph.inputs, values)
-        feeds = Feeds(subgraph.graph, values, subgraph.unraised, open_types=open_types)
+        feeds = Feeds(
+            subgraph.graph, values, subgraph.unraised, open_types=open_types, samples=samples
+        )
         return self._through(line, feeds, feeds)
 
     def _through(self, line: Sequence[Stage], record: Any, feeds: Feeds) -> Any:

@@ -165,12 +165,13 @@ class PlanCache:
     def _make_room(self, last: Executor) -> None:
         """Give up arenas and then plans, those not used for longest first, down to the limit."""
         most = self._max_bytes
-        if most is None:
-            most = max(_LEAST_BYTES, last.table.constant_bytes)
         executors = list(self._executors.values())
         held = sum(map(_nbytes, executors))
         if not last.arena_bytes:
             held += last.run_bytes
+        if most is None:  # to count constants takes longer than a small run
+            most = _LEAST_BYTES
+            most = most if held <= most else max(most, last.table.constant_bytes)
         for executor in executors:
             if held <= most:
                 return

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from operator import length_hint
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 import numpy as np
 
@@ -30,7 +30,8 @@ from penstock.errors import (
     Unsupported,
 )
 from penstock.executors.base import Executor
-from penstock.executors.control import NEVER, CancelToken
+from penstock.executors.control import NEVER, CancelToken, Control
+from penstock.executors.linear import LinearExecutor
 from penstock.frontends.common.model_files import opened_files
 from penstock.frontends.load import entered, is_artifact, load
 from penstock.host import gc_pause
@@ -522,7 +523,8 @@ class Session:
         shapes = subgraph.varying.open(key)
         if shapes is None or subgraph.needs_dims:
             return None
-        check_dims(subgraph.graph.inputs, values)
+        if not shapes.agree(key):
+            check_dims(subgraph.graph.inputs, values)
         return shapes
 
     @cached_property
@@ -552,7 +554,13 @@ class Session:
         if types is None and self._artifact is not None and subgraph is self._subgraphs.main:
             executor = self._artifact.restored(self._compiler, subgraph.key(values), values)
         if executor is None:
-            executor = self._compiler.compile(subgraph, values, types)
+            samples = shapes.samples(subgraph.graph.inputs, values) if shapes is not None else ()
+            executor = self._compiler.compile(subgraph, values, types, samples)
+            if samples and not isinstance(executor, LinearExecutor):
+                executor = self._compiler.compile(subgraph, values, types)
+            elif samples and isinstance(executor, LinearExecutor):
+                executor.sampler = None  # which might choose another executor
+                executor.otherwise = partial(_anew, WeakMethod(self._expect_nothing), ref(subgraph))
             if types is None and self._cache is not None and subgraph is self._subgraphs.main:
                 self._cache.unsaved += 1
         # Most sessions have one plan. Another one reads constants again, which takes time: they are
@@ -563,10 +571,27 @@ class Session:
             give_back_memory()
         return executor
 
+    def _expect_nothing(
+        self, subgraph: Subgraph, values: Sequence[Any], control: Control
+    ) -> tuple[Any, ...]:
+        """Run with a plan that takes no dims for known that inference leaves open."""
+        subgraph.varying.forget()
+        self._plans.drop(subgraph)
+        return self._executor(subgraph, subgraph.key(values), values).run(values, control)
+
     def _save_memory(self) -> None:
         for backend in self._compiler.context.backends:
             backend.save_memory()
         give_back_memory()
+
+
+def _anew(method: WeakMethod[Any], subgraph: ref[Subgraph], *arguments: Any) -> tuple[Any, ...]:
+    """Call a method of a session that still exists, as all sessions with runs do."""
+    begin, own = method(), subgraph()
+    if begin is None or own is None:
+        raise PenstockError("the session is closed")
+    outputs: tuple[Any, ...] = begin(own, *arguments)
+    return outputs
 
 
 @takes(CompileOptions)

@@ -38,6 +38,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
+from penstock.host.on_demand import imported
 from penstock.host.threads import Workers, core_budget, pool
 from penstock.ir.contract import contract_of
 from penstock.ir.graph import Graph, Node, Value, clone
@@ -63,6 +64,9 @@ if TYPE_CHECKING:
     from penstock.passes.context import FusionPolicy, PassContext, Place, Unraised
     from penstock.plan.grouping import ClusteredGrouping, Seconds
     from penstock.tuning.run_sampler import Adopt
+
+
+_EXPECT_DIMS = imported("penstock.session.expected_dims.expect_dims")
 
 
 def _no_adoption() -> None:
@@ -225,6 +229,9 @@ class Feeds:
     """Whether the values have added shapes or dtypes to the graph."""
     open_types: Sequence[Type] | None = None
     """The types of the inputs, if they are not exactly those of the values."""
+    samples: Sequence[Sequence[Type]] = ()
+    """types of the inputs in runs to come, for graphs with ``open_types``: dims that are the same
+    with all of these are expected"""
 
     @property
     def types(self) -> list[Type]:
@@ -249,6 +256,8 @@ def specialise(feeds: Feeds, context: CompileContext) -> Feeds:
     graph = clone(feeds.graph)
     for value, input_type in zip(graph.inputs, feeds.types, strict=True):
         value.type = input_type
+    if feeds.samples:
+        _EXPECT_DIMS(graph, feeds.samples)
     return replace(feeds, graph=graph, refined=feeds.add_shapes)
 
 

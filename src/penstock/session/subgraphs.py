@@ -73,7 +73,7 @@ class Subgraph:
         # sessions see the same shapes again and again.
         self.lock = threading.RLock()
         self.last: tuple[Any, Executor | None] = (None, None)
-        self.varying = VaryingShapes()
+        self.varying = VaryingShapes(self.types)
 
     @cached_property
     def needs_dims(self) -> bool:

@@ -1,0 +1,47 @@
+"""Expected: a value whose dims are taken to be known, which each run checks.
+
+It is not in the table of operations. Plans with open dims have it behind nodes whose result had
+the same dims for all shapes that were tried, though inference cannot tell why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Op, Types, returning
+from penstock.ops.common.shape_rules import tensor
+from penstock.types import ShapeError, TensorType, Type
+
+
+class UnexpectedDimsError(ShapeError):
+    """A value has other dims than a plan was compiled for."""
+
+
+def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    own = x.shape or (None,) * len(attrs["dims"])
+    dims = [a if b < 0 else b for a, b in zip(own, attrs["dims"], strict=True)]
+    return (TensorType(x.dtype, tuple(dims), x.data),)
+
+
+def _compile(node: Node, types: Types) -> Kernel:
+    dims = node.attrs["dims"]
+    rank, places = len(dims), [(axis, dim) for axis, dim in enumerate(dims) if dim >= 0]
+
+    def run(x: np.ndarray) -> Any:
+        shape = x.shape
+        if len(shape) != rank:
+            raise UnexpectedDimsError(f"rank {len(shape)} in place of {rank}")
+        for axis, dim in places:
+            if shape[axis] != dim:
+                raise UnexpectedDimsError(f"{shape[axis]} at axis {axis} in place of {dim}")
+        return x
+
+    return returning(run, view=True)
+
+
+EXPECTED = Op("Expected", "penstock", 1, 1, _infer, _compile)
