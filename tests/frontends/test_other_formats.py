@@ -45,3 +45,33 @@ def test_folder_of_another_format_is_named(tmp_path: Path) -> None:
     (tmp_path / "m.mlpackage").mkdir()
     with pytest.raises(ps.InvalidModel, match="a Core ML model"):
         ps.load(tmp_path / "m.mlpackage")
+
+
+CONTENTS = {
+    "hdf": (HDF + bytes(100), "a Keras file"),
+    "gguf": (b"GGUF" + bytes(100), r"a llama\.cpp file"),
+    "pickle": (b"\x80\x04" + bytes(100), "a pickled object"),
+    "ort": (b"\0\0\0\0ORTM" + bytes(100), "ONNX Runtime's own format"),
+    "xml": (b"<?xml version='1.0'?><net/>", "an OpenVINO model"),
+    "torch": ({"archive/data.pkl": b""}, "a PyTorch file"),
+    "keras": ({"config.json": b"{}", "model.weights.h5": b""}, "a Keras file"),
+    "zip": ({"a/model.onnx": b"", "b": b""}, "a zip file without metadata/MANIFEST"),
+    "damaged zip": (b"PK\3\4" + bytes(100), "a zip file without metadata/MANIFEST"),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_contents_of_another_format_are_named_whatever_the_file_is_called(
+    tmp_path: Path, name: str
+) -> None:
+    contents, reason = CONTENTS[name]
+    path = tmp_path / "model"
+    if isinstance(contents, dict):
+        with zipfile.ZipFile(path, "w") as file:
+            for member, data in contents.items():
+                file.writestr(member, data)
+    else:
+        path.write_bytes(contents)
+    for source in (path, path.read_bytes()):
+        with pytest.raises(ps.InvalidModel, match=reason):
+            ps.load(source)

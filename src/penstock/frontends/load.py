@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.analysis.verify import verify
@@ -106,7 +107,7 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
 
     if is_path:
         source = Path(source)
-    if isinstance(source, Path) and _is_package(source):
+    if isinstance(source, Path | bytes) and _is_package(source):
         from penstock.frontends.nnpackage.package import load_package
         from penstock.frontends.onnx.type_constraints import check_types
 
@@ -136,6 +137,8 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
         return model
     if isinstance(source, Path):
         _refuse_other_formats(source)
+    if isinstance(source, Path | bytes):
+        _refuse_other_contents(source)
     from penstock.frontends.onnx.importer import load_onnx
 
     return load_onnx(source, limits, map_weights)
@@ -147,14 +150,21 @@ def is_artifact(path: str | Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def _is_package(path: Path) -> bool:
-    if not path.is_dir():
-        with open_path(path) as file:
-            if file.read(2) != b"PK":
-                return False
+def _is_package(source: Path | bytes) -> bool:
+    is_file = isinstance(source, bytes) or not source.is_dir()
+    if is_file and _head(source)[:2] != b"PK":
+        return False
     from penstock.frontends.nnpackage.package import is_package
 
-    return is_package(path)
+    return is_package(source)
+
+
+def _head(source: Path | bytes) -> bytes:
+    """The first bytes of a file."""
+    if isinstance(source, bytes):
+        return source[:8]
+    with open_path(source) as file:
+        return file.read(8)
 
 
 def _is_graph_def(path: Path) -> bool:
@@ -169,42 +179,74 @@ _TFLITE_SUFFIXES = (".tflite", ".circle", ".lite")
 
 
 def _is_tflite(source: Any) -> bool:
-    if isinstance(source, bytes):
-        return source[4:8] in _TFLITE
     from pathlib import Path
 
-    if not isinstance(source, Path):
-        return False
-    if source.suffix.lower() in _TFLITE_SUFFIXES:
+    if isinstance(source, Path) and source.suffix.lower() in _TFLITE_SUFFIXES:
         return True
-    with open_path(source) as file:
-        return file.read(8)[4:] in _TFLITE
+    return isinstance(source, Path | bytes) and _head(source)[4:] in _TFLITE
 
 
 _EXPORT = "export it to ONNX, TFLite or a SavedModel"
 _TORCH = "a PyTorch file", "export the model with torch.onnx.export"
 _CHECKPOINT = "part of a TensorFlow checkpoint", "export the model to a SavedModel"
 _KERAS = "a Keras file", "export it to a SavedModel or to TFLite"
+_PICKLE = "a pickled object", "convert it with skl2onnx, or torch.onnx.export"
+_LLAMA = "a llama.cpp file", _EXPORT
+_OPENVINO = "an OpenVINO model", "load the model that it was converted from, or " + _EXPORT
+_ORT = "in ONNX Runtime's own format", "load the ONNX model that it was made from"
+_ZIP = "a zip file without metadata/MANIFEST", "give the path of the model in it"
 _OTHER_FORMATS = {
     **dict.fromkeys((".h5", ".hdf5", ".keras"), _KERAS),
     **dict.fromkeys((".pt", ".pth", ".pt2"), _TORCH),
-    **dict.fromkeys((".pkl", ".joblib"), ("a pickled object", "convert it with skl2onnx")),
+    **dict.fromkeys((".pkl", ".joblib"), _PICKLE),
     **dict.fromkeys((".mlmodel", ".mlpackage"), ("a Core ML model", _EXPORT)),
     **dict.fromkeys((".engine", ".plan"), ("a TensorRT engine", "load what it was built from")),
-    **dict.fromkeys((".gguf", ".ggml"), ("a llama.cpp file", _EXPORT)),
+    **dict.fromkeys((".gguf", ".ggml"), _LLAMA),
     ".caffemodel": ("a Caffe model", _EXPORT),
     ".pdmodel": ("a PaddlePaddle model", "convert it with paddle2onnx"),
     ".ckpt": ("a checkpoint of PyTorch or TensorFlow", "export the model to ONNX or a SavedModel"),
     ".safetensors": ("a file of weights without a graph", "export the model to ONNX"),
-    ".xml": ("an OpenVINO model", "load the model that it was converted from, or " + _EXPORT),
+    ".xml": _OPENVINO,
     **dict.fromkeys((".index", ".meta", ".data"), _CHECKPOINT),
-    ".ort": ("in ONNX Runtime's own format", "load the ONNX model that it was made from"),
+    ".ort": _ORT,
 }
+_MEMBERS = (("data.pkl", _TORCH), (".weights.h5", _KERAS))
+"""what lies in zip files"""
+_HEADS = (
+    (0, b"\x89HDF", _KERAS),
+    (0, b"GGUF", _LLAMA),
+    (0, b"<?xml", _OPENVINO),
+    (0, b"\x80", _PICKLE),
+    (4, b"ORTM", _ORT),
+)
 
 
 def _refuse_other_formats(path: Path) -> None:
     """Raise ``InvalidModel`` for a file whose name says that it is of an unsupported format."""
     suffix = path.suffix.lower().partition("-")[0]  # of .data-00000-of-00001
     if suffix in _OTHER_FORMATS:
-        form, advice = _OTHER_FORMATS[suffix]
-        raise InvalidModel(f"{path.name} is {form}, which cannot be loaded: {advice}")
+        _refuse(path, *_OTHER_FORMATS[suffix])
+
+
+def _refuse_other_contents(source: Path | bytes) -> None:
+    """Raise ``InvalidModel`` for a file that begins as one of an unsupported format does."""
+    head = _head(source)
+    for at, start, format in _HEADS:
+        if head[at:].startswith(start):
+            _refuse(source, *format)
+    if head.startswith(b"PK\3\4"):
+        import zipfile
+        from io import BytesIO
+
+        members: list[str] = []
+        with suppress(zipfile.BadZipFile, ValueError, NotImplementedError):
+            file = BytesIO(source) if isinstance(source, bytes) else open_path(source)
+            with file, zipfile.ZipFile(file) as archive:
+                members = archive.namelist()
+        found = [f for end, f in _MEMBERS if any(name.endswith(end) for name in members)]
+        _refuse(source, *[*found, _ZIP][0])
+
+
+def _refuse(source: Path | bytes, form: str, advice: str) -> NoReturn:
+    name = "the model" if isinstance(source, bytes) else source.name
+    raise InvalidModel(f"{name} is {form}, which cannot be loaded: {advice}")

@@ -6,12 +6,12 @@ They hold where the caller has not given the option. The keys are those of onert
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.backends.registry import available
 from penstock.errors import shortened
-from penstock.ir.graph import Model
+from penstock.ir.graph import Model, Node
 from penstock.session.options import CompileOptions
 
 _PLACE = "OP_BACKEND_"
@@ -32,11 +32,11 @@ _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def with_wishes(options: CompileOptions, model: Model) -> CompileOptions:
     """``options`` with those of the model's file. Warns of keys and values without a meaning."""
-    operations = {node.op.name for node in model.graph.walk()} if model.options else ()
+    nodes = [*model.graph.walk()] if model.options else []
     wishes: dict[str, Any] = {}
     ignored = []
     for key, text in model.options.items():
-        meaning = _meaning(key, text, operations)
+        meaning = _meaning(key, text, nodes)
         if meaning is None:
             ignored.append(f"{key}={text}")
         elif isinstance(meaning.get("place"), dict):
@@ -54,7 +54,7 @@ def with_wishes(options: CompileOptions, model: Model) -> CompileOptions:
     return options.filled(wishes)
 
 
-def _meaning(key: str, text: str, operations: Collection[str]) -> dict[str, Any] | None:
+def _meaning(key: str, text: str, nodes: Sequence[Node]) -> dict[str, Any] | None:
     """The options that ``key=text`` stands for; ``None`` if it is not understood."""
     if key in _VALUES:
         name, values = _VALUES[key]
@@ -69,10 +69,27 @@ def _meaning(key: str, text: str, operations: Collection[str]) -> dict[str, Any]
         if _ANY in names:
             return {}
         return {"backends": tuple(names)} if set(names) <= set(available()) else None
+    if key == "OP_BACKEND_MAP":
+        return _places_by_number(text, nodes)
     if key.startswith(_PLACE):
         operation = key.removeprefix(_PLACE)
         if text == _ANY:
             return {}
-        if operation in operations and text in available():
+        if text in available() and any(node.op.name == operation for node in nodes):
             return {"place": {operation: text}}
     return None
+
+
+def _places_by_number(text: str, nodes: Sequence[Node]) -> dict[str, Any] | None:
+    """The backends of operators by their numbers in the first subgraph, as in ``0=cpu;2=numpy``.
+    Operator 2 of an only model is the node ``NAME_2``."""
+    parts = [node.name.rpartition("_") for node in nodes]
+    names = {number: f"{name}_{number}" for name, _, number in parts if name.isupper()}
+    places = {}
+    for entry in text.split(";"):
+        number, _, backend = entry.partition("=")
+        if backend not in (_ANY, *available()) or number not in names:
+            return None
+        if backend != _ANY:
+            places[f"node:{names[number]}"] = backend
+    return {"place": places} if places else {}

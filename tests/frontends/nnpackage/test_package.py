@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from tests.frontends.nnpackage.test_refusals import archive, files, negate
 from tests.support.tflite_models import TYPES, model, subgraph
 
 X = np.array([-1.5, 0.25, 2.5, 7], np.float32)
@@ -118,3 +119,19 @@ def test_edge_that_cannot_be_converted_is_refused(tmp_path: Path) -> None:
     models = producer("int32"), consumer("object")
     with pytest.raises(ps.InvalidModel, match="from int32 to string, which cannot be converted"):
         ps.load(package(tmp_path, *models))
+
+
+@pytest.mark.parametrize("top", ["", "package/"])
+def test_zip_of_a_folder_or_of_its_files_is_read_from_a_path_and_from_bytes(
+    tmp_path: Path, top: str
+) -> None:
+    contents = files(negate(), models=["./0.tflite"])
+    path = archive(tmp_path / "p", {top + name: data for name, data in contents.items()})
+    for source in (path, path.read_bytes()):
+        np.testing.assert_array_equal(ps.compile(source)(np.ones(2, np.float32)), [-1, -1])
+
+
+def test_zip_of_two_folders_is_no_package(tmp_path: Path) -> None:
+    contents = {f"{top}/{name}": data for top in "ab" for name, data in files(negate()).items()}
+    with pytest.raises(ps.InvalidModel, match="a zip file without metadata/MANIFEST"):
+        ps.load(archive(tmp_path / "p", contents))

@@ -13,7 +13,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import BytesIO
 from pathlib import Path
+from posixpath import normpath
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import InvalidModel, shortened
@@ -37,36 +39,54 @@ _MAX_MODELS = 1024
 _TYPES = ("tflite", "circle")
 
 
-def is_package(path: Path) -> bool:
+def is_package(source: Path | bytes) -> bool:
     """Whether a folder or a zip file has a manifest."""
-    if path.is_dir():
-        return (path / MANIFEST).exists()
-    with open_path(path) as file:
+    if isinstance(source, Path) and source.is_dir():
+        return (source / MANIFEST).exists()
+    with _opened(source) as file:
         if file.read(4) != b"PK\x03\x04":
             return False
         try:
-            return MANIFEST in zipfile.ZipFile(file).namelist()
+            return _top(zipfile.ZipFile(file)) is not None
         except (zipfile.BadZipFile, ValueError, NotImplementedError):
             return False
 
 
-def load_package(path: Path, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False) -> Model:
+def load_package(
+    source: Path | bytes, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False
+) -> Model:
     """Read a package. Raises ``InvalidModel`` for violations of the format or of ``limits``, which
     bound all of its files together, ``Unsupported`` for operators without a kernel. The models of a
     folder are mapped into memory if ``map_weights``; those of a zip file are always read."""
-    if path.is_dir():
+    path = source if isinstance(source, Path) else Path("the bytes given")
+    if path.is_dir() and path is source:
         return _Package(path, partial(open_inside, path), limits, map_weights).model()
-    with open_path(path) as file, zipfile.ZipFile(file) as archive:
+    with _opened(source) as file, zipfile.ZipFile(file) as archive:
         if len(archive.infolist()) > len(archive.NameToInfo):
             raise InvalidModel(f"the package {path.name!r} has several files of one name")
-        return _Package(path, partial(_open_entry, archive), limits, False).model()
+        opened = partial(_open_entry, archive, _top(archive) or "")
+        model = _Package(path, opened, limits, False).model()
+        model.path = None if isinstance(source, bytes) else model.path
+        return model
 
 
-def _open_entry(archive: zipfile.ZipFile, name: str) -> BinaryIO:
+def _opened(source: Path | bytes) -> BinaryIO:
+    return BytesIO(source) if isinstance(source, bytes) else open_path(source)
+
+
+def _top(archive: zipfile.ZipFile) -> str | None:
+    """What stands before the names of a package's files in a zip: nothing, or the one folder that
+    was packed. ``None`` without a manifest."""
+    tops = {name.partition("/")[0] + "/" for name in archive.namelist()}
+    places = ("", *tops) if len(tops) == 1 else ("",)
+    return next((top for top in places if top + MANIFEST in archive.NameToInfo), None)
+
+
+def _open_entry(archive: zipfile.ZipFile, top: str, name: str) -> BinaryIO:
     """A file of a zip. Raises ``ValueError`` with a reason."""
     if name.startswith("/") or ".." in name.replace("\\", "/").split("/"):
         raise ValueError("that leads out of the package")
-    entry = archive.NameToInfo.get(name)
+    entry = archive.NameToInfo.get(top + normpath(name))
     if entry is None:
         raise ValueError("there is no such file")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
