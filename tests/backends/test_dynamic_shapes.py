@@ -203,6 +203,17 @@ def test_cache_keeps_a_bounded_number_of_kernels(monkeypatch, at_once, made):
         kernel(draw(5, 33), w)
 
 
+def test_kernels_are_counted_once_many_were_added(monkeypatch):
+    counted = []
+    monkeypatch.setattr(KernelCache, "nbytes", lambda self: counted.append(self) or 0)
+    node, types = product()
+    backend = OneDnnBackend()
+    kernel = backend.kernel(node, types)
+    for _ in range(128):
+        backend.make_room(4 << 10)
+    assert kernel is not None and len(counted) == 2
+
+
 def test_thousand_shapes_take_bounded_memory(monkeypatch, at_once):
     monkeypatch.setattr(dynamic_shapes, "_MOST_BYTES", 1 << 20)
     session = ps.compile(selected("m = MatMul(k, w) y = Tanh(m)", w=WEIGHTS["w"]))

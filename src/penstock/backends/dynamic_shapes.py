@@ -35,11 +35,13 @@ from penstock.types import ANY, ShapeError, TensorType, Type
 
 Tensors: TypeAlias = Sequence[TensorType | None]
 
-# Kernels of one node that are kept, bytes of all those of a backend, and of one beside its code;
-# shapes of one node that are waited for.
+# Kernels of one node that are kept, bytes of all those of a backend, those that are added before
+# all are counted again, and bytes of one kernel beside its code; shapes of one node that are waited
+# for.
 _MOST_KERNELS = 128
 _MOST_AWAITED = 256
 _MOST_BYTES = 64 << 20
+_UNCOUNTED_BYTES = 1 << 18
 _KERNEL_BYTES = 4 << 10
 
 # Sets of shapes of one node after which more are to be expected.
@@ -73,6 +75,7 @@ class SpecialisingBackend(HostBackend, Backend):
 
     def __init__(self) -> None:
         self._caches: WeakValueDictionary[int, KernelCache] = WeakValueDictionary()
+        self._uncounted = 0
 
     @abstractmethod
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
@@ -107,8 +110,13 @@ class SpecialisingBackend(HostBackend, Backend):
         """The seconds that a call takes less than NumPy's, for a node with the shapes of a run."""
         return _late_seconds(_NUMPY, node) - _late_seconds(self, node)
 
-    def make_room(self) -> None:
-        """Drop kernels, of the fullest caches first, down to the limit on the bytes of all."""
+    def make_room(self, added: int) -> None:
+        """Drop kernels, of the fullest caches first, down to the limit on the bytes of all. These
+        are counted once enough were ``added``, since that takes longer than making a kernel."""
+        self._uncounted += added
+        if self._uncounted < _UNCOUNTED_BYTES:
+            return
+        self._uncounted = 0
         caches = [reference() for reference in self._caches.valuerefs()]
         held = {cache: cache.nbytes() for cache in caches if cache is not None}
         while sum(held.values()) > _MOST_BYTES:
@@ -228,13 +236,14 @@ class KernelCache:
         self._awaited.pop(key, None)
         kernel = self.backend.static_kernel(node, _types(node.inputs)) if gain > 0 else None
         function = self._plain if kernel is None else kernel.function
-        self._bytes[key] = _KERNEL_BYTES if kernel is None else _KERNEL_BYTES + kernel.code_bytes
+        size = _KERNEL_BYTES + (0 if kernel is None else kernel.code_bytes)
+        self._bytes[key] = size
         self.kernels[key] = function
         self._made += 1
         if self._made == _MANY_SHAPES:
             self.backend.expect_many_shapes()
         self.drop(max(len(self.kernels) - _MOST_KERNELS, 0))
-        self.backend.make_room()
+        self.backend.make_room(size)
         return function
 
 
