@@ -167,8 +167,15 @@ def cases() -> list[Case]:
             "us an iteration",
             *_run(two_devices(), n),
             ITERATIONS,
-            executors=("frames",),
             options={"devices": 2},
+            target=2.5,
+        ),
+        Case(
+            "while on 2 devices, a user's kernels",
+            "us an iteration",
+            *_run(two_devices(), n),
+            ITERATIONS,
+            options={"devices": 2, "users": True},
         ),
         Case(
             f"chain of {LONG_CHAIN} additions",

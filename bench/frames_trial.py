@@ -27,7 +27,8 @@ class Job:
     """``engine``: "tensorflow", or "penstock:" and an executor. ``feeds``: by name an element type
     and a value. ``calls`` runs are timed together, ``repetitions`` times. ``wait_s``: seconds that
     each Neg takes without keeping a thread busy, if that is not 0; ``parallel``: how many
-    iterations of such a loop go on at once."""
+    iterations of such a loop go on at once. ``users``: whether kernels are those of a user's
+    backend, which may wait for something, so that devices have parts of their own."""
 
     engine: str
     path: str
@@ -38,6 +39,7 @@ class Job:
     repetitions: int = 5
     wait_s: float = 0.0
     parallel: int = 1
+    users: bool = False
 
 
 class Clock:
@@ -84,7 +86,10 @@ def penstock(job: Job, feeds: dict[str, np.ndarray]) -> tuple[Runner, str]:
         def run_begin(self, run: Any) -> None:
             self.name = run.executor
 
-    backends = [Waiting()] if job.wait_s else None
+    class Users(NumpyBackend):
+        pass
+
+    backends = [Waiting()] if job.wait_s else [Users()] if job.users else None
     devices = job.devices if job.devices > 1 else None
     executor = job.engine.partition(":")[2]
     session = ps.compile(job.path, executor=executor, backends=backends, devices=devices)

@@ -12,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
+from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
 from penstock.host.threads import Workers, core_budget
@@ -21,6 +22,8 @@ from penstock.tuning import run_sampler
 from penstock.tuning.measure import CostModel, GraphProfiler
 from tests.support.costs import measured_variants
 from tests.support.onnx_text import compile_text
+from tests.support.tf_graphs import Builder
+from tests.support.tf_loops import counting
 from tests.support.timing import SOON, wait_until
 
 SIX = """g (float[2] x) => (float[2] y) {
@@ -171,6 +174,38 @@ def test_runs_that_were_sampled_make_a_plan_parallel(cache, clock, monkeypatch, 
     np.testing.assert_array_equal(session.run(X)["y"], wanted(X["x"]))
     backend.company = Company()
     np.testing.assert_array_equal(session.submit(X).result(SOON)["y"], wanted(X["x"]))
+    pool.close()
+
+
+@needs_cores
+@pytest.mark.parametrize("parallel", [4, 1])
+def test_runs_that_were_sampled_let_iterations_overlap(cache, clock, monkeypatch, parallel):
+    """A loop of TensorFlow's is raised until it is known that its kernels take long."""
+    monkeypatch.setitem(stages.TRIED, "auto", inf)
+    monkeypatch.setattr("penstock.executors.frames.run.perf_counter", clock)
+
+    class SlowNeg(SlowBackend):
+        def kernel(self, node, types):
+            plain = node.op.name != "Neg"
+            return (super(SlowBackend, self) if plain else super()).kernel(node, types)
+
+    pool = Workers("sampler", 2)
+    backend = SlowNeg(clock)
+    b = Builder()
+    total = counting(b, b.placeholder("n", "int32"), parallel)
+    session = ps.compile(b.bytes(), backends=[backend], pool=pool)
+    feeds = {"n": np.int32(6)}
+    for _ in range(30):
+        assert session.run(feeds, [total])[total] == 15
+        wait_until(lambda: pool._free == pool.threads)
+    (executor,) = session._plans.executors()
+    if parallel == 1:
+        assert isinstance(executor, LinearExecutor)
+        assert executor.sampler is None
+    else:
+        assert isinstance(executor, FramesExecutor)
+        backend.company = Company()
+        assert session.run(feeds, [total])[total] == 15
     pool.close()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
 from penstock.analysis.type_inference import infer_types
@@ -15,7 +18,7 @@ from penstock.ir.graph import Graph, is_framed
 from penstock.session import stages
 from penstock.session.feeds import check_dims
 from penstock.session.stages import CompileContext, Feeds, SavedPlan
-from penstock.session.subgraphs import Subgraph, compile_guard
+from penstock.session.subgraphs import Structure, Subgraph, compile_guard
 from penstock.types import Type
 
 if TYPE_CHECKING:
@@ -106,9 +109,13 @@ class Compiler:
         """The executor of ``subgraph`` for values of these shapes, or of ``open_types``, of which
         ``samples`` are examples. Raises ``InvalidInput`` if it cannot run for them, ``Unsupported``
         with all operations that no kernel is available for."""
-        framed = self.context.executor == "frames" or subgraph.framed
-        line = LINES["frames" if framed else self.context.executor]
-        return self._run(line, subgraph, values, open_types, samples)
+        context, compiler = self.context, self
+        framed = context.executor == "frames" or subgraph.framed
+        line = LINES["frames" if framed else context.executor]
+        if not framed and context.executor == "auto" and context.workers > 1:
+            again = partial(_reframed, context, subgraph.again, _unfilled(values), open_types)
+            compiler = Compiler(replace(context, reframed=again))
+        return compiler._run(line, subgraph, values, open_types, samples)
 
     def restore(self, saved: SavedPlan, values: Sequence[Any]) -> Executor:
         """The executor of a plan that was saved, for values of the shapes that it is for."""
@@ -195,3 +202,26 @@ class Compiler:
             forced=max_streams is not None,
             devices=self.context.accelerators,
         )
+
+
+def _unfilled(values: Sequence[Any]) -> list[Any]:
+    """Values of the same shapes that hold no memory."""
+    return [
+        np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, np.ndarray) else x
+        for x in values
+    ]
+
+
+def _reframed(
+    context: CompileContext,
+    again: Callable[[Structure], Subgraph | None],
+    values: Sequence[Any],
+    open_types: Sequence[Type] | None,
+    long: Collection[str],
+) -> Executor | None:
+    """The executor of a subgraph in which loops stay on frames because of ``long`` nodes."""
+    compiler = Compiler(replace(context, long=long))
+    subgraph = again(compiler.structure)
+    if subgraph is None or not subgraph.framed:
+        return None
+    return compiler.compile(subgraph, values, open_types)

@@ -38,7 +38,7 @@ from penstock.ir.graph import Graph, Node, Value, all_reads, captures, clone, is
 from penstock.ir.op import FRAMED, Kernel, Role
 from penstock.ops.internal.segment import is_frame
 from penstock.ops.internal.transfer import HOST
-from penstock.ops.onnx.control_flow import is_control
+from penstock.ops.onnx.control_flow import collects_rows, is_control
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import partition
@@ -47,7 +47,7 @@ from penstock.passes.pipeline import run_passes
 from penstock.passes.structure.branches import UnraisedError
 from penstock.passes.structure.conditions import LIVES, is_switch
 from penstock.passes.structure.loops import FrameLoop
-from penstock.passes.structure.lower_control_flow import lower_control_flow
+from penstock.passes.structure.lower_control_flow import lower_control_flow, spans_devices
 from penstock.passes.structure.raise_control_flow import raise_control_flow
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges, has_side_effects
 from penstock.passes.structure.segments import group_segments
@@ -68,7 +68,10 @@ def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
     """The frames executor of a graph. Raises ``Unsupported`` if another one was asked for."""
     graph = feeds.graph
     if context.devices:
-        lower_control_flow(graph)
+        assign_devices(graph, context.devices)
+    if any(map(is_control, graph.nodes)):
+        infer_types(graph, certain=not is_framed(graph))
+        lower_control_flow(graph, _FramesCompiler(graph, context).apart)
     if not is_framed(graph):
         infer_types(graph)
     check_sizes(graph, context.limits)
@@ -97,7 +100,8 @@ class _FramesCompiler:
     """Compiles one graph, whose types are known, in both of its forms. ``kept`` has the kernels of
     nodes with side effects: both forms share their state. ``originals`` has the nodes of the model
     by their copies. ``refused``: the names of nodes that must be in no segment, nor in a frame that
-    is one node."""
+    is one node. ``together``: whether devices gain nothing from parts of their own, since no kernel
+    waits or takes long."""
 
     def __init__(self, graph: Graph, context: CompileContext) -> None:
         self.graph = graph
@@ -108,6 +112,7 @@ class _FramesCompiler:
         self.kernels = KernelTable()
         self.overlapping = context.passes().must_stay  # of "auto", which has raised what it can
         self.contexts = _contexts(graph, context, self.kernels)
+        self.together = bool(context.devices) and not self.separate()
 
     def segmented(self) -> FramesExecutor:
         """The executor of runs without observers."""
@@ -117,7 +122,7 @@ class _FramesCompiler:
         for _ in range(_MOST_ATTEMPTS):
             graph = self.copy(self.graph)
             self.fold_constants(graph)
-            if not self.spans_devices(graph) and is_framed(graph):
+            if not self.in_parts(graph) and is_framed(graph):
                 stay = self.overlapping or self.must_stay
                 graph, _ = raise_control_flow(graph, stay, self.may_be_whole, self.copy)
                 infer_types(graph, certain=False)
@@ -136,7 +141,7 @@ class _FramesCompiler:
         frames = Frames(graph)
         inputs, outputs = tuple(range(len(graph.inputs))), tuple(range(len(graph.outputs)))
         parts = [GraphPart("", graph, inputs, outputs, frames.paths())]
-        if context.devices:
+        if not (segments and self.together) and context.devices:
             split = partition(graph, frames, {node: node.device for node in graph.nodes})
             if len(split) > 1:
                 parts = split
@@ -167,7 +172,7 @@ class _FramesCompiler:
     def called(self, segments: bool, graph: Graph, inputs: list[Value] | None = None) -> Graph:
         """A copy of a graph that a node calls, with these inputs."""
         graph = self.copy(graph, inputs)
-        if segments and not self.spans_devices(graph):
+        if segments and not self.in_parts(graph):
             self.fold_constants(graph)
             self.group(graph)
         return graph
@@ -176,8 +181,10 @@ class _FramesCompiler:
         passes = replace(self.context.passes(), framed=is_framed(graph))
         run_passes((FoldConstants(),), graph, passes)
 
-    def spans_devices(self, graph: Graph) -> bool:
-        return bool(self.context.devices) and len({node.device for node in graph.nodes}) > 1
+    def in_parts(self, graph: Graph) -> bool:
+        """Whether the nodes of a graph are on several devices that have parts of their own."""
+        several = self.context.devices and len({node.device for node in graph.nodes}) > 1
+        return bool(several) and not self.together
 
     def copy(self, graph: Graph, inputs: list[Value] | None = None) -> Graph:
         """A copy of a graph, of which the nodes with side effects keep their kernels."""
@@ -237,6 +244,25 @@ class _FramesCompiler:
         framed = any(is_framed(graph) for _, graph in node.graphs)
         return not (framed or node.op.role in FRAMED or self.is_slow(node) or self.is_long(node))
 
+    def separate(self) -> bool:
+        """Whether devices need parts of their own: some kernel may keep one busy, or backends of
+        one name are not one."""
+        own = {each.backends[0] for each in self.contexts.values()}
+        alike = len({backend.name for backend in own}) < len(own)
+        return alike or any(map(self.occupies, self.graph.walk()))
+
+    def apart(self, node: Node) -> bool:
+        """Whether the nodes in the graphs of ``node`` had better run as if they were outside."""
+        on_devices = spans_devices(node) and not (self.together and collects_rows(node))
+        return on_devices or self.is_slow(node)
+
+    def occupies(self, node: Node) -> bool:
+        """Whether a node may keep its device busy for long, those of functions included."""
+        if node.op.role is Role.CALL:
+            inner = self.context.functions[node.attrs["function"]].walk()
+            return any(self.is_slow(each) for each in inner)
+        return self.is_slow(node) or self.is_long(node)
+
     def is_slow(self, node: Node) -> bool:
         """Whether a kernel may wait for something: those of users may, on the host."""
         if is_control(node):
@@ -282,8 +308,7 @@ class _FramesCompiler:
             cause = error.__cause__
             return failing(node, cause if isinstance(cause, Exception) else error, False), ""
         backend = self.backend(node) if node.inputs else self.context.hosts[-1]
-        one_memory = self.contexts.get(node.device, self.context).one_memory
-        away = backend.threads_of_caller or not one_memory or may_use_threads(node)
+        away = backend.threads_of_caller or backend.memory != HOST or may_use_threads(node)
         if node.inputs and away:
             return None
         compiled = self._compiled(node, backend), backend.name
@@ -327,21 +352,22 @@ def _contexts(
 ) -> dict[str, CompileContext]:
     """The contexts of devices that stand for backends, by name: nodes are placed there, as far as
     the backends have kernels for them and the user does not say otherwise."""
-    contexts: dict[str, CompileContext] = {}
     devices = context.options.devices
     if not isinstance(devices, Mapping):
-        return contexts
-    for name, chosen in zip(context.devices, devices.values(), strict=True):
-        backend = backend_of(chosen, context.options.precision)
-        others = tuple([b for b in context.backends if b.name != backend.name])
-        place = {
-            f"{NODE}{node.name}": backend.name
-            for node in graph.walk()
-            if node.device == name and node.name and node.op.role is None
-            if kernels.accepts(backend, node)
-        }
-        options = replace(context.options, place={**place, **(context.options.place or {})})
-        contexts[name] = replace(context, backends=(backend, *others), options=options)
+        return {}
+    chosen = {each: backend_of(each, context.options.precision) for each in devices.values()}
+    backends = {n: chosen[d] for n, d in zip(context.devices, devices.values(), strict=True)}
+    place = {
+        f"{NODE}{node.name}": backends[node.device].name
+        for node in graph.walk()
+        if node.device in backends and node.name and node.op.role is None
+        if kernels.accepts(backends[node.device], node)
+    }
+    options = replace(context.options, place={**place, **(context.options.place or {})})
+    contexts: dict[str, CompileContext] = {}
+    for name, own in backends.items():
+        others = {b.name: b for b in (*context.backends, *backends.values()) if b.name != own.name}
+        contexts[name] = replace(context, backends=(own, *others.values()), options=options)
     return contexts
 
 

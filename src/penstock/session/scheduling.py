@@ -14,12 +14,16 @@ from penstock.backends.kernels import KernelTable
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.task_loop import Queue
+from penstock.ir.contract import contract_of
 from penstock.ir.graph import Graph, Node
+from penstock.ir.op import Role
+from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
 from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds, is_chain
 from penstock.plan.tasks import Grouping, Tasks, are_asynchronous, arrange
 from penstock.session.stages import (
+    LONG_S,
     TRIED,
     CompileContext,
     Planned,
@@ -33,6 +37,8 @@ from penstock.session.stages import (
 from penstock.tuning.measure import CostModel
 
 if TYPE_CHECKING:
+    from penstock.observers.profile import Profile
+    from penstock.plan.plan import StepTable
     from penstock.plan.streams import StreamSchedules
     from penstock.tuning.run_sampler import RunSampler
 
@@ -183,10 +189,19 @@ def observed_executor(
 def bind_sampled(programmed: Programmed, context: CompileContext) -> Executor:
     """``bind``; runs of a plan in one order that is undecided show whether tasks are faster."""
     schedule, executor = programmed.schedule, bind(programmed, context)
-    several = schedule.undecided and context.workers > 1 and not is_chain(schedule.plan)
+    plan, several = schedule.plan, schedule.undecided and context.workers > 1
+    several = several and (not is_chain(plan) or _may_overlap(plan, context))
     if several and isinstance(executor, LinearExecutor):
         executor.sampler = _run_sampler(programmed, context)
     return executor
+
+
+def _may_overlap(plan: StepTable, context: CompileContext) -> bool:
+    """Whether kernels of users are in loops whose iterations could overlap."""
+    if context.reframed is None or not any(s.node.op.role is Role.LOOP for s in plan.steps):
+        return False
+    steps = [step for step in plan.walk() if step.backend and not is_transfer(step.node)]
+    return any(contract_of(s.node, context.by_name[s.backend], types=()) for s in steps)
 
 
 def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler | None:
@@ -202,7 +217,12 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
         program = programmed.program.with_observers()
         return LinearExecutor(program, context.hosts, context.limits, threads=1)
 
-    def reconsidered(serial: float) -> Executor | None:
+    def reconsidered(serial: float, profile: Profile) -> Executor | None:
+        long = {entry.step.node.name for entry in profile if entry.best >= LONG_S}
+        if long and context.reframed is not None and _may_overlap(planned.plan, context):
+            executor = context.reframed(long)
+            if executor is not None:
+                return executor
         schedule = schedule_by_costs(planned, context, serial)
         if schedule is None:
             return None

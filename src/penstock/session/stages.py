@@ -19,7 +19,7 @@ compile a second plan: in one order, to compare with, or of a graph between fram
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from math import inf
@@ -84,6 +84,11 @@ class CompileContext:
     widened: dict[Value, Value] = field(default_factory=dict)
     halves: dict[tuple[Value, Value | None], Value | None] = field(default_factory=dict)
     adopt: Adopt = _no_adoption
+    long: Collection[str] = frozenset()
+    """names of nodes that have taken long in runs, which estimates did not say"""
+    reframed: Callable[[Collection[str]], Executor | None] | None = None
+    """of a plan whose loops may overlap: compiles it anew, given the ``long`` nodes that runs have
+    shown; None if all loops are raised as before"""
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -180,8 +185,8 @@ class CompileContext:
         )
 
 
-# From what a kernel takes on it is worth that iterations overlap in it.
-_LONG_S = 200e-6
+LONG_S = 200e-6
+"""seconds that a kernel takes from which on it is worth that iterations overlap in it"""
 
 
 def _overlapping(context: CompileContext, nodes: Sequence[Node], loop: bool) -> Node | None:
@@ -199,20 +204,23 @@ def _overlapping(context: CompileContext, nodes: Sequence[Node], loop: bool) -> 
 
 
 def _overlaps(context: CompileContext, node: Node) -> bool:
-    """Whether the kernel of a node is asynchronous, or takes long by its backend's estimate. Those
-    of Penstock are not, and share their work among threads where it is much."""
+    """Whether the kernel of a node is asynchronous, or takes long as measured, or else by its
+    backend's estimate. Those of Penstock are not, and share their work among threads where it is
+    much."""
     types = [None if value is None else value.type for value in node.inputs]
     for backend in context.hosts:
         if contract_of(node, backend) is None:
             continue
         try:
             kernel = backend.kernel(node, types)
-            seconds = backend.seconds(node)
+            known = context.costs.known(node, backend, True)
+            seconds = backend.seconds(node) if known is None else known
         except Exception:  # the plan raises it, unless the node may never run
             return False
         if kernel is not None:
             alone = context.workers == 1 or backend.threads_of_caller
-            return kernel.begin is not None or (not alone and _LONG_S <= seconds < inf)
+            long = node.name in context.long or LONG_S <= seconds < inf
+            return kernel.begin is not None or (long and not alone)
     return False
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from penstock.types import ANY, STRING, AnyType, TensorType, Type
 
 if TYPE_CHECKING:
     from penstock.passes.context import Unraised
+
+Structure = Callable[[Graph], Sequence["Unraised"]]
 
 MAX_SUBGRAPHS = 256
 """Subgraphs, and requests for them, that a session remembers beside its main one."""
@@ -43,7 +46,10 @@ class Subgraph:
     is possible without shapes. A function that makes it may stand for it, together with values of
     the names and types of its ``inputs`` and its outputs, the ``results``. ``unraised``:
     TensorFlow's primitives that it still contains, though structured control flow was asked for.
+    ``again`` extracts it once more, given what simplifies its graph; None if the session is gone.
     """
+
+    again: Callable[[Structure], Subgraph | None] = staticmethod(lambda structure: None)
 
     def __init__(
         self,
@@ -145,7 +151,7 @@ class Subgraphs:
         self,
         graph: Callable[[], Graph],
         aliases: Mapping[str, str],
-        structure: Callable[[Graph], Sequence[Unraised]],
+        structure: Structure,
         on_evict: Callable[[Subgraph], None],
         main: Subgraph | None = None,
     ) -> None:
@@ -265,12 +271,24 @@ class Subgraphs:
         return subgraph
 
     def extract(
-        self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
+        self,
+        feeds: Collection[str],
+        fetches: Collection[str],
+        targets: Collection[str],
+        structure: Structure | None = None,
     ) -> Subgraph:
         """The part of the model that ``fetches`` and ``targets`` need, given ``feeds``."""
         with compile_guard():
             graph = self._cut(feeds, fetches, targets)
-            return Subgraph(graph, fetches, self._structure(graph))
+            subgraph = Subgraph(graph, fetches, (structure or self._structure)(graph))
+        extract = WeakMethod(self.extract)
+
+        def again(structure: Structure) -> Subgraph | None:
+            method = extract()
+            return None if method is None else method(feeds, fetches, targets, structure)
+
+        subgraph.again = again
+        return subgraph
 
     def _cut(
         self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]

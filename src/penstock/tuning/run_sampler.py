@@ -54,16 +54,17 @@ class RunSampler:
     """Chooses how the runs of an executor are run, until it is known which way is fastest.
 
     ``observed()`` is an executor of the plan with one thread that tells observers of its steps.
-    ``reconsidered(seconds)`` is an executor that should take less than ``seconds``, by the costs of
-    ``planned``, if there is one: it takes the place of the first, by ``adopt``, if it takes at most
-    ``margin`` of its time. Of concurrent runs one is sampled.
+    ``reconsidered(seconds, profile)`` is an executor that should take less than ``seconds``, by the
+    costs of ``planned``, which now has those in ``profile``, if there is one: it takes the place of
+    the first, by ``adopt``, if it takes at most ``margin`` of its time. Of concurrent runs one is
+    sampled.
     """
 
     def __init__(
         self,
         planned: PlanWithCosts,
         observed: Callable[[], Executor],
-        reconsidered: Callable[[float], Executor | None],
+        reconsidered: Callable[[float, Profile], Executor | None],
         margin: float,
         workers: Workers,
         adopt: Adopt,
@@ -100,7 +101,7 @@ class RunSampler:
 def _course(
     planned: PlanWithCosts,
     observed: Callable[[], Executor],
-    reconsidered: Callable[[float], Executor | None],
+    reconsidered: Callable[[float, Profile], Executor | None],
     margin: float,
     workers: Workers,
 ) -> Course:
@@ -121,7 +122,7 @@ def _course(
     def decide() -> Executor | None:
         planned.costs.record(profile, True)
         planned.costs.save()
-        return reconsidered(serial)
+        return reconsidered(serial, profile)
 
     decision: Future[Executor | None] = Future()
     try:

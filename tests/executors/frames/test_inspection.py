@@ -12,6 +12,7 @@ from click.testing import CliRunner
 import penstock as ps
 from penstock.cli import main
 from penstock.plan.plan import Plan, StepTable
+from tests.executors.frames.test_partitioned import Unknown
 from tests.support.tf_graphs import Flow
 
 TURNS = 5
@@ -72,7 +73,7 @@ def test_schedule_of_parts_on_several_devices_is_refused_with_the_reason(command
     for i, name in enumerate(("a", "b")):
         g.op("Neg", "x" if not i else "a", name=name, T="float32")
         g.proto.node[-1].device = f"/device:CPU:{i}"
-    session = ps.compile(g.bytes(), devices=2, backends=["numpy"])
+    session = ps.compile(g.bytes(), devices=2, backends=[Unknown()])
     assert session.run({"x": np.float32(3)})["b:0"] == 3
     with pytest.raises(ps.Unsupported, match=r"_Recv: the parts .* wait for one another"):
         simulate(session, command)

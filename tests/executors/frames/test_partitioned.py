@@ -42,6 +42,10 @@ def place(source: Model, devices: int, seed: int = 0) -> Model:
     return source
 
 
+class Unknown(NumpyBackend):
+    """A user's backend, whose kernels may wait for something: devices have parts of their own."""
+
+
 def parted(session: ps.Session) -> bool:
     """Whether some of its runs were on several devices."""
     executors = session._plans.executors()
@@ -54,13 +58,24 @@ class TestPartitioned(test_executor.TestFrames):
         return super().compile(place(loaded, 3), devices=3, **options)
 
 
+class TestInParts(TestPartitioned):
+    def compile(self, source, **options):
+        return super().compile(source, **{"backends": [Unknown()], **options})
+
+    def test_concurrent_runs_stay_within_the_limit_of_bytes(self):
+        """There is no arena to count: kernels that may wait are in no segment."""
+        session = self.compile(model_from_text("g (float[4] x) => (float[4] y) { y = Neg(x) }"))
+        session(np.zeros(4, np.float32))
+        assert session.memory.arenas == 0
+
+
 # TensorFlow's corpus: outputs, errors, and how often each node ran, wherever that was.
 
 
 def on_devices(case: Case, source: bytes, devices: int) -> ps.Session | None:
     untraced = partial(ps.compile, source, "frames", devices=devices)
     follow(case, untraced, counted=False, traced=False)
-    return follow(case, lambda: ps.compile(source, "frames", ["numpy"], devices=devices))
+    return follow(case, lambda: ps.compile(source, "frames", [Unknown()], devices=devices))
 
 
 @pytest.mark.parametrize(
@@ -95,9 +110,10 @@ def test_random_graphs_on_several_devices_equal_one_device(seed):
     graph = RandomGraph(seed)
     whole = ps.compile(graph.placed(1, 0), "frames", ["numpy"])
     for devices in (2, 3, 4):
-        session = ps.compile(graph.placed(devices, seed), "frames", ["numpy"], devices=devices)
-        for x in (seed % 5, -3):
-            assert outcome(session, graph, x) == outcome(whole, graph, x)
+        for backend in ("numpy", Unknown()):
+            session = ps.compile(graph.placed(devices, seed), "frames", [backend], devices=devices)
+            for x in (seed % 5, -3):
+                assert outcome(session, graph, x) == outcome(whole, graph, x)
 
 
 # Devices.
@@ -120,9 +136,21 @@ def test_devices_of_other_tasks_and_kinds_are_virtual_devices():
     last = add(b, first, x)
     for node, device in zip(b.proto.node[1:], devices, strict=True):
         node.device = device
-    session = ps.compile(b.bytes(), backends=["numpy"], devices=devices)
+    session = ps.compile(b.bytes(), backends=[Unknown()], devices=devices)
     assert session.run({"x": np.int32(3)}, [last])[last] == 9
     assert len(session.latest.parts) == 2
+
+
+@pytest.mark.parametrize(("backend", "parts"), [("numpy", 1), (Unknown(), 2)])
+def test_devices_have_parts_only_where_a_kernel_may_take_long(backend, parts):
+    """Else a token for each node of each iteration would be all that they bring."""
+    source, total = endless()
+    session = ps.compile(source, backends=[backend], devices=2)
+    assert session.run({"n": np.int32(6)}, [total], timeout=SOON)[total] == 15
+    assert len(session.latest.parts) == parts
+    assert len(session.latest.observed().parts) == 2
+    counts = [len(part.graph.steps) for part in session.latest.parts]
+    assert sum(counts) > 10 if parts == 2 else counts == [1]
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -222,7 +250,7 @@ def test_nodes_in_a_loop_with_a_trip_count_run_on_the_device_that_they_name(n, e
         assert (outputs["v"], outputs["unused"]) == (expected, 0)
     counts = {name.rpartition("/")[2]: k for name, k in trace.counts.items()}
     assert counts.get("far_product", 0) == turns
-    (far,) = [part for part in session.latest.parts if part.device.endswith("1")]
+    (far,) = [part for part in session.latest.observed().parts if part.device.endswith("1")]
     assert any("far_product" in node.node.name for node in far.graph.nodes if node.node)
 
 
@@ -245,6 +273,42 @@ def test_what_a_loop_on_devices_carries_may_begin_constant_and_grow(names, trace
     outputs = session.run({"n": 5}, timeout=60, **options)
     assert outputs["count"] == 6
     np.testing.assert_allclose(outputs["rows"], np.full(8, np.sin(np.sin(np.sin(1)))), rtol=1e-5)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("far", [Unknown(), "numpy", FarBackend("far", ["Mul"])])
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_nodes_in_a_loop_that_collects_rows_run_on_the_device_that_they_name(n, far, traced):
+    """``for i in range(n): v = 2 v + i``; each v, and each ``[v, v]``."""
+    b = GraphBuilder()
+    times, x = b.input("n", np.int64, []), b.input("x", np.int64, [])
+
+    def body(i, v):
+        with b.device("cpu:1"):
+            doubled = b.op("Mul", v, b.constant(2), name="far_product")
+        following = doubled + i
+        return following, following, b.op("Expand", following, b.constant([2]))
+
+    outputs = b.loop(body, x, times=times)
+    for name, value in zip(("last", "each", "twice"), outputs, strict=True):
+        b.output(name, value)
+    session = ps.compile(b.model(), backends=["numpy"], devices={"cpu:0": "numpy", "cpu:1": far})
+    feeds = {"n": n, "x": 3}
+    expected = [3]
+    for i in range(n):
+        expected.append(2 * expected[-1] + i)
+    for _ in range(2):
+        if isinstance(far, FarBackend):
+            far.ran.clear()  # of what measures it
+        outputs = session.run(feeds, trace=ps.Trace() if traced else None)
+    assert outputs["last"] == expected[-1]
+    np.testing.assert_array_equal(outputs["each"], expected[1:])
+    np.testing.assert_array_equal(outputs["twice"], np.array([expected[1:]] * 2).T)
+    if isinstance(far, FarBackend):
+        assert far.ran["Mul"] == n
+    elif far != "numpy":
+        (part,) = [each for each in session.latest.parts if each.device.endswith("1")]
+        assert any("far_product" in node.node.name for node in part.graph.nodes if node.node)
 
 
 def test_unknown_devices_error_names_all_nodes():
@@ -282,7 +346,7 @@ def test_devices_with_another_executor_are_refused(executor):
 def test_devices_with_executor_auto_use_frames():
     loaded = ps.load(model_from_text("g (float x) => (float y) { a = Neg(x) y = Abs(a) }"))
     loaded.graph.nodes[1].device = "/cpu:1"
-    session = ps.compile(loaded, devices=2)
+    session = ps.compile(loaded, backends=[Unknown()], devices=2)
     assert session(np.float32(2)) == 2
     assert parted(session)
 
@@ -321,7 +385,7 @@ def endless(body: str = "Neg") -> tuple[bytes, str]:
 @pytest.mark.parametrize("way", ["deadline", "token"])
 def test_endless_loop_across_devices_can_be_stopped(way):
     source, total = endless()
-    session = ps.compile(source, "frames", ["numpy"], devices=2)
+    session = ps.compile(source, "frames", [Unknown()], devices=2)
     token = ps.CancelToken()
     timer = threading.Timer(0.05, token.cancel)
     if way == "token":
@@ -335,7 +399,7 @@ def test_endless_loop_across_devices_can_be_stopped(way):
 
 def test_first_error_of_a_part_ends_all_and_is_raised():
     (case,) = [case for case in cases() if case.name == "dev_while_error"]
-    session = ps.compile(case.path, "frames", ["numpy"], devices=2)
+    session = ps.compile(case.path, "frames", [Unknown()], devices=2)
     run = next(run for run in case.runs if "error" in run["expect"])
     for _ in range(20):
         with pytest.raises(ps.RunError, match="floordiv") as caught:
@@ -351,7 +415,7 @@ def test_error_in_another_part_ends_an_independent_loop():
     for node in b.proto.node:
         node.device = "/cpu:1"
     bad = add(b, n, b.const(np.int32(0)), op="FloorDiv")
-    session = ps.compile(b.bytes(), "frames", ["numpy"], devices=2)
+    session = ps.compile(b.bytes(), "frames", [Unknown()], devices=2)
     with pytest.raises(ps.RunError, match=bad):
         session.run({"n": np.int32(2**31 - 1)}, [total, bad], timeout=SOON)
 
@@ -401,14 +465,14 @@ def test_value_that_is_never_sent_does_not_block_the_run():
     )
     reader = b.proto.node[[node.name for node in b.proto.node].index("loop/next0") - 3]
     reader.device = "/cpu:1"
-    session = ps.compile(b.bytes(), "frames", ["numpy"], devices=2)
+    session = ps.compile(b.bytes(), "frames", [Unknown()], devices=2)
     assert session.run({"n": np.int32(4)}, [ended], [reader.name], timeout=SOON)[ended] == 4
     assert parted(session)
 
 
 def test_concurrent_runs_have_a_rendezvous_each():
     source, total = endless()
-    session = ps.compile(source, "frames", ["numpy"], devices=2)
+    session = ps.compile(source, "frames", [Unknown()], devices=2)
     futures = [(n, session.submit({"n": np.int32(n)}, [total])) for n in range(40)]
     for n, future in futures:
         assert future.result(SOON)[total] == n * (n - 1) // 2
@@ -416,7 +480,7 @@ def test_concurrent_runs_have_a_rendezvous_each():
 
 def test_ended_run_leaves_no_objects_behind():
     source, total = endless()
-    session = ps.compile(source, "frames", ["numpy"], devices=2)
+    session = ps.compile(source, "frames", [Unknown()], devices=2)
     session.run({"n": np.int32(3)}, [total])
     gc.collect()
     gc.disable()

@@ -24,12 +24,13 @@ _FORWARDING = frozenset({"Identity", "Assign", "AssignAdd", "AssignSub"})
 def assign_devices(graph: Graph, devices: Sequence[str]) -> None:
     """Set the ``device`` of each node of ``graph`` to one of ``devices``, which are full names. Of
     several devices that a node's partial name allows, the first one is chosen; a node without a
-    name may run on any. Raises ``InvalidModel`` with all nodes whose device does not exist."""
+    name may run on any, and in the graph of a node on the device of that. Raises ``InvalidModel``
+    with all nodes whose device does not exist."""
     available = [DeviceName.parse(device) for device in devices]
-    wanted = {node.device for node in graph.nodes}
+    wanted = {node.device for node in graph.walk()}
     fitting = {name: _fitting(name, available) for name in wanted}
     missing: dict[str, list[str]] = {}
-    for node in graph.nodes:
+    for node in graph.walk():
         if fitting[node.device] is None:
             missing.setdefault(node.device, []).append(node.label)
     if missing:
@@ -43,6 +44,9 @@ def assign_devices(graph: Graph, devices: Sequence[str]) -> None:
     chosen = {node: str(fitting[homes.get(node, node).device]) for node in graph.nodes}
     for node, device in chosen.items():
         node.device = device
+        for _, inner in node.graphs:
+            for each in inner.walk():
+                each.device = str(fitting[each.device]) if each.device else device
 
 
 def _fitting(name: str, available: Sequence[DeviceName]) -> DeviceName | None:

@@ -1,18 +1,20 @@
-"""Lower If and Loop to TensorFlow's primitives where nodes inside of them name other devices.
+"""Lower If and Loop to TensorFlow's primitives.
 
-A structured node runs on one device, with its graphs. In frames each node runs where it says, as in
-TensorFlow, which lowers its functional If and While in the same way::
+A structured node runs as one, on one device, with its graphs. In frames each node runs where it
+says, and as soon as it can, as in TensorFlow, which lowers its functional If and While in the same
+way::
 
     y = If(p, then: Neg(x), else: Abs(x))          x ─> switch ─T─> neg ─> merge ─> y
                                                    p ─────┘ └───F─> abs ────┘
 
 A Loop becomes a frame: an Enter, a Merge, a Switch, a NextIteration and an Exit for its condition
-and each carried value, a constant Enter and a Switch for each value that its body captures.
+and each carried value, a constant Enter and a Switch for each value that its body captures. Rows
+that it collects are carried as a list, which is a tensor once it has left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,15 +26,15 @@ from penstock.passes.structure.branches import substitute
 from penstock.types import TensorType
 
 
-def lower_control_flow(graph: Graph) -> None:
-    """Lower the structured nodes of ``graph`` that span devices, and those inside of them that do.
-    A Loop with outputs that collect rows stays."""
+def lower_control_flow(graph: Graph, apart: Callable[[Node], bool]) -> None:
+    """Lower the structured nodes of ``graph`` whose nodes shall run ``apart``, and those inside of
+    them; but no loops that collect rows of unknown types."""
     awaited = {before for node in graph.nodes for before in node.control_inputs}
     lowered: list[Node] = []
     stack = graph.nodes[::-1]
     while stack:
         node = stack.pop()
-        if node not in awaited and _spans_devices(node) and _has_primitives(node):
+        if node not in awaited and _has_primitives(node) and apart(node):
             stack += _Lowering(node).nodes[::-1]
         else:
             lowered.append(node)
@@ -40,16 +42,18 @@ def lower_control_flow(graph: Graph) -> None:
     sort(graph)
 
 
-def _spans_devices(node: Node) -> bool:
+def spans_devices(node: Node) -> bool:
+    """Whether nodes in the graphs of ``node`` name other devices."""
     inner = (inner for _, graph in node.graphs for inner in graph.walk())
     return any(n.device and n.device != node.device for n in inner)
 
 
 def _has_primitives(node: Node) -> bool:
-    """Whether there are primitives for what a node does: it is an If, or collects no rows."""
+    """Whether there are primitives for what a node does."""
     if node.op.role is not Role.LOOP:
         return node.op.role is Role.IF
-    return len(node.attrs["body"].outputs) == len(node.inputs) - 1
+    rows = [value.type for value in node.attrs["body"].outputs[len(node.inputs) - 1 :]]
+    return all(isinstance(t, TensorType) and t.static and t.dtype is not None for t in rows)
 
 
 # Of what structured nodes are lowered to, the operations that are no primitives.
@@ -138,6 +142,8 @@ class _Lowering:
         if condition is None:
             condition = Value(f"{node.name}#going", const=np.array(True))
         number = Value(f"{node.name}#iteration", const=np.array(0, np.int64))
+        rows = body.outputs[1 + len(start) :]
+        start += [self.empty_list(row) for row in rows]
         start = [condition, *([number] if counted else []), *start]
         merged: list[Value] = []
         again: list[Value] = []
@@ -161,13 +167,36 @@ class _Lowering:
         if not counted:
             inside.insert(1, number)
         inside[:2] = inside[1::-1]  # the body takes the number first
-        updated = self.inline(body, inside, outer, inside[1])
+        lists = inside[len(body.inputs) :]
+        updated = self.inline(body, inside[: len(body.inputs)], outer, inside[1])
+        first = len(updated) - len(rows)
+        for i, rows_so_far in enumerate(lists, first):
+            (updated[i],) = self.add("TensorListPushBack", [rows_so_far, updated[i]])
         if counted:
             one = Value(f"{node.name}#one", const=np.array(1, np.int64))
             updated[1:1] = self.add("Add", [inside[0], one])
         for value, target in zip(updated, again, strict=True):
             self.add("NextIteration", [value], [target])
         left = [both[0] for both in switched[1 + counted :]]
-        for value, output in zip(left, node.outputs, strict=True):
+        own = len(left) - len(rows)
+        for value, output in zip(left[:own], node.outputs[:own], strict=True):
             if output is not None:
                 self.add("Exit", [value], [output])
+        for value, output, row in zip(left[own:], node.outputs[own:], rows, strict=True):
+            if output is not None:
+                (left_rows,) = self.add("Exit", [value])
+                shape, dtype = _row(row)
+                self.add("TensorListStack", [left_rows, shape], [output], element_dtype=dtype)
+
+    def empty_list(self, row: Value) -> Value:
+        """A list for rows of this type."""
+        shape, dtype = _row(row)
+        endless = Value("#endless", const=np.array(-1, np.int32))
+        return self.add("EmptyTensorList", [shape, endless], 1, self.before, element_dtype=dtype)[0]
+
+
+def _row(row: Value) -> tuple[Value, str]:
+    """The shape of a row, as a constant, and its element type."""
+    type_ = row.type
+    assert isinstance(type_, TensorType) and type_.dtype is not None
+    return Value("#shape", const=np.array(type_.dims, np.int32)), type_.dtype.name
