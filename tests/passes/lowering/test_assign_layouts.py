@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from penstock.analysis.type_inference import infer_types
+from penstock.analysis.value_memory import value_memory
 from penstock.ir.graph import Graph, Node
 from penstock.ir.layout import channels_last
 from penstock.ir.op import Kernel
-from penstock.ops.internal.transfer import HOST, is_transfer
+from penstock.ops.internal.transfer import HOST, REORDER, is_transfer
 from penstock.passes.context import PassContext, Place
 from penstock.passes.lowering.assign_layouts import AssignLayouts
 from tests.support.onnx_text import graph_from_text
@@ -20,15 +21,18 @@ KERNELS = {
     "GlobalMaxPool": {"dims_order": LAST, "contiguous_inputs": (0,)},
     # This wants both inputs with the dims in their own order.
     "MatMul": {"dims_order": (0, 1, 2, 3), "contiguous_inputs": (0, 1)},
+    # These read and write C order alone.
+    "Relu": {"contiguous": True, "contiguous_inputs": (0,)},
     "Add": {},
     "Neg": {},
 }
 
 
 def compiled(node: Node) -> tuple[Place, Kernel]:
-    return PLACE, Kernel(
-        lambda *inputs: None, lambda *arrays: None, **KERNELS.get(node.op.name, {})
-    )
+    fields = KERNELS.get(node.op.name, {})
+    if node.op is REORDER:
+        fields = {"dims_order": node.attrs["order"]}
+    return PLACE, Kernel(lambda *inputs: None, lambda *arrays: None, **fields)
 
 
 def assigned(body: str) -> tuple[Graph, PassContext, bool]:
@@ -76,6 +80,13 @@ def test_assign_layouts_returns_to_own_order_for_a_kernel_that_wants_it():
     back = graph.nodes[2]
     assert back.attrs["order"] == (0, 1, 2, 3)
     assert graph.nodes[3].inputs == [back.outputs[0], back.outputs[0]]
+
+
+def test_assign_layouts_copy_into_c_order_has_it_in_memory():
+    graph, _, _ = assigned(f"{{ a = {POOL} (x) b = Relu(a) y = Neg(b) }}")
+    assert names(graph) == ["Reorder", "MaxPool", "Reorder", "Relu", "Neg"]
+    memory = value_memory(graph, {node: compiled(node)[1] for node in graph.nodes})
+    assert memory.has_order(graph.nodes[2].outputs[0], ())
 
 
 def test_assign_layouts_constants_are_not_copied():

@@ -30,8 +30,8 @@ def _reorder(node: Node, types: Types) -> Kernel:
 
 
 REORDER = Op("Reorder", "penstock", 1, 1, same_type, _reorder, moves=True)
-"""A copy with its dims in another ``order`` in memory, outermost first; if empty, in their own.
-Plans insert it where a kernel requires it."""
+"""A copy with its dims in another ``order`` in memory, outermost first. Plans insert it where a
+kernel requires it."""
 
 _BY_EXECUTOR = unknown_types, no_kernel("the frames executor runs it"), False
 

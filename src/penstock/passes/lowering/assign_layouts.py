@@ -79,6 +79,8 @@ class _Inserter:
         self.count += 1
         name = f"{value.name}/reordered_{self.count}"
         copy = Value(name, value.type if view is None else view.type)
+        # Spelled out: kernels that write any layout take no order for that of their input.
+        order = order or tuple(range(copy.rank or 0))
         node = Node(REORDER, [value], [copy], {"order": order}, name=name)
         answer = self.context.compiled(node) if self.context.compiled is not None else None
         if answer is not None:
