@@ -6,17 +6,16 @@ A product with constant weights (Gemm) is one of images of one element.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from penstock.backends.native.image_convolution import axis_words, bounds_of, of_any_strides
 from penstock.backends.native.integers import integer_panels
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.backends.native.library import library
 from penstock.ir.graph import Node, Value
-from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.common.windows import Window, windows
@@ -106,30 +105,6 @@ def code_convolution(site: Site) -> NativeCall | None:
     if call is None:
         return None
     return of_any_strides(site, call, (chain.x.tensor, len(site.constants)), turned=turned)
-
-
-def of_any_strides(
-    site: Site, call: NativeCall, images: Sequence[int | None], *, turned: bool
-) -> NativeCall:
-    """``call``, whose last words are the steps of these ``images``, for any strides of them.
-    ``turned``: rows and columns change places."""
-
-    def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
-        words = list(call.words[: -len(images)])
-        for i in images:
-            type_ = None if i is None else site.tensors[i]
-            if i is None or type_ is None:
-                words.append(None)
-                continue
-            image, channel, *spatial = strides[i] or packed_strides(type_.dims, 1)
-            spatial = [image] * (2 - len(spatial)) + spatial
-            steps = [image, channel, *(spatial[::-1] if turned else spatial)]
-            words.append(np.array(steps, np.int64))
-        return replace(call, words=tuple(words))
-
-    plain = restrided([None] * len(site.tensors))
-    order = channels_last(len(site.output().dims))
-    return replace(plain, restrided=restrided, dims_order=order)
 
 
 def _of_all_channels(
@@ -298,42 +273,9 @@ def _bias(
     return None if constant is None or codes is None else (constant - codes.zero) * codes.scale
 
 
-def bounds_of(
-    site: Site, place: Mapping[Value | None, int], nodes: Sequence[Node]
-) -> tuple[float, float] | None:
-    """The bounds of the result, in real numbers; None if they are no constants."""
-    low, high = -math.inf, math.inf
-    for node in nodes:
-        least, most = -math.inf, math.inf
-        if node.op.name == "Relu":
-            least = 0.0
-        elif node.op.name == "Clip":
-            ends = [
-                None if v is None else site.constant(place[v])
-                for v in [*node.inputs, None, None][1:3]
-            ]
-            for value, end in zip([*node.inputs, None, None][1:3], ends, strict=True):
-                if value is not None and (end is None or end.size != 1 or np.isnan(end).any()):
-                    return None
-            least, most = [
-                default if end is None else float(end.item())
-                for end, default in zip(ends, (least, most), strict=True)
-            ]
-        else:
-            return None
-        low, high = min(max(low, least), most), min(max(high, least), most)
-    return low, high
-
-
 def _up(count: int, unit: int) -> int:
     return -(-count // unit) * unit
 
 
 def _filled(array: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([array, np.zeros(size - array.size, array.dtype)])
-
-
-def axis_words(axis: Window) -> np.ndarray:
-    """An axis as compiled code takes it."""
-    own = axis.size, axis.count, axis.kernel, axis.stride, axis.dilation, axis.begin
-    return np.array(own, np.int64)

@@ -10,12 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.host.on_demand import imported
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.windows import Window, windows
-from penstock.ops.onnx.deconvolution import transposed_windows
 from penstock.ops.work_estimate import flops, layout_seconds
 from penstock.types import FLOAT32, TensorType
+
+# Of transposed convolutions, which few models have.
+_TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")
 
 # As in c/convolution.c.
 _AXES, _BUFFER, _LINE, _MOST_SLICES, _BLOCK = 3, 10240, 2048 - 16, 32, 4
@@ -117,7 +120,7 @@ def _axes(node: Node, w: np.ndarray, sizes: Sequence[int]) -> list[Window]:
     result: of its ``count`` elements each sees some of ``size``."""
     if node.op.name == "Conv":
         return list(windows(node.attrs, w.shape[2:], sizes))
-    axes = transposed_windows(node.attrs, w.shape[2:], sizes)
+    axes = _TRANSPOSED_WINDOWS(node.attrs, w.shape[2:], sizes)
     return [
         Window(a.count, a.size, a.kernel, a.stride, a.dilation, a.begin)
         for a in axes

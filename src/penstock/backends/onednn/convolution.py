@@ -9,7 +9,6 @@ from math import prod
 
 import numpy as np
 
-from penstock.backends.onednn.eltwise import binary_spec
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PRELU, PostOp
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
@@ -21,10 +20,14 @@ from penstock.backends.onednn.spec import (
     absorb,
 )
 from penstock.backends.onednn.weights import Weights, weights_of
+from penstock.host.on_demand import imported
 from penstock.ir.layout import channels_last
 from penstock.ops.common.windows import Window, behind, windows
-from penstock.ops.onnx.deconvolution import transposed_windows
 from penstock.types import FLOAT32
+
+# Of transposed convolutions, which few models have.
+_TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")
+_BINARY_SPEC = imported("penstock.backends.onednn.eltwise.binary_spec")
 
 # A deconvolution with fewer filters than elements in a register, and either one group or fewer
 # weights for a filter, is faster in NumPy.
@@ -60,7 +63,7 @@ def deconvolution(desc: OpDesc) -> PrimitiveSpec | None:
     group = node.attrs.get("group", 1)
     if w.shape[1] < _FEWEST_FILTERS and (group == 1 or prod(w.shape[2:]) < _FEWEST_WEIGHTS):
         return None
-    axes = transposed_windows(node.attrs, w.shape[2:], x.dims[2:])
+    axes = _TRANSPOSED_WINDOWS(node.attrs, w.shape[2:], x.dims[2:])
     weights = weights_of(w, name=("by result", group), form=partial(_by_result, group))
     steps = [axis for axis in axes if isinstance(axis, Window)]
     whole = _spec("deconvolution", desc, weights, steps, tuple)
@@ -73,7 +76,7 @@ def deconvolution(desc: OpDesc) -> PrimitiveSpec | None:
         terms = np.zeros(desc.output.dims[1], FLOAT32) if bias is None else bias
         add = PostOp(binary="add", tensor=len(desc.constants))
         desc = desc.behind([add], terms.reshape(-1, *[1] * len(steps)))
-    rest = binary_spec(desc, target)
+    rest = _BINARY_SPEC(desc, target)
 
     def create(context: SpecContext) -> BoundPrimitive:
         # Most code adds biases and applies post-ops element by element, 30 to 100 times slower than
