@@ -6,6 +6,7 @@ import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -112,7 +113,15 @@ class PrimitiveCache:
         )
         self._primitives: OrderedDict[Any, BoundPrimitive] = OrderedDict()
         self._lock = threading.RLock()
-        self.packed = self.get(self.packed_strides, False)
+        self.packed = self._first()
+
+    def _first(self) -> BoundPrimitive:
+        """The primitive for tensors without gaps: where a sum may be written over its addend, as
+        it then most often is, the one for that, if there is one."""
+        if self.spec.summed >= 0:
+            with suppress(DnnlError):
+                return self.get(self.packed_strides, True)
+        return self.get(self.packed_strides, False)
 
     @property
     def implementation(self) -> str:

@@ -230,16 +230,15 @@ class Blocks(NamedTuple):
 def blocks_of(library: Library, descriptor: Any) -> Blocks | None:
     """The layout of a descriptor; None if it is not made of blocks."""
     ffi, lib = library.ffi, library.lib
+    query, one, many = lib.dnnl_memory_desc_query, ffi.new("int[2]"), ffi.new("dnnl_dim_t **")
 
-    def number(what: int) -> int:
-        result = ffi.new("dnnl_dim_t *")  # large enough for an int, too
-        library.check(lib.dnnl_memory_desc_query(descriptor, what, result))
-        return int(ffi.cast("int *", result)[0])
+    def number(what: int) -> int:  # ``one`` has room for a dnnl_dim_t, too
+        library.check(query(descriptor, what, one))
+        return int(one[0])
 
     def numbers(what: int, count: int) -> list[int]:
-        result = ffi.new("dnnl_dim_t **")
-        library.check(lib.dnnl_memory_desc_query(descriptor, what, result))
-        return [result[0][i] for i in range(count)]
+        library.check(query(descriptor, what, many))
+        return list(ffi.unpack(many[0], count)) if count else []
 
     if number(lib.dnnl_query_format_kind) != lib.dnnl_blocked:
         return None

@@ -131,7 +131,7 @@ class Weights:
     def _saved_copy(self, library: Library, layout: Any) -> np.ndarray | None:
         """The constant in a layout, if it was saved in it."""
         saved, constant = self._saved, self.constant()
-        if saved is None or saved.constant is not constant:
+        if saved is None or not saved.copies or saved.constant is not constant:
             return None
         copy = saved.copies.get(self._name_of(library, layout) or "")
         size = library.lib.dnnl_memory_desc_get_size(layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.algorithms.records import dataclass
@@ -163,6 +164,7 @@ def behind(axes: Sequence[Window]) -> list[int]:
     return [(a.count - 1) * a.stride + a.span - a.begin - a.size for a in axes]
 
 
+@lru_cache(maxsize=1024)
 def _window(axis: Axis, auto_pad: str, kernel: int, size: int, ceil: bool) -> Window:
     span = (kernel - 1) * axis.dilation + 1
     begin, end = axis.begin, axis.end
