@@ -12,6 +12,7 @@ from flatbuffers import flexbuffers
 import penstock as ps
 from penstock.frontends.tflite.flatbuffer import schema
 from penstock.frontends.tflite.tensors import _NAMES
+from penstock.types import TensorType
 from tests.support.tflite_models import model, subgraph
 
 litert = pytest.importorskip("ai_edge_litert.interpreter")
@@ -314,6 +315,20 @@ def test_layer_with_states_gives_in_each_run_what_litert_gives(op: Op, executor:
         wanted = by_litert(op.file, op.feeds, run)
         for value, want in zip(session.run(op.feeds).values(), wanted, strict=True):
             np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", LAYERS[:3], ids=str)
+@pytest.mark.parametrize("executor", ["linear", "frames", "interpret"])
+def test_layer_refuses_another_batch_than_that_of_its_states(op: Op, executor: str) -> None:
+    whole = ps.load(op.file)
+    (x,) = whole.graph.inputs
+    x.type = TensorType(x.dtype, (5, None, 3))
+    session = ps.compile(whole, executor=executor)
+    with pytest.raises((ps.InvalidInput, ps.RunError), match="has a dim of 2, expected is 1"):
+        session.run({"x0": SEQUENCE[:, :1]})
+    wanted = by_litert(op.file, op.feeds)
+    for value, want in zip(session.run(op.feeds).values(), wanted, strict=True):
+        np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 8, 32])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -308,3 +309,33 @@ def with_data(type_: TensorType, compute: Callable[[], tuple[Dim, ...] | None]) 
         return type_
     data = compute()
     return type_ if data is None else TensorType(type_.dtype, type_.shape, data)
+
+
+def match_dims(
+    patterns: Mapping[str, Sequence[Any]],
+    shapes: Sequence[Shape | None],
+    sizes: Mapping[str, Dim] = MappingProxyType({}),
+) -> dict[str, Dim]:
+    """The sizes that ``patterns`` name, from the ``shapes`` of tensors, None where unknown, and
+    known ``sizes``. A pattern has an entry for each dim: a number, the name of a size, or a factor
+    and the name of a size. Raises ``ShapeError`` where two tensors disagree."""
+    found = dict(sizes)
+    for (name, pattern), shape in zip(patterns.items(), shapes, strict=False):
+        if shape is None:
+            continue
+        if len(shape) != len(pattern):
+            raise ShapeError(f"{name} must have rank {len(pattern)}, its shape is {shape}")
+        for entry, dim in zip(pattern, shape, strict=True):
+            factor, size = entry if isinstance(entry, tuple) else (1, entry)
+            bound = found.get(size) if isinstance(size, str) else size
+            if not isinstance(dim, int):
+                if factor == 1 and bound is None:
+                    found[size] = dim
+            elif isinstance(bound, int):
+                if factor * bound != dim:
+                    raise ShapeError(f"{name} has a dim of {dim}, expected is {factor * bound}")
+            elif dim % factor:
+                raise ShapeError(f"{name} has shape {shape}: {dim} is no multiple of {factor}")
+            else:
+                found[size] = dim // factor
+    return found

@@ -133,26 +133,7 @@ def sizes_of(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
         "initial_c": state,
         "P": (n, (3, "H")),
     }
-    sizes: dict[str, Dim] = {"H": layer.hidden}
-    for (name, pattern), shape in zip(patterns.items(), shapes, strict=False):
-        if shape is None:
-            continue
-        if len(shape) != len(pattern):
-            raise ShapeError(f"{name} must have rank {len(pattern)}, its shape is {shape}")
-        for entry, dim in zip(pattern, shape, strict=True):
-            factor, size = entry if isinstance(entry, tuple) else (1, entry)
-            bound = sizes.get(size) if isinstance(size, str) else size
-            if not isinstance(dim, int):
-                if factor == 1 and bound is None:
-                    sizes[size] = dim
-            elif isinstance(bound, int):
-                if factor * bound != dim:
-                    raise ShapeError(f"{name} has a dim of {dim}, expected is {factor * bound}")
-            elif dim % factor:
-                raise ShapeError(f"{name} has shape {shape}: {dim} is no multiple of {factor}")
-            else:
-                sizes[size] = dim // factor
-    return sizes
+    return rules.match_dims(patterns, shapes, {"H": layer.hidden})
 
 
 def output_shapes(layer: Layer, steps: Dim, batch: Dim, hidden: Dim) -> list[Shape]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import tensor
+from penstock.ops.common.shape_rules import match_dims, tensor
 from penstock.ops.registry import TFLITE, operator
 from penstock.types import ShapeError, TensorType, Type
 
@@ -23,12 +23,31 @@ _ACTIVATIONS: dict[int, Any] = {
 _EPSILON = 1e-8  # of the variance of a normalised gate
 
 
+_GATES = "ifgo"
+_PATTERNS: dict[str, Sequence[Any]] = {
+    "x": ("steps", "batch", "features"),
+    **{f"the weights of {gate} for features": ("cells", "features") for gate in _GATES},
+    **{f"the weights of {gate} for outputs": ("cells", "outputs") for gate in _GATES},
+    **{f"the peephole of {gate}": ("cells",) for gate in "ifo"},
+    **{f"the bias of {gate}": ("cells",) for gate in _GATES},
+    "the projection": ("outputs", "cells"),
+    "the bias of the projection": ("outputs",),
+    "the first output": ("batch", "outputs"),
+    "the first cells": ("batch", "cells"),
+    **{f"the scale of {gate}": ("cells",) for gate in _GATES},
+}
+
+
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, h, c = tensor(types, 0), tensor(types, 18), tensor(types, 19)
-    dims = None
-    if x.shape is not None and h.shape is not None and len(x.shape) == 3 and len(h.shape) == 2:
-        dims = (*x.shape[:2], h.shape[1])
-    return TensorType(x.dtype, dims), TensorType(x.dtype, h.shape), TensorType(x.dtype, c.shape)
+    shapes = [tensor(types, i).shape for i in range(len(types))]
+    sizes = match_dims(_PATTERNS, shapes)
+    dtype, (steps, batch) = tensor(types, 0).dtype, map(sizes.get, ("steps", "batch"))
+    outputs, cells = [(batch, sizes.get(name)) for name in ("outputs", "cells")]
+    return (
+        TensorType(dtype, (steps, *outputs)),
+        TensorType(dtype, outputs),
+        TensorType(dtype, cells),
+    )
 
 
 @operator("Lstm", domain=TFLITE, infer=_infer)
@@ -45,6 +64,7 @@ def lstm(node: Node, types: Types) -> Kernel:
         raise ShapeError(f"there is no activation number {node.attrs['activation']}")
 
     def function(*inputs: Any) -> Any:
+        match_dims(_PATTERNS, [None if x is None else x.shape for x in inputs])
         x, h, c = inputs[0], inputs[18], inputs[19]
         outputs = np.empty((*x.shape[:2], h.shape[1]), x.dtype)
         for step in range(len(x))[:: -1 if reverse else 1]:
