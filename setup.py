@@ -33,6 +33,7 @@ SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize
 SANITIZERS = [*SANITIZERS, "-O1", "-g"] if SANITIZE else []
 # Products, whose order of sums is not NumPy's anyway, use fused multiply-add.
 _PRODUCTS = (
+    "attention.c",
     "blocks.c",
     "convolution.c",
     "image_convolution.c",

@@ -192,6 +192,9 @@ _VARIABLES = [f"{TENSORFLOW}.{name}VariableOp" for name in ("Assign", "Read")]
 _OF_ANY_SHAPES = {
     **dict.fromkeys(("Concat", "Tile", REORDER.full_name, *_VARIABLES), _of("arrays.array_kernel")),
     **dict.fromkeys(
+        ("Attention", f"{MICROSOFT}.GroupQueryAttention"), _of("late.attention_kernel")
+    ),
+    **dict.fromkeys(
         ("TfIdfVectorizer", f"{MICROSOFT}.Tokenizer", *[_ML + name for name in _TEXTS]),
         _of("text.text_kernel"),
     ),

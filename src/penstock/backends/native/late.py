@@ -5,15 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from struct import Struct
 from typing import Any
+
+import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
 from penstock.backends.native.elementwise import OPERATIONS, late_program
 from penstock.backends.native.kernel import Site
 from penstock.backends.native.library import NativeLibrary
 from penstock.ir.graph import Node
+from penstock.ir.op import Kernel
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.internal.fused import FUSED
+from penstock.ops.registry import MICROSOFT
 from penstock.types import TensorType, Type
 
 _KINDS = ("float32", "float64")
@@ -48,6 +54,41 @@ def late_function(
             settings = late_program(site)
             function = None if settings is None else library.functions.elementwise
     return None if function is None else partial(function, otherwise, checkpoint, settings)
+
+
+_ATTENTION = Struct("=7q2d")  # as in c/late.c
+
+
+def attention_kernel(
+    library: NativeLibrary, node: Node, types: Sequence[Type | None]
+) -> Kernel | None:
+    """GroupQueryAttention of com.microsoft, and ONNX's Attention, with a past of real numbers."""
+    attrs, grouped = node.attrs, node.op.domain == MICROSOFT
+    tensors = [t if isinstance(t, TensorType) else None for t in types]
+    past = 3 if grouped else 4
+    read = [*tensors[:3], *tensors[past : past + 2]]
+    if len(read) < 5 or any(t is None or t.dtype != np.float32 for t in read):
+        return None
+    if len(node.outputs) != 3 or None in node.outputs:
+        return None
+    scale, softcap = float(attrs.get("scale") or 0), float(attrs.get("softcap") or 0)
+    if grouped:
+        window = max(attrs.get("local_window_size", -1), 0)
+        chosen = [attrs["num_heads"], attrs["kv_num_heads"], attrs.get("causal", 1), window]
+        chosen += [attrs.get("do_rotary", 0), attrs.get("rotary_interleaved", 0), 1]
+        plain = not attrs.get("sliding_window_cache") and attrs.get("smooth_softmax", -1) != 1
+        plain = plain and {attrs.get(f"{name}_quant_type", "NONE") for name in "kv"} == {"NONE"}
+    else:
+        chosen = [attrs.get("q_num_heads", 0), attrs.get("kv_num_heads", 0), *[0] * 5]
+        windows = [attrs.get(f"{side}_window_size", -1) for side in ("left", "right")]
+        plain = not attrs.get("is_causal") and windows == [-1, -1] and attrs.get("scale") != 0
+        plain = plain and not rules.dtype_attribute(attrs, "softmax_precision")
+    if not plain:
+        return None
+    settings = _ATTENTION.pack(*chosen, scale, softcap)
+    otherwise = node.op.compile(node, types).function
+    function = partial(library.functions.attention, otherwise, checkpoint, settings)
+    return Kernel(function)
 
 
 def _is_last(node: Node, x: TensorType | None) -> bool:

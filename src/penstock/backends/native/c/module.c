@@ -14,6 +14,7 @@
 #define JOINED(a, b) JOINED_OF(a, b)
 
 static const kernel_entry *const families[] = {
+    attention_kernels,
     blocks_kernels,
     code_convolution_kernels,
     convolution_kernels,
@@ -400,6 +401,9 @@ static PyMethodDef module_methods[] = {
     {"tiled", FAST(array_tiled), "tiled(x, *repeats): x repeated along each axis."},
     {"elementwise", FAST(late_elementwise),
      "elementwise(otherwise, checkpoint, program, *inputs): the result of a program."},
+    {"attention", FAST(late_attention),
+     "attention(otherwise, checkpoint, settings, q, k, v, past_k, past_v, *others): attention of few "
+     "queries over a cache; the result, and the cache with new keys and values."},
     {"product", FAST(late_product), "product(otherwise, checkpoint, None, a, b): a @ b."},
     {"softmax", FAST(late_softmax),
      "softmax(otherwise, checkpoint, logarithm, x): softmax along the last axis."},

@@ -29,6 +29,7 @@ typedef struct {
 #pragma GCC visibility push(hidden)
 
 /* The kernels of each source file. */
+extern const kernel_entry attention_kernels[];
 extern const kernel_entry blocks_kernels[];
 extern const kernel_entry code_convolution_kernels[];
 extern const kernel_entry convolution_kernels[];

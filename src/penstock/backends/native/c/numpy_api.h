@@ -13,6 +13,7 @@ PyObject *array_concatenated(PyObject *module, PyObject *const *arguments, Py_ss
 PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *variable_read(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *variable_assign(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *late_elementwise(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *late_product(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *late_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

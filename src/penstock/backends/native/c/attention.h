@@ -1,0 +1,22 @@
+/* Attention of few queries over a cache: see attention.c. */
+#ifndef PENSTOCK_ATTENTION_H
+#define PENSTOCK_ATTENTION_H
+
+#include <stdint.h>
+
+enum { MOST_HEAD = 512, CACHED_ROWS = 32 }; /* features of a head, queries of a sample */
+
+struct attention {
+    const float *q, *k, *v, *past_k, *past_v; /* the past is [batch, kv_heads, room, size] or NULL */
+    const float *bias;                        /* of scores, or NULL */
+    const float *cos, *sin;                   /* [positions, half], or NULL */
+    const int32_t *last;                      /* the last position of each sample, or NULL */
+    float *y, *present_k, *present_v;         /* the present is [batch, kv_heads, kept, size] */
+    int64_t heads, kv_heads, queries, size, value_size, room, kept, total;
+    int64_t q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row;
+    int64_t y_batch, y_head, y_row, bias_batch, bias_head, bias_row;
+    int64_t causal, window, half, interleaved;
+    double scale, softcap;
+};
+
+#endif
