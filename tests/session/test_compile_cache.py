@@ -142,6 +142,18 @@ def test_damaged_session_is_replaced(model: Path, folder: Path) -> None:
         ps.compile(model, cache=folder).run(X)
 
 
+def test_session_with_any_damaged_byte_is_replaced(model: Path, folder: Path) -> None:
+    expected = ps.compile(model, cache=folder).run(X)["y"]
+    (kept,) = folder.glob("*.penstock")
+    whole = kept.read_bytes()
+    for i in range(0, len(whole), 67):
+        kept.unlink()  # what is mapped must not change
+        kept.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
+        np.testing.assert_array_equal(ps.compile(model, cache=folder).run(X)["y"], expected)
+    with nothing_is_compiled():
+        ps.compile(model, cache=folder).run(X)
+
+
 def test_folder_keeps_what_was_used_last(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

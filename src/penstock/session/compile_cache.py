@@ -165,12 +165,13 @@ class CacheEntry:
             if not self.path.is_file():
                 return None
             model = load_artifact(self.path, limits, map_weights=True)
+            model.artifact.check(quick=True)  # what is damaged is made again
             beside = model.artifact.document("sources")
             if not all(self._digest(Path(path)) == digest for path, digest in beside):
                 return None
         except OSError:
             return None
-        except (InvalidModel, TypeError, ValueError):
+        except (InvalidModel, LookupError, TypeError, ValueError):
             with suppress(OSError):
                 self.path.unlink()  # of another version, or damaged
             return None
