@@ -192,6 +192,12 @@ def moved(t: Family) -> Iterator[Quantized]:
     yield Quantized("UNPACK", (x(2, 4),), y, {"num": 2, "axis": 0}, outputs=2)
     yield Quantized("BATCH_TO_SPACE_ND", (x(4, 2, 3, 2), [i32(2, 2)], [i32([0, 0], [0, 1])]), y)
     yield Quantized("SPACE_TO_BATCH_ND", (x(1, 4, 6, 2), [i32(2, 2)], [i32([0, 0], [2, 0])]), y)
+    if t.dtype != "int16":
+        places, size = [i32([1], [3], [1])], [i32(5, 2)]
+        yield Quantized("SCATTER_ND", (places, x(3, 2), size), y, version=1)
+        ends = [Codes(x().array, t.scale * n, n, constant=True) for n in (3, 1)]
+        given = i32(2, 0, 5), [np.array(4, np.int32)], *ends
+        yield Quantized("ONE_HOT", given, y, {"axis": -1}, version=1)
     half = {"half_pixel_centers": True}
     yield Quantized("RESIZE_NEAREST_NEIGHBOR", (x(1, 5, 6, 3), [i32(8, 9)]), y, half, version=3)
     if t.dtype != "int16":

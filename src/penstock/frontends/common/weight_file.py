@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import BinaryIO
 
 import numpy as np
@@ -26,7 +27,9 @@ class WeightFile:
     (SIGBUS), and what is written into it changes the weights.
     """
 
-    def __init__(self, open_file: Callable[[], BinaryIO], mapped: bool = False) -> None:
+    def __init__(
+        self, open_file: Callable[[], AbstractContextManager[BinaryIO]], mapped: bool = False
+    ) -> None:
         self._open = open_file
         self._ranges: dict[tuple[int, int], np.ndarray] = {}
         self._taken = 0

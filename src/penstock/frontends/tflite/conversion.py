@@ -191,11 +191,17 @@ class OperatorConversion(NodeBuilder):
             attrs |= {"dtype": first.dtype.name, "shape": list(first.shape)}
         return attrs
 
+    def transposed(self, value: Value, perm: Sequence[int]) -> Value:
+        """A value with its dims in another order: of a constant, a view."""
+        if value.const is None:
+            return self.emit("Transpose", [value], perm=[*perm])
+        return Value(self.fresh("transpose"), const=value.const.transpose(perm))
+
     # Channels first.
 
     def channels_first(self, value: Value, rank: int = 4) -> Value:
         """An image, channels last, with its channels before its spatial dims."""
-        return self.emit("Transpose", [value], perm=[0, rank - 1, *range(1, rank - 1)])
+        return self.transposed(value, [0, rank - 1, *range(1, rank - 1)])
 
     def emit_image(
         self,

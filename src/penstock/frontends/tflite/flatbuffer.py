@@ -17,20 +17,17 @@ from pathlib import Path
 from struct import Struct, unpack
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
-
 from penstock.algorithms.checkpoints import checkpoint
 from penstock.errors import InvalidModel
-from penstock.frontends.common.encoding import array_from_bytes, decode_text
+from penstock.frontends.common.encoding import decode_text
 
 FILE = Path(__file__).with_name("schema.txt")
 Read = Callable[[int, int], bytes | memoryview]
 
-_U16, _U32, _I32 = Struct("<H"), Struct("<I"), Struct("<i")
+_U16_U16, _U32, _I32 = Struct("<HH"), Struct("<I"), Struct("<i")
 _NAMES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float32 float64"
-_SCALARS = {
-    name: Struct(f"<{code}") for name, code in zip(_NAMES.split(), "?bBhHiIqQfd", strict=True)
-}
+_CODES = dict(zip(_NAMES.split(), "?bBhHiIqQfd", strict=True))
+_SCALARS = {name: Struct(f"<{code}") for name, code in _CODES.items()}
 _PAGE = 2**12  # bytes that are read at a time
 _OVERHANG = 256  # bytes of what may begin at the end of a page; longer parts are read alone
 _MAX_OVERLAP = 16
@@ -106,9 +103,9 @@ class FlatTable:
         self.kind = kind
         if depth > _MAX_DEPTH:
             buffer.damaged("tables that nest too deep")
-        vtable = at - buffer.number(_I32, at)
-        slots = max((buffer.number(_U16, vtable) - 4) // 2, 0)
-        self._size = buffer.number(_U16, vtable + 2)
+        vtable = at - buffer.numbers(_I32, at)[0]
+        size, self._size = buffer.numbers(_U16_U16, vtable)
+        slots = max((size - 4) // 2, 0)
         buffer.check(vtable, 4 + 2 * slots, "the fields of a table")
         buffer.check(at, self._size, "a table")
         slots = min(slots, _slots(kind))
@@ -132,7 +129,7 @@ class FlatTable:
             if not offset:
                 return field.default
             self._check(offset, scalar.size)
-            return buffer.number(scalar, self._at + offset)
+            return buffer.numbers(scalar, self._at + offset)[0]
         if not offset:
             empty = Bytes(0, 0) if field.type == "uint8" else []
             return empty if field.vector else "" if field.type == "text" else None
@@ -180,9 +177,13 @@ class FlatBuffer:
         if at < 0 or at + size > self.size:
             self.damaged(f"{what} beyond its end")
 
-    def number(self, scalar: Struct, at: int) -> Any:
-        self.check(at, scalar.size, "a number")
-        return scalar.unpack_from(self._page(at), at % _PAGE)[0]
+    def numbers(self, scalars: Struct, at: int) -> tuple[Any, ...]:
+        start = at % _PAGE
+        data = self._pages.get(at // _PAGE)
+        if data is None or start + scalars.size > len(data):
+            self.check(at, scalars.size, "a number")
+            data = self._page(at)
+        return scalars.unpack_from(data, start)
 
     def part(self, at: int, size: int) -> bytes | memoryview:
         """These bytes, which are in the file."""
@@ -204,7 +205,8 @@ class FlatBuffer:
 
     def target(self, at: int) -> int:
         """Where the offset at ``at`` leads."""
-        return at + int(self.number(_U32, at))
+        offset: int = self.numbers(_U32, at)[0]
+        return at + offset
 
     def value(self, kind: str, at: int, depth: int) -> Any:
         """The text or the table at ``at``."""
@@ -218,7 +220,7 @@ class FlatBuffer:
 
     def vector(self, kind: str, at: int, depth: int) -> Any:
         """The elements of the vector at ``at``."""
-        length = self.number(_U32, at)
+        (length,) = self.numbers(_U32, at)
         scalar = _SCALARS.get(kind)
         width = 4 if scalar is None else scalar.size
         at += 4
@@ -227,8 +229,7 @@ class FlatBuffer:
             return Bytes(at, length)
         self._spend(length * width)
         if scalar is not None:
-            data = bytes(self.part(at, length * width))
-            return array_from_bytes(data, np.dtype(kind)).tolist()
+            return [*unpack(f"<{length}{_CODES[kind]}", self.part(at, length * width))]
         places: Sequence[int] = range(at, at + 4 * length, 4)
         return [self.value(kind, self.target(place), depth) for place in places]
 

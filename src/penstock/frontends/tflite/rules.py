@@ -154,7 +154,7 @@ def fully_connected(c: OperatorConversion) -> None:
     if matrix:
         c.emit_activated("Gemm", [x, weights, bias], {"transB": 1}, kind="FullyConnectedOptions")
         return
-    columns = c.emit("Transpose", [weights], perm=[1, 0])
+    columns = c.transposed(weights, [1, 0])
     op, inputs = "MatMul", [x, columns]
     if bias is not None:
         op, inputs = "Add", [c.emit("MatMul", inputs), bias]
@@ -170,7 +170,7 @@ def batch_matmul(c: OperatorConversion) -> None:
             if rank is None or rank < 2:
                 raise InexpressibleError("it transposes a matrix whose rank is not known")
             perm = [*range(rank - 2), rank - 1, rank - 2]
-            operands[i] = c.emit("Transpose", [operands[i]], perm=perm)
+            operands[i] = c.transposed(operands[i], perm)
     c.emit_final("MatMul", operands)
 
 

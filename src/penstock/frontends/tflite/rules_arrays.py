@@ -204,12 +204,13 @@ def _int64(c: OperatorConversion, index: int, value: Value) -> Value:
     return value if c.dtype(index) == INT64 else c.cast(value, INT64)
 
 
-@operator_rule("SCATTER_ND")
+@operator_rule("SCATTER_ND", integers=True)
 def scatter_nd(c: OperatorConversion) -> None:
+    """Of codes, zero where nothing is: LiteRT's kernel does not ask what they stand for."""
     c.emit_tensorflow("ScatterNd", c.take(3))
 
 
-@operator_rule("ONE_HOT")
+@operator_rule("ONE_HOT", integers=True)
 def one_hot(c: OperatorConversion) -> None:
     c.emit_tensorflow("OneHot", c.take(4), axis=c.option("axis", "OneHotOptions"))
 

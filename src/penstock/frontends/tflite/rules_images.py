@@ -67,7 +67,7 @@ def conv(c: OperatorConversion) -> None:
     channels = _channels(c, 4) or weights[-1]
     if weights[-1] < 1 or channels % weights[-1]:
         raise NodeError(f"has an image of {channels} channels, and weights for {weights[-1]}")
-    order = c.emit("Transpose", [c.take(2, 3)[1]], perm=[0, 3, 1, 2])
+    order = c.transposed(c.take(2, 3)[1], [0, 3, 1, 2])
     _convolve(c, order, channels // weights[-1], 4)
 
 
@@ -80,14 +80,14 @@ def depthwise(c: OperatorConversion) -> None:
     channels = _channels(c, 4) or weights[-1] // max(c.option("depth_multiplier"), 1)
     if channels < 1 or weights[-1] % channels:
         raise NodeError(f"has {channels} channels, and weights for {weights[-1]} outputs")
-    order = c.emit("Transpose", [c.take(2, 3)[1]], perm=[3, 0, 1, 2])
+    order = c.transposed(c.take(2, 3)[1], [3, 0, 1, 2])
     _convolve(c, order, channels, 4)
 
 
 @operator_rule("CONV_3D")
 def conv_3d(c: OperatorConversion) -> None:
     """FileBytes [depth, height, width, channels, outputs]."""
-    _convolve(c, c.emit("Transpose", [c.take(2, 3)[1]], perm=[4, 3, 0, 1, 2]), 1, 5)
+    _convolve(c, c.transposed(c.take(2, 3)[1], [4, 3, 0, 1, 2]), 1, 5)
 
 
 @operator_rule("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE")
@@ -100,7 +100,7 @@ def conv_transpose(c: OperatorConversion) -> None:
     attrs = _window_attrs(c, rank, dilations=not flat)
     attrs = {"strides": attrs["strides"], "dilations": attrs.get("dilations", [1, 1])}
     attrs |= {"padding": _padding(c), "pads": []}
-    weights = c.emit("Transpose", [kernel], perm=[3, 0, 1, 2] if flat else [4, 3, 0, 1, 2])
+    weights = c.transposed(kernel, [3, 0, 1, 2] if flat else [4, 3, 0, 1, 2])
     inputs = [c.channels_first(x, rank), weights]
     op, domain = f"Conv{rank - 2}DBackpropInput" + ("" if flat else "V2"), TENSORFLOW
     image, shape = c.integers(0), all_known(c.shape(1))
@@ -123,7 +123,7 @@ def conv_transpose(c: OperatorConversion) -> None:
         c.emit_image(op, inputs, attrs, rank=rank, activation=activation)
         return
     value = c.emit(op, inputs, attrs, domain=domain)
-    value = c.emit("Transpose", [value], perm=[0, *range(2, rank), 1])
+    value = c.transposed(value, [0, *range(2, rank), 1])
     c.emit_activated("Add", [value, bias])
 
 
@@ -139,7 +139,7 @@ def transposed_with_bias(c: OperatorConversion) -> None:
     if padding not in (1, 2) or min(strides) < 1:
         raise NodeError(f"has padding {padding} and strides {strides}")
     attrs = {"strides": strides[::-1], "auto_pad": "SAME_UPPER" if padding == 1 else "VALID"}
-    weights = c.emit("Transpose", [kernel], perm=[3, 0, 1, 2])
+    weights = c.transposed(kernel, [3, 0, 1, 2])
     c.emit_image("ConvTranspose", [c.channels_first(x), weights, bias], attrs)
 
 

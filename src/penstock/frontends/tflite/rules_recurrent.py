@@ -17,7 +17,7 @@ _OUTPUT_STATE, _CELL_STATE, _LSTM_INPUTS = 18, 19, 24
 
 
 def _time_major(c: OperatorConversion, x: Value, is_time_major: bool) -> Value:
-    return x if is_time_major else c.emit("Transpose", [x], perm=[1, 0, 2])
+    return x if is_time_major else c.transposed(x, [1, 0, 2])
 
 
 def _lstm(
