@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 MAX_PROBLEMS = 20
 """The number of problems that a message lists in full; the rest is only counted."""
@@ -26,6 +28,20 @@ def shortened(text: str, most: int = MAX_NAME) -> str:
         return text
     half = most // 2
     return f"{text[:half]}...[{len(text) - 2 * half} characters]...{text[-half:]}"
+
+
+def wrong_type(option: str, value: object, needed: str) -> TypeError:
+    """The error of an option whose value has a wrong type."""
+    return TypeError(f"{option}={shortened(repr(value))}: {needed} is needed")
+
+
+def check_count(option: str, value: Any, most: int | None = None) -> None:
+    """Raise ``ValueError`` unless the value of an option is a whole number from 1, up to ``most``
+    if given."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or value < 1 or (most is not None and value > most):
+        range_ = "of at least 1" if most is None else f"from 1 to {most:,}"
+        raise ValueError(f"{option}={shortened(repr(value))}: a whole number {range_} is needed")
 
 
 class PenstockError(Exception):

@@ -22,7 +22,7 @@ from itertools import count
 from typing import Any
 
 from penstock.algorithms.checkpoints import THREAD
-from penstock.errors import Cancelled
+from penstock.errors import Cancelled, wrong_type
 from penstock.executors.turn import Turn
 from penstock.host.fork import in_child
 from penstock.host.stop_condition import Cancellation, StopCondition
@@ -106,6 +106,8 @@ class CancelToken:
     Cancelling a token's ``parent`` cancels the token too, but not the other way round."""
 
     def __init__(self, parent: CancelToken | None = None) -> None:
+        if parent is not None and not isinstance(parent, CancelToken):
+            raise wrong_type("parent", parent, "a penstock.CancelToken")
         self._parent = parent
         # Re-entrant: a signal handler may call ``cancel`` while its own thread attaches a run.
         self._lock = threading.RLock()

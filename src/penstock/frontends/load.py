@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.analysis.verify import verify
 from penstock.artifact import MAGIC
-from penstock.errors import InvalidInput, InvalidModel
+from penstock.errors import InvalidInput, InvalidModel, wrong_type
 from penstock.frontends.common.model_files import open_path
 from penstock.host import gc_pause
 from penstock.host.stop_condition import Cancellation, StopCondition
@@ -43,7 +43,13 @@ def load(
     ``signature``: the one of a SavedModel or a TFLite file that is the entry. Raises
     ``InvalidInput`` if there is none of that name.
     """
-    limits = limits or DEFAULT_LIMITS
+    limits = DEFAULT_LIMITS if limits is None else limits
+    if not isinstance(limits, Limits):
+        raise wrong_type("limits", limits, "a penstock.Limits")
+    if signature is not None and not isinstance(signature, str):
+        raise wrong_type("signature", signature, "a name")
+    if not isinstance(source, str | os.PathLike | bytes) and not hasattr(source, "graph"):
+        raise wrong_type("source", source, "a path, bytes or an onnx.ModelProto")
     if isinstance(source, str | os.PathLike) and not os.path.exists(source):
         raise InvalidModel(f"there is no file {os.fspath(source)!r}; check the path")
     stop = StopCondition(timeout, cancel, "loading the model")

@@ -7,7 +7,7 @@ import time
 from numbers import Real
 from typing import Protocol
 
-from penstock.errors import Cancelled, DeadlineExceeded
+from penstock.errors import Cancelled, DeadlineExceeded, wrong_type
 from penstock.host.current_run import Budget
 
 
@@ -32,9 +32,9 @@ class StopCondition:
         subject: str = "the run",
     ) -> None:
         if timeout is not None and not isinstance(timeout, Real):
-            raise TypeError(f"timeout={timeout!r}: a number of seconds is needed")
+            raise wrong_type("timeout", timeout, "a number of seconds")
         if cancel is not None and not hasattr(cancel, "cancelled"):
-            raise TypeError(f"cancel={cancel!r}: a penstock.CancelToken is needed")
+            raise wrong_type("cancel", cancel, "a penstock.CancelToken")
         self.timeout = timeout = None if timeout is None else float(timeout)
         self.cancel = cancel
         self.subject = subject

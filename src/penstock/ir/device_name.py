@@ -12,7 +12,7 @@ from dataclasses import astuple
 from typing import Any
 
 from penstock.algorithms.records import dataclass
-from penstock.errors import InvalidModel
+from penstock.errors import InvalidModel, check_count
 
 LOCAL = "/job:localhost/replica:0/task:0"
 """prefix of the names of this process's devices"""
@@ -104,8 +104,7 @@ def local(devices: int | Iterable[str]) -> tuple[str, ...]:
     parts that a name leaves open are those of this process's CPUs. Raises ``ValueError`` for an
     empty list, a repeated name, and one that is not the name of one device."""
     if isinstance(devices, int):
-        if devices < 1:
-            raise ValueError(f"devices={devices}: a session needs at least one device")
+        check_count("devices", devices, 10_000)
         devices = [f"cpu:{i}" for i in range(devices)]
     if isinstance(devices, str) or not [*devices]:
         raise ValueError(f'devices={devices!r}: give a number, or names such as ["cpu:0", "cpu:1"]')

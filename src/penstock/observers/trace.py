@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.errors import check_count
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.timeline import (
     ALLOCATION,
@@ -44,6 +45,8 @@ class Trace(Observer):
     of more: begins, ends and waits of steps and runs, transfers and allocations."""
 
     def __init__(self, max_events: int | None = None) -> None:
+        if max_events not in (None, 0):
+            check_count("max_events", max_events, 2**62)
         # Appending to a deque and setting an item of a dict are atomic, and so is a copy.
         self._records: deque[Record] = deque(maxlen=max_events)
         self._threads: dict[int, str] = {}

@@ -6,14 +6,18 @@ for type checkers and for ``help``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from inspect import Parameter, Signature, cleandoc
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, overload
 
+import numpy as np
+
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
+from penstock.errors import check_count, wrong_type
+from penstock.limits import Limits
 from penstock.observers.base import Observer
 
 if TYPE_CHECKING:
@@ -22,7 +26,6 @@ if TYPE_CHECKING:
     from penstock.backends.base import Backend
     from penstock.executors.control import CancelToken
     from penstock.host.threads import Workers
-    from penstock.limits import Limits
     from penstock.passes.context import AfterPass
     from penstock.plan.grouping import ClusteredGrouping
     from penstock.tuning.measure import CostModel
@@ -31,16 +34,42 @@ EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames", "int
 PRECISIONS = ("float32", "bf16", "strict")
 
 
-def option(default: Any, help: str) -> Any:
+def option(default: Any, help: str, allowed: Callable[[Any], bool] | None = None) -> Any:
     """A field of a record of options; ``help`` is its text in documentation and on the command
-    line."""
-    return field(default=default, metadata={"help": help})
+    line, ``allowed`` whether a value has one of the types that the field declares."""
+    return field(default=default, metadata={"help": help, "allowed": allowed})
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool | np.bool_)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _by_name(value: Any, allowed: Callable[[Any], bool] = lambda _: True) -> bool:
+    """Whether it is a mapping of names to what is allowed."""
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and allowed(item) for name, item in value.items()
+    )
+
+
+def _are_shapes(value: Any) -> bool:
+    by_name = partial(_by_name, allowed=lambda dims: _is_list(dims) or isinstance(dims, np.ndarray))
+    return by_name(value) or (_is_list(value) and all(map(by_name, value)))
+
+
+def _are_devices(value: Any) -> bool:
+    if _is_list(value):
+        return all(isinstance(name, str) for name in value)
+    return _by_name(value) or (isinstance(value, int) and not isinstance(value, bool))
 
 
 @dataclass(frozen=True)
 class CompileOptions:
     """What ``penstock.compile`` takes beside the model. Raises ``ValueError`` for a value that no
-    option has."""
+    option has, ``TypeError`` for one of a type that it has not."""
 
     given: ClassVar[frozenset[str]] = frozenset()
     """Names of the options that were given, of these those that may be at their defaults."""
@@ -59,11 +88,13 @@ class CompileOptions:
         None,
         "Backends by name or as objects, the preferred first; by default oneDNN, where there is "
         "one, then NumPy. Where several can run a node, costs decide.",
+        _is_list,
     )
     place: Mapping[str, str] | None = option(
         None,
         'Backends by name for operations ("Conv") or single nodes ("node:add_3"); they override '
         "costs.",
+        partial(_by_name, allowed=lambda name: isinstance(name, str)),
     )
     threads: int | None = option(
         None, "Cores that one run may keep busy; by default all that the process has."
@@ -72,8 +103,11 @@ class CompileOptions:
         None,
         "Dims of inputs for which to compile a plan now, instead of at the first run; or a list of "
         "such mappings, for a plan each.",
+        _are_shapes,
     )
-    limits: Limits | None = option(None, "Bounds on what the model may ask for.")
+    limits: Limits | None = option(
+        None, "Bounds on what the model may ask for.", lambda value: isinstance(value, Limits)
+    )
     map_weights: bool = option(
         False,
         "Map files of weights beside the model (ONNX's external data, the shards of a SavedModel) "
@@ -81,11 +115,13 @@ class CompileOptions:
         "processes that map them. These files must not be changed in place while the session "
         "lives: one that is cut short ends the process (SIGBUS), one that is written changes "
         "answers. Replacing a file by renaming another is safe.",
+        _is_flag,
     )
     signature: str | None = option(
         None,
         "The signature of a SavedModel or a TFLite file to run, with its names of inputs and "
         'outputs; by default "serving_default", or a TFLite file\'s first subgraph.',
+        lambda value: isinstance(value, str),
     )
     cache: bool | str | Path = option(
         False,
@@ -93,9 +129,12 @@ class CompileOptions:
         "where it was kept before: a folder, or True for the user's, or that of PENSTOCK_CACHE. "
         "Models are told apart by the bytes of their files. The first run writes about twice the "
         "bytes of the weights; a folder keeps 4 GiB. Models with variables are not kept.",
+        lambda value: _is_flag(value) or isinstance(value, str | os.PathLike),
     )
     autotune: bool = option(
-        False, "Measure nodes on all backends that can run them when a plan is compiled."
+        False,
+        "Measure nodes on all backends that can run them when a plan is compiled.",
+        _is_flag,
     )
     precision: str = option(
         "float32",
@@ -118,16 +157,19 @@ class CompileOptions:
         "Virtual devices of this process, their number or their names: the frames executor runs "
         "each node on the device that it names. A mapping gives each device a backend, where its "
         "nodes run as far as that supports them. By default all nodes run on one device.",
+        _are_devices,
     )
     cost_model: CostModel | None = option(
         None,
         "Costs to decide by, instead of those measured on this machine: a "
         "penstock.tuning.measure.CostModel. Nothing is measured then.",
+        lambda value: hasattr(value, "expected"),
     )
     pool: Workers | None = option(
         None,
         "Threads that run tasks and submitted runs, instead of the pool of the process: a "
         "penstock.host.threads.Workers.",
+        lambda value: hasattr(value, "submit"),
     )
     max_pending: int = option(
         1000,
@@ -137,6 +179,7 @@ class CompileOptions:
     grouping: type[ClusteredGrouping] | None = option(
         None,
         'How steps form tasks for executor="parallel": a penstock.plan.grouping.ClusteredGrouping.',
+        lambda value: isinstance(value, type),
     )
     timeout: float | None = option(
         None,
@@ -150,25 +193,26 @@ class CompileOptions:
         None,
         "Function that is called with each compiler pass that ran (see penstock.passes.pipeline) "
         "and the graph as the pass left it. It must not change the graph.",
+        callable,
     )
 
     def __post_init__(self) -> None:
+        for own in fields(self):
+            value, allowed = getattr(self, own.name), own.metadata["allowed"]
+            if allowed is not None and value is not own.default and not allowed(value):
+                raise wrong_type(own.name, value, str(own.type))
         choices = {
             "precision": PRECISIONS,
             "executor": EXECUTORS,
             "memory_planner": MEMORY_PLANNERS,
         }
         for name, allowed in choices.items():
-            if (value := getattr(self, name)) not in allowed:
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in allowed:
                 raise ValueError(f"{name} {value!r} is not one of {', '.join(allowed)}")
         for name, most in {"threads": None, "max_streams": None, "max_pending": 1_000_000}.items():
-            value = getattr(self, name)
-            if value is None and most is None:
-                continue
-            whole = isinstance(value, Integral) and not isinstance(value, bool)
-            if not whole or value < 1 or (most is not None and value > most):
-                range_ = "of at least 1" if most is None else f"from 1 to {most:,}"
-                raise ValueError(f"{name}={value!r}: a whole number {range_} is needed")
+            if (value := getattr(self, name)) is not None or most is not None:
+                check_count(name, value, most)
         if self.devices is not None and self.executor not in ("auto", "frames"):
             raise ValueError(f'devices= are for executor="frames", not {self.executor!r}')
 
@@ -209,6 +253,8 @@ class RunOptions:
     observers: Sequence[Observer] = option((), "Observers that are told of each step of the run.")
 
     def __post_init__(self) -> None:
+        if not isinstance(self.observers, Iterable):
+            raise wrong_type("observers", self.observers, "Sequence[Observer]")
         for observer in self.all_observers:
             if not isinstance(observer, Observer):
                 raise TypeError(

@@ -28,6 +28,8 @@ from penstock.errors import (
     InvalidModel,
     PenstockError,
     Unsupported,
+    check_count,
+    wrong_type,
 )
 from penstock.executors.base import Executor
 from penstock.executors.control import NEVER, CancelToken, Control
@@ -248,6 +250,9 @@ class Session:
         which it ends."""
         from concurrent.futures import Future
 
+        if not callable(done):
+            raise wrong_type("done", done, "a function")
+
         def tell(future: Future[dict[str, Any]]) -> None:
             error = future.exception()
             done(None if error else future.result(), error)
@@ -290,6 +295,7 @@ class Session:
         """
         if self._closed:
             raise PenstockError("the session is closed")
+        check_count("runs", runs)
         request, key, values = self._subgraphs.resolve(feeds, None, None)
         profile = self._compiler.profile(request.subgraph, values, runs)
         if not request.subgraph.framed:
@@ -303,6 +309,7 @@ class Session:
         """
         from penstock.inspect.forecast import forecast
 
+        check_count("workers", workers)
         return forecast(self.plan, self._compiler.seconds, workers)
 
     def schedule(self, max_streams: int | None = None) -> list[Chart]:
@@ -313,6 +320,8 @@ class Session:
         """
         from penstock.inspect.gantt import charts
 
+        if max_streams is not None:
+            check_count("max_streams", max_streams)
         return charts(self.plan, self._compiler.streams(self.plan, max_streams))
 
     @property
@@ -366,6 +375,8 @@ class Session:
         """
         from pathlib import Path
 
+        if not isinstance(path, str | os.PathLike):
+            raise wrong_type("path", path, "a path")
         self._write(lambda writer: writer.save(Path(path)))
 
     def _write(self, write: Callable[[ArtifactWriter], None]) -> None:
@@ -616,6 +627,8 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
     ``UserWarning`` says why; if ``strict``, that raises ``PenstockError``. Raises ``InvalidModel``
     for a file that is no saved session, or is damaged.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise wrong_type("path", path, "a path")
     record = make(CompileOptions, "open", **{"map_weights": True, **options})
     if os.path.isdir(path) or (os.path.exists(path) and not is_artifact(path)):
         raise InvalidModel(f"{str(path)!r} is no saved session; compile it with penstock.compile")
@@ -687,4 +700,4 @@ def _let_go_constants(executor: Executor) -> int:
 
 
 def _is_dim(dim: Any) -> TypeGuard[int]:
-    return isinstance(dim, int | np.integer) and int(dim) >= 0
+    return isinstance(dim, int | np.integer) and not isinstance(dim, bool) and int(dim) >= 0
