@@ -355,6 +355,10 @@ def test_graph_is_the_body_of_any_operation_that_takes_one() -> None:
         (lambda b, x: b.cond(x > 0, lambda: x, lambda: (x, x)), "must return the same"),
         (lambda b, x: b.cond(x > 0, lambda: x, lambda: x.astype(bool)), "must return the same"),
         (lambda b, x: b.cond(x, lambda: x, lambda: x), "must be a truth value"),
+        (
+            lambda b, x: b.cond(b.constant(1.0, float), lambda: x, lambda: x),
+            "must be a truth value",
+        ),
         (lambda b, x: b.case(x, [], lambda: x), "branch_0"),
         (lambda b, x: b.loop(lambda i, v: None, x, times=3), "returns 0 values for 1"),
         (lambda b, x: b.loop(lambda i, v: v, x, condition=lambda v: v), "must be a truth value"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from penstock.errors import InvalidInput
 from penstock.ir.graph import Value
 from penstock.session.feeds import check_dims, checked, convert
+from penstock.session.options import EXECUTORS
 from penstock.types import ANY, STRING, MapType, OptionalType, SequenceType, TensorType
 from tests.support.onnx_text import compile_text
 
@@ -78,6 +80,14 @@ def test_convert_array_of_the_inputs_dtype_is_not_copied():
     [
         (np.ones(2), FLOAT, r"'x' must be float32, not float64; convert it with .*astype"),
         (np.ones(2, np.int64), FLOAT, "must be float32, not int64"),
+        (np.array(["a"]), TensorType(np.dtype(float)), "'x' must be float64, not str32"),
+        ([Fraction(1, 2)], INT, "cannot be made of a list: it is not made of numbers"),
+        (
+            [2**70],
+            TensorType(np.dtype(bool)),
+            "cannot be made of a list: it is not made of numbers",
+        ),
+        ([2**70], INT, "cannot be made of a list"),
         (1.5, INT, "cannot be made of a float: float64 does not fit int64"),
         ([1j], FLOAT, "cannot be made of a list: complex128 does not fit float32"),
         ([[1], [2, 3]], FLOAT, "cannot be made of a list"),
@@ -178,3 +188,12 @@ def test_checked_type_drops_names_of_dims_inside_sequences():
     assert checked(pairs) == pairs
     assert checked(SequenceType(pairs)) == SequenceType(nameless)
     assert checked(OptionalType(SequenceType(pairs))) == OptionalType(SequenceType(nameless))
+
+
+@pytest.mark.parametrize("input_type", ["optional(float[2])", "seq(float[2])", "seq(double[2])"])
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_array_of_float64_is_converted_where_an_input_is_no_tensor(input_type, executor) -> None:
+    text = f"g ({input_type} x) => ({input_type} y) {{ y = Identity(x) }}"
+    session = compile_text(text, executor=executor)
+    with pytest.raises(InvalidInput, match=r"'x' (must be float32, not float64|is a sequence)"):
+        session.run({"x": np.ones(2)})

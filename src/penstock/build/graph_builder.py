@@ -399,7 +399,7 @@ class GraphBuilder:
 
     def _truth(self, x: Any) -> SymbolicValue:
         value = self.as_value(x, dtype=bool)
-        if value.dtype not in (None, BOOL):
+        if value.dtype is not None and value.dtype != BOOL:
             raise InvalidModel(f"a condition must be a truth value, not {value.type}")
         return value
 

@@ -90,7 +90,8 @@ def counted(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
 def _is_number(value: Value | None) -> bool:
     """Whether a value is known not to be text."""
     type_ = None if value is None else value.type
-    return value is None or (isinstance(type_, TensorType) and type_.dtype not in (None, STRING))
+    dtype = type_.dtype if isinstance(type_, TensorType) else None
+    return value is None or (dtype is not None and dtype != STRING)
 
 
 def _count(budget: Budget, result: np.ndarray, inputs: Sequence[Any], text: bool) -> None:

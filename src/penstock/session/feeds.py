@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Number
+from numbers import Integral, Number
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,7 @@ def convert(name: str, value: Any, input_type: Type) -> Any:
             raise InvalidInput(f"input {name!r} is a map, give a dict, not {_what(value)}")
         return _map(name, value, input_type)
     try:
-        if _is_masked(value):
-            raise InvalidInput(
-                f"input {name!r} has masked elements, and tensors have no masks; "
-                "give their places a value with .filled(value)"
-            )
+        _refuse_masks(name, value)
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             array = np.from_dlpack(value)
         elif input_type.dtype is None or hasattr(value, "dtype") or hasattr(value, "__array__"):
@@ -57,7 +53,7 @@ def convert(name: str, value: Any, input_type: Type) -> Any:
         raise InvalidInput(
             f"input {name!r} of type {input_type} cannot be made of {_what(value)}: {error}"
         ) from error
-    if input_type.dtype in (STRING, None) and array.dtype.kind in "USTO":
+    if (input_type.dtype or STRING) == STRING and array.dtype.kind in "USTO":
         return _strings(name, array)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
@@ -70,11 +66,16 @@ def convert(name: str, value: Any, input_type: Type) -> Any:
     return array
 
 
-def _is_masked(value: Any) -> bool:
-    """Whether a masked array, or a list with one inside, has masked elements."""
+def _refuse_masks(name: str, value: Any) -> None:
+    """Refuse a masked array, or a list with one inside, that has masked elements."""
     if isinstance(value, list | tuple):
-        return any(map(_is_masked, value))
-    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
+        for element in value:
+            _refuse_masks(name, element)
+    elif isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise InvalidInput(
+            f"input {name!r} has masked elements, and tensors have no masks; "
+            "give their places a value with .filled(value)"
+        )
 
 
 def _strings(name: str, array: np.ndarray) -> np.ndarray:
@@ -132,7 +133,8 @@ def _from_python(value: Any, dtype: np.dtype) -> np.ndarray:
     array = np.asarray(value, STRING if dtype == STRING else None)
     if dtype == STRING:
         return array
-    if array.dtype.kind in "USTMmO" and not all(isinstance(x, Number) for x in array.flat):
+    number = {"b": bool, "i": Integral, "u": Integral}.get(dtype.kind, Number)
+    if array.dtype.kind in "USTMmO" and not all(isinstance(x, number) for x in array.flat):
         raise TypeError("it is not made of numbers")  # which NumPy would read out of strings
     # A number may become a wider kind, never a narrower one: 1.5 is no integer.
     ranks = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}

@@ -69,8 +69,9 @@ class Subgraph:
         self.names = tuple(value.name for value in inputs)
         self.types = tuple(value.type for value in inputs)
         dtypes = [t.dtype if isinstance(t, TensorType) else None for t in self.types]
-        # Arrays of these dtypes are fed as they are; of strings, the elements are looked at.
-        fed = [_NO_DTYPE if dtype == STRING else dtype for dtype in dtypes]
+        # Arrays of these dtypes are fed as they are; of strings, the elements are looked at. None
+        # would be equal to float64.
+        fed = [_NO_DTYPE if d is None or d == STRING else d for d in dtypes]
         self._ports = tuple(zip(self.names, self.types, fed, strict=True))
         # Whether a plan depends on the dtypes of the feeds, and not on shapes alone.
         self.depends_on_dtypes = any(dtype is None for dtype in dtypes)

@@ -291,7 +291,7 @@ class _Package:
         are quantised and its integers stand for other numbers."""
         (dtype, given), (wanted_dtype, wanted) = self.declared[source], self.declared[target]
         alike = given is None or wanted is None or given.equals(wanted)
-        if dtype == wanted_dtype and alike:
+        if str(dtype) == str(wanted_dtype) and alike:
             return source
         if dtype is None or wanted_dtype is None or "O" in (dtype.kind, wanted_dtype.kind):
             kinds = ["handle" if t is None else dtype_name(t) for t in (dtype, wanted_dtype)]
