@@ -69,9 +69,8 @@ def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
     graph = feeds.graph
     if context.devices:
         assign_devices(graph, context.devices)
-    if any(map(is_control, graph.nodes)):
         infer_types(graph, certain=not is_framed(graph))
-        lower_control_flow(graph, _FramesCompiler(graph, context).apart)
+        lower_control_flow(graph, _FramesCompiler(graph, context).parted)
     if not is_framed(graph):
         infer_types(graph)
     check_sizes(graph, context.limits)
@@ -122,6 +121,8 @@ class _FramesCompiler:
         for _ in range(_MOST_ATTEMPTS):
             graph = self.copy(self.graph)
             self.fold_constants(graph)
+            if lower_control_flow(graph, self.overlaps):
+                infer_types(graph, certain=False)
             if not self.in_parts(graph) and is_framed(graph):
                 stay = self.overlapping or self.must_stay
                 graph, _ = raise_control_flow(graph, stay, self.may_be_whole, self.copy)
@@ -251,10 +252,15 @@ class _FramesCompiler:
         alike = len({backend.name for backend in own}) < len(own)
         return alike or any(map(self.occupies, self.graph.walk()))
 
-    def apart(self, node: Node) -> bool:
-        """Whether the nodes in the graphs of ``node`` had better run as if they were outside."""
-        on_devices = spans_devices(node) and not (self.together and collects_rows(node))
-        return on_devices or self.is_slow(node)
+    def parted(self, node: Node) -> bool:
+        """Whether the nodes in the graphs of ``node`` must run on devices of their own."""
+        return spans_devices(node) and not (self.together and collects_rows(node))
+
+    def overlaps(self, node: Node) -> bool:
+        """Whether nodes in the graphs of ``node`` had better run at the same time as others; those
+        with state stay, which have it in both forms of the graph."""
+        inner = [each for _, graph in node.graphs for each in graph.walk()]
+        return self.is_slow(node) and all(each.op.pure for each in inner)
 
     def occupies(self, node: Node) -> bool:
         """Whether a node may keep its device busy for long, those of functions included."""

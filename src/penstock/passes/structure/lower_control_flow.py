@@ -15,6 +15,7 @@ that it collects are carried as a list, which is a tensor once it has left.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,23 +24,26 @@ from penstock.ir.graph import Graph, Node, Value, all_reads, captures, embed, so
 from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.passes.structure.branches import substitute
-from penstock.types import TensorType
+from penstock.types import STRING, TensorType
 
 
-def lower_control_flow(graph: Graph, apart: Callable[[Node], bool]) -> None:
+def lower_control_flow(graph: Graph, apart: Callable[[Node], bool]) -> bool:
     """Lower the structured nodes of ``graph`` whose nodes shall run ``apart``, and those inside of
-    them; but no loops that collect rows of unknown types."""
+    them; but no loops that collect rows of unknown types. Return whether there were any."""
     awaited = {before for node in graph.nodes for before in node.control_inputs}
+    frames = {node.attrs["frame_name"] for node in graph.nodes if node.op.role is Role.ENTER}
     lowered: list[Node] = []
     stack = graph.nodes[::-1]
     while stack:
         node = stack.pop()
         if node not in awaited and _has_primitives(node) and apart(node):
-            stack += _Lowering(node).nodes[::-1]
+            stack += _Lowering(node, frames).nodes[::-1]
         else:
             lowered.append(node)
-    graph.nodes = lowered
-    sort(graph)
+    if changed := len(lowered) != len(graph.nodes):
+        graph.nodes = lowered
+        sort(graph)
+    return changed
 
 
 def spans_devices(node: Node) -> bool:
@@ -61,10 +65,11 @@ _ONNX = ("Identity", "Less", "And", "Add")
 
 
 class _Lowering:
-    """The ``nodes`` that replace one structured node."""
+    """The ``nodes`` that replace one structured node. ``frames``: the names of all frames."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, frames: set[str]) -> None:
         self.node = node
+        self.frames = frames
         self.nodes: list[Node] = []
         # A node of constants alone would be in the root frame.
         reads = [v.producer for v in all_reads(node) if v.producer is not None]
@@ -136,7 +141,11 @@ class _Lowering:
     def loop(self) -> None:
         node, body = self.node, self.node.attrs["body"]
         limit, condition, *start = node.inputs
-        frame = {"frame_name": node.name or node.label, "parallel_iterations": 10}
+        name = node.name or node.label
+        if name in self.frames:
+            name = next(f"{name}_{i}" for i in count(1) if f"{name}_{i}" not in self.frames)
+        self.frames.add(name)
+        frame = {"frame_name": name, "parallel_iterations": 10}
         read = {value for inner in body.walk() for value in inner.inputs} | {*body.outputs}
         counted = limit is not None or body.inputs[0] in read
         if condition is None:
@@ -199,4 +208,5 @@ def _row(row: Value) -> tuple[Value, str]:
     """The shape of a row, as a constant, and its element type."""
     type_ = row.type
     assert isinstance(type_, TensorType) and type_.dtype is not None
-    return Value("#shape", const=np.array(type_.dims, np.int32)), type_.dtype.name
+    dtype = "string" if type_.dtype == STRING else type_.dtype.name
+    return Value("#shape", const=np.array(type_.dims, np.int32)), dtype
