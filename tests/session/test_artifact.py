@@ -134,6 +134,48 @@ def test_constants_in_orders_of_onednn_are_saved(
     assert all(constant.held is None for constant in constants)  # their pages are not needed
 
 
+def products() -> tuple[ps.Session, dict[str, Any]]:
+    """Two products on native kernels, which have their weights in panels, and what they are fed."""
+    rng = np.random.default_rng(4)
+    model = model_from_text(
+        """g (float[1, 64] x) => (float[1, 40] y) {
+        m = com.microsoft.MatMulNBits<K=64, N=128, bits=4, block_size=32>(x, codes, scales)
+        y = MatMul(m, w) }""",
+        domains={"com.microsoft": 1},
+    )
+    arrays = {
+        "codes": rng.integers(0, 256, (128, 2, 16)).astype(np.uint8),
+        "scales": rng.standard_normal(256).astype(np.float32),
+        "w": rng.standard_normal((128, 40)).astype(np.float32),
+    }
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items())
+    costs = PreferredBackendCosts("native")
+    session = ps.compile(model, executor="linear", cost_model=costs, threads=1)
+    return session, {"x": rng.standard_normal((1, 64)).astype(np.float32)}
+
+
+@pytest.mark.skipif("native" not in available(), reason="needs compiled kernels")
+def test_constants_in_orders_of_native_kernels_are_saved(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither product brings its weights into panels again."""
+    session, x = products()
+    expected = session.run(x), session.run(x, ["m"])
+    assert {step.backend for step in session.plan.walk()} == {"native"}
+    session.save(path)
+    from penstock.backends.native import blocks, matmul
+
+    def refuse(*arguments: object) -> None:
+        raise TypeError("weights are brought into panels again")
+
+    opened = ps.open(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "_panels", refuse)
+        patch.setattr(matmul, "_padded", refuse)
+        assert_same(opened.run(x), expected[0])
+    assert_same(opened.run(x, ["m"]), expected[1])
+
+
 def test_plans_of_all_shapes_that_are_given_are_saved(path: Path) -> None:
     net(shapes=[{"x": (1, 3, 8, 8)}, {"x": (4, 3, 8, 8)}]).save(path)
     opened = ps.open(path)

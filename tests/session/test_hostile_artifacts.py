@@ -17,7 +17,7 @@ import penstock as ps
 from penstock.artifact import MAGIC
 from penstock.artifact.container import HEADER, VERSION
 from penstock.backends.registry import available
-from tests.session.test_artifact import image, net
+from tests.session.test_artifact import image, net, products
 from tests.support.onnx_text import compile_text
 from tests.support.tf_graphs import Flow
 from tests.support.tf_graphs import Shape as TfShape
@@ -408,14 +408,14 @@ def as_type(dtype: str, size: int) -> Edit:
     def change(documents: Documents, names: dict[str, int]) -> None:
         for index in names.values():
             entry = documents["arrays"][index]
-            entry[:2] = [dtype, [entry[1][0] // size]]
+            entry[:2] = [dtype, [entry[3] // size]]
 
     return in_copies(change)
 
 
 def as_texts(documents: Documents, names: dict[str, int]) -> None:
     for index in names.values():
-        count = documents["arrays"][index][1][0] // 8
+        count = documents["arrays"][index][3] // 8
         documents["arrays"][index] = ["string", [count], ["x"] * count]
 
 
@@ -466,15 +466,18 @@ def test_attack_on_nested_graphs_is_refused(path: Path, attack: str) -> None:
     assert not isinstance(caught.value, ps.InternalError)
 
 
-@pytest.mark.skipif("onednn" not in available(), reason="oneDNN is missing")
+@pytest.mark.parametrize("backend", [b for b in ("onednn", "native") if b in available()])
 @pytest.mark.parametrize("attack", COPIES)
-def test_copies_of_another_form_are_not_used(path: Path, attack: str) -> None:
-    session = net(executor="linear", threads=1, backends=["onednn", "numpy"])
-    expected = session.run(image())
+def test_copies_of_another_form_are_not_used(path: Path, attack: str, backend: str) -> None:
+    if backend == "native":
+        session, x = products()
+    else:
+        session, x = net(executor="linear", threads=1, backends=["onednn", "numpy"]), image()
+    expected = session.run(x)
     session.save(path)
     rewritten(path, COPIES[attack])
     with ps.open(path) as opened:
-        np.testing.assert_allclose(opened.run(image())["y"], expected["y"], rtol=1e-5)
+        np.testing.assert_allclose(opened.run(x)["y"], expected["y"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("names", [["model", "main", "plan 0"], ["model"], ["plan 0"]])

@@ -145,13 +145,18 @@ def _copies(
     backend by name, and all as indices of arrays."""
     values = {v for node in graph.walk() for v in node.inputs if v is not None}
     constants = {id(v.const): v.const for v in values if v.const is not None}
-    return {
-        (writer.array(constant), backend.name): {
-            name: writer.array(copy) for name, copy in backend.copies_of(constant).items()
-        }
-        for constant in constants.values()
+    named = {
+        (constant_id, backend.name): backend.copies_of(constant)
+        for constant_id, constant in constants.items()
         for backend in context.backends
         if hasattr(backend, "copies_of")
+    }
+    return {
+        (writer.array(constants[constant_id]), name): {
+            text: writer.array(copy) for text, copy in copies.items()
+        }
+        for (constant_id, name), copies in named.items()
+        if copies
     }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from penstock.algorithms.records import dataclass
 from penstock.backends.dynamic_shapes import SpecialisingBackend
@@ -19,6 +21,7 @@ from penstock.host.on_demand import imported
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
+from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.internal.fused import FUSED, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT, TENSORFLOW
@@ -266,6 +269,12 @@ class NativeBackend(SpecialisingBackend):
         if site is None or call is None or _touches_objects(site, call):
             return None
         return native_kernel(site, call)
+
+    def copies_of(self, constant: np.ndarray) -> Mapping[str, np.ndarray]:
+        return copies_of(constant)
+
+    def saved_copies(self, constant: np.ndarray, copies: Mapping[str, np.ndarray]) -> object:
+        return SavedCopies(REORDERED, constant, copies)
 
     @property
     def threads(self) -> int:

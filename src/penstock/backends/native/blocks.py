@@ -140,7 +140,10 @@ def has_panels(packed: PackedWeights) -> bool:
 def _codes_of(packed: PackedWeights, b: np.ndarray) -> Reordered[np.ndarray]:
     """The panels of codes: [panel, K / 8, 32] of 8 codes of 4 bits, or [panel, K, 32] of 8 bits."""
     name = "native blocks", packed.n, packed.k, packed.bits, packed.block
-    return reordered(name, b, partial(_panels, packed), partial(_rows, packed, b.shape))
+    rows, dtype = (packed.k, np.uint8) if packed.bits == 8 else (packed.k // 8, np.uint32)
+    panels = TensorType(np.dtype(dtype), (math.ceil(packed.n / PANEL), rows, PANEL))
+    back = partial(_rows, packed, b.shape)
+    return reordered(name, b, partial(_panels, packed), back, panels)
 
 
 def _panels(packed: PackedWeights, b: np.ndarray) -> np.ndarray:

@@ -156,7 +156,8 @@ def _of_all_channels(
 
     if k > _COPIED:
         return None
-    weights = reordered("native image", w, packed, back)
+    panels = TensorType(FLOAT32, (every // _PANEL, k, _PANEL))
+    weights = reordered("native image", w, packed, back, panels)
     positions = x.dims[0] * rows.count * columns.count
     block = min(_COPIED // k, _ROWS)
     bias = np.zeros(every, FLOAT32)
@@ -201,7 +202,8 @@ def _of_each_channel(
     def back(rows: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(rows[:, :channels].T).reshape(w.shape)
 
-    weights = reordered("native depthwise images", w, packed, back)
+    tiled = TensorType(FLOAT32, (taps, period))
+    weights = reordered("native depthwise images", w, packed, back, tiled)
     bias = np.zeros(channels, FLOAT32) if chain.bias is None else chain.bias
     items = x.dims[0] * -(-rows.count // block) * -(-columns.count // chunk)
     return NativeCall(

@@ -70,7 +70,9 @@ def product(site: Site) -> NativeCall | None:
     weights, held = site.constant(1), None
     if weights is not None and batches == 1:
         back = partial(_unpadded, weights.shape, right)
-        held = reordered(("padded", right), weights, lambda w: _padded(w, right), back)
+        lanes = _PADDED_BYTES // weights.itemsize
+        padded = TensorType(weights.dtype, (inner, math.ceil(columns / lanes) * lanes))
+        held = reordered(("padded", right), weights, lambda w: _padded(w, right), back, padded)
     elif right or (inner > _MOST_TAIL and columns % 16):
         return None
     return NativeCall(

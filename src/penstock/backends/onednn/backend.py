@@ -274,9 +274,10 @@ class OneDnnBackend(SpecialisingBackend):
         return copies_of(self.library, constant)
 
     def saved_copies(self, constant: np.ndarray, copies: Mapping[str, np.ndarray]) -> object:
-        from penstock.backends.onednn.weights import SavedCopies
+        from penstock.backends.onednn.weights import OWNER
+        from penstock.ops.common.constant_cache import SavedCopies
 
-        return SavedCopies(constant, copies)
+        return SavedCopies(OWNER, constant, copies)
 
     @property
     def threads(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
@@ -20,6 +20,7 @@ from penstock.backends.onednn.primitive import (
     reorder_primitive,
     reordered,
 )
+from penstock.ops.common.constant_cache import saved_copies
 from penstock.ops.common.dtypes import INT8
 
 Form = Callable[[np.ndarray], np.ndarray]
@@ -51,17 +52,8 @@ def weights_of(
     return weights
 
 
-class SavedCopies:
-    """Copies of a constant that were saved (``copies_of``). ``Weights`` of the constant that are
-    made while this object lives use them."""
-
-    def __init__(self, constant: np.ndarray, copies: Mapping[str, np.ndarray]) -> None:
-        self.constant = constant
-        self.copies = copies
-        _SAVED[id(constant)] = self
-
-
-_SAVED: WeakValueDictionary[int, SavedCopies] = WeakValueDictionary()
+OWNER = "onednn"
+"""of saved copies"""
 
 
 def copies_of(library: Library, constant: np.ndarray) -> dict[str, np.ndarray]:
@@ -99,7 +91,7 @@ class Weights:
         self._exact = exact
         self._back = back
         self._copies: list[tuple[Any, Any, np.ndarray | None]] = []
-        self._saved = _SAVED.get(id(constant))
+        self._saved = saved_copies(OWNER, constant)
         self._source: tuple[Library, Any, Any, np.ndarray | None] | None = None
         seen = self._seen(constant)
         self.shape, self._dtype = seen.shape, seen.dtype
@@ -130,10 +122,9 @@ class Weights:
 
     def _saved_copy(self, library: Library, layout: Any) -> np.ndarray | None:
         """The constant in a layout, if it was saved in it."""
-        saved, constant = self._saved, self.constant()
-        if saved is None or not saved.copies or saved.constant is not constant:
+        if not self._saved:
             return None
-        copy = saved.copies.get(self._name_of(library, layout) or "")
+        copy = self._saved.get(self._name_of(library, layout) or "")
         size = library.lib.dnnl_memory_desc_get_size(layout)
         fits = copy is not None and copy.nbytes == size and copy.dtype == np.uint8
         return copy if fits else None

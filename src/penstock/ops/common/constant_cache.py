@@ -8,7 +8,7 @@ plans would hold fifty copies.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary, ref
 
@@ -17,6 +17,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Kernel, Types
 from penstock.ops.registry import Compile
+from penstock.types import TensorType, type_of
 
 T = TypeVar("T")
 
@@ -53,6 +54,25 @@ def shared(name: Hashable, make: Callable[[], T], *sources: Any) -> Shared[T]:
     return entry
 
 
+class SavedCopies:
+    """Copies of a constant, by names that their ``owner`` gives them, as a file has them. What is
+    computed from the constant while this object lives takes them instead."""
+
+    def __init__(self, owner: str, constant: np.ndarray, copies: Mapping[str, np.ndarray]) -> None:
+        self.constant = constant
+        self.copies = copies
+        _SAVED[owner, id(constant)] = self
+
+
+_SAVED: WeakValueDictionary[tuple[str, int], SavedCopies] = WeakValueDictionary()
+
+
+def saved_copies(owner: str, constant: np.ndarray) -> Mapping[str, np.ndarray]:
+    """The copies of a constant that were saved, by name."""
+    saved = _SAVED.get((owner, id(constant)))
+    return saved.copies if saved is not None and saved.constant is constant else {}
+
+
 class Reordered(Generic[T]):
     """A ``value`` that has the elements of a constant in another order, from which ``back`` makes
     an equal array. After ``let_go`` only the value is held."""
@@ -83,7 +103,7 @@ class Reordered(Generic[T]):
         return self.array
 
 
-_REORDERED: WeakValueDictionary[Hashable, Reordered[Any]] = WeakValueDictionary()
+_REORDERED: WeakValueDictionary[tuple[int, Hashable], Reordered[Any]] = WeakValueDictionary()
 
 
 def reordered(
@@ -91,15 +111,41 @@ def reordered(
     constant: np.ndarray,
     make: Callable[[np.ndarray], T],
     back: Callable[[T], np.ndarray],
+    saved_as: TensorType | None = None,
 ) -> Reordered[T]:
-    """As ``shared``, where ``back(make(constant))`` is equal to the constant bit by bit."""
+    """As ``shared``, where ``back(make(constant))`` is equal to the constant bit by bit.
+
+    With ``saved_as``, the type of ``make(constant)``, that is an array of numbers which files of
+    sessions have: any numbers must do no harm.
+    """
     with _LOCK:
         entry = _REORDERED.get((id(constant), name))
     if entry is None or entry.constant() is not constant:
-        entry = Reordered(name, constant, make(constant), back)
+        value: Any = None
+        if saved_as is not None:
+            value = saved_copies(REORDERED, constant).get(repr(name))
+        if value is None or type_of(value) != saved_as:
+            value = make(constant)
+        assert saved_as is None or type_of(value) == saved_as
+        entry = Reordered(name, constant, value, back)
         with _LOCK:
             _REORDERED[id(constant), name] = entry
     return entry
+
+
+REORDERED = "reordered"
+"""the owner of saved copies that ``reordered`` makes"""
+
+
+def copies_of(constant: np.ndarray) -> dict[str, np.ndarray]:
+    """The arrays that ``reordered`` has made of a constant, by name."""
+    with _LOCK:
+        entries = list(_REORDERED.items())
+    return {
+        repr(name): entry.value
+        for (_, name), entry in entries
+        if isinstance(entry.value, np.ndarray) and entry.constant() is constant
+    }
 
 
 def by_attributes(make: Callable[[Attrs], Callable[..., Any]]) -> Compile:
