@@ -48,6 +48,7 @@ _CODE_SECONDS = _of("code_convolution.code_seconds")
 _IMAGE_CONVOLUTION = _of("image_convolution.image_convolution")
 _IMAGE_SECONDS = _of("image_convolution.image_seconds")
 _LATE_FUNCTION = _of("late.late_function")
+_VIEW_KERNEL = _of("late.late_view")
 _PLANE_CONVOLUTION = _of("convolution.convolution_call")
 _PLANE_SECONDS = _of("convolution.convolution_seconds")
 
@@ -191,6 +192,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
 FAMILIES = {name: family for names, family in _FAMILIES.items() for name in names}
 """the families of compiled kernels, by the full name of the operation"""
 _TEXTS = ("CategoryMapper", "LabelEncoder", "OneHotEncoder", "ZipMap")
+_VIEWS = ("Expand", "Range", "Reshape", "Slice")  # where dims of the result are unknown
 _VARIABLES = [f"{TENSORFLOW}.{name}VariableOp" for name in ("Assign", "Read")]
 _OF_ANY_SHAPES = {
     **dict.fromkeys(("Concat", "Tile", REORDER.full_name, *_VARIABLES), _of("arrays.array_kernel")),
@@ -203,6 +205,12 @@ _OF_ANY_SHAPES = {
     ),
 }
 """chooses kernels that take arrays of any shapes"""
+
+
+def _is_static(node: Node) -> bool:
+    """Whether the dims of the first output are known."""
+    value = node.outputs[0]
+    return value is None or not isinstance(value.type, TensorType) or value.type.static
 
 
 def _touches_objects(site: Site, call: NativeCall) -> bool:
@@ -237,12 +245,16 @@ class NativeBackend(SpecialisingBackend):
         self.library = loaded
 
     def seconds(self, node: Node) -> float:
+        if node.op.full_name in _VIEWS:
+            return _CALL_S
         if node.op.full_name in _OF_ANY_SHAPES:
             return _below_numpy(node)
         family = FAMILIES.get(node.op.full_name)
         return math.inf if family is None else family.seconds(node)
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        if node.op.full_name in _VIEWS:
+            return None if _is_static(node) else _VIEW_KERNEL(self.library, node, types)
         chosen = _OF_ANY_SHAPES.get(node.op.full_name)
         if chosen is None:
             return self._late_kernel(node, types, super().kernel(node, types))

@@ -4,6 +4,7 @@ that they are given, and do then what the other families do ahead."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from struct import Struct
 from typing import Any
@@ -54,6 +55,15 @@ def late_function(
             settings = late_program(site)
             function = None if settings is None else library.functions.elementwise
     return None if function is None else partial(function, otherwise, checkpoint, settings)
+
+
+def late_view(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    """Expand, Range, Reshape and Slice to shapes that only the run knows."""
+    plain = node.op.compile(node, types)
+    settings = bool(node.attrs.get("allowzero")) if node.op.name == "Reshape" else None
+    function = getattr(library.functions, node.op.name.lower())
+    called = partial(function, plain.function, checkpoint, settings)
+    return replace(plain, function=called, into=None)
 
 
 _ATTENTION = Struct("=7q2d")  # as in c/late.c

@@ -404,6 +404,10 @@ static PyMethodDef module_methods[] = {
     {"attention", FAST(late_attention),
      "attention(otherwise, checkpoint, settings, q, k, v, past_k, past_v, *others): attention of few "
      "queries over a cache; the result, and the cache with new keys and values."},
+    {"expand", FAST(late_expand), "expand(otherwise, checkpoint, None, x, shape): a view of x."},
+    {"range", FAST(late_range), "range(otherwise, checkpoint, None, start, limit, delta): integers."},
+    {"reshape", FAST(late_reshape), "reshape(otherwise, checkpoint, allowzero, x, shape)."},
+    {"slice", FAST(late_slice), "slice(otherwise, checkpoint, None, x, *bounds): a view of x."},
     {"product", FAST(late_product), "product(otherwise, checkpoint, None, a, b): a @ b."},
     {"softmax", FAST(late_softmax),
      "softmax(otherwise, checkpoint, logarithm, x): softmax along the last axis."},

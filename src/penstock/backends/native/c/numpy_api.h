@@ -15,6 +15,10 @@ PyObject *variable_read(PyObject *module, PyObject *const *arguments, Py_ssize_t
 PyObject *variable_assign(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *late_elementwise(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *late_expand(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *late_range(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *late_reshape(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *late_slice(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *late_product(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *late_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *text_are_strings(PyObject *module, PyObject *given);
