@@ -13,7 +13,8 @@ RANDOM = np.random.default_rng(11)
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 88.8, -104.5, 3e38]
 UNARY = """
     Abs Neg Sqrt Floor Ceil Sign Exp Log Tanh Sigmoid Erf Sin Cos Round Reciprocal IsNaN Relu
-    LeakyRelu Elu Celu Selu HardSigmoid HardSwish Softplus Softsign Swish Mish Gelu
+    LeakyRelu Elu Celu Selu HardSigmoid HardSwish Softplus Softsign ThresholdedRelu Shrink Swish
+    Mish Gelu
 """.split()  # noqa: SIM905 - names are easier to read without quotes
 LOOSE = {"rtol": 2e-6, "atol": 1e-6}
 
@@ -50,6 +51,19 @@ BROADCASTS = [
 def test_binary_operation_broadcasts_as_numpy(name, dtype, dims):
     inputs = [RANDOM.integers(-3, 4, d).astype(dtype) for d in dims]
     check(node_of(name, inputs), inputs)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_integers_are_divided_towards_zero(dtype):
+    info = np.iinfo(dtype)
+    edges = np.array([info.min, info.max, 0, 1, 7, info.max // 2, info.min // 3], dtype)
+    x = np.concatenate([edges, RANDOM.integers(info.min, info.max, 600, dtype)])
+    divisors = np.array([0, 1, 2, 3, 7, info.max, info.min], dtype)
+    if info.min:
+        divisors = np.concatenate([divisors, np.array([-1, -2, -3, -7], dtype)])
+    inputs = [x, divisors[:, None]]
+    check(node_of("Div", inputs), inputs)
 
 
 @pytest.mark.parametrize("name", ["Max", "Min", "Sum", "Mean"])

@@ -101,12 +101,11 @@ def test_softmax_along_the_last_axis_is_close_to_numpy(name, dtype):
 @pytest.mark.parametrize("name", ["Add", "Less", "Div", "Max"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
 def test_arithmetic_broadcasts_as_numpy_does(name, dtype):
-    if (name, dtype[:3]) == ("Div", "int"):
-        pytest.skip("integers are divided by NumPy")
     calls = []
     for a, b in [((2, 3, 700), (2, 3, 700)), ((2, 3, 5), (1, 3, 1)), ((4, 1, 9), (1, 6, 1))]:
         calls += [(x, y) for x in views(*a, dtype=dtype) for y in views(*b, dtype=dtype)]
-    check(open_node(name, calls[0]), calls)
+    with np.errstate(divide="ignore"):
+        check(open_node(name, calls[0]), calls)
 
 
 def test_constants_widen_the_rank_of_results():

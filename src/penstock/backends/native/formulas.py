@@ -158,6 +158,19 @@ def _hard_sigmoid(x: Term, alpha: float, beta: float) -> Term:
     return _min(_max(x * alpha + beta, 0.0), 1.0)
 
 
+def _above(bound: float, x: Term) -> Term:
+    """Whether elements are above a number, which is of their own dtype."""
+    if x.kind[0] != "f" or x.operation.startswith(("half_", "bfloat_")):
+        raise UnsupportedError
+    return _typed("lt", Term(x.kind, constant=bound), x, kind="b1")
+
+
+def _shrink(attrs: Mapping[str, Any], x: Term) -> Term:
+    bound, shift = float(attrs.get("lambd", 0.5)), float(attrs.get("bias", 0.0))
+    above = _where(_above(bound, x), x - shift, 0.0)
+    return _where(_typed("lt", x, -bound, kind="b1"), x + shift, above)
+
+
 def _softplus(attrs: Mapping[str, Any], x: Term) -> Term:
     return _max(x, 0.0) + _typed("log1p", _typed("exp", -_typed("abs", x)))
 
@@ -260,6 +273,8 @@ FORMULAS: dict[str, Formula] = {
     "Relu": lambda attrs, x: _max(x, 0.0),
     "LeakyRelu": lambda attrs, x: _leaky(x, float(attrs.get("alpha", 0.01))),
     "PRelu": lambda attrs, x, slope: _leaky(x, slope),
+    "ThresholdedRelu": lambda attrs, x: _where(_above(float(attrs.get("alpha", 1.0)), x), x, 0.0),
+    "Shrink": _shrink,
     "Elu": lambda attrs, x: _exponential(x, attrs.get("alpha", 1.0)),
     "Celu": lambda attrs, x: _exponential(x, attrs.get("alpha", 1.0), 1.0, attrs.get("alpha", 1.0)),
     "Selu": _selu,

@@ -42,7 +42,9 @@
     X(ceil_f8, double, double, ceil(a))                                                           \
     X(rint_f8, double, double, rint(a))                                                           \
     X(pow_f8, double, double, pow(a, b))                                                          \
-    X(div_f8, double, double, a / b)
+    X(div_f8, double, double, a / b)                                                              \
+    X(div_i4, int32_t, int32_t, b == 0 ? 0 : b == -1 ? 0 - a : (int32_t)((double)a / b))          \
+    X(div_i8, int64_t, int64_t, b == 0 ? 0 : b == -1 ? 0 - a : a / b)
 
 #define ARITHMETIC(X, suffix, type)                                                               \
     X(add_##suffix, type, type, a + b)                                                            \
