@@ -11,6 +11,8 @@ import penstock as ps
 from penstock.host.current_run import working_for
 from penstock.ir.graph import Node, Value
 from penstock.ops.common import products
+from penstock.ops.onnx import image as image_ops
+from penstock.ops.onnx import index, scatter, sequence, text
 from penstock.ops.registry import MICROSOFT, TENSORFLOW, find
 from penstock.types import type_of
 from tests.support.counting_run import CountingRun
@@ -129,7 +131,7 @@ PRODUCTS = {
 }
 
 
-def run(case: Any, n: int, control: CountingRun) -> None:
+def run(case: Any, n: int, control: CountingRun) -> Any:
     op_name, attrs, inputs_of = case
     inputs = inputs_of(n)
     domain, _, op_name = op_name.rpartition(".")
@@ -139,7 +141,7 @@ def run(case: Any, n: int, control: CountingRun) -> None:
     values = [None if x is None else Value(f"x{i}", type_of(x)) for i, x in enumerate(inputs)]
     node = Node(op, values, [Value("y"), Value("z")][: 2 if op_name == "StringSplit" else 1], attrs)
     kernel = op.compile(node, [None if v is None else v.type for v in values])
-    working_for(control, kernel.function, *inputs)
+    return working_for(control, kernel.function, *inputs)
 
 
 def check(case: Any) -> None:
@@ -163,3 +165,99 @@ def test_large_product_ends_in_the_middle_when_its_run_is_stopped(name: str, mon
     monkeypatch.setattr(products, "MOST_FLOPS", 160_000)
     monkeypatch.setattr(products, "_SLOWER", 16)
     check(PRODUCTS[name])
+
+
+def places(n: int, *dims: int) -> np.ndarray:
+    return np.arange(n * int(np.prod(dims))).reshape(n, *dims) * 7 % 12 - 6
+
+
+def floats(*dims: int) -> np.ndarray:
+    return np.arange(np.prod(dims), dtype=np.float32).reshape(dims) % 1013
+
+
+POOL = {"min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 1, "mode": "TF"}
+POOL |= {"ngram_counts": [0, 2], "ngram_indexes": [0, 1, 2], "pool_int64s": [1, 2, 1, 2]}
+WINDOW = {"kernel_shape": [3, 3], "pads": [1] * 4}
+
+PARTS = {
+    "GatherElements": (
+        ("GatherElements", {"axis": 0}, lambda n: [floats(12, 2), places(n, 2)]),
+        (index, "_MOST_PICKED"),
+    ),
+    "GatherElements of rows": (
+        ("GatherElements", {"axis": -1}, lambda n: [floats(n + 3, 12), places(n, 2)]),
+        (index, "_MOST_PICKED"),
+    ),
+    "GatherND": (
+        ("GatherND", {}, lambda n: [floats(12, 12, 3), places(n, 2)]),
+        (index, "_MOST_PICKED"),
+    ),
+    "GatherND of batches": (
+        ("GatherND", {"batch_dims": 1}, lambda n: [floats(n, 12, 3), places(n, 2, 1)]),
+        (index, "_MOST_PICKED"),
+    ),
+    "ScatterND": (
+        ("ScatterND", {"reduction": "max"}, lambda n: [floats(12, 3), places(n, 1), floats(n, 3)]),
+        (scatter, "_MOST_WRITTEN"),
+    ),
+    "ScatterElements": (
+        ("ScatterElements", {}, lambda n: [floats(12, 3), places(n, 2), floats(n, 2)]),
+        (scatter, "_MOST_WRITTEN"),
+    ),
+    "ScatterElements of rows": (
+        (
+            "ScatterElements",
+            {"axis": 1, "reduction": "add"},
+            lambda n: [floats(n + 3, 12), places(n, 2), floats(n, 2)],
+        ),
+        (scatter, "_MOST_WRITTEN"),
+    ),
+    "GridSample": (
+        (
+            "GridSample",
+            {"padding_mode": "border"},
+            lambda n: [floats(2, 3, 5, 6), floats(2, n // 5, 5, 2) / 500 - 1],
+        ),
+        (image_ops, "_BLOCK"),
+    ),
+    "TfIdfVectorizer": (
+        ("TfIdfVectorizer", POOL, lambda n: [np.abs(places(n, 4))]),
+        (text, "_MOST_TOKENS"),
+    ),
+    "ConcatFromSequence": (
+        ("ConcatFromSequence", {"axis": 1}, lambda n: [[floats(2, i % 3) for i in range(n)]]),
+        (sequence, "_MANY"),
+    ),
+    "ConcatFromSequence on a new axis": (
+        ("ConcatFromSequence", {"axis": 1, "new_axis": 1}, lambda n: [[floats(2, 3)] * n]),
+        (sequence, "_MANY"),
+    ),
+    "MaxRoiPool": (
+        (
+            "MaxRoiPool",
+            {"pooled_shape": [2, 2]},
+            lambda n: [floats(1, 2, 9, 9), np.float32([[0, 0, 0, i % 9, i % 7] for i in range(n)])],
+        ),
+        (index, "_MOST_PICKED"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_large_kernel_in_parts_ends_in_the_middle_and_gives_the_same(name, monkeypatch) -> None:
+    case, (module, most) = PARTS[name]
+    whole = run(case, 5000, CountingRun())
+    monkeypatch.setattr(module, most, 1000)
+    np.testing.assert_array_equal(run(case, 5000, CountingRun()), whole)
+    check(case)
+
+
+def test_max_pool_with_places_looks_at_the_run_for_each_element_of_its_windows() -> None:
+    x = Value("x", type_of(zeros(1, 2, 8, 8)))
+    outputs = [Value("y"), Value("places")]
+    op = find("MaxPool")
+    assert op is not None
+    kernel = op.compile(Node(op, [x], outputs, WINDOW), [x.type])
+    control = CountingRun()
+    working_for(control, kernel.function, zeros(1, 2, 8, 8))
+    assert control.looks == 9

@@ -157,7 +157,7 @@ def murmur_hash3(node: Node, types: Types) -> Kernel:
                 raise ShapeError(f"MurmurHash3 takes no {x.dtype}")
             rows = np.ascontiguousarray(x).reshape(-1, 1).view(np.uint8)
             return _hashes(rows, seed).view(dtype).reshape(x.shape)
-        texts = [text.encode() for text in x.reshape(-1).tolist()]
+        texts = [text.encode() for text in paced(x.reshape(-1).tolist())]
         lengths = np.array([len(text) for text in texts], int)
         result = np.empty(len(texts), UINT32)
         for length in np.unique(lengths):

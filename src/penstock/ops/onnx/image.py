@@ -114,6 +114,9 @@ def _far(x: np.ndarray) -> np.ndarray:
     return ((_CUBIC_A * x - 5 * _CUBIC_A) * x + 8 * _CUBIC_A) * x - 4 * _CUBIC_A
 
 
+_BLOCK = 2**20  # elements that are computed at once
+
+
 @operator("GridSample", since=16, infer=_infer_grid_sample, strings=True)
 @by_shape(widen=lambda node: sampling_modes(node.attrs)[0] != "nearest")
 def grid_sample(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
@@ -121,17 +124,20 @@ def grid_sample(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
     align_corners = bool(node.attrs.get("align_corners", 0))
     dims, dtype = static_type(inputs, 0)
     _, channels, *sizes = dims
-    shape, pixels = (channels, prod(rules.tensor(outputs, 0).dims[2:])), prod(sizes)
+    (rows, *others), pixels = rules.tensor(outputs, 0).dims[2:], prod(sizes)
+    # Of the result, so that the run may be stopped between blocks.
+    step = min(rows, 1 + _BLOCK // max(channels * prod(others), 1))
+    block = channels * step * prod(others)
     axes = [_Sampling(size, mode, padding, align_corners) for size in sizes]
     wide = dtype if mode == "nearest" or dtype.kind in "fc" else FLOAT64
     if dtype == STRING and mode != "nearest":
         raise ShapeError("strings have a nearest, but nothing between them")
-    if not pixels and shape[1]:
+    if not pixels and rows * prod(others):
         raise ShapeError(f"X of shape {dims} has no pixels to sample")
     zero: Any = "" if dtype == STRING else 0
     layout = Scratch()
     # Objects must not live in raw memory.
-    fields = None if wide == STRING else [layout.field(shape, wide) for _ in range(2)]
+    fields = None if wide == STRING else [layout.field((block,), wide) for _ in range(2)]
 
     def sample(image: np.ndarray, grid: np.ndarray, total: np.ndarray, value: Any) -> None:
         # The grid counts axes from the last.
@@ -156,13 +162,19 @@ def grid_sample(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
 
     def into(x: np.ndarray, grid: np.ndarray, y: np.ndarray, workspace: Any = None) -> None:
         if fields is None:
-            total, value = (np.empty(shape, wide) for _ in range(2))
+            total, value = (np.empty(block, wide) for _ in range(2))
         else:
             total, value = (field(workspace) for field in fields)
         for image, where, out in zip(x, grid, y, strict=True):
             flat = image.reshape(channels, pixels).astype(wide, copy=False)
-            sample(flat, where.reshape(shape[1], len(sizes)), total, value)
-            np.copyto(out, total.reshape(out.shape), casting="unsafe")
+            for begin in range(0, rows, max(step, 1)):
+                checkpoint()
+                points = where[begin : begin + step].reshape(-1, len(sizes))
+                size = channels * len(points)
+                part = total[:size].reshape(channels, -1)
+                sample(flat, points, part, value[:size].reshape(part.shape))
+                target = out[:, begin : begin + step]
+                np.copyto(target, part.reshape(target.shape), casting="unsafe")
 
     return Routine(into, layout.size)
 

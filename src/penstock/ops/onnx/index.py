@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common import shape_rules as rules
@@ -169,6 +171,25 @@ def element_index(
     return tuple(index)
 
 
+_MOST_PICKED = 2**20
+"""elements that are picked at once, which takes NumPy up to 0.1 s"""
+
+
+def _in_parts(pick: Callable[[slice], np.ndarray], rows: int, size: int) -> np.ndarray:
+    """A result of ``size`` elements, of which ``pick`` gives a part of the rows."""
+    if size <= _MOST_PICKED or rows < 2:
+        return pick(slice(None))
+    step = max(rows * _MOST_PICKED // size, 1)
+    first = pick(slice(step))
+    result = np.empty((rows, *first.shape[1:]), first.dtype)
+    result[:step] = first
+    for begin in range(step, rows, step):
+        checkpoint()
+        part = slice(begin, begin + step)
+        result[part] = pick(part)
+    return result
+
+
 @operator("GatherElements", since=11, infer=_infer_gather_elements, moves=True, strings=True)
 def gather_elements(node: Node, types: Types) -> Kernel:
     axis, dims = node.attrs.get("axis", 0), rules.all_known(rules.tensor(types, 1).shape)
@@ -177,7 +198,14 @@ def gather_elements(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
         if x.ndim != indices.ndim:
             raise ShapeError(f"data has {x.ndim} dims, indices have {indices.ndim}")
-        return x[element_index(indices, axis, grid)]
+        if indices.size <= _MOST_PICKED:
+            return x[element_index(indices, axis, grid)]
+        split = axis not in (0, -x.ndim)  # each row of indices speaks of the row of x beside it
+        return _in_parts(
+            lambda part: (x[part] if split else x)[element_index(indices[part], axis)],
+            len(indices),
+            indices.size,
+        )
 
     return returning(run)
 
@@ -214,9 +242,16 @@ def gather_nd(x: np.ndarray, indices: np.ndarray, *, batch_dims: int = 0) -> np.
     if x.shape[:batch] != indices.shape[:batch]:
         raise ShapeError(f"batches of {x.shape[:batch]} and {indices.shape[:batch]} differ")
     check_depth(indices.shape[-1], batch, x.ndim)
-    index: list[Any] = _open_grid(indices.shape[:batch], indices.ndim - 1)
-    # The ellipsis keeps an array of a single element.
-    return x[(*index, *index_columns(indices), ...)]
+
+    def pick(part: slice) -> np.ndarray:
+        rows = indices[part]
+        index: list[Any] = _open_grid(rows.shape[:batch], rows.ndim - 1)
+        # The ellipsis keeps an array of a single element.
+        return (x[part] if batch else x)[(*index, *index_columns(rows), ...)]
+
+    slices = math.prod(indices.shape[:-1])
+    size = slices * math.prod(x.shape[batch + indices.shape[-1] :])
+    return pick(slice(None)) if indices.ndim < 2 else _in_parts(pick, len(indices), size)
 
 
 def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

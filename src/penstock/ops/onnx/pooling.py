@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import UINT8, is_float, is_half
@@ -241,6 +242,7 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
         out.fill(low)
         indices.fill(-1)
         for seen, elements in taps:
+            checkpoint()
             part, at, better = out[seen], indices[seen], greater[seen]
             values = x[(every, every, *elements)]
             # Not "not less": an element that compares with nothing (NaN) is taken and kept.

@@ -174,6 +174,7 @@ def max_roi_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
         corners = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).tolist()
         out.fill(0)  # what a bin without pixels gives
         for image, (x1, y1, x2, y2), result in zip(images, corners, out, strict=True):
+            checkpoint()
             columns = _bins(x1, x2, bins[1], width)
             for i, (top, bottom) in enumerate(_bins(y1, y2, bins[0], height)):
                 if bottom <= top:

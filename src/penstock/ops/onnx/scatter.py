@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_shape, choice, normalize_axis, same_dtype, tensor
@@ -74,7 +75,27 @@ def _accumulate(
     ufunc.at(out.reshape(-1), positions.reshape(-1), updates.reshape(-1))
 
 
+_MOST_WRITTEN = 2**20
+"""elements that are written at once, which takes NumPy up to 0.1 s"""
+
+
 def _write(
+    ufunc: np.ufunc | None, out: np.ndarray, index: Sequence[np.ndarray], updates: np.ndarray
+) -> None:
+    rows = len(updates) if updates.size > _MOST_WRITTEN and index[0].ndim else 1
+    if rows > 1:
+        step, rank = max(rows * _MOST_WRITTEN // updates.size, 1), max(i.ndim for i in index)
+        for begin in range(0, rows, step):
+            checkpoint()
+            part = slice(begin, begin + step)
+            # Arrays of an open grid, of fewer dims, are broadcast along the rows.
+            places = [i[part] if i.ndim == rank else i for i in index]
+            _write_at_once(ufunc, out, places, updates[part])
+    else:
+        _write_at_once(ufunc, out, index, updates)
+
+
+def _write_at_once(
     ufunc: np.ufunc | None, out: np.ndarray, index: Sequence[np.ndarray], updates: np.ndarray
 ) -> None:
     if ufunc is None:

@@ -178,7 +178,7 @@ class NgramPool:
     def tokens(self, x: np.ndarray) -> np.ndarray:
         """The number of each token, from 1; 0 where the pool has no such token."""
         get = self.numbers.get
-        flat = [get(token, 0) for token in x.reshape(-1).tolist()]
+        flat = [get(token, 0) for token in paced(x.reshape(-1).tolist())]
         return np.array(flat, np.int64).reshape(x.shape)
 
     def step(self, depth: int, nodes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -200,6 +200,9 @@ def _infer_tfidf(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(FLOAT32, (*shape[:-1], max(attrs["ngram_indexes"], default=-1) + 1)),)
 
 
+_MOST_TOKENS = 2**18  # of rows that are counted together
+
+
 @operator("TfIdfVectorizer", since=9, infer=_infer_tfidf, strings=True)
 @by_attributes
 def tfidf_vectorizer(attrs: Attrs) -> Callable[..., Any]:
@@ -217,6 +220,7 @@ def tfidf_vectorizer(attrs: Attrs) -> Callable[..., Any]:
             for depth in range(pool.longest):
                 if depth * distance >= length:
                     break
+                checkpoint()
                 following = tokens[:, depth * distance :]
                 nodes = pool.step(depth, nodes[:, : following.shape[1]], following)
                 # Single tokens have no distance: they count once.
@@ -230,7 +234,10 @@ def tfidf_vectorizer(attrs: Attrs) -> Callable[..., Any]:
         if x.ndim not in (1, 2):
             raise ShapeError(f"TfIdfVectorizer takes shapes [C] and [N, C], not {x.shape}")
         rows = x.reshape(1, -1) if x.ndim == 1 else x
-        counts = counted(pool.tokens(rows)).astype(np.float32)
+        tokens, counts = pool.tokens(rows), np.empty((len(rows), pool.width), np.float32)
+        step = 1 + _MOST_TOKENS // max(rows.shape[1], 1)
+        for begin in range(0, len(rows), step):
+            counts[begin : begin + step] = counted(tokens[begin : begin + step])
         return weigh(counts).reshape(*x.shape[:-1], pool.width)
 
     return run
