@@ -59,3 +59,19 @@ def test_large_results_are_allocations_though_kernels_write_into_them():
         session.run({"x": np.zeros(25000, np.float32)})
     one = session.run({"x": np.zeros(25000, np.float32)}, ["z"])
     assert one["z"].shape == (25000,)
+
+
+def test_copies_of_views_of_unknown_size_are_counted():
+    text = """g (float[25000] x, int64[1] n) => (float[A] y, float[B] z) <int64[1] zero = {0}> {
+        y = Slice(x, zero, n) z = Slice(x, zero, n) }"""
+    assert allocations_of(text, Limits(max_bytes=150_000)) == (True, 100, [])
+    session = compile_text(text, limits=Limits(max_bytes=150_000))
+    feeds = {"x": np.zeros(25000, np.float32), "n": np.array([25000])}
+    with pytest.raises(LimitExceeded, match="max_bytes"):
+        session.run(feeds)
+    assert session.run(feeds, ["z"])["z"].shape == (25000,)
+
+
+def test_repeated_elements_of_unknown_number_are_counted():
+    text = "g (float x, int64[1] n) => (float y) { r = Expand(x, n) y = ReduceMax<keepdims=0>(r) }"
+    assert allocations_of(text, Limits(max_bytes=1000)) == (True, 104, ["Expand"])

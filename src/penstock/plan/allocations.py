@@ -32,9 +32,13 @@ def allocations(plan: Plan, arena_bytes: int, limits: Limits) -> Allocations:
     for step in plan.walk():
         for i in step.outputs:
             slot = plan.slots[i]
-            if i < 0 or slot.base >= 0 or (step.into and not slot.owned):
+            if i < 0 or (step.into and not slot.owned):
                 continue
-            if _is_sized(slot):
+            if slot.base >= 0:
+                # No other view has more elements than what it views, which readers may write out.
+                if step.node.op.name == "Expand" and not _is_sized(slot):
+                    unknown.add(step)
+            elif _is_sized(slot):
                 known[step] = known.get(step, 0) + slot.nbytes
             else:
                 unknown.add(step)
@@ -42,7 +46,7 @@ def allocations(plan: Plan, arena_bytes: int, limits: Limits) -> Allocations:
     copies = [plan.slots[i] for i in plan.outputs if not plan.slots[i].owned]
     total = taken + sum(slot.nbytes for slot in copies if _is_sized(slot))
     fits = limits.max_bytes is None or total <= limits.max_bytes
-    if fits and not unknown:
+    if fits and not unknown and all(map(_is_sized, copies)):
         return Allocations()
     if fits:
         return Allocations(True, taken, frozenset(unknown))

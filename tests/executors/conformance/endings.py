@@ -30,6 +30,14 @@ GROWING = {
         "g (int64[1] n) => (float[N] y) { y = ConstantOfShape(n) }",
         {"n": np.array([10**10])},
     ),
+    "Expand": (
+        "g (float x, int64[2] s) => (float[A, B] y) { y = Expand(x, s) }",
+        {"x": np.float32(1), "s": np.array([2**12, 2**12])},
+    ),
+    "Expand|ReduceSum": (
+        "g (float x, int64[2] s) => (float y) { z = Expand(x, s) y = ReduceSum<keepdims=0>(z) }",
+        {"x": np.float32(1), "s": np.array([2**12, 2**12])},
+    ),
     "Range": (
         "g (float d) => (float[N] y) <float a = {0}, float b = {1}> { y = Range(a, b, d) }",
         {"d": np.float32(1e-9)},
