@@ -35,8 +35,8 @@ class Finding:
     largest element, the worst of all cases: ``difference`` from ONNX Runtime, and of each engine
     from the library that the model comes from, where its answers are known. ``ratios`` are Penstock
     to ONNX Runtime by case and threads ("row 1", "batch default"), of the fastest runs, and for
-    "load": from the path to the first outputs; ``times`` are the medians, in seconds, of both. ``steps`` are those that
-    take longest, by case.
+    "load": from the path to the first outputs, of the processor; ``times`` are the medians, in
+    seconds, of both. ``steps`` are those that take longest, by case.
     """
 
     group: str

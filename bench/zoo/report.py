@@ -39,7 +39,7 @@ def report(made: Sequence[Entry], findings: Sequence[Finding]) -> list[str]:
         f"Written on {date.today().isoformat()} by `make bench-zoo`: {described()}.",
         f"Ratios are times of {OURS} to those of {LOADING_PEER}: geometric means of the models "
         "that both run, each of the fastest run of a turn, the median of the turns; with one thread "
-        "where nothing else is said. "
+        "where nothing else is said. Loads and first runs are in seconds of the processor. "
         "Refused: by Penstock alone. Wrong: off where the other is not.",
     ]
     lines += heading(

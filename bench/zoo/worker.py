@@ -50,8 +50,8 @@ class Job:
 
 @dataclass
 class Outcome:
-    """Seconds from the path of the model to the outputs of its first case, and of the fastest run,
-    by case; the steps that take longest, with their parts of it. ``error`` says what it could not do."""
+    """Seconds of the processor from the path of the model to the outputs of its first case, and of
+    the clock for the fastest run, by case; the steps that take longest, with their parts of it. ``error`` says what it could not do."""
 
     loaded: float | None = None
     runs: dict[str, float] = field(default_factory=dict)
@@ -125,13 +125,15 @@ def do(engine: Engine, job: Job) -> Outcome:
 
 
 def _load(engine: Engine, path: Path, feeds: Feeds) -> tuple[Run, float]:
-    """The model, loaded and run once, a few times where that is quick; with the least seconds."""
+    """The model, loaded and run once, a few times where that is quick; with the least seconds of
+    the processor. Others on the machine interrupt what takes longer than a time slice, so that the
+    clock would compare how often an engine was interrupted."""
     times: list[float] = []
     while len(times) < MOST_LOADS and sum(times) < LOADING_SECONDS:
-        begin = time.perf_counter()
+        begin = time.process_time()
         run = engine.load(path)
         run(feeds)
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     return run, min(times)
 
 
