@@ -53,6 +53,9 @@ class OperatorContext(Protocol):
     def zeros(self, scope: SubgraphScope, index: int) -> np.ndarray:
         """What a tensor that is a variable holds at first."""
 
+    def quantization(self, scope: SubgraphScope, index: int) -> Quantization | None:
+        """What the integers of a tensor stand for."""
+
     def custom_options(self, operator: FlatTable) -> bytes:
         """The options of a custom operator."""
 

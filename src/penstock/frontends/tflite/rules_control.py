@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
-from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
+from penstock.frontends.tflite.conversion import (
+    OperatorConversion,
+    dequantized,
+    emit_quantized,
+    operator_rule,
+)
 from penstock.frontends.tflite.scope import SubgraphScope
 from penstock.ir.graph import Graph, Value
 from penstock.ops.common.dtypes import INT32
@@ -189,8 +194,8 @@ def assign_variable(c: OperatorConversion) -> None:
 
 
 class State:
-    """An input of an operator that it reads and writes: a variable, zero at first. Elsewhere than
-    in variables, the state is a value that is only read."""
+    """An input of an operator that it reads and writes as real numbers: a variable, zero at first.
+    Elsewhere than in variables, the state is a value that is only read."""
 
     def __init__(self, c: OperatorConversion, index: int) -> None:
         self.c = c
@@ -203,17 +208,25 @@ class State:
         if place == -1:
             raise NodeError(f"leaves out its state, input {index}")
         zeros = c.context.zeros(c.scope, place)
+        self.quantization = c.context.quantization(c.scope, place)
+        if self.quantization is not None:
+            zeros = zeros + self.quantization.zero_point.astype(zeros.dtype)[0]
+        self.dtype = zeros.dtype
         name = f"state {c.scope.index}:{place}"
         c.context.initial[name] = zeros
         self.handle = c.emit("VarHandleOp", [], c.variable_attrs("", name), domain=TENSORFLOW)
         attrs = {"dtype": zeros.dtype.name, "shape": list(zeros.shape)}
         type_ = TensorType(zeros.dtype, zeros.shape)
-        self.value = c.emit("ReadVariableOp", [self.handle], attrs, domain=TENSORFLOW, type_=type_)
+        value = c.emit("ReadVariableOp", [self.handle], attrs, domain=TENSORFLOW, type_=type_)
         c.effect(c.nodes[-1])
+        self.value = dequantized(c, value, self.quantization) if self.quantization else value
 
     def write(self, value: Value) -> None:
         """What the next run, or the next operator, reads."""
         if self.handle is not None:
             name = self.c.fresh("assign")
+            if self.quantization is not None:
+                real, value = value, Value(self.c.fresh("codes"))
+                emit_quantized(self.c, real, self.quantization, value, self.dtype)
             inputs = [self.handle, value]
             self.c.effect(self.c.append("AssignVariableOp", TENSORFLOW, inputs, [], None, name))

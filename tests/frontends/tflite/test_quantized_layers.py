@@ -1,0 +1,204 @@
+"""Layers with quantised weights and states: of codes within a quantum of LiteRT's kernels, of real
+numbers (dynamic range) within what LiteRT rounds activations to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.frontends.tflite.flatbuffer import schema
+from tests.frontends.tflite.test_operations import by_litert, f
+from tests.support.tflite_models import TYPES, model, subgraph
+
+RNG = np.random.default_rng(7)
+RUNS = 3
+Case = tuple[bytes, dict[str, np.ndarray]]
+
+
+def quantized(scale: float | Sequence[float], zero: int = 0, axis: int = 0) -> dict[str, Any]:
+    scales = [scale] if isinstance(scale, float) else [*scale]
+    points = [zero] * len(scales)
+    return {"quantization": {"scale": scales, "zero_point": points, "quantized_dimension": axis}}
+
+
+def variable(dtype: str, shape: Sequence[int], *quantization: Any) -> dict[str, Any]:
+    fields = quantized(*quantization) if quantization else {}
+    return {"type": TYPES.index(dtype), "shape": [*shape], "is_variable": True, **fields}
+
+
+def codes(*shape: int, dtype: Any = np.int8) -> np.ndarray:
+    return RNG.integers(-127, 128, shape).astype(dtype)
+
+
+def layer(
+    op: str,
+    x: np.ndarray,
+    constants: dict[str, np.ndarray],
+    order: Sequence[str | None],
+    options: tuple[str, dict[str, Any]],
+    version: int,
+    tensors: dict[str, dict[str, Any]],
+) -> Case:
+    """A model of one operator with inputs in an order, where x is fed. Tensors m0 to m4 are its
+    intermediate ones."""
+    unions = {name: number for number, name in schema().unions["BuiltinOptions"].items()}
+    fields: dict[str, Any] = {"builtin_options_type": unions[options[0]]}
+    fields |= {"builtin_options": options}
+    graph = subgraph(
+        {"x": (x.dtype.name, x.shape)},
+        [(op, order, ["y"], fields)],
+        ["y"],
+        constants,
+        **{name: more for name, more in tensors.items() if name[0] != "m"},
+    )
+    between = {name: {"name": name, **more} for name, more in tensors.items() if name[0] == "m"}
+    first = len(graph["names"])
+    fields["intermediates"] = [*range(first, first + len(between))]
+    graph["names"] += between
+    graph["fields"] |= between
+    return model([graph], versions={op: version}), {"x": x}
+
+
+def lstm(
+    x: np.ndarray, weights: Any, biases: Any, peepholes: bool, tensors: dict[str, dict[str, Any]]
+) -> Case:
+    units, features = 6, x.shape[2]
+    constants = {f"w{g}": weights(units, features) for g in "ifgo"}
+    constants |= {f"r{g}": weights(units, units) for g in "ifgo"}
+    constants |= {f"p{g}": codes(units, dtype=np.int16) for g in "ifo" if peepholes}
+    constants |= {f"b{g}": biases(units) for g in "ifgo"}
+    order = ["x", *(f"{kind}{gate}" for kind in "wrpb" for gate in "ifgo" if kind + gate != "pg")]
+    names = [n if n == "x" or n in constants else None for n in order]
+    names += [None, None, "h", "cell", None, None, None, None]
+    options = {"fused_activation_function": 4, "time_major": True}
+    kind = "UnidirectionalSequenceLSTMOptions"
+    version = 3 if x.dtype == np.int8 else 2
+    return layer(
+        "UNIDIRECTIONAL_SEQUENCE_LSTM", x, constants, names, (kind, options), version, tensors
+    )
+
+
+def integer_lstm(peepholes: bool) -> Case:
+    x = codes(5, 2, 4)
+    tensors: dict[str, Any] = {"x": quantized(0.015, 4), "cell": variable("int16", (2, 6), 2**-11)}
+    tensors["h"] = variable("int8", (2, 6), 1 / 120, -7)
+    tensors["y"] = {"type": TYPES.index("int8"), **quantized(1 / 120, -7)}
+    for i, gate in enumerate("ifgo"):
+        scale = 0.006 + 0.0005 * i
+        tensors |= {f"w{gate}": quantized(scale), f"r{gate}": quantized(scale)}
+        tensors |= {f"b{gate}": quantized(0.015 * scale), f"m{i}": inner("int16", 2**-12)}
+    tensors |= {f"p{gate}": quantized(2**-9) for gate in "ifo" if peepholes}
+    tensors["m4"] = inner("int8", 1 / 120, -7)
+    return lstm(x, codes, lambda n: 20 * codes(n, dtype=np.int32), peepholes, tensors)
+
+
+def inner(dtype: str, *quantization: Any) -> dict[str, Any]:
+    return {"type": TYPES.index(dtype), "shape": [0], **quantized(*quantization)}
+
+
+def integer_svdf() -> Case:
+    constants = {"wf": codes(8, 6), "wt": 200 * codes(8, 5, dtype=np.int16)}
+    constants["b"] = codes(4, dtype=np.int32)
+    return layer(
+        "SVDF",
+        codes(2, 6),
+        constants,
+        ["x", "wf", "wt", "b", "s"],
+        ("SVDFOptions", {"rank": 2, "fused_activation_function": 1}),
+        4,
+        {
+            "x": quantized(0.02, 3),
+            "wf": quantized(0.01),
+            "wt": quantized(2.0**-16),
+            "b": quantized(2.0**-26),
+            "s": variable("int16", (2, 40), 2**-10),
+            "y": {"type": TYPES.index("int8"), **quantized(0.02, -128)},
+        },
+    )
+
+
+INTEGERS = {
+    "LSTM": integer_lstm(False),
+    "LSTM with peepholes": integer_lstm(True),
+    "SVDF": integer_svdf(),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize(
+    "executor", ["linear", "dataflow", "parallel", "frames", "streams", "interpret"]
+)
+def test_layer_of_codes_is_in_each_run_within_a_quantum_of_litert(name: str, executor: str) -> None:
+    file, feeds = INTEGERS[name]
+    session = ps.compile(file, executor=executor)
+    for run in range(1, RUNS + 1):
+        (want,), got = by_litert(file, feeds, run), session(feeds["x"])
+        assert got.dtype == want.dtype
+        assert len(np.unique(want)) > 3  # it says something
+        np.testing.assert_allclose(got.astype(int), want.astype(int), rtol=0, atol=1)
+
+
+def hybrid(op: str, x: np.ndarray, options: Any, version: int, **weights: Any) -> Case:
+    """With int8 weights, and scales of all or of their last or first axis."""
+    constants = {name: array for name, (array, _) in weights.items()}
+    scales = {name: given for name, (_, given) in weights.items() if given is not None}
+    return layer(op, x, constants, ["x", *constants], options, version, scales)
+
+
+CONV = {"stride_w": 1, "stride_h": 1, "depth_multiplier": 1}
+SCALES = [0.01 + 0.001 * i for i in range(8)]
+STATE = {"s": variable("float32", (2, 40))}
+HYBRIDS = {
+    "FULLY_CONNECTED": hybrid(
+        *("FULLY_CONNECTED", f(3, 40), ("FullyConnectedOptions", {}), 3),
+        w=(codes(8, 40), quantized(0.01)),
+        b=(f(8), None),
+    ),
+    "CONV_2D": hybrid(
+        *("CONV_2D", f(1, 9, 9, 4), ("Conv2DOptions", {"stride_w": 1, "stride_h": 1}), 5),
+        w=(codes(8, 3, 3, 4), quantized(SCALES)),
+        b=(f(8), None),
+    ),
+    "DEPTHWISE_CONV_2D": hybrid(
+        *("DEPTHWISE_CONV_2D", f(1, 9, 9, 8), ("DepthwiseConv2DOptions", CONV), 6),
+        w=(codes(1, 3, 3, 8), quantized(SCALES, 0, 3)),
+        b=(f(8), None),
+    ),
+    "BATCH_MATMUL": hybrid(
+        *("BATCH_MATMUL", f(2, 3, 40), ("BatchMatMulOptions", {}), 3),
+        w=(codes(2, 40, 8), quantized(0.01)),
+    ),
+    "SVDF": layer(
+        "SVDF",
+        f(2, 6),
+        {"wf": codes(8, 6), "wt": codes(8, 5), "b": f(4)},
+        ["x", "wf", "wt", "b", "s"],
+        ("SVDFOptions", {"rank": 2}),
+        2,
+        {"wf": quantized(0.01), "wt": quantized(0.01), **STATE},
+    ),
+    "LSTM": lstm(
+        f(5, 2, 4),
+        codes,
+        f,
+        False,
+        {
+            **{f"{kind}{gate}": quantized(0.005) for kind in "wr" for gate in "ifgo"},
+            "h": variable("float32", (2, 6)),
+            "cell": variable("float32", (2, 6)),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_layer_of_dynamic_range_is_as_near_to_litert_as_that_rounds(name: str) -> None:
+    file, feeds = HYBRIDS[name]
+    session = ps.compile(file)
+    for run in range(1, RUNS + 1):
+        (want,), got = by_litert(file, feeds, run), session(feeds["x"])
+        assert np.abs(got - want).max() < 0.015 * np.abs(want).max()
