@@ -14,6 +14,7 @@ from penstock.backends import dynamic_shapes
 from penstock.backends.dynamic_shapes import KernelCache
 from penstock.backends.native.backend import NativeBackend
 from penstock.backends.native.library import library as native
+from penstock.backends.numpy import NumpyBackend
 from penstock.backends.onednn.backend import OneDnnBackend
 from penstock.backends.onednn.library import library as onednn
 from penstock.ir.graph import Node, Value
@@ -143,6 +144,18 @@ def test_arithmetic_on_lists_of_integers_stays_on_numpy():
         }""")
     np.testing.assert_array_equal(session.run({"x": np.ones(5, np.int64)})["y"], [0, 2, 4, 6, 8])
     assert backend_of_operations(session)["Mul"] == "numpy"
+
+
+def test_products_of_unknown_rows_get_one_thread_of_numpy_beside_those_of_kernels(monkeypatch):
+    seen = []
+    make = KernelCache._make
+    monkeypatch.setattr(
+        KernelCache, "_make", lambda *args: seen.append(NumpyBackend().threads) or make(*args)
+    )
+    session = ps.compile(selected("y = MatMul(k, w)", w=draw(64, 2000)), threads=2)
+    NumpyBackend().set_threads(2)
+    session.run({"x": np.ones((300, 64), np.float32)})
+    assert (seen, NumpyBackend().threads) == ([1], 2)
 
 
 @pytest.mark.parametrize(("columns", "threads"), [(2000, 2), (32, 1)])

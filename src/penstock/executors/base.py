@@ -219,12 +219,17 @@ def share_of(
         late = 0 if step.kernel is None else step.kernel.late_flops
         most[step.backend] = max(work, late, most.get(step.backend, 0))
         moves = step.node.op.moves
-        if not moves and step.backend not in threaded and may_use_threads(step.node):
-            threaded.add(step.backend)
+        # NumPy's kernel computes what other backends have no kernel for in a run.
+        runs = {step.backend}
+        if step.kernel is not None and step.kernel.cached_bytes is not None:
+            runs.add("numpy")
+        if not moves and not runs <= threaded and may_use_threads(step.node):
+            threaded |= runs
     own = [b for b in hosts if b.threads_of_caller and b.name in most]
     shared = [b for b in hosts if not b.threads_of_caller and b.name in threaded]
-    worth = bool(shared) or any(most[b.name] >= WORTH_THREADS for b in own)
-    return ThreadShare([*own, *shared], streams if worth else 0, threads)
+    worth = any(most[b.name] >= WORTH_THREADS for b in own)
+    limit = threads if worth or not own else 1
+    return ThreadShare([*own, *shared], streams if worth or shared else 0, limit)
 
 
 class PerThreadCount(dict[int, T]):
