@@ -173,8 +173,7 @@ def _joined(
     spec: PrimitiveSpec, kernels: Sequence[Kernel], calls: Sequence[tuple[Kernel, tuple[Cut, ...]]]
 ) -> Kernel:
     """The kernel that makes the calls of the parts."""
-    desc = spec.desc
-    count = len(desc.tensors) - len(desc.outputs)
+    count = len(spec.desc.tensors) - len(spec.desc.outputs)
 
     def into(*arrays: Any) -> None:
         for kernel, cuts in calls:
@@ -183,15 +182,33 @@ def _joined(
                 x if x is None or cut is None else x[cut]
                 for x, cut in zip(arrays, cuts, strict=False)
             ]
-            run, arguments = kernel.bind(views[:count], views[count:], None)
-            status = run(*arguments)
-            if status and kernel.check is not None:
-                kernel.check(status)
+            run_kernel(kernel, views[:count], views[count:])
+
+    return kernel_of_parts(spec, kernels, into, tuple(spec.weights))
+
+
+def run_kernel(kernel: Kernel, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Bind and run the kernel of a part."""
+    run, arguments = kernel.bind(inputs, outputs, None)
+    status = run(*arguments)
+    if status and kernel.check is not None:
+        kernel.check(status)
+
+
+def kernel_of_parts(
+    spec: PrimitiveSpec,
+    kernels: Sequence[Kernel],
+    into: Callable[..., None],
+    absorbed: tuple[int, ...],
+) -> Kernel:
+    """The kernel that runs those of parts by ``into(*inputs, *outputs)``; ``absorbed`` inputs are
+    held by ``kernels`` alone."""
+    types = spec.desc.tensors[-len(spec.desc.outputs) :]
 
     def function(*inputs: Any) -> Any:
-        out = np.empty(desc.output.dims, desc.output.dtype)
-        into(*inputs, out)
-        return out
+        outputs = [None if t is None else np.empty(t.dims, t.dtype) for t in types]
+        into(*inputs, *outputs)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def let_go() -> Mapping[int, Callable[[], np.ndarray]]:
         held: dict[int, Callable[[], np.ndarray]] = {}
@@ -200,7 +217,6 @@ def _joined(
             held.update(kernel.let_go())
         return held
 
-    absorbed = tuple(spec.weights)
     return Kernel(
         function,
         into,
@@ -210,5 +226,5 @@ def _joined(
         binder=PartsBinder(kernels, absorbed, into),
         code_bytes=sum(kernel.code_bytes for kernel in kernels),
         absorbed=absorbed,
-        let_go=let_go,
+        let_go=let_go if absorbed else None,
     )

@@ -20,7 +20,7 @@ from penstock.algorithms.records import dataclass
 from penstock.backends.onednn.kernel import kernel_of
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.op_desc import OpDesc
-from penstock.backends.onednn.parts import PartsBinder
+from penstock.backends.onednn.parts import kernel_of_parts, run_kernel
 from penstock.backends.onednn.spec import PrimitiveSpec
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
@@ -121,10 +121,7 @@ class _Direction:
             into = None if y is None else y[(*steps, *own[time:])]
             out = None if into is None else np.empty(into.shape, into.dtype)
             inputs = [part, None, None, None, *states]
-            run, arguments = kernel.bind(inputs, [out, *behind], None)
-            status = run(*arguments)
-            if status and kernel.check is not None:
-                kernel.check(status)
+            run_kernel(kernel, inputs, [out, *behind])
             if into is not None and out is not None:
                 np.copyto(into, out)
             states, behind = behind, states
@@ -146,23 +143,7 @@ def _joined(desc: OpDesc, spec: PrimitiveSpec, directions: Sequence[_Direction])
         for direction in directions:
             direction.run(arrays[desc.inputs[_X]], initial, outputs[0], final)
 
-    def function(*inputs: Any) -> Any:
-        types = desc.tensors[count:]
-        outputs = [None if t is None else np.empty(t.dims, t.dtype) for t in types]
-        into(*inputs, *outputs)
-        return outputs[0] if asked == 1 else tuple(outputs)
-
     kernels = [kernel for direction in directions for kernel in direction.kernels.values()]
     # Of two directions, each has a part of the weights: the whole is not given back from there.
     absorbed = tuple(spec.weights) if len(directions) == 1 else ()
-    return Kernel(
-        function,
-        into,
-        dims_order=spec.dims_order,
-        contiguous_inputs=spec.contiguous_inputs,
-        prefer_bound=True,
-        binder=PartsBinder(kernels, absorbed, into),
-        code_bytes=sum(kernel.code_bytes for kernel in kernels),
-        absorbed=absorbed,
-        let_go=kernels[0].let_go if absorbed else None,
-    )
+    return kernel_of_parts(spec, kernels, into, absorbed)
