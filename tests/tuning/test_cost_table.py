@@ -286,6 +286,7 @@ def test_save_merges_records_of_two_processes(path):
     theirs.record("numpy", sized(16), 1, 4.0)
     theirs.record("numpy", sized(32), 1, 8.0)
     ours.save()
+    assert ours.lookup("numpy", sized(8), 1) == 1.0
     theirs.save()
     for table in (theirs, CostTable(path, "here")):
         result = [table.lookup("numpy", sized(n), 1) for n in (8, 16, 32)]

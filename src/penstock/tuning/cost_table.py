@@ -21,11 +21,11 @@ import threading
 import time
 import warnings
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -70,29 +70,33 @@ class _Record(NamedTuple):
 # Backend, operation and variant (dtypes and threads). A transfer is an operation of its source.
 _Group = tuple[str, str, str]
 _Records = dict[_Group, dict[str, _Record]]
+_Pair = tuple[str, str]  # a backend and an operation
 
 
 class CostTable:
     """Seconds of operations on backends, and of transfers between these; for any thread to use. The
-    rows of ``machine`` in the file ``path`` are read when they are first needed. A file that is not
-    a table of costs is ignored, with a warning, and replaced by ``save``."""
+    rows of ``machine`` in the file ``path`` are read when they are first needed, those of each
+    operation on each backend apart: a process asks for few of them. A file that is not a table of
+    costs is ignored, with a warning, and replaced by ``save``."""
 
     def __init__(self, path: Path, machine: str) -> None:
         self.path = path
         self.machine = machine
         self.forked()
         renewed(self)
-        # All records, and those not yet in the file. The latter are apart, so that ``save`` can
-        # merge them with what other processes have written meanwhile.
-        self._records: _Records | None = None
+        # The records of operations that were asked for, and those not yet in the file. The latter
+        # are apart, so that ``save`` can merge them with what other processes have written.
+        self._records: _Records = {}
         self._fresh: _Records = {}
+        self._read: set[_Pair] = set()
+        self._is_damaged = False
         self._points: dict[_Group, list[tuple[int, float]]] = {}
         self._operations: set[str] | None = None
 
     def forked(self) -> None:
         """Make new locks in a forked child: threads of its parent may hold the old ones."""
         self._lock = threading.RLock()
-        self._file_lock = threading.RLock()  # taken first; looking up never waits for a write
+        self._file_lock = threading.RLock()  # taken first; looking up again waits for no write
 
     def record(self, backend: str, where: NodeSignature, threads: int, seconds: float) -> None:
         """Record what a node took on ``backend``, with ``threads`` threads for a kernel. Repeated
@@ -103,19 +107,14 @@ class CostTable:
     def knows(self, operation: str) -> bool:
         """Whether any node of an operation was measured on any backend."""
         operations = self._operations
-        if operations is None:
-            records = self._loaded()
-            with self._lock:
-                operations = self._operations = {group[1] for group in records}
-        return operation in operations
+        return operation in (self._known() if operations is None else operations)
 
     def lookup(self, backend: str, where: NodeSignature, threads: int) -> float | None:
         """The mean seconds of nodes of just this signature; None if none was measured."""
-        records = self._records
-        if records is None:
-            records = self._loaded()
+        group = _node_group(backend, where, threads)
+        records = self._records_of(group)
         with self._lock:
-            record = records.get(_node_group(backend, where, threads), {}).get(where.exact)
+            record = records.get(group, {}).get(where.exact)
         return None if record is None else record.seconds
 
     def estimate(self, backend: str, where: NodeSignature, threads: int) -> float | None:
@@ -138,45 +137,76 @@ class CostTable:
     def save(self) -> None:
         """Merge what was recorded since the last call into the file. Where that fails, in a
         read-only folder for instance, the records stay in memory."""
-        self._loaded()
         with self._file_lock:
             with self._lock:
                 fresh, self._fresh = self._fresh, {}
             if not fresh:
                 return
             try:
-                records = self._write(fresh)
+                self._write(fresh)
             except OSError as error:
                 _debug("costs are not kept in %s: %s", self.path, error)
                 with self._lock:
                     _merge(fresh, self._fresh)
                     self._fresh = fresh
                 return
-            with self._lock:
-                _merge(records, self._fresh)
-                self._records, self._points, self._operations = records, {}, None
+            with self._lock:  # what others have written is read again
+                self._records, self._points, self._operations, self._read = {}, {}, None, set()
 
-    def _loaded(self) -> _Records:
-        if self._records is None:
+    def _known(self) -> set[str]:
+        """The operations that there are records of."""
+        with self._file_lock:
+            operations = self._operations
+            if operations is None:
+                operations = {operation for (operation,) in self._rows(_SELECT_OPERATIONS)}
+                with self._lock:
+                    operations |= {operation for _, operation, _ in self._fresh}
+                    self._operations = operations
+        return operations
+
+    def _records_of(self, group: _Group) -> _Records:
+        """All records that were read; those of the operation of ``group`` on its backend are."""
+        backend, operation, _ = group
+        if (backend, operation) not in self._read:
             with self._file_lock:
-                if self._records is None:
-                    self._records = self._read()
+                known = (backend, operation) not in self._read and self.knows(operation)
+                rows = self._rows(_SELECT, backend, operation) if known else []
+                with self._lock:
+                    if (backend, operation) not in self._read:
+                        records = _records(backend, operation, rows)
+                        _merge(records, _of_operation(self._fresh, backend, operation))
+                        self._records.update(records)
+                        self._read.add((backend, operation))
         return self._records
+
+    def _rows(self, query: str, *arguments: str) -> list[Any]:
+        """What a query of the file gives; nothing where the file cannot be read."""
+        try:
+            if not self._is_damaged:
+                with _transaction(self.path) as connection:
+                    return connection.execute(query, (self.machine, *arguments)).fetchall()
+        except OSError as error:
+            _debug("costs are not read from %s: %s", self.path, error)
+        except ValueError as error:
+            self._is_damaged = True
+            message = f"the measured costs in {self.path} cannot be read and will be replaced"
+            warnings.warn(f"{message}: {error}", RuntimeWarning, stacklevel=4)
+        return []
 
     def _record(self, group: _Group, exact: str, nbytes: int, seconds: float) -> None:
         if not 0 <= seconds < math.inf:
             raise ValueError(f"a cost of {seconds} seconds is not one that can be measured")
         record = _Record(min(int(nbytes), _MOST_INTEGER), float(seconds), 1, time.time_ns())
-        self._loaded()
+        self._records_of(group)
         with self._lock:
-            assert self._records is not None
             for records in (self._records, self._fresh):
                 _merge(records, {group: {exact: record}})
             self._points.pop(group, None)
-            self._operations = None
+            if self._operations is not None:
+                self._operations.add(group[1])
 
     def _estimate(self, group: _Group, nbytes: int) -> float | None:
-        records = self._loaded()
+        records = self._records_of(group)
         with self._lock:
             points = self._points.get(group)
             if points is None:
@@ -187,24 +217,15 @@ class CostTable:
                 self._points[group] = points
         return max(_LEAST_S, _interpolated(points, nbytes)) if points else None
 
-    def _read(self) -> _Records:
-        try:
-            with _transaction(self.path) as connection:
-                return _select(connection, self.machine)
-        except OSError as error:
-            _debug("costs are not read from %s: %s", self.path, error)
-        except ValueError as error:
-            message = f"the measured costs in {self.path} cannot be read and will be replaced"
-            warnings.warn(f"{message}: {error}", RuntimeWarning, stacklevel=4)
-        return {}
-
-    def _write(self, fresh: _Records) -> _Records:
-        """Merge ``fresh`` into the file, in one transaction; return all records of the machine."""
+    def _write(self, fresh: _Records) -> None:
+        """Merge ``fresh`` into the file, in one transaction."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(ValueError):
-            return _update(self.path, self.machine, fresh)
-        self.path.unlink()
-        return _update(self.path, self.machine, fresh)
+        try:
+            _update(self.path, self.machine, fresh)
+        except ValueError:
+            self.path.unlink()
+            _update(self.path, self.machine, fresh)
+        self._is_damaged = False
 
 
 def _node_group(backend: str, where: NodeSignature, threads: int) -> _Group:
@@ -255,11 +276,13 @@ CREATE TABLE costs (  -- version 1
 ) WITHOUT ROWID"""
 # Rows with numbers that ``save`` cannot have written are skipped: anything may stand in the file.
 _SELECT = f"""
-SELECT backend, operation, variant, exact, bytes, seconds, times, measured_at FROM costs
-WHERE machine = ? AND bytes BETWEEN 0 AND {_MOST_INTEGER} AND seconds BETWEEN 0 AND 1e9
+SELECT variant, exact, bytes, seconds, times, measured_at FROM costs
+WHERE machine = ? AND backend = ? AND operation = ?
+AND bytes BETWEEN 0 AND {_MOST_INTEGER} AND seconds BETWEEN 0 AND 1e9
 AND times BETWEEN 1 AND {_MOST_COUNTED} AND measured_at BETWEEN 0 AND {_MOST_INTEGER}
 ORDER BY measured_at
 """
+_SELECT_OPERATIONS = "SELECT DISTINCT operation FROM costs WHERE machine = ?"
 _REPLACE = "INSERT OR REPLACE INTO costs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 # Rows of versions that wrote attributes behind the shapes, where a digest of them stands now.
 _DELETE_ATTRIBUTES = "DELETE FROM costs WHERE exact GLOB '*; *=*'"
@@ -304,27 +327,31 @@ def _transaction(path: Path, *, create: bool = False) -> Iterator[Connection]:
         raise ValueError(str(error)) from error
 
 
-def _select(connection: Connection, machine: str) -> _Records:
+def _records(backend: str, operation: str, rows: Iterable[Any]) -> _Records:
     records: _Records = {}
-    for backend, operation, variant, exact, *record in connection.execute(_SELECT, (machine,)):
+    for variant, exact, *record in rows:
         records.setdefault((backend, operation, variant), {})[exact] = _Record(*record)
     return records
 
 
-def _update(path: Path, machine: str, fresh: _Records) -> _Records:
+def _of_operation(records: _Records, backend: str, operation: str) -> _Records:
+    return {group: own for group, own in records.items() if group[:2] == (backend, operation)}
+
+
+def _update(path: Path, machine: str, fresh: _Records) -> None:
     with _transaction(path, create=True) as connection:
         connection.execute(_DELETE_ATTRIBUTES)
-        records = _select(connection, machine)
-        _merge(records, fresh)
-        for group, new in fresh.items():
-            for exact in new:
-                key = [text.encode(errors="replace").decode() for text in (machine, *group, exact)]
-                connection.execute(_REPLACE, (*key, *records[group][exact]))
+        for pair in {group[:2] for group in fresh}:
+            own, rows = _of_operation(fresh, *pair), connection.execute(_SELECT, (machine, *pair))
+            records = _records(*pair, rows.fetchall())
+            _merge(records, own)
+            for group, new in own.items():
+                for exact in new:
+                    key = [x.encode(errors="replace").decode() for x in (machine, *group, exact)]
+                    connection.execute(_REPLACE, (*key, *records[group][exact]))
         (count,) = connection.execute("SELECT count(*) FROM costs").fetchone()
         if count > _MOST_ROWS:
             connection.execute(_DELETE_OLDEST, (count - _MOST_ROWS - 1,))
-            return _select(connection, machine)
-    return records
 
 
 def _debug(message: str, *arguments: object) -> None:
