@@ -14,6 +14,7 @@ import onnx
 import pytest
 from onnx import helper
 
+import penstock as ps
 from penstock.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.frontends.onnx.upgrades import UNCHANGED, UPGRADES, meaning
@@ -21,6 +22,7 @@ from penstock.ir.graph import Model
 from penstock.ops import find
 from tests.ops.harness import run_ort, value_info
 from tests.support.onnx_models import interpret_model
+from tests.support.onnx_text import model_from_text
 
 R = np.random.default_rng(7)
 
@@ -604,3 +606,16 @@ def test_every_version_of_every_operation_has_a_meaning() -> None:
         )
     }
     assert not missing
+
+
+@pytest.mark.parametrize("opset", [1, 9, 16])
+def test_layer_normalization_before_its_first_version_is_that_of_17(opset: int) -> None:
+    """ONNX Runtime writes it into models of any opset."""
+    text = "g (float[2, 3] x) => (float[2, 3] y) <float[3] s = {{1, 2, 3}}> {{ y = {} }}"
+    model = model_from_text(text.format("LayerNormalization(x, s)"), opset=opset)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    newer = model_from_text(text.format("LayerNormalization(x, s)"), opset=17)
+    np.testing.assert_array_equal(ps.compile(model)(x), ps.compile(newer)(x))
+    for wrong in ("LayerNormalization(x)", "LayerNormalization<stash = 1>(x, s)"):
+        with pytest.raises(ps.InvalidModel, match="LayerNormalization-17"):
+            ps.compile(model_from_text(text.format(wrong), opset=opset))

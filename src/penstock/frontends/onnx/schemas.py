@@ -249,6 +249,13 @@ def _read(name: str, domain: str, opset: int) -> OnnxSchema | None:
     return None
 
 
+def first_schema(name: str, domain: str) -> OnnxSchema | None:
+    """The schema of the first version of an operation; None if ONNX has none."""
+    lines, _, _ = _table()
+    versions = json.loads(lines.get((domain, name), "[]"))
+    return find_schema(name, domain, versions[-1][0]) if versions else None
+
+
 def newest_opset(domain: str) -> int:
     """The last opset of a domain in the onnx package; 0 for other domains."""
     return _table()[2].get(domain or "ai.onnx", 0)

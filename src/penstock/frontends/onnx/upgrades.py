@@ -21,7 +21,7 @@ import numpy as np
 from penstock.algorithms.records import dataclass
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade
-from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
+from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, first_schema, newest_opset
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Value
@@ -355,7 +355,12 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
             from penstock.frontends.onnx import nchwc
 
             return Meaning(None, op=nchwc.OPERATIONS.get(name))
-        return Meaning(None, microsoft_rules().get((domain, name)), op=find(name, domain, opset))
+        rule, op = microsoft_rules().get((domain, name)), find(name, domain, opset)
+        if rule is not None or op is None:
+            return Meaning(None, rule, op)
+        # As ONNX Runtime writes LayerNormalization into models of earlier opsets.
+        schema = first_schema(name, domain)
+        return Meaning(schema, op=op, defaults={} if schema is None else schema.defaults)
     version = schema.version
     newest = find_schema(name, domain, newest_opset(domain))
     assert newest is not None
