@@ -335,6 +335,16 @@ def test_loops_and_branches_nest_and_read_values_around_them() -> None:
     assert run(b, np.int64(7)) == want
 
 
+def test_lists_of_numbers_take_the_dtype_of_the_value_beside_them() -> None:
+    b = GraphBuilder()
+    x = b.input("x", np.float32, [2])
+    b.output("y", [1, 2] * x + (0.5, 1))
+    assert b.model().graph.outputs[0].type.dtype == np.float32
+    np.testing.assert_array_equal(run(b, np.ones(2, np.float32)), [1.5, 3])
+    with pytest.raises(TypeError, match="use astype first"):
+        b.input("i", np.int32, [2]) * [0.5, 1]
+
+
 def test_graph_is_the_body_of_any_operation_that_takes_one() -> None:
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     b = GraphBuilder()
@@ -358,6 +368,11 @@ def test_graph_is_the_body_of_any_operation_that_takes_one() -> None:
         (
             lambda b, x: b.cond(b.constant(1.0, float), lambda: x, lambda: x),
             "must be a truth value",
+        ),
+        (lambda b, x: b.cond([True, False], lambda: x, lambda: x), "must have one element"),
+        (
+            lambda b, x: b.loop(lambda i, v: v, x * [1, 2], condition=lambda v: v > 0),
+            "must have one element",
         ),
         (lambda b, x: b.case(x, [], lambda: x), "branch_0"),
         (lambda b, x: b.loop(lambda i, v: None, x, times=3), "returns 0 values for 1"),

@@ -91,15 +91,16 @@ class GraphBuilder:
     def as_value(
         self, x: Any, *, like: SymbolicValue | None = None, dtype: Any = None
     ) -> SymbolicValue:
-        """``x`` if it is a value, else a constant. A Python number takes the dtype of ``like``; it
-        raises ``TypeError`` for a fraction where that is of integers."""
+        """``x`` if it is a value, else a constant. Python numbers, and lists of them, take the
+        dtype of ``like``; a fraction raises ``TypeError`` where that is of integers."""
         if isinstance(x, SymbolicValue):
             return self._own(x)
-        if like is None or not isinstance(x, bool | int | float):
+        kind = np.asarray(x).dtype.kind if isinstance(x, bool | int | float | list | tuple) else ""
+        if like is None or kind not in ("b", "i", "f"):
             return self.constant(x, dtype)
         if like.dtype is None:
             return self.single("CastLike", self.constant(x), like)
-        if isinstance(x, float) and like.dtype.kind in "iub":
+        if kind == "f" and like.dtype.kind in "iub":
             raise TypeError(f"{like.name!r} is {like.dtype}, and {x} is not: use astype first")
         return self.constant(x, like.dtype)
 
@@ -401,6 +402,8 @@ class GraphBuilder:
         value = self.as_value(x, dtype=bool)
         if value.dtype is not None and value.dtype != BOOL:
             raise InvalidModel(f"a condition must be a truth value, not {value.type}")
+        if value.shape is not None and any(isinstance(d, int) and d != 1 for d in value.shape):
+            raise InvalidModel(f"a condition must have one element, not be a {value.type}")
         return value
 
     def _plain_input(self, name: str, type_: Type) -> Value:

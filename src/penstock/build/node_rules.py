@@ -42,7 +42,7 @@ def operation_of(name: str, domain: str, version: int | None) -> tuple[Op, Schem
         return op, schema
     if schema is not None:
         raise Unsupported.of([(f"{domain}.{name}" if domain else name, NO_KERNEL, name)])
-    known = [entry.name for entry in registered() if entry.domain == domain]
+    known = {entry.name for entry in registered() if entry.domain == domain}
     close = get_close_matches(name, known, 3)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     where = f"domain {domain!r}" if domain else "ONNX"

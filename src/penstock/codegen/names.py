@@ -28,8 +28,10 @@ The example of ``penstock.plan.plan``:
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from math import inf
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -46,6 +48,11 @@ from penstock.ops.result_bytes import counted
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Slot, SlotKind, Step
 from penstock.types import TensorType
+
+MOST_AHEAD = 256
+"""kernels that the host may put on a device ahead of it; twice as many if results are large"""
+# Results of at most this size are quick to read.
+_SMALL_BYTES = 1 << 16
 
 
 class Call(NamedTuple):
@@ -172,11 +179,14 @@ def bind_names(
     read: Collection[str],
     workspaces: Mapping[Step, Any],
     sequences: Mapping[str, CallSequence],
+    on_streams: bool,
 ) -> dict[str, Any]:
     """The namespace of a program whose arena is ``memory`` (uint8); of constants, those that it
     has ``read`` by name. ``workspaces`` are those that streams of devices have for steps;
-    ``sequences`` are what the program calls in place of their steps."""
+    ``sequences`` are what the program calls in place of their steps. ``on_streams``: kernels of
+    devices are called through streams."""
     namespace: dict[str, Any] = dict(HELPERS)
+    ahead: dict[str, int] = defaultdict(int)
     values: list[Any] = []
     for index, slot in enumerate(paced(plan.slots)):
         name = names.slots[index]
@@ -202,8 +212,9 @@ def bind_names(
         name = names.calls[step].function
         if kernel.begin is not None or not prepares(step):
             memory_of_stream = workspaces.get(step)
+            settled = None if on_streams else ahead
             namespace[name] = _function_of(
-                step, kernel, name, step in names.counted, memory_of_stream
+                step, kernel, name, step in names.counted, memory_of_stream, settled
             )
             continue
         function, arguments = bind(step)
@@ -235,19 +246,52 @@ def _bound(plan: Plan, values: Sequence[Any], step: Step) -> Any:
 
 
 def _function_of(
-    step: Step, kernel: Kernel, name: str, is_counted: bool, workspace: Any
+    step: Step,
+    kernel: Kernel,
+    name: str,
+    is_counted: bool,
+    workspace: Any,
+    ahead: dict[str, int] | None,
 ) -> Callable[..., Any]:
-    """What ``name`` stands for: the function of a kernel that does not prepare its arguments."""
+    """What ``name`` stands for: the function of a kernel that does not prepare its arguments.
+    ``ahead``: how many kernels the host is ahead of each device, by backend, outside of streams."""
     function = kernel.begin or (kernel.into if step.into else kernel.function)
     assert function is not None
     if workspace is not None:
         function = partial(function, workspace=workspace)
+    if kernel.settle is not None and ahead is not None and not step.into:
+        function = _settling(step, function, kernel.settle, ahead)
     if is_counted and not step.into:
         function = counted(step.node, function)
     if step.contract is not None and not step.into:
         function = Guard(step.contract, function, kernel.begin is not None)
         function.replace = partial(_replace, name)
     return function
+
+
+def _settling(
+    step: Step,
+    function: Callable[..., Any],
+    settle: Callable[[Any], object],
+    ahead: dict[str, int],
+) -> Callable[..., Any]:
+    """``function``, which waits for one of its results if the host is far ahead of the device; one
+    that is large, and takes long to read, only if it is very far ahead."""
+    backend, several = step.backend, len(step.outputs) > 1
+    types = [None if value is None else value.type for value in step.node.outputs]
+    bounds = [t.nbytes if isinstance(t, TensorType) and t.static else inf for t in types]
+    smallest = min(bounds, default=inf)
+    most = MOST_AHEAD if smallest <= _SMALL_BYTES else 2 * MOST_AHEAD
+
+    def call(*inputs: Any, **options: Any) -> Any:
+        result = function(*inputs, **options)
+        ahead[backend] += 1
+        if ahead[backend] >= most:
+            ahead[backend] = 0
+            settle(result[bounds.index(smallest)] if several else result)
+        return result
+
+    return call
 
 
 def _replace(name: str, guard: Guard) -> None:

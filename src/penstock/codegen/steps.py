@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -9,7 +10,7 @@ from typing import Any, TypeAlias
 from penstock.algorithms.checkpoints import paced
 from penstock.backends.native.library import library
 from penstock.codegen.lifetimes import Lifetimes
-from penstock.codegen.names import ProgramNames, runtime_slots
+from penstock.codegen.names import MOST_AHEAD, ProgramNames, runtime_slots
 from penstock.codegen.sequences import CallSequence, is_joinable
 from penstock.ops.work_estimate import flops
 from penstock.plan.plan import Plan, Step
@@ -72,6 +73,7 @@ class StepWriter:
         self._gathers = not observed and library() is not None
         self._gathered: list[Step] = []
         self._released: list[int] = []  # behind these
+        self._put: dict[int, int] = defaultdict(int)  # steps on streams of devices
 
     def line(self, text: str, step: Step | None = None, comment: str = "") -> None:
         """Write a line, behind the steps that have been gathered for a sequence."""
@@ -208,6 +210,15 @@ class StepWriter:
         self.line(f"{', '.join(targets) or '_'} = {call}", step, comment(step))
         if "_" in targets:
             self.line("del _")
+        self._keep_up(step)
+
+    def _keep_up(self, step: Step) -> None:
+        """Wait for streams now and then, so that the host is not too far ahead of devices."""
+        for stream in self._signals.on.get(step, ()):
+            self._put[stream] += 1
+            if self._put[stream] % MOST_AHEAD == 0:
+                self.line(f"e = d{stream}.record()")
+                self.line("if not e.query(): yield e")
 
     def _awaited(self, begun: str, step: Step) -> str:
         """The outputs of an asynchronous kernel that the call ``begun`` begins. A task steps aside

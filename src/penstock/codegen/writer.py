@@ -113,7 +113,7 @@ class Program:
         device streams that tasks put their steps on, by name; ``workspaces``: what kernels there
         get as ``workspace=``."""
         parts = self.plan, self.arena_plan, self.names, memory, self.read
-        namespace = bind_names(*parts, workspaces or {}, self.sequences)
+        namespace = bind_names(*parts, workspaces or {}, self.sequences, bool(streams))
         namespace.update(self.constants)
         namespace.update(streams or {})
         for code in self.code:

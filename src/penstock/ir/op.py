@@ -81,6 +81,9 @@ class Kernel:
     ``Backend.device`` alone. The call goes through a stream of each of them; all of these have
     waited for its inputs, and what reads its outputs waits for all of them.
 
+    ``settle``: given an output that is on a device, waits for it on the host, outside of streams;
+    None if calls return when their work is done.
+
     ``begin``: the non-blocking form of an asynchronous kernel (``asynchronous``).
 
     ``inplace``: inputs whose memory output 0 may reuse if their type is the same and no later step
@@ -110,6 +113,7 @@ class Kernel:
     compiled_call: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
     check: Callable[[Any], object] | None = None
     devices: tuple[Any, ...] = ()
+    settle: Callable[[Any], object] | None = None
     begin: Callable[..., Callable[[], object] | None] | None = None
     code_bytes: int = 0
     cached_bytes: Callable[[], int] | None = None

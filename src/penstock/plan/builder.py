@@ -7,6 +7,7 @@ a slot and every node a step, or no step if its outputs are fixed views.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,6 +99,8 @@ def _compile(
         kernel = failing(node, error, certain)
     if kernel is None:
         raise InternalError(f"{backend.name} has no kernel for {describe_node(node)}")
+    if backend.device is not None:
+        kernel = replace(kernel, settle=backend.to_host)
     contract = contract_of(node, backend, on_host=backend.memory == HOST)
     return CompiledNode(kernel, backend, contract)
 
