@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -72,10 +73,15 @@ def backend_of(chosen: str | Backend, precision: str = "float32") -> Backend:
         return chosen
     if chosen not in BACKENDS:
         raise ValueError(f"backend {chosen!r} is not one of {', '.join(BACKENDS)}")
-    module, _, name = BACKENDS[chosen].rpartition(".")
-    cls: Any = getattr(import_module(module), name)
+    cls = _backend_class(chosen)
     backend: Backend = cls(precision) if chosen in _WITH_PRECISION else cls()
     return backend
+
+
+@cache
+def _backend_class(chosen: str) -> Any:
+    module, _, name = BACKENDS[chosen].rpartition(".")
+    return getattr(import_module(module), name)
 
 
 def backends_of(

@@ -105,7 +105,9 @@ _TEXT = (".pbtxt", ".prototxt")
 def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None) -> Model:
     """The model as the front end of its format reads it."""
     is_path = isinstance(source, str | os.PathLike)
-    if is_path and not os.path.isdir(source) and is_artifact(os.fspath(source)):
+    is_folder = is_path and os.path.isdir(source)
+    head = b"" if is_folder else _head(source)
+    if is_path and head == MAGIC:
         from penstock.frontends.artifact.importer import load_artifact
 
         return load_artifact(source, limits, map_weights)
@@ -113,28 +115,32 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
 
     if is_path:
         source = Path(source)
-    if isinstance(source, Path | bytes) and _is_package(source):
-        from penstock.frontends.nnpackage.package import load_package
-        from penstock.frontends.onnx.type_constraints import check_types
+    if is_folder or head.startswith(b"PK"):
+        from penstock.frontends.nnpackage.package import is_package, load_package
 
-        model = load_package(source, limits, map_weights)
-        model.check_types = check_types
-        return model
-    if isinstance(source, Path) and (source.is_dir() or source.stem == "saved_model"):
+        if is_package(source):
+            from penstock.frontends.onnx.type_constraints import check_types
+
+            model = load_package(source, limits, map_weights)
+            model.check_types = check_types
+            return model
+    if isinstance(source, Path) and (is_folder or source.stem == "saved_model"):
         _refuse_other_formats(source)
         from penstock.frontends.tensorflow.saved_model import load_saved_model
 
-        folder = source if source.is_dir() else source.parent
+        folder = source if is_folder else source.parent
         return load_saved_model(folder, limits, map_weights, signature)
-    if isinstance(source, Path):
-        graph_def = _is_graph_def(source)
-    else:
-        graph_def = isinstance(source, bytes) and source.startswith(_GRAPH_DEF[0])
+    suffix = source.suffix if isinstance(source, Path) else None
+    graph_def = suffix in _TEXT
+    if suffix == ".pb":
+        graph_def = head[:1] in (b"", *_GRAPH_DEF)
+    elif suffix is None:
+        graph_def = head.startswith(_GRAPH_DEF[0])
     if graph_def:
         from penstock.frontends.tensorflow.importer import load_graph_def
 
         return load_graph_def(source, limits)
-    if _is_tflite(source):
+    if head[4:] in _TFLITE or (suffix or "").lower() in _TFLITE_SUFFIXES:
         from penstock.frontends.onnx.type_constraints import check_types
         from penstock.frontends.tflite.importer import load_tflite
 
@@ -144,7 +150,7 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
     if isinstance(source, Path):
         _refuse_other_formats(source)
     if isinstance(source, Path | bytes):
-        _refuse_other_contents(source)
+        _refuse_other_contents(source, head)
     from penstock.frontends.onnx.importer import load_onnx
 
     return load_onnx(source, limits, map_weights)
@@ -152,44 +158,21 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
 
 def is_artifact(path: str | Path) -> bool:
     """Whether a file begins as a saved session does."""
-    with open_path(path) as file:
-        return file.read(len(MAGIC)) == MAGIC
+    return _head(path) == MAGIC
 
 
-def _is_package(source: Path | bytes) -> bool:
-    is_file = isinstance(source, bytes) or not source.is_dir()
-    if is_file and _head(source)[:2] != b"PK":
-        return False
-    from penstock.frontends.nnpackage.package import is_package
-
-    return is_package(source)
-
-
-def _head(source: Path | bytes) -> bytes:
-    """The first bytes of a file."""
+def _head(source: Any) -> bytes:
+    """The first bytes of a file; none of a parsed model."""
     if isinstance(source, bytes):
-        return source[:8]
-    with open_path(source) as file:
-        return file.read(8)
-
-
-def _is_graph_def(path: Path) -> bool:
-    if path.suffix != ".pb":
-        return path.suffix in _TEXT
-    with open_path(path) as file:
-        return file.read(1) in (b"", *_GRAPH_DEF)
+        return source[: len(MAGIC)]
+    if not isinstance(source, str | os.PathLike):
+        return b""
+    with open_path(os.fspath(source)) as file:
+        return file.read(len(MAGIC))
 
 
 _TFLITE = (b"TFL3", b"CIR0")  # behind four bytes
 _TFLITE_SUFFIXES = (".tflite", ".circle", ".lite")
-
-
-def _is_tflite(source: Any) -> bool:
-    from pathlib import Path
-
-    if isinstance(source, Path) and source.suffix.lower() in _TFLITE_SUFFIXES:
-        return True
-    return isinstance(source, Path | bytes) and _head(source)[4:] in _TFLITE
 
 
 _EXPORT = "export it to ONNX, TFLite or a SavedModel"
@@ -234,9 +217,8 @@ def _refuse_other_formats(path: Path) -> None:
         _refuse(path, *_OTHER_FORMATS[suffix])
 
 
-def _refuse_other_contents(source: Path | bytes) -> None:
+def _refuse_other_contents(source: Path | bytes, head: bytes) -> None:
     """Raise ``InvalidModel`` for a file that begins as one of an unsupported format does."""
-    head = _head(source)
     for at, start, format in _HEADS:
         if head[at:].startswith(start):
             _refuse(source, *format)
