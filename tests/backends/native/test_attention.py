@@ -70,6 +70,12 @@ def test_steps_over_a_growing_cache_are_close_to_numpy(attrs, sizes):
         check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs)
 
 
+def test_steps_without_angles_may_leave_them_out():
+    inputs = groups(1, 1, 5, [5])[:7]
+    attrs = {"num_heads": 6, "kv_num_heads": 2}
+    check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs)
+
+
 @pytest.mark.parametrize("attrs, sizes", FORMS)
 def test_samples_of_different_lengths_share_a_buffer_with_room(attrs, sizes):
     inputs = groups(3, 1, 32, [4, 31, 17], **sizes)

@@ -32,6 +32,27 @@ def test_roi_align_is_close_to_numpy(mode, ratio, coordinates):
     check(node_of("RoiAlign", inputs, **attrs), inputs, {"rtol": 1e-5, "atol": 1e-5})
 
 
+@pytest.mark.parametrize("shape", [[3, 5], [1, 1], [14, 20]])
+def test_max_roi_pool_equals_numpy(shape):
+    x = np.random.default_rng(7).normal(size=(2, 3, 9, 12)).astype(np.float32)
+    x[1, 2, 3, 4], x[0, 0, 0, 0], x[0, 1, 5, 5] = np.nan, np.inf, -np.inf
+    corners = np.concatenate([regions(40), [[-1e9, -5, 1e9, 3], [5, 5, 5, 5], [9, 9, 2, 1]]])
+    rois = np.concatenate([np.arange(len(corners))[:, None] % 2, corners], 1, dtype=np.float32)
+    attrs = {"pooled_shape": shape, "spatial_scale": 0.9}
+    check(node_of("MaxRoiPool", [x, rois], **attrs), [x, rois])
+
+
+@pytest.mark.parametrize(
+    "region", [[2, 0, 0, 1, 1], [-1, 0, 0, 1, 1], [np.nan, 0, 0, 1, 1], [0, 0, np.inf, 1, 1]]
+)
+def test_max_roi_pool_refuses_regions_that_numpy_refuses(region):
+    inputs = [np.ones((2, 1, 4, 4), np.float32), np.array([region], np.float32)]
+    node = node_of("MaxRoiPool", inputs, pooled_shape=[2, 2])
+    for library in LIBRARIES:
+        with pytest.raises(ShapeError):
+            kernel_of(node, library).function(*inputs)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_roi_align_of_numbers_that_are_not_finite_equals_numpy(value):
     x = np.ones((1, 2, 9, 12), np.float32)

@@ -169,6 +169,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("Hardmax", "LogSoftmax", "Softmax"): Family(
         _of("softmax.softmax_call"), partial(_by_memory, element_ns=0.2)
     ),
+    ("MaxRoiPool",): Family(_of("regions.max_roi_pool"), _by_memory),
     _POOLINGS: Family(_of("pooling.pooling_call"), _by_memory),
     ("NonMaxSuppression",): Family(_of("regions.suppress"), data_dependent=True),
     ("OneHot",): Family(_of("select.one_hot")),

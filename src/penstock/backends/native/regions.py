@@ -1,4 +1,4 @@
-"""RoiAlign, and NonMaxSuppression, whose number of boxes follows from data."""
+"""RoiAlign, MaxRoiPool, and NonMaxSuppression, whose number of boxes follows from data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.types import FLOAT32, INT64, TensorType
 
-_WORDS, _BESIDE = 5, 32  # as in c/regions.c
+_WORDS, _BESIDE, _MOST_BINS, _MOST_WIDTH = 5, 32, 512, 4096  # as in c/regions.c
 _MOST_SIZE = 2**24  # of an image, whose positions are float32
 # An item does not look whether the run must stop; NumPy's kernels do.
 _MOST_ITEM_NS = 1e9
@@ -39,6 +39,30 @@ def roi_align(site: Site) -> NativeCall | None:
             ratio,
             int(site.attr("mode", "avg") == "max"),
             int(shifted),
+            float(site.attr("spatial_scale", 1.0)),
+        ),
+        items=y.dims[0] * y.dims[2],
+        item_ns=item_ns,
+        can_fail=True,
+    )
+
+
+def max_roi_pool(site: Site) -> NativeCall | None:
+    """MaxRoiPool in float32."""
+    x, rois, y = site.input(0), site.input(1), site.output()
+    if x is None or rois is None or 0 in (*x.dims, *y.dims) or y.dims[3] > _MOST_BINS:
+        return None
+    if x.dims[3] > _MOST_WIDTH or not x.dtype == rois.dtype == FLOAT32:
+        return None
+    rows = math.ceil(x.dims[2] / y.dims[2]) + 2
+    item_ns = 100 + x.dims[1] * (y.dims[3] * 5 + rows * x.dims[3])
+    if item_ns > _MOST_ITEM_NS:
+        return None
+    return NativeCall(
+        "max_roi_pool",
+        (
+            *(Tensor(0), Tensor(1), site.result()),
+            *(*x.dims, *y.dims[2:]),
             float(site.attr("spatial_scale", 1.0)),
         ),
         items=y.dims[0] * y.dims[2],

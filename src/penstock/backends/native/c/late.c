@@ -446,7 +446,7 @@ PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_
         return NULL;
     memcpy(&settings, bytes, sizeof settings);
     int past = settings.grouped ? PAST_K : OLD_K;
-    if (count < ARRAYS + (settings.grouped ? OF_GROUPS : OF_ONNX))
+    if (count < ARRAYS + (!settings.grouped ? OF_ONNX : settings.rotary ? OF_GROUPS : COS))
         return otherwise(arguments, count);
     for (Py_ssize_t i = settings.grouped ? OF_GROUPS : OF_ONNX; i < count - ARRAYS; i++)
         if (x[i] != Py_None)

@@ -270,7 +270,78 @@ static int suppress(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
+/* The highest pixel of each bin of a region; 0 in one without pixels. An item is a row of bins. */
+struct max_roi_pool {
+    const float *x, *regions; /* of a region: its image, and two corners */
+    float *y;
+    int64_t batch, channels, height, width, rows, columns; /* bins along either axis */
+    double scale;
+};
+
+enum { MOST_BINS = 512, MOST_WIDTH = 4096 };
+
+/* The pixels of bin `i`; returns 0 if the region has no finite extent. */
+static int bin_of(float start, float end, int64_t bins, int64_t i, int64_t size, int64_t *low,
+                  int64_t *high)
+{
+    double length = (double)end - start + 1;
+    float extent = (float)(length > 1 ? length : 1) / (float)bins;
+    float from = floorf((float)i * extent) + start, to = ceilf((float)(i + 1) * extent) + start;
+    if (!isfinite(from) || !isfinite(to))
+        return 0;
+    *low = from > 0 ? from < size ? (int64_t)from : size : 0;
+    *high = to > 0 ? to < size ? (int64_t)to : size : 0;
+    return 1;
+}
+
+static float rounded_away(float x)
+{
+    return copysignf(floorf(fabsf(x) + 0.5f), x);
+}
+
+static int max_roi_pool(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct max_roi_pool *a = arguments;
+    for (int64_t item = begin; item < end; item++) {
+        int64_t region = item / a->rows, i = item % a->rows, top, bottom;
+        const float *given = a->regions + 5 * region, image = given[0];
+        float corners[4], highest[MOST_WIDTH];
+        for (int k = 0; k < 4; k++) {
+            float scaled = given[k + 1] * (float)a->scale;
+            if (!isfinite(scaled))
+                return 1;
+            corners[k] = rounded_away(scaled);
+        }
+        int64_t lefts[MOST_BINS], rights[MOST_BINS];
+        if (!(image >= 0 && image < a->batch) ||
+            !bin_of(corners[1], corners[3], a->rows, i, a->height, &top, &bottom))
+            return 1;
+        for (int64_t j = 0; j < a->columns; j++)
+            if (!bin_of(corners[0], corners[2], a->columns, j, a->width, &lefts[j], &rights[j]))
+                return 1;
+        int64_t first = lefts[0], last = rights[a->columns - 1];
+        for (int64_t c = 0; c < a->channels; c++) {
+            const float *x = a->x + ((int64_t)image * a->channels + c) * a->height * a->width;
+            float *y = a->y + ((region * a->channels + c) * a->rows + i) * a->columns;
+            for (int64_t row = top; row < bottom; row++)
+                for (int64_t k = first; k < last; k++) {
+                    float value = x[row * a->width + k], best = highest[k];
+                    highest[k] = row == top || value > best || value != value ? value : best;
+                }
+            for (int64_t j = 0; j < a->columns; j++) {
+                int empty = bottom <= top || rights[j] <= lefts[j];
+                float best = empty ? 0 : highest[lefts[j]];
+                for (int64_t k = lefts[j] + 1; !empty && k < rights[j]; k++)
+                    best = highest[k] > best || highest[k] != highest[k] ? highest[k] : best;
+                y[j] = best;
+            }
+        }
+    }
+    return 0;
+}
+
 const kernel_entry regions_kernels[] = {
+    KERNEL(max_roi_pool, max_roi_pool),
     KERNEL(roi_align, roi_align),
     KERNEL(suppress, suppress),
     END_OF_KERNELS,
