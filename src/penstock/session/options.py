@@ -223,6 +223,8 @@ class CompileOptions:
             own = getattr(self, name)
             if own is None or (own == getattr(CompileOptions, name) and name not in self.given):
                 unset[name] = value
+        if not unset:
+            return self
         return _with_given(replace(self, **unset), self.given | unset.keys())
 
 

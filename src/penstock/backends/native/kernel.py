@@ -139,9 +139,10 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         return _text_kernel(site, call, call.texts)
     if call.finish is not None:
         return _finished_kernel(site, call, call.finish)
-    call = replace(call, reordered=_worth_absorbing(site, call))
-    constants = [None if i in call.reordered else x for i, x in enumerate(site.constants)]
-    site = replace(site, constants=tuple(constants))
+    if call.reordered:
+        call = replace(call, reordered=_worth_absorbing(site, call))
+        constants = [None if i in call.reordered else x for i, x in enumerate(site.constants)]
+        site = replace(site, constants=tuple(constants))
     binder = _CallBinder(site, call)
     count, tensors = len(site.constants), site.tensors
     late: tuple[Any, ...] = (_LATE,) * len(tensors)
