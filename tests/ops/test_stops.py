@@ -180,6 +180,11 @@ POOL |= {"ngram_counts": [0, 2], "ngram_indexes": [0, 1, 2], "pool_int64s": [1, 
 WINDOW = {"kernel_shape": [3, 3], "pads": [1] * 4}
 
 PARTS = {
+    "Unique": (("Unique", {}, lambda n: [floats(n)]), (index, "_MOST_PICKED")),
+    "Unique of rows": (
+        ("Unique", {"axis": 0}, lambda n: [places(n, 2)]),
+        (index, "_MOST_PICKED"),
+    ),
     "GatherElements": (
         ("GatherElements", {"axis": 0}, lambda n: [floats(12, 2), places(n, 2)]),
         (index, "_MOST_PICKED"),

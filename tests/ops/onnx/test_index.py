@@ -357,6 +357,27 @@ def test_unique_of_edge_cases_matches_the_definition() -> None:
     assert kinds[2] == TensorType(INT64, (3,))
 
 
+@pytest.mark.parametrize("ascending", [0, 1])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32, np.uint32])
+def test_unique_of_many_elements_equals_numpys(dtype: Any, ascending: int) -> None:
+    x = np.random.default_rng(5).integers(0, 300, 3000).astype(dtype)
+    if dtype in (np.float32, np.float16):
+        x[::7], x[1::5], x[2::9], x[3::11], x[4::13] = np.nan, -0.0, np.inf, -np.inf, 0.0
+    x[x == 200] = np.iinfo(dtype).max if x.dtype.kind in "iu" else -7
+    results = run("Unique", [x.reshape(3, -1)], {"sorted": ascending}, outputs=4)
+    wanted = np.unique(x, True, True, True)
+    if not ascending:
+        order = np.argsort(wanted[1])
+        wanted = [
+            wanted[0][order],
+            wanted[1][order],
+            np.argsort(order)[wanted[2]],
+            wanted[3][order],
+        ]
+    for result, expected in zip(results, wanted, strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
 @pytest.mark.parametrize("dtype", [np.int64, np.int8, np.bool_, np.float32])
 @pytest.mark.parametrize("shape", [(200, 3), (50, 2, 2), (60, 17), (9, 1), (1, 4)])
 def test_unique_slices_equal_numpys(shape: tuple[int, ...], dtype: Any) -> None:

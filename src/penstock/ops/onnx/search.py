@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import checkpoint
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import is_small
@@ -82,17 +83,28 @@ def _top_places(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
         if largest:  # descending and stable is ascending and stable, with both ends exchanged
             return (n - 1 - np.argsort(x[..., ::-1], -1, kind="stable")[..., ::-1])[..., :k]
         return np.argsort(x, -1, kind="stable")[..., :k]
-    # Element and place in one integer: no two are equal, so that NumPy's vectorised selection and
-    # sort, which are neither stable nor give places, do both.
+    keys = sorted_keys(x, k, largest)
+    return np.bitwise_and(keys, PLACE, keys)
+
+
+PLACE = 0xFFFFFFFF
+"""bits of a key that are a place"""
+
+
+def sorted_keys(x: np.ndarray, k: int, largest: bool = False) -> np.ndarray:
+    """The first ``k`` elements of at most 32 bits along the last axis in their order, each as an
+    integer above its place. No two such keys are equal, so that NumPy's vectorised selection and
+    sort, which are neither stable nor give places, do both."""
     keys = _ordered(x).astype(np.int64)
     if largest:
         np.invert(keys, keys)
     np.left_shift(keys, 32, keys)
-    np.bitwise_or(keys, np.arange(n), keys)
-    if k < n:
+    np.bitwise_or(keys, np.arange(x.shape[-1]), keys)
+    if k < x.shape[-1]:
         keys = np.partition(keys, k, -1)[..., :k]
-    keys = np.sort(keys, -1)
-    return np.bitwise_and(keys, 0xFFFFFFFF, keys)
+    checkpoint()
+    keys.sort(-1)
+    return keys
 
 
 def _ordered(x: np.ndarray) -> np.ndarray:
