@@ -6,6 +6,7 @@ In the drawings ``─>`` is a value and ``..>`` a control edge, T and F are the 
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
@@ -13,6 +14,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.backends.numpy import NumpyBackend
+from penstock.build import GraphBuilder
+from penstock.host.threads import core_budget
 from tests.support.frame_runs import EXECUTORS, inputs, loop_counts, ran, refused
 from tests.support.tf_graphs import Flow, Func, Shape, Type
 
@@ -310,3 +314,44 @@ def test_unwritten_tensor_array_element_of_unknown_shape_is_an_error() -> None:
     g, x = unwritten(2, known=False), np.array([1, 2], np.float32)
     assert ran(g, {"i": 0, "x": x}, "read")[0] == [[1, 2]]
     refused(g, {"i": 1, "x": x}, "read", error=ps.RunError, match="read")
+
+
+@pytest.mark.parametrize("kind", ["branch", "loop"])
+def test_slow_kernels_in_a_branch_or_a_loop_overlap(kind):
+    """Each waits until the other has begun, once they are known to be long."""
+    together = threading.Barrier(2)
+    met: list[bool] = []
+
+    class Slow(NumpyBackend):
+        def kernel(self, node, types):
+            kernel = super().kernel(node, types)
+            if node.op.name not in ("Sin", "Cos"):
+                return kernel
+
+            def function(x):
+                try:
+                    together.wait(0.02)
+                    met.append(True)
+                except threading.BrokenBarrierError:
+                    together.reset()
+                return kernel.function(x)
+
+            return type(kernel)(function)
+
+    b = GraphBuilder()
+    x, p = b.input("x", np.float32, []), b.input("p", np.bool_, [])
+
+    def both(value):
+        return b.op("Sin", value) + b.op("Cos", value)
+
+    if kind == "branch":
+        b.output("y", b.cond(p, lambda: both(x), lambda: x))
+    else:
+        b.output("y", b.loop(lambda i, value: both(value), x, times=1, condition=lambda _: p))
+    session = ps.compile(b.model(), executor="frames", backends=[Slow()])
+    for _ in range(60):
+        result = session.run({"x": 1, "p": True})["y"]
+        np.testing.assert_allclose(result, np.sin(1) + np.cos(1), rtol=1e-6)
+        if met:
+            break
+    assert met or core_budget() == 1
