@@ -195,3 +195,25 @@ def test_dims_are_expected_until_a_run_has_others():
         names = [step.node.op.name for step in session.plan.walk()]
         assert names.count("Expected") == expected
     assert session.memory.count <= GROWN + 3
+
+
+# A decoder that reads what an encoder has written, of a length that is open to inference as well.
+READER = """g (float[b, 1, 8] x, float[b, p, 8] past, float[b, e, 8] read) => (float[b, u, 8] y)
+    <int64[1] one = {1}, int64[1] first = {0}> {
+    whole = Concat <axis = 1> (past, x)
+    sum = ReduceSum (whole, one)
+    length = Shape <start = 1, end = 2> (read)
+    part = Slice (read, first, length, one)
+    y = Add (part, sum)
+}"""
+
+
+def test_lengths_that_do_not_grow_are_not_expected():
+    session = compile_text(READER, executor="linear")
+    x = np.ones((1, 1, 8), np.float32)
+    for length in (20, 23, 26, 30):
+        for past in range(GROWN + 2):
+            feeds = {"x": x, "past": np.ones((1, past, 8), np.float32)}
+            feeds["read"] = np.full((1, length, 8), 2, np.float32)
+            np.testing.assert_array_equal(session.run(feeds)["y"], feeds["read"] + (past + 1))
+    assert session.memory.count == GROWN + 1 + 2

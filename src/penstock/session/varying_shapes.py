@@ -86,19 +86,18 @@ class OpenShapes:
         return types
 
     def samples(self, inputs: Sequence[Value], values: Sequence[Any]) -> list[list[Type]]:
-        """The types of ``inputs`` after some more runs."""
-        growth = self.growth
-        return [
-            [
-                TensorType(x.dtype, tuple([
-                    d + runs * growth.get((i, axis), 0) for axis, d in enumerate(x.shape)
-                ]))
-                if isinstance(value.type, TensorType)
-                else value.type
-                for i, (value, x) in enumerate(zip(inputs, values, strict=True))
-            ]
-            for runs in (_SAMPLE_RUNS if self.expects else ())
-        ]  # fmt: skip
+        """The types of ``inputs`` after some more runs; open dims that do not grow are others."""
+        sampled = []
+        for runs in _SAMPLE_RUNS if self.expects else ():
+            types: list[Type] = []
+            for i, (value, x) in enumerate(zip(inputs, values, strict=True)):
+                own = self.shapes[i] or ()
+                steps = [self.growth.get((i, j), int(dim is None)) for j, dim in enumerate(own)]
+                dims = [dim + runs * step for dim, step in zip(x.shape, steps, strict=True)]
+                is_tensor = isinstance(value.type, TensorType)
+                types.append(TensorType(x.dtype, tuple(dims)) if is_tensor else value.type)
+            sampled.append(types)
+        return sampled
 
 
 class VaryingShapes:
