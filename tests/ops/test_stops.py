@@ -11,8 +11,8 @@ import penstock as ps
 from penstock.host.current_run import working_for
 from penstock.ir.graph import Node, Value
 from penstock.ops.common import products
+from penstock.ops.onnx import arrange, index, scatter, sequence, text
 from penstock.ops.onnx import image as image_ops
-from penstock.ops.onnx import index, scatter, sequence, text
 from penstock.ops.registry import MICROSOFT, TENSORFLOW, find
 from penstock.types import type_of
 from tests.support.counting_run import CountingRun
@@ -266,3 +266,9 @@ def test_max_pool_with_places_looks_at_the_run_for_each_element_of_its_windows()
     control = CountingRun()
     working_for(control, kernel.function, zeros(1, 2, 8, 8))
     assert control.looks == 9
+
+
+def test_places_of_parts_are_made_with_looks_at_the_run() -> None:
+    control = CountingRun()
+    assert len(working_for(control, arrange.cuts, 0, [1] * 1000)) == 1000
+    assert control.looks == 8

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import shape_rules as rules
@@ -129,7 +130,8 @@ def cuts(axis: int, sizes: Sequence[int]) -> list[tuple[slice, ...]]:
     """The indices of consecutive parts of the given sizes along ``axis``."""
     ends = list(accumulate(sizes))
     before = (slice(None),) * axis
-    return [(*before, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+    pairs = paced([*zip(sizes, ends, strict=True)])
+    return [(*before, slice(end - size, end)) for size, end in pairs]
 
 
 def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -93,7 +93,7 @@ def split_to_sequence(node: Node, types: Types) -> Kernel:
         n = x.shape[axis]
         if split is None:
             parts = parts_of(x, axis, [1] * n)
-            return parts if keepdims else [part.squeeze(axis) for part in parts]
+            return parts if keepdims else [part.squeeze(axis) for part in paced(parts)]
         if split.ndim == 0:
             size = int(split)
             if size < 1:
