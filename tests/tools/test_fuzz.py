@@ -81,6 +81,20 @@ def test_overflow_in_16_bits_is_no_disagreement_if_rounding_each_value_gives_it_
     assert disagreements(path, {**answers, "interpret": wrong})
 
 
+def test_rounding_in_16_bits_is_no_disagreement_if_the_last_bits_of_feeds_matter_as_much(tmp_path):
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float16[8] x) => (float16[8] y)
+        <float16 much = {{24752}}> {{ h = Mul(x, much) {} }}"""
+    for nodes, is_steep in (("s = Sin(h) y = Neg(s)", True), ("y = Neg(h)", False)):
+        path = tmp_path / f"{is_steep}.model.onnx"
+        onnx.save(onnx.parser.parse_model(text.format(nodes)), path)
+        answers = {executor: outcome(path, executor) for executor in ("linear", "interpret")}
+        assert alike(*answers.values()) != is_steep
+        assert disagreements(path, answers) == []
+        (want,) = answers["interpret"]
+        shifted = [{"y": want["y"] + np.float16(100)}]
+        assert disagreements(path, {**answers, "interpret": shifted})
+
+
 def test_alike_values_have_equal_types_shapes_and_nans():
     x = np.array([1, np.nan], np.float32)
     assert alike({"y": [x]}, {"y": [x.copy()]})
