@@ -34,5 +34,5 @@ def test_forecast_lies_between_bound_and_serial():
         assert result.serial == pytest.approx(7)
         assert result.critical_path == pytest.approx(5)
         assert result.bound == pytest.approx(max(5, 7 / workers))
-    with pytest.raises(ValueError, match="0 workers"):
+    with pytest.raises(ValueError, match="workers=0"):
         session.forecast(0)

@@ -73,16 +73,21 @@ def _kept(value: Any) -> np.ndarray:
 
 
 class Store:
-    """Variables by name. ``initial``: the saved values, which variables start with. ``model``: the
-    store of the model that this one is a session's own of, or itself."""
+    """Variables by name. ``initial``: the saved values, which variables start with; ``model``: the
+    store of the model that this one is a session's own of, if it is."""
 
     def __init__(
         self, initial: Mapping[str, np.ndarray] | None = None, model: Store | None = None
     ) -> None:
         self.initial = dict(initial or {})
-        self.model = model or self
+        self._model = model
         self._variables: dict[str, _Variable] = {}
         self._lock = threading.RLock()
+
+    @property
+    def model(self) -> Store:
+        """The store of the model."""
+        return self._model or self
 
     def variable(self, name: str, type_: Type) -> _Variable:
         """The variable of that name, the same on every call. Raises ``ShapeError`` if its saved
