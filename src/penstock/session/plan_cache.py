@@ -63,9 +63,8 @@ class PlanCache:
             finally:
                 self._compiling.discard(thread)
         elif executor.run_bytes > executor.arena_bytes or self._is_due():
-            with (
-                self._held()
-            ):  # it lost its arenas to others, or kernels may have been made in runs
+            # It lost its arenas to others, or kernels may have been made in runs.
+            with self._held():
                 self._make_room(executor)
         if not observed:
             subgraph.last = (None, None) if self._closed else (key, executor)

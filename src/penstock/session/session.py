@@ -567,11 +567,11 @@ class Session:
         if executor is None:
             samples = shapes.samples(subgraph.graph.inputs, values) if shapes is not None else ()
             executor = self._compiler.compile(subgraph, values, types, samples)
-            if samples and not isinstance(executor, LinearExecutor):
-                executor = self._compiler.compile(subgraph, values, types)
-            elif samples and isinstance(executor, LinearExecutor):
+            if samples and isinstance(executor, LinearExecutor):
                 executor.sampler = None  # which might choose another executor
                 executor.otherwise = partial(_anew, WeakMethod(self._expect_nothing), ref(subgraph))
+            elif samples:
+                executor = self._compiler.compile(subgraph, values, types)
             if types is None and self._cache is not None and subgraph is self._subgraphs.main:
                 self._cache.unsaved += 1
         # Most sessions have one plan. Another one reads constants again, which takes time: they are
