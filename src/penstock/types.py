@@ -147,6 +147,7 @@ ANY = AnyType()
 
 
 @cache
+@cache
 def dtype_name(dtype: np.dtype) -> str:
     """NumPy's name of a dtype, with ``string`` for object arrays."""
     return "string" if dtype == STRING else dtype.name

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from itertools import accumulate
 from math import inf
-from typing import Any, TypeVar
+from operator import is_
+from typing import TypeVar
 
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import bound
@@ -68,6 +69,25 @@ def wanted(node: Node, overrides: Mapping[str, str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name is not None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """The expected costs of a node, by backend, and what they depend on."""
+
+    basis: list[object]
+    seconds: Sequence[float]
+
+    def holds(self, basis: list[object]) -> bool:
+        return len(basis) == len(self.basis) and all(map(is_, basis, self.basis))
+
+
+def _basis(node: Node) -> list[object]:
+    """What the costs of a node depend on: its operation, attributes, types, and constants."""
+    basis: list[object] = [node.op, node.attrs]
+    for value in (*node.inputs, *node.outputs):
+        basis += (None, None) if value is None else (value.type, value.const)
+    return basis
+
+
 @dataclass
 class Placement:
     """Chooses the backends of nodes by their expected costs, and decides about fused nodes.
@@ -82,10 +102,8 @@ class Placement:
     kernels: KernelTable
     costs: CostModel
     measured_only: bool = False
-    # Of the nodes of chains, which stand in several proposals.
-    _least_seconds: dict[Node, float] = field(default_factory=dict)
-    # Of fused nodes, until all nodes are placed: each is asked about several times in a row.
-    _of_proposals: dict[tuple[Node, Any], Sequence[float]] = field(default_factory=dict)
+    # Of nodes and proposals for fused ones, which are asked about several times.
+    _known: dict[tuple[Node, tuple[str, ...]], _Known] = field(default_factory=dict)
     # Of the parts of fused nodes that were measured to be slower than these apart.
     _measured_fastest: dict[Node, Backend] = field(default_factory=dict)
     # What it costs that readers want the result of a convolution in another order of dims.
@@ -116,32 +134,26 @@ class Placement:
             return True
         seconds = min(self._expected(node, fusing))
         # The least cost of a part may be that of a backend that has no kernel for it.
-        least, each = map(self._least, parts(node)), map(self._seconds, parts(node))
-        return _add_up_to(seconds, least) or _add_up_to(seconds, each)
+        least = (min(self._expected(part, self._allowed(part))) for part in parts(node))
+        return _add_up_to(seconds, least) or _add_up_to(seconds, map(self._seconds, parts(node)))
 
     def _fusing(self, node: Node) -> list[Backend]:
         """The backends that may have a kernel for a fused node."""
         names = set(wanted(node, self.overrides))
         return [b for b in self.backends if b.fuses and names <= {b.name}]
 
-    def _least(self, node: Node) -> float:
-        if node not in self._least_seconds:
-            self._least_seconds[node] = min(self.costs.expected(node, self._allowed(node)))
-        return self._least_seconds[node]
-
     def _expected(self, node: Node, among: Sequence[Backend]) -> Sequence[float]:
-        if not is_fused(node):
-            return self.costs.expected(node, among)
-        key = node, tuple([backend.name for backend in among])
-        if key not in self._of_proposals:
-            self._of_proposals[key] = self.costs.expected(node, among)
-        return self._of_proposals[key]
+        key, basis = (node, tuple([backend.name for backend in among])), _basis(node)
+        known = self._known.get(key)
+        if known is None or not known.holds(basis):
+            known = self._known[key] = _Known(basis, self.costs.expected(node, among))
+        return known.seconds
 
     def _seconds(self, node: Node) -> float:
         backend, allowed = self._fastest(node), self._allowed(node)
         if backend is None:
             return inf
-        return self.costs.expected(node, allowed)[list(allowed).index(backend)]
+        return self._expected(node, allowed)[list(allowed).index(backend)]
 
     def candidates(self, graph: Graph) -> Candidates:
         """The backends that have a kernel for each node, nested ones included, those named first to
@@ -231,7 +243,6 @@ class Placement:
     def _chosen(self, graph: Graph, choice: Callable[[Node], T | None]) -> dict[Node, T]:
         chosen: dict[Node, T] = {}
         faults = []
-        self._of_proposals.clear()  # types and constants may have changed since
         for node in graph.walk():
             if is_control(node):
                 continue

@@ -26,6 +26,7 @@ from penstock.backends.native.kernel import (
     native_kernel,
 )
 from penstock.ir.graph import Node, Value
+from penstock.ir.layout import packed_strides
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.registry import MICROSOFT
 from penstock.types import TensorType, dtype_name
@@ -476,7 +477,7 @@ def _joined(entries: Sequence[bytes]) -> np.ndarray:
 
 def _dense(dims: Sequence[int]) -> list[int]:
     """Strides without gaps, in elements."""
-    return [math.prod(dims[axis + 1 :]) for axis in range(len(dims))]
+    return list(packed_strides(dims, 1))
 
 
 def _tile(

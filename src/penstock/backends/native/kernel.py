@@ -168,7 +168,7 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
             into(*inputs, *results)
             return results[0] if len(results) == 1 else tuple(results)
 
-    read = {word.index for word in call.words if isinstance(word, Tensor)}
+    read = _read(call)
     dense = tuple([i for i in range(count) if i in read and site.constants[i] is None])
     return Kernel(
         function,
@@ -251,7 +251,7 @@ class _CallBinder:
                 return self._bind_copy(inputs, outputs, workspace)
             orders = {i: x.order for i, x in enumerate(arrays) if isinstance(x, LateArray)}
         fixed = [isinstance(x, np.ndarray) and usable(x) for x in arrays]
-        read = {word.index for word in native.words if isinstance(word, Tensor)}
+        read = _read(native)
         late = [i for i in range(len(arrays)) if i in read and not fixed[i]]
         run = _CallBinder(self.site, native).call(arrays, workspace, late).run
         of_late = [orders.get(i) for i in late]
@@ -286,38 +286,40 @@ class _CallBinder:
         """The call on ``arrays``, inputs and then outputs, of which it takes those at ``late`` as
         arguments; with ``every``, it takes them all and the workspace, or makes the outputs."""
         native, site = self.native, self.site
-        count = len(site.constants)
-        words: list[Any] = []
+        count, behind = len(site.constants), len(arrays)
+        words: list[Any] = list(native.words)
+        given = range(behind + (1 if native.workspace else 0)) if every else late
         places: dict[int, int] = {}
         for place, word in enumerate(native.words):
-            index = word.index if isinstance(word, Tensor) else len(arrays)
-            if not isinstance(word, Tensor | _Workspace):
-                words.append(word)
+            if isinstance(word, Tensor):
+                index = word.index
+            elif word is WORKSPACE:
+                index = behind
+            else:
                 continue
-            array = workspace if word is WORKSPACE else arrays[index]
-            is_late = every or index in late
-            words.append(None if is_late else array)
-            if is_late:
+            if index in given:
                 places[index] = place
-
-        def late_array(i: int) -> tuple[int, int, bool]:
-            type_ = site.tensors[i] if i < len(arrays) else None
-            nbytes = native.workspace if type_ is None else type_.nbytes
-            return places.get(i, -1), nbytes, i >= count
-
-        given = range(len(arrays) + (1 if native.workspace else 0)) if every else late
+                words[place] = None
+            else:
+                words[place] = workspace if index == behind else arrays[index]
+        sizes = [native.workspace if t is None else t.nbytes for t in (*site.tensors, None)]
         outputs = site.tensors[count:]
         makes = every and not native.workspace and None not in outputs
         return site.library.call(
             native.kernel,
             tuple(words),
-            tuple([late_array(i) for i in given]),
+            tuple([(places.get(i, -1), sizes[i], i >= count) for i in given]),
             tuple([(t.dtype, t.dims) for t in outputs if t is not None]) if makes else (),
             native.items,
             float(native.item_ns),
             _Failed(site, native, tuple(arrays), tuple(given)) if native.can_fail else None,
             checkpoint,
         )
+
+
+def _read(call: NativeCall) -> set[int]:
+    """The tensors among the arguments of a call."""
+    return {word.index for word in call.words if isinstance(word, Tensor)}
 
 
 def _arrays(values: Sequence[Any]) -> list[np.ndarray]:

@@ -29,26 +29,33 @@ class CommonSubexpressions(Pass):
         return bool(eliminator.substitution)
 
 
+class _Scope:
+    """The nodes of one graph so far: by their rough keys, and by their keys those whose rough key
+    is that of another node, too. None stands for rough keys whose nodes all have entries in
+    ``equal``."""
+
+    def __init__(self) -> None:
+        self.alone: dict[Hashable, Node | None] = {}
+        self.equal: dict[Hashable, Node] = {}
+
+
 class _Eliminator:
     def __init__(self) -> None:
         self.substitution = Substitution()
-        self.scopes: list[dict[Hashable, Node]] = []
+        self.scopes: list[_Scope] = []
         self.constants: dict[Value, tuple[Hashable, np.ndarray]] = {}
 
     def run(self, graph: Graph) -> None:
-        self.scopes.append({})
+        self.scopes.append(_Scope())
         kept = []
         for node in paced(graph.nodes):
             if self.substitution:
                 self.substitution.apply(node)
             for _, inner in node.graphs:
                 self.run(inner)
-            key = self.key(node)
-            equal = next((scope[key] for scope in self.scopes if key in scope), None)
+            equal = self.seen(node)
             if equal is None:
                 kept.append(node)
-                if key is not None:
-                    self.scopes[-1][key] = node
                 continue
             self.substitution.drop(node, [equal])
             self.substitution.replace(node.outputs, equal.outputs)
@@ -56,10 +63,29 @@ class _Eliminator:
         self.substitution.apply_outputs(graph)
         self.scopes.pop()
 
-    def key(self, node: Node) -> Hashable:
-        """A key that equal nodes share; ``None`` if ``node`` must not be merged with any other."""
+    def seen(self, node: Node) -> Node | None:
+        """An equal node that was there before; else this one is from now on."""
         if not node.op.pure or node.control_inputs or node.graphs:
             return None
+        inputs = [None if v is None or v.const is not None else v for v in node.inputs]
+        rough, own = (node.op, *inputs), self.scopes[-1]
+        same = [scope for scope in self.scopes if rough in scope.alone]
+        if not same:
+            own.alone[rough] = node
+            return None
+        for scope in same:
+            if (alone := scope.alone[rough]) is not None:
+                scope.equal[self.key(alone)] = alone
+                scope.alone[rough] = None
+        key = self.key(node)
+        equal = next((scope.equal[key] for scope in same if key in scope.equal), None)
+        if equal is None:
+            own.alone[rough] = None
+            own.equal[key] = node
+        return equal
+
+    def key(self, node: Node) -> Hashable:
+        """A key that equal nodes share."""
         present = tuple([value is not None for value in node.outputs])
         inputs = tuple([self.input_key(value) for value in node.inputs])
         attrs = node.attrs and tuple([(k, _frozen(v)) for k, v in sorted(node.attrs.items())])
