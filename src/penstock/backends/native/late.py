@@ -1,4 +1,4 @@
-"""Kernels for shapes that only the run knows: functions of ``c/late.c``, which look at the arrays
+"""Kernels for shapes that only the run knows: functions of ``c/late*.c``, which look at the arrays
 that they are given, and do then what the other families do ahead."""
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def late_view(library: NativeLibrary, node: Node, types: Sequence[Type | None]) 
     return replace(plain, function=called, into=None)
 
 
-_ATTENTION = Struct("=7q2d")  # as in c/late.c
+_ATTENTION = Struct("=7q2d")  # as in c/late_attention.c
 
 
 def attention_kernel(

@@ -1,0 +1,185 @@
+/* Attention over a cache that grows (attention.c, late.h), of com.microsoft (GroupQueryAttention) and
+   of ONNX. */
+#define NO_IMPORT_ARRAY
+#include "late.h"
+#include "attention.h"
+#include <math.h>
+#include <string.h>
+
+typedef struct {
+    int64_t heads, kv_heads, causal, window, rotary, interleaved, grouped;
+    double scale, softcap; /* scale 0: by the size of a head */
+} late_attention_settings;
+
+enum { Q, K, V, PAST_K, PAST_V, MOST_SAMPLES = 64 };
+enum { LENGTHS = 5, TOTAL, COS, SIN, OF_GROUPS }; /* of GroupQueryAttention */
+enum { MASK = 3, OLD_K, OLD_V, OF_ONNX };         /* of Attention */
+
+static int is_real(PyObject *x, int rank)
+{
+    return late_is_readable(x) && PyArray_TYPE((PyArrayObject *)x) == NPY_FLOAT &&
+           PyArray_NDIM((PyArrayObject *)x) == rank;
+}
+
+/* The sizes and strides of [batch, rows, heads * size] or [batch, heads, rows, size]; 0 if features
+   of a head are not side by side. */
+static int heads_of(PyObject *given, int64_t heads, int64_t *sizes, int64_t *batch, int64_t *head,
+                    int64_t *row)
+{
+    PyArrayObject *x = (PyArrayObject *)given;
+    int wide = is_real(given, 3), last = wide ? 2 : 3;
+    if ((!wide && !is_real(given, 4)) || (late_step(x, last) != 1 && PyArray_DIM(x, last) != 1))
+        return 0;
+    sizes[0] = PyArray_DIM(x, 0);
+    sizes[1] = PyArray_DIM(x, wide ? 1 : 2);
+    sizes[2] = PyArray_DIM(x, last) / (wide ? heads : 1);
+    *batch = late_step(x, 0);
+    *row = late_step(x, wide ? 1 : 2);
+    *head = wide ? sizes[2] : late_step(x, 1);
+    return wide ? PyArray_DIM(x, 2) % heads == 0 : PyArray_DIM(x, 1) == heads;
+}
+
+/* The past as [batch, heads, room, size]; it may have no positions. */
+static int is_past(PyObject *given, int64_t batch, int64_t heads, int64_t size, int64_t *room)
+{
+    PyArrayObject *x = (PyArrayObject *)given;
+    if (!PyArray_Check(given) || PyArray_TYPE(x) != NPY_FLOAT || PyArray_NDIM(x) != 4 ||
+        !PyArray_ISCARRAY_RO(x))
+        return 0;
+    *room = PyArray_DIM(x, 2);
+    return PyArray_DIM(x, 0) == batch && PyArray_DIM(x, 1) == heads && PyArray_DIM(x, 3) == size;
+}
+
+/* The positions of the samples of GroupQueryAttention; 0 for those that NumPy explains or computes.
+   The last ones are copied: the caller may change his. */
+static int set_groups(struct attention *a, PyObject *const *x, int64_t batch, int32_t *last_of)
+{
+    PyArrayObject *last = (PyArrayObject *)x[LENGTHS], *total = (PyArrayObject *)x[TOTAL];
+    if (!PyArray_Check(x[LENGTHS]) || !PyArray_Check(x[TOTAL]) || PyArray_TYPE(last) != NPY_INT ||
+        PyArray_TYPE(total) != NPY_INT || !PyArray_ISCARRAY_RO(last) || !PyArray_ISCARRAY_RO(total) ||
+        PyArray_SIZE(last) != batch || PyArray_SIZE(total) != 1 || batch > MOST_SAMPLES)
+        return 0;
+    memcpy(last_of, PyArray_DATA(last), batch * sizeof *last_of);
+    a->last = last_of;
+    a->total = *(const int32_t *)PyArray_DATA(total);
+    a->kept = a->room > a->total ? a->room : a->total;
+    if (a->room && a->total > a->room && a->total != a->room + a->queries)
+        return 0;
+    for (int64_t b = 0; b < batch; b++) {
+        int64_t end = (int64_t)a->last[b] + 1;
+        if (end < 1 || end > a->total || end < a->queries ||
+            (a->queries < a->total && end - a->queries > a->room))
+            return 0;
+    }
+    if (!a->half)
+        return a->queries <= a->kept;
+    PyArrayObject *cos = (PyArrayObject *)x[COS], *sin = (PyArrayObject *)x[SIN];
+    if (!is_real(x[COS], 2) || !is_real(x[SIN], 2) || !PyArray_ISCARRAY_RO(cos) ||
+        !PyArray_ISCARRAY_RO(sin) || PyArray_SIZE(cos) != PyArray_SIZE(sin) ||
+        PyArray_DIM(cos, 1) != PyArray_DIM(sin, 1) || 2 * PyArray_DIM(cos, 1) > a->size ||
+        PyArray_DIM(cos, 0) < a->total)
+        return 0;
+    a->half = PyArray_DIM(cos, 1);
+    a->cos = PyArray_DATA(cos);
+    a->sin = PyArray_DATA(sin);
+    return 1;
+}
+
+/* The mask of ONNX's Attention, which is added to scores. */
+static int set_mask(struct attention *a, PyObject *given, int64_t batch)
+{
+    PyArrayObject *x = (PyArrayObject *)given;
+    a->total = a->kept = a->room + a->queries;
+    if (given == Py_None)
+        return 1;
+    if (!is_real(given, 4) || PyArray_DIM(x, 3) != a->total || (late_step(x, 3) != 1 && a->total != 1))
+        return 0;
+    const int64_t wanted[] = {batch, a->heads, a->queries};
+    for (int i = 0; i < 3; i++)
+        if (PyArray_DIM(x, i) != 1 && PyArray_DIM(x, i) != wanted[i])
+            return 0;
+    a->bias = PyArray_DATA(x);
+    a->bias_batch = late_step(x, 0);
+    a->bias_head = late_step(x, 1);
+    a->bias_row = late_step(x, 2);
+    return 1;
+}
+
+PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    PyObject *const *x = arguments + ARRAYS, *result = NULL;
+    late_attention_settings settings;
+    struct attention a = {0};
+    int32_t last[MOST_SAMPLES];
+    int64_t q[3], k[3], v[3], old;
+    char *bytes;
+    Py_ssize_t nbytes;
+    if (count < ARRAYS || PyBytes_AsStringAndSize(arguments[SETTINGS], &bytes, &nbytes) < 0)
+        return NULL;
+    memcpy(&settings, bytes, sizeof settings);
+    int past = settings.grouped ? PAST_K : OLD_K;
+    if (count < ARRAYS + (!settings.grouped ? OF_ONNX : settings.rotary ? OF_GROUPS : COS))
+        return late_otherwise(arguments, count);
+    for (Py_ssize_t i = settings.grouped ? OF_GROUPS : OF_ONNX; i < count - ARRAYS; i++)
+        if (x[i] != Py_None)
+            return late_otherwise(arguments, count);
+    a.heads = settings.heads;
+    a.kv_heads = settings.kv_heads;
+    if (!a.heads && is_real(x[Q], 4) && is_real(x[K], 4)) {
+        a.heads = PyArray_DIM((PyArrayObject *)x[Q], 1);
+        a.kv_heads = PyArray_DIM((PyArrayObject *)x[K], 1);
+    }
+    if (!a.heads || a.kv_heads < 1 || a.heads % a.kv_heads ||
+        !heads_of(x[Q], a.heads, q, &a.q_batch, &a.q_head, &a.q_row) ||
+        !heads_of(x[K], a.kv_heads, k, &a.k_batch, &a.k_head, &a.k_row) ||
+        !heads_of(x[V], a.kv_heads, v, &a.v_batch, &a.v_head, &a.v_row) || q[0] != k[0] ||
+        q[0] != v[0] || q[1] != k[1] || q[1] != v[1] || q[2] != k[2] || q[2] > MOST_HEAD ||
+        v[2] > MOST_HEAD || q[1] > CACHED_ROWS)
+        return late_otherwise(arguments, count);
+    a.queries = q[1];
+    a.size = q[2];
+    a.value_size = v[2];
+    a.causal = settings.causal;
+    a.window = settings.window;
+    a.interleaved = settings.interleaved;
+    a.half = settings.rotary;
+    a.scale = settings.scale ? settings.scale : 1 / sqrt((double)a.size);
+    a.softcap = settings.softcap;
+    if (!is_past(x[past], q[0], a.kv_heads, a.size, &a.room) ||
+        !is_past(x[past + 1], q[0], a.kv_heads, a.value_size, &old) || a.room != old ||
+        !(settings.grouped ? set_groups(&a, x, q[0], last) : set_mask(&a, x[MASK], q[0])))
+        return late_otherwise(arguments, count);
+    int wide = PyArray_NDIM((PyArrayObject *)x[Q]) == 3;
+    npy_intp narrow[] = {q[0], a.heads, a.queries, a.value_size};
+    npy_intp flat[] = {q[0], a.queries, a.heads * a.value_size};
+    npy_intp keys[] = {q[0], a.kv_heads, a.kept, a.size};
+    npy_intp values[] = {q[0], a.kv_heads, a.kept, a.value_size};
+    PyObject *y = wide ? PyArray_EMPTY(3, flat, NPY_FLOAT, 0) : PyArray_EMPTY(4, narrow, NPY_FLOAT, 0);
+    PyObject *new_k = PyArray_EMPTY(4, keys, NPY_FLOAT, 0);
+    PyObject *new_v = PyArray_EMPTY(4, values, NPY_FLOAT, 0);
+    if (y && new_k && new_v) {
+        Call call = {0};
+        int status = 0;
+        a.q = PyArray_DATA((PyArrayObject *)x[Q]);
+        a.k = PyArray_DATA((PyArrayObject *)x[K]);
+        a.v = PyArray_DATA((PyArrayObject *)x[V]);
+        a.past_k = PyArray_DATA((PyArrayObject *)x[past]);
+        a.past_v = PyArray_DATA((PyArrayObject *)x[past + 1]);
+        a.y = PyArray_DATA((PyArrayObject *)y);
+        a.present_k = PyArray_DATA((PyArrayObject *)new_k);
+        a.present_v = PyArray_DATA((PyArrayObject *)new_v);
+        a.y_batch = a.queries * a.heads * a.value_size;
+        a.y_head = wide ? a.value_size : a.queries * a.value_size;
+        a.y_row = wide ? a.heads * a.value_size : a.value_size;
+        call.kernel = kernel_of("cached_attention");
+        call.items = q[0] * a.kv_heads;
+        call.item_ns = 50 + 0.1 * a.kept * (a.size + a.value_size) * (2 + a.heads / a.kv_heads * a.queries);
+        call.checkpoint = arguments[CHECKPOINT];
+        if (call.kernel && call_run_words(&call, (const word *)&a, &status) == 0)
+            result = status ? late_otherwise(arguments, count) : PyTuple_Pack(3, y, new_k, new_v);
+    }
+    Py_XDECREF(y);
+    Py_XDECREF(new_k);
+    Py_XDECREF(new_v);
+    return result;
+}
