@@ -177,7 +177,7 @@ def test_arena_given_back_goes_to_a_waiting_thread():
     got = []
     waits = threading.Thread(target=lambda: got.append(take(found)))
     waits.start()
-    while not found._waiting:
+    while not found.waiting:
         pass
     found.give(held)
     waits.join(60)
@@ -198,13 +198,13 @@ def test_run_that_waits_for_an_arena_can_be_stopped():
 
     waits = threading.Thread(target=wait)
     waits.start()
-    while not found._waiting:
+    while not found.waiting:
         pass
     error = ps.Cancelled("enough")
     control.set(error)
     waits.join(60)
     assert raised == [error]
-    assert not found._waiting
+    assert not found.waiting
     # Nothing is lost: the next one gets what is given.
     found.give(held)
     assert take(found) is held
@@ -368,7 +368,7 @@ def test_run_gets_the_arena_given_just_as_it_begins_to_wait():
             super().append(receive)
             free.append(held)
 
-    found._waiting = Queue()
+    found.waiting = Queue()
     asks = Waiter(found)
     for arena in stolen:  # the faster thread gives it back in the end
         found.give(arena)
@@ -421,7 +421,7 @@ class Outcome(threading.Thread):
         self.control = control
         self.got: list[object] = []
         self.start()
-        while not of._waiting:
+        while not of.waiting:
             pass
 
     def run(self) -> None:
@@ -480,7 +480,7 @@ def test_concurrent_blocking_requests_each_get_an_arena_of_their_own(most):
         all_end(*(threading.Thread(target=run) for _ in range(8)))
     assert found.nbytes <= (8 if most is None else most) * SIZE
     assert len(found.free) == found.nbytes // SIZE
-    assert not found._waiting
+    assert not found.waiting
 
 
 def test_concurrent_asynchronous_requests_each_get_an_arena_of_their_own():
@@ -547,4 +547,4 @@ def test_concurrent_requests_survive_stops_and_drops_of_others():
         all_end(*(threading.Thread(target=run, args=(number,)) for number in range(6)))
     assert not failed
     assert len(found.free) == found.nbytes // SIZE <= 2
-    assert not found._waiting
+    assert not found.waiting

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.session.plan_cache import PlanCache
-from penstock.session.subgraphs import Subgraph
+from penstock.session.subgraphs import NO_PLAN, Subgraph
 from tests.support.onnx_text import graph_from_text
 from tests.support.timing import SOON, wait_until
 
@@ -39,7 +39,7 @@ def test_plan_cache_get_again_returns_the_same_executor(subgraph):
     cache = PlanCache(1000)
     one, two = fill(cache, subgraph, 1, 2)
     assert fill(cache, subgraph, 1, 2) == [one, two]
-    assert subgraph.last == (2, two)
+    assert (subgraph.last.key, subgraph.last.executor) == (2, two)
 
 
 def test_plan_cache_keeps_observed_plans_apart(subgraph):
@@ -47,7 +47,10 @@ def test_plan_cache_keeps_observed_plans_apart(subgraph):
     (plain,) = fill(cache, subgraph, 1)
     observed = cache.get(subgraph, 1, True, FakeExecutor)
     assert observed is not plain
-    assert subgraph.last == (1, plain)  # runs that are not observed take it from here
+    assert (subgraph.last.key, subgraph.last.executor) == (
+        1,
+        plain,
+    )  # runs that are not observed take it from here
     assert cache.get(subgraph, 1, True, FakeExecutor) is observed
 
 
@@ -91,7 +94,7 @@ def test_plan_cache_that_drops_the_last_used_plan_of_a_subgraph_forgets_it_there
     cache = PlanCache(100)
     fill(cache, subgraph, 1)
     fill(cache, other, 1)
-    assert subgraph.last == (None, None)
+    assert subgraph.last is NO_PLAN
     assert other.last[0] == 1
 
 
@@ -102,7 +105,7 @@ def test_plan_cache_drop_forgets_the_plans_of_one_subgraph(subgraph):
     kept = fill(cache, other, 1)
     cache.drop(subgraph)
     assert cache.executors() == kept
-    assert subgraph.last == (None, None)
+    assert subgraph.last is NO_PLAN
 
 
 def test_plan_cache_closed_keeps_nothing(subgraph):
@@ -110,10 +113,10 @@ def test_plan_cache_closed_keeps_nothing(subgraph):
     fill(cache, subgraph, 1)
     cache.close()
     assert cache.executors() == []
-    assert subgraph.last == (None, None)
+    assert subgraph.last is NO_PLAN
     fill(cache, subgraph, 2)  # for a run that was submitted before
     assert cache.executors() == []
-    assert subgraph.last == (None, None)
+    assert subgraph.last is NO_PLAN
 
 
 def test_plan_cache_concurrent_get_of_one_plan_compiles_once(subgraph):

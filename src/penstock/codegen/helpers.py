@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native.library import in_c_order
+from penstock.backends.native.library import contiguous, in_c_order
 from penstock.errors import LimitExceeded
 from penstock.host.current_run import copy_within_budget, keep
 from penstock.host.malloc import empty
@@ -92,11 +92,6 @@ def unshared(value: Any) -> Any:
     return value
 
 
-def contiguous(value: Any) -> Any:
-    """A tensor in C order, as callers expect it; other values as they are."""
-    return np.ascontiguousarray(value) if isinstance(value, np.ndarray) and value.ndim else value
-
-
 def copied(target: np.ndarray, value: np.ndarray) -> np.ndarray:
     """``target``, after the elements of ``value`` are copied into it."""
     np.copyto(target, value)
@@ -117,7 +112,6 @@ _FUNCTIONS = (
         awaited,
         began,
         begun,
-        contiguous,
         copied,
         element_of,
         ended,
@@ -129,7 +123,7 @@ _FUNCTIONS = (
     *(same_length, stack, too_many, truth, unshared),
 )
 
-HELPERS: dict[str, Any] = {
+_HELPERS: dict[str, Any] = {
     **{function.__name__: function for function in _FUNCTIONS},
     "__builtins__": {"len": len, "map": map, "range": range},
     "array": np.array,
@@ -141,3 +135,9 @@ HELPERS: dict[str, Any] = {
     "scalar": read_trip_count,
     "true": np.array(True),
 }
+
+
+def helpers() -> dict[str, Any]:
+    """A new dict of all these, by name; ``contiguous`` is a tensor in C order, as callers expect
+    it, and other values as they are."""
+    return {**_HELPERS, "contiguous": contiguous()}

@@ -39,7 +39,7 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.records import dataclass
-from penstock.codegen.helpers import HELPERS
+from penstock.codegen.helpers import helpers
 from penstock.codegen.sequences import CallSequence, bound_sequence
 from penstock.ir.contract import Guard
 from penstock.ir.layout import LateArray
@@ -185,7 +185,7 @@ def bind_names(
     has ``read`` by name. ``workspaces`` are those that streams of devices have for steps;
     ``sequences`` are what the program calls in place of their steps. ``on_streams``: kernels of
     devices are called through streams."""
-    namespace: dict[str, Any] = dict(HELPERS)
+    namespace: dict[str, Any] = helpers()
     ahead: dict[str, int] = defaultdict(int)
     values: list[Any] = []
     for index, slot in enumerate(paced(plan.slots)):

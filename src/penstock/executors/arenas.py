@@ -54,13 +54,14 @@ class Arenas(Generic[T]):
             )
         self._most = most // self.each if most is not None and self.each else None
         self.free: deque[T] = deque()
-        """arenas that no run holds; ``pop`` is the fast path of ``take``"""
+        """arenas that no run holds; ``pop`` is the fast path of ``take``, and ``append``, with
+        ``serve`` if there are ``waiting`` runs, is ``give``"""
         self._count = 0
         renewed(self)
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
-        self._waiting: deque[Callable[[T | None], None]] = deque()
+        self.waiting: deque[Callable[[T | None], None]] = deque()
 
     def make(self) -> T:
         """A new arena, to be returned by ``give``."""
@@ -129,11 +130,11 @@ class Arenas(Generic[T]):
             with suppress(IndexError):
                 return self.free.pop()
             if self._most is not None and self._count >= self._most:
-                self._waiting.append(receive)
+                self.waiting.append(receive)
                 # A run may have given one meanwhile without seeing that we wait.
                 with suppress(IndexError):
                     arena = self.free.pop()
-                    self._waiting.pop()
+                    self.waiting.pop()
                     return arena
                 return None
             self._count += 1
@@ -147,33 +148,36 @@ class Arenas(Generic[T]):
     def forget(self, receive: Callable[[T | None], None]) -> bool:
         """Stop waiting for an arena; False if ``receive`` has been called, or is about to be."""
         with self._lock:
-            if receive not in self._waiting:
+            if receive not in self.waiting:
                 return False
-            self._waiting.remove(receive)
+            self.waiting.remove(receive)
             return True
 
     def give(self, arena: T) -> None:
         """Return an arena: the next run that waits gets it."""
         self.free.append(arena)
-        if not self._waiting:
-            return
+        if self.waiting:
+            self.serve()
+
+    def serve(self) -> None:
+        """Hand a free arena to the next run that waits for one."""
         with self._lock:
-            if not self._waiting:
+            if not self.waiting:
                 return
             try:
                 arena = self.free.pop()
             except IndexError:
                 return  # a run that has just begun has taken it, and will give it
-            receive = self._waiting.popleft()
+            receive = self.waiting.popleft()
         receive(arena)
 
     def drop(self) -> None:
         """Drop an arena instead of returning it: the next run that waits may allocate one."""
         with self._lock:
-            if not self._waiting:
+            if not self.waiting:
                 self._count -= 1
                 return
-            receive = self._waiting.popleft()
+            receive = self.waiting.popleft()
         receive(None)
 
     def trim(self) -> None:

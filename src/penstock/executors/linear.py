@@ -88,9 +88,9 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
             if self._program.observed:
                 control.observer.allocation(control.run, arenas.size)
             share = self._share
-            if share.idle or share.single:
-                if not share.idle:
-                    share.adopt(1)
+            if share.single:
+                for set_threads in share.setters:
+                    set_threads(1)
                 return arena[1](control, *inputs)
             with share as threads:
                 run, pace = arena[threads], share.tuner
@@ -104,7 +104,9 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
             if self.otherwise is None or not isinstance(error, UnexpectedDimsError):
                 throw(explained(error, self._program))
         finally:
-            arenas.give(arena)
+            arenas.free.append(arena)
+            if arenas.waiting:
+                arenas.serve()
             if self._program.observed:
                 control.observer.allocation(control.run, -arenas.size)
         return self.otherwise(inputs, control)

@@ -41,8 +41,9 @@ class ThreadShare:
         self._own = [library for library in libraries if library.threads_of_caller]
         self._shared = [library for library in libraries if not library.threads_of_caller]
         setters = {getattr(b, "openmp", 0) or id(b): b.set_threads for b in self._own}
-        self._setters = tuple(setters.values())
-        self.single = not streams and not self._shared
+        self.setters = tuple(setters.values())
+        """what sets the number of threads of the calling thread, for each library"""
+        self.single = not libraries or (not streams and not self._shared)
         """True if runs use one thread, so that ``adopt(1)`` is all that ``enter`` would do"""
         self.idle = not libraries
         """True if there is nothing to share, so that ``enter`` may be left out"""
@@ -77,7 +78,7 @@ class ThreadShare:
 
     def adopt(self, threads: int) -> None:
         """Let the kernels that the calling thread runs use this number of threads."""
-        for set_threads in self._setters:
+        for set_threads in self.setters:
             set_threads(threads)
             _process.started |= threads > 1
 

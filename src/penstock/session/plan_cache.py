@@ -13,7 +13,7 @@ from penstock.algorithms.checkpoints import hold_lock
 from penstock.errors import PenstockError
 from penstock.executors.base import Executor
 from penstock.host.malloc import give_back_memory
-from penstock.session.subgraphs import Subgraph
+from penstock.session.subgraphs import NO_PLAN, Subgraph
 
 # Bytes of dropped plans after which freed memory is given back to the system.
 _MANY_BYTES = 16 << 20
@@ -66,8 +66,10 @@ class PlanCache:
             # It lost its arenas to others, or kernels may have been made in runs.
             with self._held():
                 self._make_room(executor)
-        if not observed:
-            subgraph.last = (None, None) if self._closed else (key, executor)
+        if self._closed and not observed:
+            subgraph.last = NO_PLAN
+        elif not observed:
+            subgraph.use(key, executor)
         return executor
 
     def has(self, subgraph: Subgraph, key: Any) -> bool:
@@ -120,22 +122,22 @@ class PlanCache:
                 if executor is old:
                     self._executors[place] = new
                     subgraph, key, _ = place
-                    if subgraph.last[1] is old:
-                        subgraph.last = (key, new)
+                    if subgraph.last.executor is old:
+                        subgraph.use(key, new)
 
     def drop(self, subgraph: Subgraph) -> None:
         """Forget the plans of a subgraph."""
         with self._held():
             for key in [key for key in list(self._executors) if key[0] is subgraph]:
                 self._executors.pop(key, None)
-        subgraph.last = (None, None)
+        subgraph.last = NO_PLAN
 
     def close(self) -> None:
         """Forget all plans, and keep none from now on."""
         with self._held():
             self._closed = True
             for subgraph, _, _ in list(self._executors):
-                subgraph.last = (None, None)
+                subgraph.last = NO_PLAN
             self._executors.clear()
 
     def forked(self) -> None:
@@ -182,8 +184,8 @@ class PlanCache:
             (oldest, _, _), dropped = self._executors.popitem(last=False)
             held -= _nbytes(dropped)
             self._dropped += _nbytes(dropped)
-            if oldest.last[1] is dropped:
-                oldest.last = (None, None)
+            if oldest.last.executor is dropped:
+                oldest.last = NO_PLAN
 
 
 def _nbytes(executor: Executor) -> int:

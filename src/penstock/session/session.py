@@ -20,6 +20,7 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import WAKE_S, stopped_by
 from penstock.algorithms.records import dataclass
+from penstock.backends.native.library import library
 from penstock.backends.registry import backends_of
 from penstock.codegen.constants import let_go_constants
 from penstock.errors import (
@@ -167,13 +168,13 @@ class Session:
             main = None if self._artifact is None else self._artifact.main()
             structure, drop = self._compiler.structure, self._plans.drop
             self._subgraphs = Subgraphs(graph, model.aliases, structure, drop, main)
+            self._main, native = self._subgraphs.main, library()
+            self._functions: Any = None if native is None else native.functions
             if options.place:
                 from penstock.tuning.placement import check_overrides
 
                 check_overrides(options.place, self._subgraphs.graph, backends)
-            ahead = options.shapes
-            for shapes in (ahead,) if isinstance(ahead, Mapping) else ahead or ():
-                self._compile_ahead(shapes)
+            self._compile_wanted(options.shapes)
         self._places = _Places(options.max_pending)
         renewed(self)
 
@@ -190,18 +191,31 @@ class Session:
         Only the part of the model that the fetches and targets need is run. Raises ``InvalidInput``
         for wrong names, dtypes and shapes, ``RunError`` for what goes wrong on the way.
         """
+        if options or self._traced:  # a run that can be stopped or observed
+            return self._run(make(RunOptions, "run", feeds, fetches, targets, **options))
+        if fetches is None and targets is None:
+            _, last, expected = self._main.last
+            if expected is not None and last is not None:
+                values = self._functions.taken(expected, feeds)
+                if values is not None:  # as in most calls of most programs
+                    outputs = last.run(values, NEVER)
+                    named: dict[str, Any] = self._functions.named(self._main.outputs, outputs)
+                    return named
         if self._closed:
             raise PenstockError("the session is closed")
-        if options or self._traced:  # a run that can be stopped or observed
-            record = make(RunOptions, "run", feeds, fetches, targets, **options)
-            run = Run(record)
-            prepared, values, request = run.prepare(partial(self._prepare, record))
-            return request.named(run.run_inline(prepared, values))
         request, key, values = self._subgraphs.resolve(feeds, fetches, targets)
-        last, executor = request.subgraph.last
-        if executor is None or key != last:
+        last_key, executor, _ = request.subgraph.last
+        if executor is None or key != last_key:
             executor = self._executor(request.subgraph, key, values)
         return request.named(executor.run(values, NEVER))
+
+    def _run(self, options: RunOptions) -> dict[str, Any]:
+        """Run on the calling thread, stopped or observed as the options say."""
+        if self._closed:
+            raise PenstockError("the session is closed")
+        run = Run(options)
+        executor, values, request = run.prepare(partial(self._prepare, options))
+        return request.named(run.run_inline(executor, values))
 
     def __call__(self, *inputs: Any) -> Any:
         """Run with inputs by position: the array of one output, a tuple of several."""
@@ -459,11 +473,16 @@ class Session:
     def latest(self) -> Executor:
         """The executor that was used last; compiled now if all dims are known before a run."""
         main = self._subgraphs.main
-        if main.last[1] is not None:
-            return main.last[1]
+        if main.last.executor is not None:
+            return main.last.executor
         if not all(isinstance(t, TensorType) and t.static for t in main.types):
             raise InvalidInput("no plan yet: run the session, or compile it with shapes=...")
         return self._compile_ahead({})
+
+    def _compile_wanted(self, shapes: Any) -> None:
+        """Compile the plans that ``shapes=`` asks for."""
+        for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes or ():
+            self._compile_ahead(wanted)
 
     def _compile_ahead(self, shapes: Mapping[str, Sequence[int]]) -> Executor:
         """Compile the plan for inputs of these shapes ahead of the first run."""
@@ -493,7 +512,8 @@ class Session:
         )
         executor = self._executor(request.subgraph, key, values)
         if observed:
-            key = request.subgraph.last[0] if request.subgraph.last[1] is executor else key
+            last = request.subgraph.last
+            key = last.key if last.executor is executor else key
             executor = self._plans.get(request.subgraph, key, True, executor.observed)
         return executor, values, request
 

@@ -14,6 +14,7 @@ from weakref import WeakMethod
 import numpy as np
 
 from penstock.analysis.type_inference import infer_types
+from penstock.backends.native.library import library
 from penstock.errors import MAX_PROBLEMS, InvalidInput, LimitExceeded, shortened
 from penstock.executors.base import Executor
 from penstock.host import gc_pause
@@ -37,6 +38,18 @@ _LONGEST_COMPARED = 256
 
 _ndarray = np.ndarray
 _NO_DTYPE = object()  # unequal to all dtypes
+
+
+class LatestPlan(NamedTuple):
+    """The plan that was used last and its key. ``expected``: the name, dtype and shape of each
+    input where arrays of just these need no other look before the plan is run; else None."""
+
+    key: Any
+    executor: Executor | None
+    expected: tuple[tuple[str, np.dtype, tuple[int, ...]], ...] | None
+
+
+NO_PLAN = LatestPlan(None, None, None)
 
 
 class Subgraph:
@@ -79,7 +92,7 @@ class Subgraph:
         # Both belong to the cache of plans: the thread that compiles holds the lock, and most
         # sessions see the same shapes again and again.
         self.lock = threading.RLock()
-        self.last: tuple[Any, Executor | None] = (None, None)
+        self.last = NO_PLAN
         self.varying = VaryingShapes(self.types)
 
     @cached_property
@@ -125,6 +138,22 @@ class Subgraph:
             return tuple([(x.shape, x.dtype) if x.__class__ is _ndarray else None for x in values])
         return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
 
+    def use(self, key: Any, executor: Executor) -> None:
+        """Remember the plan that was used last, and the key of what it was used for."""
+        self.last = LatestPlan(key, executor, self._expected(key))
+
+    def _expected(self, key: Any) -> Any:
+        if library() is None or not isinstance(key, tuple):
+            return None
+        expected = []
+        for (name, _, dtype), shape in zip(self._ports, key, strict=True):
+            if self.depends_on_dtypes and shape is not None:
+                shape, dtype = shape
+            if shape is None or dtype is _NO_DTYPE or dtype == STRING:
+                return None
+            expected.append((name, dtype, shape))
+        return tuple(expected)
+
 
 class Request(NamedTuple):
     """A subgraph, and its outputs in the order in which the caller wants them."""
@@ -135,7 +164,7 @@ class Request(NamedTuple):
     def named(self, outputs: Sequence[Any]) -> dict[str, Any]:
         """The outputs of a run by name."""
         own = self.subgraph.outputs
-        by_name = dict(zip(own, outputs))  # noqa: B905 - outputs of targets follow, and time counts
+        by_name = dict(zip(own, outputs, strict=False))  # outputs of targets follow
         return by_name if self.names == own else {name: by_name[name] for name in self.names}
 
 

@@ -297,5 +297,8 @@ class NativeBackend(SpecialisingBackend):
     def openmp(self) -> int:
         return int(self.library.functions.openmp)
 
-    def set_threads(self, threads: int) -> None:
-        self.library.functions.set_threads(threads)
+    @property
+    def set_threads(self) -> Callable[[int], None]:
+        """The compiled function: each run calls it."""
+        function: Callable[[int], None] = self.library.functions.set_threads
+        return function

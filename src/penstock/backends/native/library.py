@@ -67,6 +67,16 @@ def in_c_order() -> Callable[[np.ndarray], np.ndarray]:
 
 
 @cache
+def contiguous() -> Callable[[Any], Any]:
+    """The function that returns a tensor in C order, itself if it is, and other values as they
+    are."""
+    loaded = library()
+    if loaded is not None:
+        return loaded.functions.contiguous
+    return lambda x: np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x
+
+
+@cache
 def are_strings() -> Callable[[np.ndarray], bool]:
     """The function that tells whether all elements of an array of objects are of class ``str``."""
     loaded = library()

@@ -51,6 +51,13 @@ PyObject *array_copied(PyObject *module, PyObject *given)
     return (PyObject *)y;
 }
 
+PyObject *array_contiguous(PyObject *module, PyObject *given)
+{
+    if (PyArray_Check(given) && !PyArray_IS_C_CONTIGUOUS((PyArrayObject *)given))
+        return array_copied(module, given);
+    return Py_NewRef(given);
+}
+
 /* Whether `x` can be a part of a concatenation that begins with `first`. */
 static int fits(PyObject *given, PyArrayObject *first, int axis)
 {

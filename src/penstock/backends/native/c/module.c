@@ -395,10 +395,15 @@ static long openmp(void)
 
 static PyMethodDef module_methods[] = {
     {"set_threads", set_threads, METH_O, "Set the most threads that kernels of the calling thread use."},
+    {"contiguous", array_contiguous, METH_O, "contiguous(x): an array in C order; other values as they are."},
     {"copied", array_copied, METH_O, "copied(x): a copy in C order."},
     {"concatenated", FAST(array_concatenated),
      "concatenated(axis, out, *arrays): the arrays joined along an axis, in `out` or a new array."},
     {"tiled", FAST(array_tiled), "tiled(x, *repeats): x repeated along each axis."},
+    {"taken", FAST(feeds_taken),
+     "taken(expected, feeds): the values of a dict in the order of (name, dtype, shape) in `expected`; "
+     "None if others are given, or arrays of other types."},
+    {"named", FAST(outputs_named), "named(names, values): a dict."},
     {"elementwise", FAST(late_elementwise),
      "elementwise(otherwise, checkpoint, program, *inputs): the result of a program."},
     {"attention", FAST(late_attention),

@@ -8,11 +8,14 @@
 #include <numpy/arrayobject.h>
 
 #pragma GCC visibility push(hidden)
+PyObject *array_contiguous(PyObject *module, PyObject *given);
 PyObject *array_copied(PyObject *module, PyObject *given);
 PyObject *array_concatenated(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *variable_read(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *variable_assign(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *feeds_taken(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *outputs_named(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *late_elementwise(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *late_expand(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
