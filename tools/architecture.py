@@ -21,8 +21,8 @@ GENERATED = ("_pb2.py", "_dnnl.py")
 # In the order in which the data flows. Each name is a module at the top of the package or a folder;
 # it imports from itself and from names above it. New files need no entry.
 ORDER = (
-    *("types", "errors", "limits", "version"),
-    *("algorithms", "host", "ir", "ops", "analysis", "textual", "artifact", "frontends", "build"),
+    *("algorithms", "types", "errors", "limits", "version"),
+    *("host", "ir", "ops", "analysis", "textual", "artifact", "frontends", "build"),
     *("passes",),
     *("backends", "plan", "observers", "codegen", "executors", "inspect", "tuning", "session"),
     *("__init__", "cli", "onnx_backend"),

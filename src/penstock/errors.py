@@ -8,9 +8,10 @@ bug of Penstock's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
+
+from penstock.algorithms.records import dataclass
 
 MAX_PROBLEMS = 20
 """The number of problems that a message lists in full; the rest is only counted."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
 from dataclasses import KW_ONLY, FrozenInstanceError, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -76,14 +77,31 @@ def test_record_behaves_as_a_data_class_of_python(options: dict[str, Any]) -> No
                     change()
 
 
-def test_init_is_compiled_by_the_first_instance() -> None:
+def test_init_is_compiled_after_a_few_instances() -> None:
     base, derived = pair(records.dataclass, {})
     late = base.__init__
-    derived(1)
+    for _ in range(100):
+        derived(1)
     assert base.__init__ is late
-    base(1)
+    few = [base(1, "x", c=[3]) for _ in range(3)]
+    assert base.__init__ is late
+    many = [base(1, "x", c=[3]) for _ in range(100)]
     assert base.__init__ is not late
-    assert base(1, "x", [3]) == base(1, "x")
+    assert few[0] == many[-1]
+    assert few[0].c == many[-1].c == [3]
+
+
+def test_signature_of_record_is_that_of_data_class() -> None:
+    ours, theirs = pair(records.dataclass, {}), pair(dataclasses.dataclass, {})
+    for own, other in zip(ours, theirs, strict=True):
+        names = [(p.name, p.kind) for p in inspect.signature(own).parameters.values()]
+        assert names == [(p.name, p.kind) for p in inspect.signature(other).parameters.values()]
+
+    class Own(ours[0]):  # type: ignore[misc, name-defined]
+        def __init__(self, x: int) -> None:
+            super().__init__(x)
+
+    assert [*inspect.signature(Own).parameters] == ["x"]
 
 
 @records.dataclass(frozen=True, slots=True)
@@ -94,3 +112,50 @@ class Pickled:
 
 def test_frozen_record_with_slots_is_pickled() -> None:
     assert pickle.loads(pickle.dumps(Pickled(1, (2,)))) == Pickled(1, (2,))
+
+
+class Theirs(NamedTuple):
+    a: int
+    b: str = "b"
+    c: tuple[int, ...] = ()
+
+    @property
+    def twice(self) -> int:
+        return 2 * self.a
+
+
+class Ours(records.NamedTuple):
+    a: int
+    b: str = "b"
+    c: tuple[int, ...] = ()
+
+    @property
+    def twice(self) -> int:
+        return 2 * self.a
+
+
+def test_named_tuple_behaves_as_pythons() -> None:
+    for arguments, values in (((1,), {}), ((1, "x"), {"c": (3,)}), ((1, "x", (2,)), {})):
+        x, y = Ours(*arguments, **values), Theirs(*arguments, **values)  # type: ignore[arg-type]
+        assert x == y == tuple(x)
+        assert (x.a, x.b, x.c, x.twice) == (y.a, y.b, y.c, y.twice)
+        assert x._replace(b="z") == y._replace(b="z")
+        assert repr(x) == repr(y).replace("Theirs", "Ours")
+        assert copy.copy(x) == pickle.loads(pickle.dumps(x)) == x
+        assert type(pickle.loads(pickle.dumps(x))) is Ours
+        match x:
+            case Ours(a, _, c):
+                assert (a, c) == (y.a, y.c)
+    assert Ours._fields == Theirs._fields
+    assert Ours.__match_args__ == Theirs.__match_args__
+    for wrong in ((), (1, "x", (), 4)):
+        with pytest.raises(TypeError):
+            Ours(*wrong)  # type: ignore[arg-type]
+    for named in ({"a": 1, "d": 2}, {"b": ""}):
+        with pytest.raises(TypeError):
+            Ours(**named)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        Ours(1, a=1)  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        Ours(1).a = 2  # type: ignore[misc]
+    assert not hasattr(Ours(1), "__dict__")

@@ -1,28 +1,46 @@
-"""Data classes that are quick to define: most of the time to import Penstock was the definition of
-its data classes, each of whose methods Python's decorator compiles from text.
+"""Data classes and named tuples that are quick to define: most of the time to import Penstock was
+the definition of its data classes, each of whose methods Python's decorator compiles from text.
 
 ``dataclass`` takes what Python's does. All methods but ``__init__`` are closures, and ``__init__``
-is compiled when the class is first instantiated, which most classes in a process are not.
+is compiled once a class has several instances, which most classes in a process have not.
+
+``NamedTuple`` is Python's without ``_make`` and ``_asdict``. Python's compiles the annotation of
+each field, and a method.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
+    from typing import NamedTuple
 else:
 
     def dataclass(cls: type | None = None, /, **options: Any) -> Any:
         return (lambda c: _defined(c, **options)) if cls is None else _defined(cls)
 
+    class _NamedTupleType(type):
+        """Makes a subclass of ``tuple`` of a class with annotations, in their order."""
 
-__all__ = ["dataclass"]
+        def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> type:
+            if bases and bases[0] is NamedTuple:
+                bases, members = (tuple,), _tuple_members(members)
+            return super().__new__(cls, name, bases, members)
+
+    class NamedTuple(metaclass=_NamedTupleType):
+        """A tuple with names for its elements."""
+
+
+__all__ = ["NamedTuple", "dataclass"]
 
 _MISSING = dataclasses.MISSING
+_FEW = 32
+"""instances of a class that cost less than to compile its ``__init__``"""
 
 
 def _defined(
@@ -54,7 +72,10 @@ def _defined(
         if slots:
             methods |= {"__getstate__": _state, "__setstate__": _set_state}
     if init:
-        methods["__init__"] = _late_init(cls, fields, frozen)
+        methods |= {
+            "__init__": _late_init(cls, fields, frozen),
+            "__signature__": _LateSignature(),
+        }
     for name, method in methods.items():
         if name == "__hash__" or name not in own:
             setattr(cls, name, method)
@@ -107,13 +128,49 @@ def _set_state(self: Any, state: list[Any]) -> None:
 
 
 def _late_init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Callable[..., None]:
-    """The ``__init__`` of ``cls``, which replaces itself by the compiled one."""
+    """An ``__init__`` of ``cls`` that replaces itself by a compiled one after ``_FEW`` calls, or
+    for arguments that do not fit, which that refuses."""
+    positional = [f.name for f in fields if f.init and not f.kw_only]
+    names = {f.name for f in fields if f.init}
+    needed = {f.name for f in fields if f.default is f.default_factory is _MISSING} & names
+    put, calls = object.__setattr__, 0
 
     def first_init(self: Any, *arguments: Any, **values: Any) -> None:
-        cls.__init__ = init = _init(cls, fields, frozen)
-        init(self, *arguments, **values)
+        nonlocal calls
+        calls += 1
+        given = dict(zip(positional, arguments, strict=False))
+        fit = len(given) == len(arguments) and given.keys().isdisjoint(values)
+        given |= values
+        if calls > _FEW or not fit or not needed <= given.keys() <= names:
+            return compiled()(self, *arguments, **values)
+        for f in fields:
+            if f.name in given:
+                put(self, f.name, given[f.name])
+            elif f.default_factory is not _MISSING:
+                put(self, f.name, f.default_factory())
+            elif f.default is not _MISSING:
+                put(self, f.name, f.default)
+        if hasattr(cls, "__post_init__"):
+            self.__post_init__()
+        return None
 
+    def compiled() -> Callable[..., None]:
+        cls.__init__ = init = _init(cls, fields, frozen)
+        return init
+
+    first_init.compiled = compiled  # type: ignore[attr-defined]
     return first_init
+
+
+class _LateSignature:
+    """The signature of a class whose ``__init__`` is compiled now at the latest."""
+
+    def __get__(self, instance: object, owner: Any) -> inspect.Signature:
+        init = getattr(owner.__init__, "compiled", None)
+        if init is None:
+            raise AttributeError("__signature__")
+        signature = inspect.signature(init())
+        return signature.replace(parameters=[*signature.parameters.values()][1:])
 
 
 def _init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Callable[..., None]:
@@ -145,3 +202,45 @@ def _init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Callable[..., None
     init: Callable[..., None] = scope["__init__"]
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     return init
+
+
+def _tuple_members(members: dict[str, Any]) -> dict[str, Any]:
+    """The members of a class of named tuples, from those that its definition has."""
+    names = tuple(members.get("__annotations__", ()))
+    defaults = {name: members[name] for name in names if name in members}
+    tail = tuple(defaults.values())
+    count, optional = len(names), len(tail)
+    make = tuple.__new__
+
+    def new(cls: Any, *arguments: Any, **values: Any) -> Any:
+        if not values:
+            missing = count - len(arguments)
+            if not missing:
+                return make(cls, arguments)
+            if 0 < missing <= optional:
+                return make(cls, arguments + tail[-missing:])
+        given = dict(zip(names, arguments, strict=False))
+        fit = len(given) == len(arguments) and given.keys().isdisjoint(values)
+        given = {**defaults, **given, **values}
+        if not fit or len(given) != count or given.keys() - {*names}:
+            raise TypeError(f"{cls.__name__}() takes {', '.join(names)}")
+        return make(cls, [given[name] for name in names])
+
+    def replaced(self: Any, **values: Any) -> Any:
+        return new(type(self), **{**dict(zip(names, self, strict=True)), **values})
+
+    def represent(self: Any) -> str:
+        values = ", ".join([f"{n}={x!r}" for n, x in zip(names, self, strict=True)])
+        return f"{type(self).__name__}({values})"
+
+    own: dict[str, Any] = {
+        "__new__": new,
+        "__repr__": represent,
+        "__getnewargs__": lambda self: tuple(self),
+        "_replace": replaced,
+        "_fields": names,
+        "__match_args__": names,
+        "__slots__": (),
+    }
+    own |= {name: property(itemgetter(i)) for i, name in enumerate(names)}
+    return own | {name: x for name, x in members.items() if name not in own}

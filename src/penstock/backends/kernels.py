@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +13,8 @@ from penstock.backends.base import Backend
 from penstock.ir.contract import checked_kernel
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
-from penstock.ops.internal.transfer import HOST, REORDER, is_transfer
+from penstock.ops.internal.transfer import HOST, REORDER, Place, is_transfer
 from penstock.types import Type
-
-if TYPE_CHECKING:
-    from penstock.passes.context import Place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +92,6 @@ def placed_kernels(
     """A function from a node to its place and kernel, for ``PassContext.compiled``: on the backend
     where it is placed, else on the first of ``backends`` that has a kernel; for a copy between
     layouts, on that of the host's memory that should be the fastest."""
-    from penstock.passes.context import Place
 
     def compiled(node: Node) -> tuple[Place, Kernel] | None:
         place = placement.get(node)

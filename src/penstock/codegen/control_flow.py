@@ -23,8 +23,9 @@ may use in this iteration and in the next, ``x`` the view of a scanned input, ``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
+from penstock.algorithms.records import NamedTuple
 from penstock.codegen.steps import StepWriter, comment
 from penstock.ops.onnx.control_flow import ScanLayout, row_type
 from penstock.plan.plan import Carry, Step, reads

@@ -33,12 +33,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import NamedTuple, dataclass
 from penstock.codegen.helpers import helpers
 from penstock.codegen.sequences import CallSequence, bound_sequence
 from penstock.ir.contract import Guard

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Protocol
 
 from penstock.algorithms.records import dataclass
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel, Role
 from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.ops.internal.transfer import Place
 
 
 class Property(Enum):
@@ -20,13 +21,6 @@ class Property(Enum):
     STRUCTURED = "control flow is If, Loop and Scan; no TensorFlow frames are left"
     TYPED = "every value has the most precise type that its inputs imply"
     PLACED = "the context says which backend runs each node"
-
-
-class Place(NamedTuple):
-    """The backend of a node, and the memory (with its layout) of the node's values."""
-
-    backend: str
-    memory: str
 
 
 @dataclass(frozen=True, slots=True)

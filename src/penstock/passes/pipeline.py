@@ -19,6 +19,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
+from penstock.analysis.quantized_weights import has_quantized_weights
 from penstock.errors import InternalError
 from penstock.ir.graph import Graph
 from penstock.ir.op import FRAMED, Role
@@ -32,7 +33,6 @@ from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
 from penstock.passes.optimize.fold_constants import FoldConstants
 from penstock.passes.optimize.simplify import Simplify
 from penstock.passes.optimize.widen_halves import WidenHalves
-from penstock.passes.quantized_weights import has_quantized_weights
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
 
 CHECK_PASSES = "PENSTOCK_CHECK_PASSES"

@@ -7,8 +7,7 @@ already, as in a plan without an arena whose values do not all live at once.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from penstock.algorithms.records import NamedTuple
 from penstock.limits import Limits
 from penstock.plan.plan import Plan, Slot, Step
 from penstock.types import STRING, TensorType

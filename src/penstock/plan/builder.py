@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import NamedTuple
 from penstock.analysis.value_memory import (
     ValueMemory,
     dense_strides,

@@ -22,12 +22,12 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from penstock.algorithms.checkpoints import checkpoint
+from penstock.algorithms.records import dataclass
 from penstock.artifact.container import VERSION, ArtifactWriter, replacing
 from penstock.backends.registry import available, describe
 from penstock.errors import InvalidModel

@@ -9,8 +9,9 @@ import atexit
 import os
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from penstock.algorithms.records import NamedTuple
 from penstock.backends.registry import BACKENDS, backends_of
 from penstock.ir.graph import Model
 from penstock.session.options import EXECUTORS, CompileOptions

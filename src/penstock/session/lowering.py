@@ -8,7 +8,7 @@ from functools import partial
 from penstock.analysis.sizes import check_sizes
 from penstock.backends.kernels import KernelTable
 from penstock.ir.graph import Graph, Node, clone
-from penstock.passes.context import Place
+from penstock.ops.internal.transfer import Place
 from penstock.passes.pipeline import LOWER, optimize, run_passes
 from penstock.session.scheduling import observed_executor
 from penstock.session.stages import (

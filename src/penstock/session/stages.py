@@ -43,7 +43,7 @@ from penstock.host.threads import Workers, core_budget, pool
 from penstock.ir.contract import contract_of
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.limits import Limits
-from penstock.ops.internal.transfer import HOST
+from penstock.ops.internal.transfer import HOST, Place
 from penstock.ops.work_estimate import worth_threads
 from penstock.plan.arena_layout import (
     ArenaPlan,
@@ -61,7 +61,7 @@ from penstock.types import OptionalType, TensorType, Type
 
 if TYPE_CHECKING:
     from penstock.executors.task_loop import Queue
-    from penstock.passes.context import FusionPolicy, PassContext, Place, Unraised
+    from penstock.passes.context import FusionPolicy, PassContext, Unraised
     from penstock.plan.grouping import ClusteredGrouping, Seconds
     from penstock.tuning.run_sampler import Adopt
 

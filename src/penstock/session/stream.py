@@ -17,8 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from penstock.algorithms.records import NamedTuple
 from penstock.errors import PenstockError, RunError
 from penstock.executors.turn import Turn
 from penstock.host.fork import renewed

@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 import numpy as np
 
+from penstock.algorithms.records import NamedTuple
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.native.library import library
 from penstock.errors import MAX_PROBLEMS, InvalidInput, LimitExceeded, shortened

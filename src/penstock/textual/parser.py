@@ -17,12 +17,12 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from itertools import chain
-from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
 from penstock import ops
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import NamedTuple, dataclass
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Model, Node, Value, sort
 from penstock.limits import DEFAULT_LIMITS

@@ -20,7 +20,7 @@ from penstock.executors.control import compile_run
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph, Node, clone
 from penstock.observers.base import ObservedRun
-from penstock.ops.internal.transfer import HOST, is_transfer
+from penstock.ops.internal.transfer import HOST, Place, is_transfer
 from penstock.ops.work_estimate import seconds as estimated
 from penstock.plan.plan import Step
 from penstock.tuning.node_signature import node_signature, tensor_bytes
@@ -303,7 +303,7 @@ class GraphProfiler(CostModel):
     ) -> tuple[Graph, Mapping[Node, Backend]]:
         """The graph with its nodes on ``backend`` as far as that supports them, and its placement;
         a copy with transfers and layouts if the placement needs these."""
-        from penstock.passes.context import PassContext, Place
+        from penstock.passes.context import PassContext
         from penstock.passes.lowering.assign_layouts import AssignLayouts
         from penstock.passes.lowering.insert_transfers import InsertTransfers
         from penstock.passes.pipeline import run_passes

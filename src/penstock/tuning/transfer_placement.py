@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import fsum
-from typing import NamedTuple
 
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import place, place_serial
+from penstock.algorithms.records import NamedTuple
 from penstock.backends.base import Backend, copier
 from penstock.ir.graph import Graph, Node, Value, captures, dependencies
 from penstock.ops.internal.transfer import HOST

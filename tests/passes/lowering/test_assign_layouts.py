@@ -7,8 +7,8 @@ from penstock.analysis.value_memory import value_memory
 from penstock.ir.graph import Graph, Node
 from penstock.ir.layout import channels_last
 from penstock.ir.op import Kernel
-from penstock.ops.internal.transfer import HOST, REORDER, is_transfer
-from penstock.passes.context import PassContext, Place
+from penstock.ops.internal.transfer import HOST, REORDER, Place, is_transfer
+from penstock.passes.context import PassContext
 from penstock.passes.lowering.assign_layouts import AssignLayouts
 from tests.support.onnx_text import graph_from_text
 

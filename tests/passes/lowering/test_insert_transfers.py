@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from penstock.ir.graph import Graph, Node
-from penstock.ops.internal.transfer import HOST, is_transfer
+from penstock.ops.internal.transfer import HOST, Place, is_transfer
 from penstock.ops.onnx.control_flow import is_control
-from penstock.passes.context import PassContext, Place
+from penstock.passes.context import PassContext
 from penstock.passes.lowering.insert_transfers import InsertTransfers
 from tests.support.cost_models import PreferredBackendCosts
 from tests.support.far_backend import FarBackend

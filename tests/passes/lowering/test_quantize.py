@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.analysis.quantized_weights import has_quantized_weights
 from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Kernel
 from penstock.passes.context import PassContext
 from penstock.passes.lowering.quantize import Quantize
 from penstock.passes.pipeline import optimize
-from penstock.passes.quantized_weights import has_quantized_weights
 from tests.support.graphs import interpret
 from tests.support.onnx_text import model_from_text
 from tests.support.passes import fusing_context

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
+from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.image_convolution import axis_words, bounds_of, of_any_strides
 from penstock.backends.native.integers import integer_panels
 from penstock.backends.native.kernel import NativeCall, Site, Tensor

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.library import NativeLibrary
 from penstock.ir.op import Kernel
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.records import NamedTuple
 from penstock.backends.onednn.library import Library
 from penstock.ir.graph import Node
 

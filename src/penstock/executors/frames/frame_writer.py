@@ -29,7 +29,6 @@ import linecache
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from types import TracebackType
@@ -38,6 +37,7 @@ from typing import Any
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import dataclass
 from penstock.codegen.steps import printable
 from penstock.errors import PenstockError
 from penstock.executors.errors import explained_at

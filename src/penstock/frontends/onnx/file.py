@@ -11,12 +11,13 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
+from typing import BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from penstock.algorithms.checkpoints import checkpoint
+from penstock.algorithms.records import NamedTuple
 from penstock.errors import InvalidModel
 from penstock.frontends.common.encoding import read_varint
 from penstock.frontends.common.model_files import open_path

@@ -16,11 +16,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import NamedTuple, dataclass
 from penstock.errors import ProblemList
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.messages import AttributeProto, FunctionProto
@@ -240,8 +240,7 @@ def _read(name: str, domain: str, opset: int) -> OnnxSchema | None:
     for version, *numbers, attributes, inputs, outputs in versions:
         if version <= opset:
             ports = [
-                [SchemaPort._make([*port, sets[i]]) for *port, i in side]
-                for side in (inputs, outputs)
+                [SchemaPort(*[*port, sets[i]]) for *port, i in side] for side in (inputs, outputs)
             ]
             attrs = {key: SchemaAttribute(*fields) for key, fields in attributes.items()}
             fields: list[Any] = [name, domain, version, *numbers, attrs, *ports]

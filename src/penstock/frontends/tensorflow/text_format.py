@@ -15,12 +15,13 @@ import re
 from collections.abc import Callable
 from functools import cache, lru_cache
 from itertools import repeat
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from penstock.algorithms.checkpoints import checkpoint, paced
+from penstock.algorithms.records import NamedTuple
 from penstock.errors import shortened
 
 _BLANK = r"(?:\s++|\#[^\n]*+)*+"

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from struct import Struct, unpack
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from penstock.algorithms.checkpoints import checkpoint
+from penstock.algorithms.records import NamedTuple
 from penstock.errors import InvalidModel
 from penstock.frontends.common.encoding import decode_text
 

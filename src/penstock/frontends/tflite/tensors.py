@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import NamedTuple, dataclass
 from penstock.errors import InvalidModel
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError

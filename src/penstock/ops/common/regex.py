@@ -18,11 +18,12 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
+from penstock.algorithms.records import NamedTuple
 
 MAX_PROGRAM = 20_000
 MAX_REPEAT = 1000

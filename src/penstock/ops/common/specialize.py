@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial, wraps
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.algorithms.records import NamedTuple
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.layout import ALIGNMENT

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import NamedTuple, dataclass
 from penstock.ir.op import Attrs
 from penstock.ops.common.shape_rules import choice
 from penstock.types import Dim, Shape, ShapeError

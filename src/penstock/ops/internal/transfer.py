@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.algorithms.records import NamedTuple
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel, Op, Role, Types
 from penstock.ops.common.shape_rules import same_type
@@ -16,6 +17,14 @@ from penstock.ops.registry import no_kernel, unknown_types
 
 HOST = "host"
 """The memory of NumPy arrays, and so of the inputs and outputs of a graph."""
+
+
+class Place(NamedTuple):
+    """The backend of a node, and the memory (with its layout) of the node's values."""
+
+    backend: str
+    memory: str
+
 
 TRANSFER = Op("Transfer", "penstock", 1, 1, same_type, no_kernel("two backends provide it"))
 """Copies a value from the memory of one backend to that of another. Attributes: ``source`` and

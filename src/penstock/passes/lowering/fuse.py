@@ -19,13 +19,13 @@ from functools import partial
 
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.records import dataclass
+from penstock.analysis.quantized_weights import producer
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.internal.fused import fused, fused_copies, parts
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.registry import MICROSOFT
 from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
 from penstock.passes.dead_code import prune
-from penstock.passes.quantized_weights import producer
 from penstock.passes.rewrite import Substitution
 from penstock.types import TensorType
 

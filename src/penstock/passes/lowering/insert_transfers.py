@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, captures
-from penstock.ops.internal.transfer import HOST, TRANSFER
+from penstock.ops.internal.transfer import HOST, TRANSFER, Place
 from penstock.ops.onnx.control_flow import is_control, loop_carried
-from penstock.passes.context import Pass, PassContext, Place, Property
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import Substitution
 
 

@@ -12,11 +12,12 @@ holds::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import NamedTuple
+from penstock.analysis.quantized_weights import producer
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.common.dtypes import INT8, UINT8
@@ -26,7 +27,6 @@ from penstock.ops.onnx.quantized import EXACT
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
-from penstock.passes.quantized_weights import producer
 from penstock.types import FLOAT32, TensorType
 
 _PLACES = {"ConvInteger": (0, 1, 3), "QLinearConv": (0, 3, 5)}

@@ -13,11 +13,10 @@ reads it: DeadCode drops what the loop carries for no one.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import NamedTuple
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Role
 from penstock.ops.internal.trip_count import TRIP_COUNT

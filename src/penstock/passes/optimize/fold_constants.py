@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import paced
 from penstock.analysis.interpreter import evaluate
+from penstock.analysis.quantized_weights import quantized_weights
 from penstock.analysis.type_inference import node_types
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.describe import compile_error
@@ -24,7 +25,6 @@ from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import is_control, truth
 from penstock.ops.registry import unknown_types
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.quantized_weights import quantized_weights
 from penstock.passes.rewrite import Substitution
 from penstock.types import ANY, ShapeError, TensorType, Type
 

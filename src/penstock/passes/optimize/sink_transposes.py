@@ -10,14 +10,14 @@ codes, is moved before DequantizeLinear, which is then next to the convolution.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
+from penstock.algorithms.records import NamedTuple
+from penstock.analysis.quantized_weights import producer
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.quantized_weights import producer
 from penstock.passes.rewrite import replace_nodes
 from penstock.types import TensorType
 
