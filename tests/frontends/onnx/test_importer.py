@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
@@ -359,6 +360,16 @@ def test_two_opsets_of_one_domain_are_refused() -> None:
     proto = model_of(node("Relu", "x", "y"))
     proto.opset_import.append(helper.make_opsetid("ai.onnx", 7))
     assert problems(proto) == ("the model imports two opsets of 'ai.onnx'; remove one",)
+
+
+@pytest.mark.parametrize(
+    "op, attrs", [("com.microsoft.Gelu", {}), ("ai.onnx.ml.Normalizer", {"norm": "L2"})]
+)
+def test_domain_that_onnx_runtime_knows_need_not_be_imported(op: str, attrs: Any) -> None:
+    domain, name = op.rsplit(".", 1)
+    proto = model_of(helper.make_node(name, ["x"], ["y"], domain=domain, **attrs))
+    want = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": X})
+    np.testing.assert_allclose(interpret_model(load_onnx(proto), X)[0], want[0], rtol=1e-6)
 
 
 def test_both_names_of_the_onnx_domain_mean_the_same() -> None:

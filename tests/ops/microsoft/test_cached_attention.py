@@ -134,6 +134,16 @@ def test_group_query_attention_of_16_bits_matches_wide_one(dtype: Any, form: str
     check(narrow, attrs, expected=want, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtypes", [(np.float16, np.float32), (np.float32, np.float16)])
+@pytest.mark.parametrize("form", ["decoding", "decoding in a buffer", "more of a prompt"])
+def test_cache_of_other_floats_than_queries_matches_onnx_runtime(dtypes: Any, form: str) -> None:
+    values = inputs(*FORMS[form], **angles())
+    for places, dtype in (((0, 1, 2, 7, 8), dtypes[0]), ((3, 4), dtypes[1])):
+        for i in places:
+            values[i] = values[i].astype(dtype)
+    check(values, {"do_rotary": 1}, rtol=5e-3, atol=5e-3)
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(
     "scales", [("PER_TENSOR", (1,)), ("PER_TENSOR", ()), ("PER_CHANNEL", None)]

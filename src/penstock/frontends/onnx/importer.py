@@ -60,6 +60,7 @@ from penstock.frontends.onnx.type_constraints import check_types
 from penstock.frontends.onnx.upgrades import Meaning, meaning
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.ops.registry import MICROSOFT
 from penstock.types import ANY, Type, constant_type
 
 
@@ -74,6 +75,10 @@ def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool
     with opened(source) as (proto, weights):
         tensors = TensorReader(limits, path and path.parent, map_weights)
         return _Importer(proto, weights, path, tensors).model()
+
+
+# Opsets of domains that a model does not import: as ONNX Runtime, since exporters forget them.
+_IMPLIED = {MICROSOFT: 1, "ai.onnx.ml": 5}
 
 
 class _Importer:
@@ -305,7 +310,7 @@ class _Importer:
         """The meaning of the nodes of one operation in a context, or the reason to refuse them."""
         if op_type.__class__ is not str or domain.__class__ is not str:
             return Refusal("its name is not UTF-8; rename it")
-        opset = context.opsets.get(domain)
+        opset = context.opsets.get(domain, _IMPLIED.get(domain))
         if opset is None:
             return Refusal(
                 f"operator domain {domain or 'ai.onnx'!r} is undeclared: add it to the opset "

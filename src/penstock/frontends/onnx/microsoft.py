@@ -410,17 +410,29 @@ def matmul_bnb4(b: NodeUpgrade) -> None:
 def matmul_fp_q4(b: NodeUpgrade) -> None:
     """Each column in blocks of 32 weights: a scale, perhaps a zero point, and 16 bytes of which the
     lower halves are the first 16 codes."""
-    blob, shape, with_zeros = b.input_constant(1), b.integers(2), b.attrs.get("blk_quant_type", 1)
-    if blob is None or shape is None or with_zeros not in (0, 1):
-        raise InexpressibleError("weights that are computed, or of other types than 0 and 1")
-    k, n = shape
-    blocks = blob.reshape(n, -(-k // 32), 20 + with_zeros)
-    halves = blocks[..., 4 + with_zeros :]
-    codes = np.concatenate([halves & 15, halves >> 4], axis=-1).astype(np.float32)
-    codes -= blocks[..., 4:5] if with_zeros else 8
-    codes *= np.ascontiguousarray(blocks[..., :4]).view(np.float32)
-    weights = codes.reshape(n, -1)[:, :k].T
-    b.become("MatMul", [b.input(0), b.constant(np.ascontiguousarray(weights), FLOAT32)])
+    zeros = b.attrs.get("blk_quant_type", 1)
+    if zeros not in (0, 1):
+        raise InexpressibleError("weights of other types than 0 and 1")
+    k, n = (b.emit("Gather", [b.input(2), b.constant([i])]) for i in range(2))
+    dims = b.emit("Concat", [n, b.constant([-1, 20 + zeros])], axis=0)
+    blocks = b.emit("Reshape", [b.input(1), dims])
+
+    def part(start: int, end: int, dtype: str) -> Value:
+        bounds = [b.constant([i]) for i in (start, end, 2)]
+        return as_type(b, b.emit("Slice", [blocks, *bounds]), dtype)
+
+    places = b.constant([1, 1 << 8, 1 << 16, 1 << 24], np.dtype(np.uint32))
+    bits = b.emit("ReduceSum", [b.emit("Mul", [part(0, 4, "UINT32"), places]), b.constant([2])])
+    scales = b.emit("BitCast", [bits], to=ELEMENT_TYPES["FLOAT"])
+    zero = part(4, 5, "FLOAT") if zeros else b.constant(8, FLOAT32)
+    codes, four = part(4 + zeros, 20 + zeros, "UINT8"), b.constant(4, np.dtype(np.uint8))
+    high = b.emit("BitShift", [codes, four], direction="RIGHT")
+    low = b.emit("BitwiseAnd", [codes, b.constant(15, np.dtype(np.uint8))])
+    codes = as_type(b, b.emit("Concat", [low, high], axis=2), "FLOAT")
+    weights = b.emit("Mul", [b.emit("Sub", [codes, zero]), scales])
+    weights = b.emit("Reshape", [weights, b.constant([0, -1])])
+    weights = b.emit("Slice", [weights, b.constant([0]), k, b.constant([1])])
+    b.become("MatMul", [b.input(0), b.emit("Transpose", [weights], perm=[1, 0])])
 
 
 # Normalisation and embedding.

@@ -22,7 +22,7 @@ from penstock.algorithms.records import NamedTuple
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Dims, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.dtypes import INT8, UINT8
+from penstock.ops.common.dtypes import INT8, UINT8, is_float
 from penstock.ops.common.shape_rules import check_shape, given, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.onnx.attention import (
@@ -36,7 +36,7 @@ from penstock.ops.onnx.attention import (
 )
 from penstock.ops.onnx.rotary import Rotation, angles
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import Dim, ShapeError, TensorType, Type
+from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
 class _Sizes(NamedTuple):
@@ -93,11 +93,12 @@ def _cache_bits(types: Types, attrs: Attrs) -> int:
     if len(modes) > 1 or modes - {"NONE", "PER_TENSOR", "PER_CHANNEL"}:
         raise ShapeError(f"keys and values cannot be quantised {' and '.join(sorted(modes))}")
     bits = 0 if modes == {"NONE"} else attrs.get("kv_cache_bit_width") or 0
-    dtype, own = tensor(types, 3).dtype, {0: tensor(types, 0).dtype, 8: INT8, 4: UINT8}
-    if bits not in own or (modes != {"NONE"}) != (bits != 0) or (bits and not given(types, 3)):
+    codes = {0: None, 8: INT8, 4: UINT8}
+    if bits not in codes or (modes != {"NONE"}) != (bits != 0) or (bits and not given(types, 3)):
         raise ShapeError("a quantised cache needs a past, and kv_cache_bit_width must be 8 or 4")
-    if None not in (dtype, own[bits]) and dtype != own[bits]:
-        raise ShapeError(f"a cache of {dtype} does not fit {bits or 'queries of other'} bits")
+    dtype = tensor(types, 3).dtype
+    if dtype is not None and not (dtype == codes[bits] if bits else is_float(dtype)):
+        raise ShapeError(f"a cache of {dtype} does not fit {bits or 'the floats of queries'} bits")
     return bits
 
 
@@ -380,8 +381,10 @@ def _slides(types: Types, attrs: Attrs) -> bool:
 @by_shape(arity=(16, 4), values=(6,), contiguous=True)
 def group_query_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs, layout = node.attrs, Scratch()
-    _, dtype = static_type(inputs, 0)
     bits, shown = _cache_bits(inputs, attrs), None
+    _, dtype = static_type(inputs, 0)
+    if inputs[3] is not None and not bits and inputs[3].dtype != dtype:
+        dtype = FLOAT32
     if outputs[3] is not None:
         shown = {1: BIASED, 2: SOFTMAX}.get(attrs.get("qk_output", 0))
         if shown is None or attrs.get("sliding_window_cache", 0):
@@ -429,6 +432,8 @@ def _infer_sparse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     heads, kv_heads = _heads_of(attrs)
     rows, columns = tensor(types, 5).shape, tensor(types, 6).shape
     check_shape("block_row_indices", rows, (None, None))
+    if given(types, 3) and tensor(types, 3).dtype != tensor(types, 0).dtype:
+        raise ShapeError("queries and their past must be of one type")
     layouts, blocks = rows or (None, None)
     check_shape("block_col_indices", columns, (layouts, None))
     if isinstance(layouts, int) and (layouts < 1 or heads % layouts):
