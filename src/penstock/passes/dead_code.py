@@ -117,11 +117,18 @@ def _drop_carried(node: Node, needed: set[Value | None]) -> bool:
     live = [value in seen for value in inside]
     if all(live):
         return False
-    node.inputs[entering] = compress(node.inputs[entering], live)
-    node.outputs[: len(live)] = compress(finals, live)
-    body.inputs[entering] = compress(inside, live)
-    body.outputs[leaving] = compress(updated, live)
+    keep_carried(node, live)
     return True
+
+
+def keep_carried(node: Node, live: Sequence[bool]) -> None:
+    """Drop the values that a loop carries but for those that are ``live``."""
+    body: Graph = node.attrs["body"]
+    entering, leaving = loop_carried(node)
+    node.inputs[entering] = compress(node.inputs[entering], live)
+    node.outputs[: len(live)] = compress(node.outputs[: len(live)], live)
+    body.inputs[entering] = compress(body.inputs[entering], live)
+    body.outputs[leaving] = compress(body.outputs[leaving], live)
 
 
 def cut(
