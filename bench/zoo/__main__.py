@@ -18,6 +18,9 @@ GENERATORS = {
     "torchvision": "torch_nets",
     "timm": "torch_nets",
     "transformers": "transformers_models",
+    "keras": "keras_models",
+    "tensorflow": "keras_models",
+    "jax": "jax_models",
     "derived": "derived",
 }
 
