@@ -136,3 +136,39 @@ def test_element_that_is_no_string_is_told():
         assert library.functions.are_strings(strings("a", "é"))
         assert not library.functions.are_strings(np.array(["a", b"b"], object))
         assert not library.functions.are_strings(np.array(["a", None], object))
+
+
+@pytest.mark.parametrize("dims", [(), (300,), (20, 30), (0, 2)])
+@pytest.mark.parametrize(
+    "attrs",
+    [{}, {"delimiter": ","}, {"delimiter": "à "}, {"maxsplit": 1}, {"delimiter": " ", "maxsplit": 2}],
+)
+def test_string_split_equals_numpy(dims, attrs):
+    x = some([*TEXTS, " two  words  ", "a,,b, c"], dims)
+    check(node_of("StringSplit", [x], outputs=2, **attrs), [x])
+
+
+def matched(pattern: str, x: np.ndarray) -> None:
+    check(node_of("RegexFullMatch", [x], pattern=pattern), [x])
+
+
+@pytest.mark.parametrize("dims", [(), (300,), (20, 30), (0, 2)])
+@pytest.mark.parametrize(
+    "pattern",
+    [r"\w*", r".*\bis?\b.*", r"[^\d,]+", r"(?i)the .*|\s*", r"né à \p{L}+\n", r"日本.*", r"^x$", ""],
+)
+def test_regex_full_match_equals_numpy(dims, pattern):
+    matched(pattern, some([*TEXTS, "\U0001f600 is", "\ud800", "日" * 9, "It is."], dims))
+
+
+def test_regex_of_more_states_or_characters_than_tables_hold_equals_numpy():
+    letters = np.random.default_rng(2).choice(list("ab"), (400, 15))
+    matched("(a|b)*a(a|b){9}", np.array(["".join(row) for row in letters], STRING))
+    code_points = [chr(code) for code in range(40, 3000)]
+    matched("|".join(code_points[100:900]), np.array(code_points, STRING))
+
+
+def test_regex_that_is_not_valid_is_refused_by_numpy():
+    x = strings("a")
+    for library in LIBRARIES:
+        assert kernel_of(node_of("RegexFullMatch", [x], pattern="a**"), library) is None

@@ -193,6 +193,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
 FAMILIES = {name: family for names, family in _FAMILIES.items() for name in names}
 """the families of compiled kernels, by the full name of the operation"""
 _TEXTS = ("CategoryMapper", "LabelEncoder", "OneHotEncoder", "ZipMap")
+_STRINGS = ("RegexFullMatch", "StringSplit", "TfIdfVectorizer")
 _VIEWS = ("Expand", "Range", "Reshape", "Slice")  # where dims of the result are unknown
 _VARIABLES = [f"{TENSORFLOW}.{name}VariableOp" for name in ("Assign", "Read")]
 _OF_ANY_SHAPES = {
@@ -201,7 +202,7 @@ _OF_ANY_SHAPES = {
         ("Attention", f"{MICROSOFT}.GroupQueryAttention"), _of("late.attention_kernel")
     ),
     **dict.fromkeys(
-        ("TfIdfVectorizer", f"{MICROSOFT}.Tokenizer", *[_ML + name for name in _TEXTS]),
+        (*_STRINGS, f"{MICROSOFT}.Tokenizer", *[_ML + name for name in _TEXTS]),
         _of("text.text_kernel"),
     ),
 }

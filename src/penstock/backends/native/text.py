@@ -1,4 +1,4 @@
-"""Strings, which are objects: encoders by dict, tokens, n-grams, and rows as dicts."""
+"""Strings, which are objects: encoders by dict, tokens, matches, n-grams, and rows as dicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Kernel
 from penstock.ops.common.constant_cache import shared
-from penstock.ops.common.regex import members_of
+from penstock.ops.common.regex import Automaton, RegexError, members_of
 from penstock.ops.microsoft.text import check_tokenizer
 from penstock.ops.onnx.text import NgramPool, weighted
 from penstock.ops.onnx_ml.features import categories, category_names, encoded_labels, one_of
@@ -115,6 +115,40 @@ def _tokenizer(functions: Any, attrs: Attrs) -> Function | None:
     return run
 
 
+def _string_split(functions: Any, attrs: Attrs) -> Function:
+    delimiter, limit = attrs.get("delimiter") or None, attrs.get("maxsplit")
+    most = -1 if limit is None else limit
+    parts, padded = functions.parts, functions.padded
+
+    def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        texts, counts = parts(x, delimiter, most, checkpoint)
+        width = int(counts.max(initial=0))
+        reserve(x.size * width * STRING.itemsize)
+        return padded(texts, counts, width, (), "").reshape(*x.shape, width), counts
+
+    return run
+
+
+def _full_match(functions: Any, attrs: Attrs) -> Function | None:
+    """None for a pattern that is not valid, of which NumPy's kernel says so."""
+    try:
+        pattern = Automaton(attrs.get("pattern") or "")
+    except RegexError:
+        return None
+    matches = functions.matches
+
+    def run(x: np.ndarray) -> np.ndarray:
+        texts, result, at = x.reshape(-1), np.empty(x.shape, np.bool_), 0
+        while True:
+            at = matches(texts, pattern.columns, pattern.moves, result, at, checkpoint)
+            if at == x.size:
+                return result
+            result.flat[at] = pattern.fullmatch(texts[at])
+            at += 1
+
+    return run
+
+
 def _numbering(numbers: Mapping[int, int]) -> Function:
     """The number of each integer in arrays, 0 for those that have none: by a table where they are
     close to one another, else by binary search."""
@@ -157,6 +191,8 @@ def _tfidf(functions: Any, attrs: Attrs) -> Function:
 
 
 _FAMILIES: Mapping[str, ArrayFamily] = {
+    "RegexFullMatch": _by_attributes(_full_match, STRING),
+    "StringSplit": _by_attributes(_string_split, STRING),
     "TfIdfVectorizer": _by_attributes(_tfidf, STRING, INT64),
     "ai.onnx.ml.CategoryMapper": _by_attributes(_category_mapper, STRING),
     "ai.onnx.ml.LabelEncoder": _by_attributes(_label_encoder, STRING),

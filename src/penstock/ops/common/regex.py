@@ -466,3 +466,53 @@ class Regex:
         self._moves[state, char] = following
         self._size += size
         return following
+
+
+_MOST_STATES = 255
+_MOST_STATE_SIZE = 1000
+
+
+class Automaton(Regex):
+    """A pattern with what ``fullmatch`` has learned of it as tables, for compiled code.
+
+    A row of ``moves`` is a state, the first of texts row 1. A character below 2**16 has the column
+    ``columns`` says: those that no part of the pattern tells apart have the same, those that are
+    new 0. A move is 1 where no text matches any more, and else the state that it leads to, plus 1;
+    in column 0 it is 1 or 2 as the text ends without or with a match. A move of 0 is not known.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        super().__init__(pattern)
+        self.columns = np.zeros(1 << 16, np.uint8)
+        self.moves = np.zeros((_MOST_STATES + 1, 256), np.uint8)
+        self._states = {self._start: 1}
+        self._classes: dict[object, int] = {}
+        self._tests = [instruction.test for instruction in self._program if instruction.test]
+
+    def _column(self, char: str) -> int:
+        """The column of a character; 0 if it has none, or for the end of the text."""
+        if not char or ord(char) >= len(self.columns):
+            return 0
+        known = int(self.columns[ord(char)])
+        if not known:
+            passes = bytes([test(char) for test in self._tests])
+            number = len(self._classes) + 1
+            known = self._classes.setdefault((self._category(char), passes), number)
+            if known < 256:
+                self.columns[ord(char)] = known
+        return known if known < 256 else 0
+
+    def _move(self, state: _State, char: str) -> _Move:
+        following, ends = move = super()._move(state, char)
+        row, column = self._states.get(state), self._column(char)
+        if row is None or (char and not column):
+            return move
+        if not char:
+            self.moves[row, 0] = 2 if ends else 1
+        elif not following[1]:
+            self.moves[row, column] = 1
+        elif len(following[1]) <= _MOST_STATE_SIZE:
+            if len(self._states) < _MOST_STATES - 1:
+                self._states.setdefault(following, len(self._states) + 1)
+            self.moves[row, column] = self._states.get(following, -1) + 1
+        return move

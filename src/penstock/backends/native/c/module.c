@@ -426,6 +426,12 @@ static PyMethodDef module_methods[] = {
     {"tokens", FAST(text_tokens),
      "tokens(x, members, others, single, least, checkpoint): the list of all runs of characters in "
      "`members`, or `others` beyond ASCII, and how many there are of each string."},
+    {"matches", FAST(text_matches),
+     "matches(x, columns, moves, result, start, checkpoint): whether each string from `start` on "
+     "matches an automaton; returns the place of the first of which that is not known."},
+    {"parts", FAST(text_parts),
+     "parts(x, separator, most, checkpoint): the list of the parts of all strings, of which one is "
+     "split at most `most` times, and how many there are of each."},
     {"padded", FAST(text_padded),
      "padded(tokens, counts, width, marks, pad): rows of tokens, between marks and before pads."},
     {"ngrams", FAST(text_ngrams),

@@ -28,6 +28,8 @@ PyObject *text_are_strings(PyObject *module, PyObject *given);
 PyObject *text_places(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *text_zip_map(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *text_tokens(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *text_matches(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *text_parts(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *text_padded(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *text_ngrams(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 #pragma GCC visibility pop

@@ -175,6 +175,112 @@ PyObject *text_tokens(PyObject *module, PyObject *const *arguments, Py_ssize_t c
     return result;
 }
 
+/* Of a text in UTF-8 whether it matches a deterministic automaton: 1 if not, 2 if it does, 0 where the
+   automaton does not know yet. A row of `moves` is a state, of which 0 stands for none; a character leads
+   to the state after its move, less 1, and the end of the text is column 0. */
+static int match(const char *text, Py_ssize_t size, const uint8_t *columns, const uint8_t *moves)
+{
+    uint32_t state = 1;
+    for (Py_ssize_t i = 0; i < size;) {
+        uint32_t c = (unsigned char)text[i++];
+        if (c >= 0xF0)
+            return 0;
+        if (c >= 0xC0) {
+            int more = c >= 0xE0 ? 2 : 1;
+            for (c &= more == 2 ? 15 : 31; more; more--)
+                c = c << 6 | ((unsigned char)text[i++] & 63);
+        }
+        uint32_t move = columns[c] ? moves[state << 8 | columns[c]] : 0;
+        if (move < 2)
+            return (int)move;
+        state = move - 1;
+    }
+    return moves[state << 8];
+}
+
+/* Characters between two looks at whether the run must stop, and of a text that is matched here. */
+enum { MATCH_BETWEEN = 1 << 22, LONGEST_TEXT = 1 << 20 };
+
+PyObject *text_matches(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    static const int types[] = {NPY_OBJECT, NPY_UINT8, NPY_UINT8, NPY_BOOL};
+    PyArrayObject *arrays[4] = {NULL};
+    int good = expected(count, 6);
+    for (int i = 0; good && i < 4; i++)
+        good = (arrays[i] = array_of(arguments[i], types[i])) != NULL;
+    npy_intp at = good ? PyLong_AsSsize_t(arguments[4]) : 0, end = good ? PyArray_SIZE(arrays[0]) : 0;
+    if (good && (PyArray_SIZE(arrays[1]) < 1 << 16 || PyArray_SIZE(arrays[2]) < 1 << 16 ||
+                 PyArray_SIZE(arrays[3]) != end || at < 0))
+        PyErr_SetString(PyExc_ValueError, "tables or results do not fit");
+    Py_ssize_t total = 0;
+    for (; good && !PyErr_Occurred() && at < end; at++) {
+        Py_ssize_t size;
+        PyObject *element = ((PyObject **)PyArray_DATA(arrays[0]))[at];
+        const char *text = PyUnicode_AsUTF8AndSize(element ? element : Py_None, &size);
+        PyErr_Clear(); /* the caller looks at what is no text, or none in UTF-8 */
+        int found = text && size <= LONGEST_TEXT
+                        ? match(text, size, PyArray_DATA(arrays[1]), PyArray_DATA(arrays[2]))
+                        : 0;
+        if (!found)
+            break;
+        ((npy_bool *)PyArray_DATA(arrays[3]))[at] = found == 2;
+        total += size;
+        if (total > MATCH_BETWEEN) {
+            Py_XDECREF(PyObject_CallNoArgs(arguments[5]));
+            total = 0;
+        }
+    }
+    for (int i = 0; i < 4; i++)
+        Py_XDECREF((PyObject *)arrays[i]);
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(at);
+}
+
+/* Append the parts of a text between separators, or between white space; returns their number, or -1. */
+static Py_ssize_t append_parts(PyObject *tokens, PyObject *text, PyObject *separator, Py_ssize_t most)
+{
+    PyObject *parts = PyUnicode_Split(text, separator, most);
+    Py_ssize_t number = parts ? PyList_Size(parts) : -1;
+    /* White space at the end is dropped, even if it would be of the part that is not split further. */
+    if (number > 0 && !separator && number == most + 1) {
+        PyObject *last = PyObject_CallMethod(PyList_GetItem(parts, most), "rstrip", NULL);
+        if (!last || PyList_SetItem(parts, most, last) < 0)
+            number = -1;
+    }
+    for (Py_ssize_t i = 0, length = number; i < length && number >= 0; i++)
+        if (PyList_Append(tokens, PyList_GetItem(parts, i)) < 0)
+            number = -1;
+    Py_XDECREF(parts);
+    return number;
+}
+
+PyObject *text_parts(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (!expected(count, 4))
+        return NULL;
+    PyObject *separator = arguments[1] == Py_None ? NULL : arguments[1];
+    Py_ssize_t most = PyLong_AsSsize_t(arguments[2]);
+    PyArrayObject *x = PyErr_Occurred() ? NULL : array_of(arguments[0], NPY_OBJECT);
+    PyArrayObject *counts = x ? new_array(PyArray_NDIM(x), PyArray_DIMS(x), NPY_INT64) : NULL;
+    PyObject *tokens = counts ? PyList_New(0) : NULL;
+    int failed = !tokens;
+    for (npy_intp i = 0; !failed && i < PyArray_SIZE(x); i++) {
+        PyObject *element = ((PyObject **)PyArray_DATA(x))[i];
+        int64_t number = append_parts(tokens, element ? element : Py_None, separator, most);
+        ((int64_t *)PyArray_DATA(counts))[i] = number;
+        failed = number < 0;
+        if (!failed && i % BETWEEN_CHECKS == BETWEEN_CHECKS - 1) {
+            PyObject *result = PyObject_CallNoArgs(arguments[3]);
+            failed = !result;
+            Py_XDECREF(result);
+        }
+    }
+    PyObject *result = failed ? NULL : PyTuple_Pack(2, tokens, counts);
+    Py_XDECREF(tokens);
+    Py_XDECREF((PyObject *)counts);
+    Py_XDECREF((PyObject *)x);
+    return result;
+}
+
 PyObject *text_padded(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     if (!expected(count, 5) || !PyList_Check(arguments[0]) || !PyTuple_Check(arguments[3]))
