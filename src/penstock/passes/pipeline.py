@@ -77,7 +77,8 @@ STRUCTURE: tuple[Pass, ...] = (
     RelaxControlEdges(),
 )
 
-_REDUCTIONS = [f"Reduce{name}" for name in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum")]
+_REDUCED = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+_REDUCTIONS = [f"Reduce{name}" for name in _REDUCED]
 
 OPTIMIZE: tuple[Pass, ...] = (
     DeadCode(),

@@ -75,18 +75,18 @@ def test_index_kernels_refuse_indices_out_of_range(name, index):
             kernel_of(node, library).function(x, indices, *updates)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "uint8", "int32", "int64"])
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize("sort", [0, 1])
 @pytest.mark.parametrize(
     ("dims", "axis", "k"),
     [
         *[((7,), 0, 3), ((5, 300), -1, 10), ((3, 70, 4), 1, 5), ((9, 20), 1, 20), ((2, 200), 1, 1)],
-        *[((3, 300), 1, 300), ((2, 400, 3), 1, 150)],
+        *[((3, 300), 1, 300), ((2, 400, 3), 1, 150), ((2, 90, 37), 1, 6), ((2000,), 0, 120)],
     ],
 )
 def test_top_k_kernel_equals_numpy(dims, axis, k, sort, largest, dtype):
-    inputs = [draw(dims, dtype), np.array([k])]
+    inputs = [draw(dims, np.int8).astype(dtype), np.array([k])]
     check(node_of("TopK", inputs, [1], outputs=2, axis=axis, largest=largest, sorted=sort), inputs)
 
 
@@ -99,7 +99,7 @@ def test_top_k_kernel_orders_nan_infinity_and_zeros_as_numpy(largest, dtype):
         check(node_of("TopK", inputs, [1], outputs=2, largest=largest), inputs)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int32", "int64"])
+@pytest.mark.parametrize("dtype", ["int8", "float64", "int32", "int64"])
 @pytest.mark.parametrize("largest", [0, 1])
 def test_sort_of_many_elements_equals_numpy(largest, dtype):
     rng = np.random.default_rng(4)

@@ -11,7 +11,9 @@ from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.types import FLOAT32, INT64, TensorType
 
-_MOST_TOP = 64  # beyond, all elements are sorted
+_MOST_TOP = 64  # beyond, and in rows beyond a part of all elements, they are sorted
+_PART = 16
+_TOP_COLUMNS = 16  # as in c/index.c
 _MOST_SORTED = 2000  # of float32: beyond, NumPy's vectorised sort is faster
 
 
@@ -122,29 +124,32 @@ def top_k_call(site: Site) -> NativeCall | None:
         return None
     k, axis = int(count.item()), normalize_axis(site.attr("axis", -1), len(x.dims))
     length, inner = x.dims[axis], math.prod(x.dims[axis + 1 :])
-    sorts = k > _MOST_TOP and length > 2 * _MOST_TOP
+    few = max(_MOST_TOP, length // _PART) if inner == 1 else _MOST_TOP
+    sorts = k > few and length > 2 * _MOST_TOP
     outputs = site.tensors[len(site.constants) :]
     if not k or len(outputs) < 2 or None in outputs:
         return None
     if sorts:
         return _sort(site, x, k, axis)
+    if length >= 2**31:
+        return None
     return NativeCall(
         f"topk_{x.dtype}",
         (
             *(Tensor(0), site.result(0), site.result(1), length, inner, k),
             1 if site.attr("largest", 1) else -1,
         ),
-        items=math.prod(x.dims[:axis]) * inner,
-        item_ns=10 + length + 8 * k * math.log2(k + 1),
+        items=math.prod(x.dims[:axis]) * math.ceil(inner / _TOP_COLUMNS),
+        item_ns=min(inner, _TOP_COLUMNS) * (10 + length + 8 * k * math.log2(k + 1)),
     )
 
 
 def _sort(site: Site, x: TensorType, k: int, axis: int) -> NativeCall | None:
     """TopK by sorting all elements along the axis; None where NumPy is faster."""
     length, inner = x.dims[axis], math.prod(x.dims[axis + 1 :])
-    if 4 * k < length or length >= 2**31 or x.dtype is None:
+    if length >= 2**31 or x.dtype is None:
         return None
-    if x.dtype == FLOAT32 and length > _MOST_SORTED:
+    if x.dtype == FLOAT32 and (4 * k < length or length > _MOST_SORTED):
         return None
     chains = math.prod(x.dims[:axis]) * inner
     return NativeCall(
@@ -154,6 +159,6 @@ def _sort(site: Site, x: TensorType, k: int, axis: int) -> NativeCall | None:
             *(1 if site.attr("largest", 1) else -1, chains),
         ),
         items=1,
-        item_ns=chains * length * x.dtype.itemsize * 3,
-        workspace=length * 2 * (x.dtype.itemsize + 4),
+        item_ns=chains * length * max(x.dtype.itemsize, 4) * 3,
+        workspace=length * 2 * (max(x.dtype.itemsize, 4) + 4),
     )

@@ -10,13 +10,10 @@ from penstock.backends.native.kernel import NativeCall, Site, Tensor, Unsupporte
 from penstock.ir.layout import packed_strides
 from penstock.ops.common.shape_rules import normalize_axes
 
-_FLOATS = ("float32", "float64")
+_DTYPES = ("float32", "float64", "int32", "int64")
 _EXTREMES = ("max", "min", "argmax", "argmin")
-_OF_INTEGERS = (*_EXTREMES, "sum", "sumsquare", "prod")
 _COLUMNS = 256  # as in c/reduce.c
 _BLOCK = 4096  # elements of an item of rows
-_LONG = 64
-"""elements of a row up to which exponentials one by one are faster than NumPy's"""
 
 _Strides = Sequence[tuple[int, ...] | None]
 
@@ -39,8 +36,7 @@ def _axes(site: Site, rank: int) -> tuple[int, ...] | None:
 def reduction_call(site: Site) -> NativeCall | None:
     """ReduceSum and the like, ArgMax and ArgMin."""
     x, name = site.input(0), site.node.op.name.lower().removeprefix("reduce")
-    dtypes = (*_FLOATS, "int32", "int64") if name in _OF_INTEGERS else _FLOATS
-    dtypes = (*dtypes, "int8", "uint8") if name in _EXTREMES else dtypes
+    dtypes = (*_DTYPES, "int8", "uint8") if name in _EXTREMES else _DTYPES
     if x is None or not x.dims or str(x.dtype) not in dtypes or 0 in x.dims:
         return None
     axes = _axes(site, len(x.dims))
@@ -66,8 +62,6 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
     if parts[0] + parts[2] != [kept[i] for i in _order(y.dims, strides[len(site.constants)])]:
         raise UnsupportedError
     outer, length, inner = [math.prod(x.dims[i] for i in part) for part in parts]
-    if name.startswith("logsumexp") and (inner > 1 or length > _LONG):
-        raise UnsupportedError
     block = min(inner, _COLUMNS) if inner > 1 else max(_BLOCK // length, 1)
     return NativeCall(
         name,

@@ -14,14 +14,19 @@ import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.shape_rules import normalize_axes
+from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import replace_nodes
 from penstock.types import TensorType
 
-# Of their results the same operation may reduce further axes.
-_OPERATIONS = {f"Reduce{name}" for name in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum")}
-# Those whose results are rounded where elements are integers.
-_ROUNDED = frozenset({"ReduceL2", "ReduceMean"})
+# What reduces the inner axes, and then the others.
+_OPERATIONS = {
+    **{name: (name, name) for name in ("L1", "L2", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")},
+    "LogSum": ("Sum", "LogSum"),
+    "SumSquare": ("SumSquare", "Sum"),
+}
+# Those whose results are rounded where elements are integers, or that take integers for floats.
+_ROUNDED = frozenset({"L2", "LogSum", "LogSumExp", "Mean"})
 _DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "int8", "uint8")))
 
 
@@ -36,14 +41,15 @@ class SplitReductions(Pass):
 
 
 def _split(node: Node) -> Sequence[Node] | None:
-    if node.op.full_name not in _OPERATIONS or node.control_inputs:
+    name = node.op.full_name.removeprefix("Reduce")
+    if name not in _OPERATIONS or node.op.full_name == name or node.control_inputs:
         return None
     x, spelled, (y,) = node.inputs[0], node.const(1), node.outputs
     if x is None or spelled is None or y is None or not isinstance(x.type, TensorType):
         return None
     if not x.type.static or x.type.dtype not in _DTYPES or not x.type.elements:
         return None
-    if node.op.name in _ROUNDED and x.type.dtype.kind != "f":
+    if name in _ROUNDED and x.type.dtype.kind != "f":
         return None
     dims = x.type.dims
     axes = sorted(normalize_axes(spelled.reshape(-1).tolist(), len(dims)))
@@ -55,7 +61,8 @@ def _split(node: Node) -> Sequence[Node] | None:
     left = tuple([1 if axis in inner else dim for axis, dim in enumerate(dims)])
     between = Value(f"{y.name}/inner{starts[-1]}", TensorType(x.type.dtype, left))
     inner_axes = Value(f"{y.name}/axes{starts[-1]}", const=np.array(inner))
+    first, last = [standard(f"Reduce{part}") for part in _OPERATIONS[name]]
     return (
-        node.derived([x, inner_axes], [between], {**node.attrs, "keepdims": 1}),
-        node.derived([between, *node.inputs[1:]], [y]),
+        node.derived([x, inner_axes], [between], {**node.attrs, "keepdims": 1}, op=first),
+        node.derived([between, *node.inputs[1:]], [y], op=last),
     )

@@ -231,8 +231,8 @@ REDUCTIONS(float64, double, double)
 REDUCTIONS(int32, int32_t, uint32_t)
 REDUCTIONS(int64, int64_t, uint64_t)
 
-/* The k greatest or least along an axis: an item is one chain of elements. Their places, in the result,
-   are a heap whose root is the last of them, then sorted. */
+/* The k greatest or least along an axis: an item is one chain of elements, or TOP_COLUMNS side by side.
+   The places of one chain, in the result, are a heap whose root is the last of them, then sorted. */
 struct top {
     const void *x;
     void *values;
@@ -258,10 +258,12 @@ static inline int64_t key_float64(double x)
     return x != x ? INT64_MAX : bits ^ (bits >> 63 & INT64_MAX);
 }
 
+#define key_int8(x) (x)
+#define key_uint8(x) (x)
 #define key_int32(x) (x)
 #define key_int64(x) (x)
 
-enum { TOP_BLOCK = 64 };
+enum { TOP_BLOCK = 64, TOP_COLUMNS = 16, MOST_INSERTED = 128 };
 
 #define TOP(suffix, type, key)                                                                     \
     /* The key of place i, ascending: the first of the result has the least. */                    \
@@ -271,38 +273,38 @@ enum { TOP_BLOCK = 64 };
     }                                                                                              \
                                                                                                    \
     /* Let the element `place` sink from `hole` into the heap of `count`. */                       \
-    static inline void suffix##_sink(const type *x, int64_t *heap, int64_t count, int64_t inner,   \
-                                     key flip, int64_t hole, int64_t place)                        \
+    static inline void suffix##_sink(const type *x, int64_t *heap, int64_t count, key flip,        \
+                                     int64_t hole, int64_t place)                                  \
     {                                                                                              \
-        key sinking = suffix##_at(x, place, inner, flip);                                          \
+        key sinking = suffix##_at(x, place, 1, flip);                                              \
         for (int64_t child; (child = 2 * hole + 1) < count; hole = child) {                        \
-            key below = suffix##_at(x, heap[child * inner], inner, flip);                          \
+            key below = suffix##_at(x, heap[child], 1, flip);                                      \
             if (child + 1 < count) {                                                               \
-                key other = suffix##_at(x, heap[(child + 1) * inner], inner, flip);                \
-                int64_t a = heap[child * inner], b = heap[(child + 1) * inner];                    \
-                if (other > below || (other == below && b > a)) {                                  \
+                key other = suffix##_at(x, heap[child + 1], 1, flip);                              \
+                if (other > below || (other == below && heap[child + 1] > heap[child])) {          \
                     child++;                                                                       \
                     below = other;                                                                 \
                 }                                                                                  \
             }                                                                                      \
-            if (below < sinking || (below == sinking && heap[child * inner] < place))              \
+            if (below < sinking || (below == sinking && heap[child] < place))                      \
                 break;                                                                             \
-            heap[hole * inner] = heap[child * inner];                                              \
+            heap[hole] = heap[child];                                                              \
         }                                                                                          \
-        heap[hole * inner] = place;                                                                \
+        heap[hole] = place;                                                                        \
     }                                                                                              \
                                                                                                    \
-    static void suffix##_chain(const type *x, type *values, int64_t *heap, int64_t length,         \
-                               int64_t inner, int64_t k, key flip)                                 \
+    static void suffix##_chain(const struct top *a, const type *x, type *values, int64_t *heap,    \
+                               key flip)                                                           \
     {                                                                                              \
+        const int64_t k = a->k;                                                                    \
         for (int64_t i = 0; i < k; i++)                                                            \
-            heap[i * inner] = i;                                                                   \
+            heap[i] = i;                                                                           \
         for (int64_t i = k / 2; i-- > 0;)                                                          \
-            suffix##_sink(x, heap, k, inner, flip, i, heap[i * inner]);                            \
-        key limit = suffix##_at(x, heap[0], inner, flip);                                          \
-        for (int64_t i = k; i < length;) {                                                         \
+            suffix##_sink(x, heap, k, flip, i, heap[i]);                                           \
+        key limit = suffix##_at(x, heap[0], 1, flip);                                              \
+        for (int64_t i = k; i < a->length;) {                                                      \
             int64_t end = i + TOP_BLOCK;                                                           \
-            if (inner == 1 && end <= length) {                                                     \
+            if (end <= a->length) {                                                                \
                 int any = 0;                                                                       \
                 for (int64_t j = 0; j < TOP_BLOCK; j++)                                            \
                     any |= suffix##_at(x, i + j, 1, flip) < limit;                                 \
@@ -311,35 +313,89 @@ enum { TOP_BLOCK = 64 };
                     continue;                                                                      \
                 }                                                                                  \
             }                                                                                      \
-            for (end = end < length ? end : length; i < end; i++)                                  \
-                if (suffix##_at(x, i, inner, flip) < limit) {                                      \
-                    suffix##_sink(x, heap, k, inner, flip, 0, i);                                  \
-                    limit = suffix##_at(x, heap[0], inner, flip);                                  \
+            for (end = end < a->length ? end : a->length; i < end; i++)                            \
+                if (suffix##_at(x, i, 1, flip) < limit) {                                          \
+                    suffix##_sink(x, heap, k, flip, 0, i);                                         \
+                    limit = suffix##_at(x, heap[0], 1, flip);                                      \
                 }                                                                                  \
         }                                                                                          \
         for (int64_t left = k; left-- > 1;) {                                                      \
-            int64_t last = heap[left * inner];                                                     \
-            heap[left * inner] = heap[0];                                                          \
-            suffix##_sink(x, heap, left, inner, flip, 0, last);                                    \
+            int64_t last = heap[left];                                                             \
+            heap[left] = heap[0];                                                                  \
+            suffix##_sink(x, heap, left, flip, 0, last);                                           \
         }                                                                                          \
         for (int64_t i = 0; values && i < k; i++)                                                  \
-            values[i * inner] = x[heap[i * inner] * inner];                                        \
+            values[i] = x[heap[i]];                                                                \
+    }                                                                                              \
+                                                                                                   \
+    /* Of chains side by side: each row is inserted into the sorted ones before it. */             \
+    static void suffix##_chains(const struct top *a, const type *x, type *values, int64_t *places, \
+                                int64_t columns, key flip)                                         \
+    {                                                                                              \
+        key best[MOST_INSERTED][TOP_COLUMNS], row[TOP_COLUMNS] = {0};                              \
+        int32_t at[MOST_INSERTED][TOP_COLUMNS], place[TOP_COLUMNS];                                \
+        key beaten[TOP_COLUMNS];                                                                   \
+        for (int64_t i = 0; i < a->length; i++, x += a->inner) {                                   \
+            int64_t count = i < a->k ? i : a->k;                                                   \
+            int any = i < a->k;                                                                    \
+            if (columns == TOP_COLUMNS)                                                            \
+                for (int64_t j = 0; j < TOP_COLUMNS; j++)                                          \
+                    row[j] = key_##suffix(x[j]) ^ flip;                                            \
+            else                                                                                   \
+                for (int64_t j = 0; j < columns; j++)                                              \
+                    row[j] = key_##suffix(x[j]) ^ flip;                                            \
+            if (!any)                                                                              \
+                for (int64_t j = 0; j < TOP_COLUMNS; j++)                                          \
+                    any |= row[j] < best[count - 1][j];                                            \
+            if (!any)                                                                              \
+                continue;                                                                          \
+            for (int64_t j = 0; j < TOP_COLUMNS; j++)                                              \
+                place[j] = (int32_t)i, beaten[j] = 0;                                              \
+            for (int64_t t = 0; t < count; t++)                                                    \
+                for (int64_t j = 0; j < TOP_COLUMNS; j++) {                                        \
+                    key other = best[t][j];                                                        \
+                    int32_t its_place = at[t][j];                                                  \
+                    beaten[j] |= row[j] < other;                                                   \
+                    best[t][j] = beaten[j] ? row[j] : other;                                       \
+                    at[t][j] = beaten[j] ? place[j] : its_place;                                   \
+                    row[j] = beaten[j] ? other : row[j];                                           \
+                    place[j] = beaten[j] ? its_place : place[j];                                   \
+                }                                                                                  \
+            if (i < a->k) {                                                                        \
+                memcpy(best[i], row, sizeof row);                                                  \
+                memcpy(at[i], place, sizeof place);                                                \
+            }                                                                                      \
+        }                                                                                          \
+        x -= a->length * a->inner;                                                                 \
+        for (int64_t t = 0; t < a->k; t++)                                                         \
+            for (int64_t j = 0; j < columns; j++) {                                                \
+                places[t * a->inner + j] = at[t][j];                                               \
+                if (values)                                                                        \
+                    values[t * a->inner + j] = x[at[t][j] * a->inner + j];                         \
+            }                                                                                      \
     }                                                                                              \
                                                                                                    \
     static int topk_##suffix(const void *arguments, int64_t begin, int64_t end)                    \
     {                                                                                              \
         const struct top *a = arguments;                                                           \
-        int64_t length = a->length, inner = a->inner, k = a->k;                                    \
+        int64_t inner = a->inner, blocks = (inner + TOP_COLUMNS - 1) / TOP_COLUMNS;                \
+        key flip = a->sign > 0 ? (key)-1 : 0;                                                      \
         for (int64_t item = begin; item < end; item++) {                                           \
-            int64_t block = item / inner, column = item % inner;                                   \
-            int64_t to = block * k * inner + column;                                               \
-            suffix##_chain((const type *)a->x + block * length * inner + column,                   \
-                           a->values ? (type *)a->values + to : NULL, a->places + to, length,      \
-                           inner, k, a->sign > 0 ? (key)-1 : 0);                                   \
+            int64_t block = item / blocks, column = item % blocks * TOP_COLUMNS;                   \
+            int64_t to = block * a->k * inner + column, rest = inner - column;                     \
+            const type *x = (const type *)a->x + block * a->length * inner + column;               \
+            type *values = a->values ? (type *)a->values + to : NULL;                              \
+            if (inner == 1)                                                                        \
+                suffix##_chain(a, x, values, a->places + to, flip);                                \
+            else                                                                                   \
+                suffix##_chains(a, x, values, a->places + to,                                      \
+                                rest < TOP_COLUMNS ? rest : TOP_COLUMNS, flip);                    \
         }                                                                                          \
         return 0;                                                                                  \
     }
 
+TOP(int8, int8_t, int32_t)
+TOP(uint8, uint8_t, int32_t)
 TOP(float32, float, int32_t)
 TOP(float64, double, int64_t)
 TOP(int32, int32_t, int32_t)
@@ -418,6 +474,8 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
         return 0;                                                                                  \
     }
 
+SORT(int8, int8_t, int32_t, uint32_t)
+SORT(uint8, uint8_t, int32_t, uint32_t)
 SORT(float32, float, int32_t, uint32_t)
 SORT(float64, double, int64_t, uint64_t)
 SORT(int32, int32_t, int32_t, uint32_t)
@@ -428,12 +486,14 @@ SORT(int64, int64_t, int64_t, uint64_t)
 #define MOVES(size)                                                                                \
     KERNEL(gatherelements_##size, elements), KERNEL(gathernd_##size, slices),                      \
         SCATTER_ENTRIES(none_##size)
+#define SORTS(suffix) KERNEL(topk_##suffix, top), KERNEL(sort_##suffix, sort)
 #define ENTRIES(suffix)                                                                            \
     SCATTER_ENTRIES(add_##suffix), SCATTER_ENTRIES(mul_##suffix), SCATTER_ENTRIES(max_##suffix),   \
-        SCATTER_ENTRIES(min_##suffix), KERNEL(topk_##suffix, top), KERNEL(sort_##suffix, sort)
+        SCATTER_ENTRIES(min_##suffix), SORTS(suffix)
 
 const kernel_entry index_kernels[] = {
     KERNEL(gather, gather),
-    MOVES(1),         MOVES(2),         MOVES(4),       MOVES(8),       ENTRIES(float32),
-    ENTRIES(float64), ENTRIES(int32), ENTRIES(int64), END_OF_KERNELS,
+    MOVES(1),    MOVES(2),     MOVES(4),         MOVES(8),         SORTS(int8),
+    SORTS(uint8), ENTRIES(float32), ENTRIES(float64), ENTRIES(int32), ENTRIES(int64),
+    END_OF_KERNELS,
 };

@@ -2,8 +2,10 @@
    axis is the last, else a block of columns that stand side by side.
 
    Floats are reduced in parts, of PART elements in LANES of a row or ROWS of a column; parts are
-   combined in float64, and so are rows of few elements. */
-#include <math.h>
+   combined in float64, and so are rows of few elements. Rows of few elements are reduced side by side,
+   and of a few columns several rows together, so that there is enough to do at once. */
+#include "math32.h"
+#include "math64.h"
 #include "native.h"
 
 struct reduction {
@@ -16,15 +18,21 @@ struct reduction {
 
 enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
 
+/* How many rows of a matrix are reduced as one, whose columns are combined afterwards. */
+static inline int64_t folds(const struct reduction *a, int64_t columns)
+{
+    int64_t count = columns == a->inner ? COLUMNS / columns : 1;
+    return a->length >= 2 * count ? count : 1;
+}
+
 #define ITEMS(name, result, by_rows, by_columns)                                                  \
     static int name(const void *arguments, int64_t begin, int64_t end)                            \
     {                                                                                             \
         const struct reduction *a = arguments;                                                    \
         int64_t blocks = (a->inner + a->block - 1) / a->block;                                    \
         if (a->inner == 1) {                                                                      \
-            int64_t stop = end * a->block < a->outer ? end * a->block : a->outer;                 \
-            for (int64_t i = begin * a->block; i < stop; i++)                                     \
-                ((result *)a->y)[i] = (result)by_rows(a, i * a->length);                          \
+            int64_t first = begin * a->block, stop = end * a->block;                              \
+            by_rows(a, first, stop < a->outer ? stop : a->outer, (result *)a->y + first);         \
             return 0;                                                                             \
         }                                                                                         \
         for (int64_t item = begin; item < end; item++) {                                          \
@@ -74,39 +82,78 @@ enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
         return total;                                                                             \
     }                                                                                             \
                                                                                                   \
-    static inline wide name##_row(const struct reduction *a, int64_t first)                       \
+    /* Many rows of a few elements. */                                                            \
+    static inline __attribute__((always_inline)) void name##_few(                                 \
+        const type *x, int64_t rows, const int64_t length, type *y)                               \
     {                                                                                             \
-        const wide total = name##_folded((const type *)a->x + first, a->length);                  \
-        return FINISH(total, a->length);                                                          \
+        wide totals[ROWS];                                                                        \
+        for (int64_t row = 0; row < rows; row += ROWS, x += ROWS * length, y += ROWS) {           \
+            const int64_t n = rows - row < ROWS ? rows - row : ROWS;                              \
+            for (int64_t j = 0; j < n; j++)                                                       \
+                totals[j] = start;                                                                \
+            for (int64_t i = 0; i < length; i++)                                                  \
+                for (int64_t j = 0; j < n; j++) {                                                 \
+                    const wide value = MAP((wide)x[j * length + i]);                              \
+                    totals[j] = COMBINE(totals[j], value);                                        \
+                }                                                                                 \
+            for (int64_t j = 0; j < n; j++)                                                       \
+                y[j] = (type)FINISH(totals[j], length);                                           \
+        }                                                                                         \
+    }                                                                                             \
+                                                                                                  \
+    static inline void name##_rows(const struct reduction *a, int64_t first, int64_t end, type *y) \
+    {                                                                                             \
+        const type *x = (const type *)a->x + first * a->length;                                   \
+        if (a->length == 2)                                                                       \
+            name##_few(x, end - first, 2, y);                                                     \
+        else if (a->length == 3)                                                                  \
+            name##_few(x, end - first, 3, y);                                                     \
+        else if (a->length == 4)                                                                  \
+            name##_few(x, end - first, 4, y);                                                     \
+        else if (a->length < LANES)                                                               \
+            name##_few(x, end - first, a->length, y);                                             \
+        else                                                                                      \
+            for (int64_t i = 0; i < end - first; i++) {                                           \
+                const wide total = name##_folded(x + i * a->length, a->length);                   \
+                y[i] = (type)FINISH(total, a->length);                                            \
+            }                                                                                     \
     }                                                                                             \
                                                                                                   \
     static inline void name##_columns(const struct reduction *a, int64_t first, int64_t columns,  \
                                       type *restrict y)                                           \
     {                                                                                             \
         const type *restrict x = (const type *)a->x + first;                                      \
+        const int64_t count = folds(a, columns), width = count * columns, step = count * a->inner; \
+        const int64_t length = a->length / count;                                                 \
         wide totals[COLUMNS];                                                                     \
         lane part[COLUMNS];                                                                       \
-        for (int64_t j = 0; j < columns; j++)                                                     \
+        for (int64_t j = 0; j < width; j++)                                                       \
             totals[j] = start;                                                                    \
-        for (int64_t i = 0; i < a->length;) {                                                     \
-            const int64_t end = a->length - i < ROWS ? a->length : i + ROWS;                      \
-            for (int64_t j = 0; j < columns; j++)                                                 \
+        for (int64_t i = 0; i < length;) {                                                        \
+            const int64_t end = length - i < ROWS ? length : i + ROWS;                            \
+            for (int64_t j = 0; j < width; j++)                                                   \
                 part[j] = MAP((lane)x[j]);                                                        \
-            for (i++, x += a->inner; i < end; i++, x += a->inner)                                 \
-                for (int64_t j = 0; j < columns; j++) {                                           \
+            for (i++, x += step; i < end; i++, x += step)                                         \
+                for (int64_t j = 0; j < width; j++) {                                             \
                     const lane value = MAP((lane)x[j]);                                           \
                     part[j] = COMBINE(part[j], value);                                            \
                 }                                                                                 \
-            for (int64_t j = 0; j < columns; j++) {                                               \
+            for (int64_t j = 0; j < width; j++) {                                                 \
                 const wide value = (wide)part[j];                                                 \
                 totals[j] = COMBINE(totals[j], value);                                            \
             }                                                                                     \
+        }                                                                                         \
+        for (int64_t j = columns; j < width; j++)                                                 \
+            totals[j % columns] = COMBINE(totals[j % columns], totals[j]);                        \
+        for (int64_t j = 0; j < (a->length - length * count) * columns; j++) {                    \
+            const wide value = MAP((wide)x[j]);                                                   \
+            totals[j % columns] = COMBINE(totals[j % columns], value);                            \
         }                                                                                         \
         for (int64_t j = 0; j < columns; j++)                                                     \
             y[j] = (type)FINISH(totals[j], a->length);                                            \
     }                                                                                             \
                                                                                                   \
-    ITEMS(name, type, name##_row, name##_columns)
+    ITEMS(name, type, name##_rows, name##_columns)
 
 /* NaN beats all numbers, and nothing beats NaN: so the place of the extreme, which is NaN if any
    element is, is the first or last of elements that are equal to it, or not to themselves. */
@@ -135,6 +182,13 @@ enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
         return place;                                                                             \
     }                                                                                             \
                                                                                                   \
+    static inline void name##_rows(const struct reduction *a, int64_t first, int64_t end,         \
+                                   int64_t *y)                                                    \
+    {                                                                                             \
+        for (int64_t i = first; i < end; i++)                                                     \
+            y[i - first] = name##_row(a, i * a->length);                                          \
+    }                                                                                             \
+                                                                                                  \
     static inline void name##_columns(const struct reduction *a, int64_t first, int64_t columns,  \
                                       int64_t *restrict y)                                        \
     {                                                                                             \
@@ -153,7 +207,7 @@ enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
             y[j] = places[j];                                                                     \
     }                                                                                             \
                                                                                                   \
-    ITEMS(name, int64_t, name##_row, name##_columns)
+    ITEMS(name, int64_t, name##_rows, name##_columns)
 
 #define SUM(a, b) ((a) + (b))
 #define PRODUCT(a, b) ((a) * (b))
@@ -166,6 +220,10 @@ enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
 #define MEAN(total, n) ((total) / (double)(n))
 #define ROOT(total, n) sqrt(total)
 #define LOGARITHM(total, n) log(total)
+
+#define QUOTIENT(total, n) ((int64_t)(total) / (n))
+#define DISTANCE32(x) ((x) >> 31 ? 0 - (x) : (x))
+#define DISTANCE64(x) ((x) >> 63 ? 0 - (x) : (x))
 
 /* Integers wrap around. */
 #define ANY(suffix, type, sum, wide, low, high)                                                   \
@@ -180,34 +238,100 @@ enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
     PLACES(argmax_##suffix, type, max_##suffix, <=)                                               \
     PLACES(argmin_##suffix, type, min_##suffix, >=)
 
-#define FLOATS(suffix, type)                                                                      \
+/* The logarithm of a sum of exponentials, relative to the highest element; infinities are relative to 0.
+   Exponentials are of type `real`, which `reals` names. */
+#define LOGSUMEXP(suffix, type, reals, real, EXP)                                                 \
+    static inline real relative_##suffix(type highest)                                            \
+    {                                                                                             \
+        return isfinite((real)highest) ? (real)highest : 0;                                       \
+    }                                                                                             \
+                                                                                                  \
+    static inline void logsumexp_##suffix##_rows(const struct reduction *a, int64_t first,        \
+                                                 int64_t end, type *y)                            \
+    {                                                                                             \
+        const int64_t length = a->length, many = length < PART ? PART / length : 1;               \
+        real powers[PART];                                                                        \
+        for (int64_t row = first; row < end; row += many, y += many) {                            \
+            const int64_t rows = end - row < many ? end - row : many;                             \
+            const type *x = (const type *)a->x + row * length;                                    \
+            type tops[PART];                                                                      \
+            double total = 0;                                                                     \
+            max_##suffix##_rows(a, row, row + rows, tops);                                        \
+            for (int64_t at = 0; at < rows * length; at += PART) {                                \
+                const int64_t n = rows * length - at < PART ? rows * length - at : PART;          \
+                if (rows == 1)                                                                    \
+                    for (int64_t i = 0; i < n; i++)                                               \
+                        powers[i] = (real)x[at + i] - relative_##suffix(tops[0]);                 \
+                else                                                                              \
+                    for (int64_t j = 0; j < rows; j++)                                            \
+                        for (int64_t i = 0; i < length; i++)                                      \
+                            powers[j * length + i] =                                              \
+                                (real)x[j * length + i] - relative_##suffix(tops[j]);             \
+                for (int64_t i = 0; i < n; i++)                                                   \
+                    powers[i] = EXP(powers[i]);                                                   \
+                if (rows == 1)                                                                    \
+                    total += sum_##reals##_folded(powers, n);                                     \
+            }                                                                                     \
+            for (int64_t j = 0; j < rows; j++) {                                                  \
+                if (rows > 1)                                                                     \
+                    total = sum_##reals##_folded(powers + j * length, length);                    \
+                y[j] = (type)(log(total) + (double)relative_##suffix(tops[j]));                   \
+            }                                                                                     \
+        }                                                                                         \
+    }                                                                                             \
+                                                                                                  \
+    static inline void logsumexp_##suffix##_columns(const struct reduction *a, int64_t first,     \
+                                                    int64_t columns, type *restrict y)            \
+    {                                                                                             \
+        const type *restrict x = (const type *)a->x + first;                                      \
+        const int64_t count = folds(a, columns), width = count * columns, step = count * a->inner; \
+        const int64_t length = a->length / count;                                                 \
+        double totals[COLUMNS] = {0};                                                             \
+        real tops[COLUMNS], part[COLUMNS];                                                        \
+        max_##suffix##_columns(a, first, columns, y);                                             \
+        for (int64_t j = 0; j < width; j++)                                                       \
+            tops[j] = relative_##suffix(y[j % columns]);                                          \
+        for (int64_t i = 0; i < length;) {                                                        \
+            const int64_t end = length - i < ROWS ? length : i + ROWS;                            \
+            for (int64_t j = 0; j < width; j++)                                                   \
+                part[j] = 0;                                                                      \
+            for (; i < end; i++, x += step)                                                       \
+                for (int64_t j = 0; j < width; j++)                                               \
+                    part[j] += EXP((real)x[j] - tops[j]);                                         \
+            for (int64_t j = 0; j < width; j++)                                                   \
+                totals[j] += (double)part[j];                                                     \
+        }                                                                                         \
+        for (int64_t j = columns; j < width; j++)                                                 \
+            totals[j % columns] += totals[j];                                                     \
+        for (int64_t j = 0; j < (a->length - length * count) * columns; j++)                      \
+            totals[j % columns] += (double)EXP((real)x[j] - tops[j % columns]);                   \
+        for (int64_t j = 0; j < columns; j++)                                                     \
+            y[j] = (type)(log(totals[j]) + (double)tops[j]);                                      \
+    }                                                                                             \
+                                                                                                  \
+    ITEMS(logsumexp_##suffix, type, logsumexp_##suffix##_rows, logsumexp_##suffix##_columns)
+
+#define FLOATS(suffix, type, EXP)                                                                 \
     ANY(suffix, type, type, double, -INFINITY, INFINITY)                                          \
     REDUCTION(mean_##suffix, type, type, double, 0, SUM, SAME, MEAN)                              \
     REDUCTION(l1_##suffix, type, type, double, 0, SUM, ABSOLUTE, TOTAL)                           \
     REDUCTION(l2_##suffix, type, type, double, 0, SUM, SQUARE, ROOT)                              \
     REDUCTION(logsum_##suffix, type, type, double, 0, SUM, SAME, LOGARITHM)                       \
-    static inline double logsumexp_##suffix##_row(const struct reduction *a, int64_t first)       \
-    {                                                                                             \
-        const type *x = (const type *)a->x + first;                                               \
-        double most = max_##suffix##_folded(x, a->length), total = 0;                             \
-        most = isfinite(most) ? most : 0;                                                         \
-        for (int64_t i = 0; i < a->length; i++)                                                   \
-            total += exp(x[i] - most);                                                            \
-        return log(total) + most;                                                                 \
-    }                                                                                             \
-    static int logsumexp_##suffix(const void *arguments, int64_t begin, int64_t end)              \
-    {                                                                                             \
-        const struct reduction *a = arguments;                                                    \
-        int64_t stop = end * a->block < a->outer ? end * a->block : a->outer;                     \
-        for (int64_t i = begin * a->block; i < stop; i++)                                         \
-            ((type *)a->y)[i] = (type)logsumexp_##suffix##_row(a, i * a->length);                 \
-        return 0;                                                                                 \
-    }
+    LOGSUMEXP(suffix, type, suffix, type, EXP)
 
-FLOATS(float32, float)
-FLOATS(float64, double)
-ANY(int32, int32_t, uint32_t, uint32_t, INT32_MIN, INT32_MAX)
-ANY(int64, int64_t, uint64_t, uint64_t, INT64_MIN, INT64_MAX)
+/* Roots and logarithms are those of float64, without their fractions; means are exact. */
+#define INTEGERS(suffix, type, sum, mean, low, high, DISTANCE)                                    \
+    ANY(suffix, type, sum, sum, low, high)                                                        \
+    REDUCTION(mean_##suffix, type, mean, mean, 0, SUM, SAME, QUOTIENT)                            \
+    REDUCTION(l1_##suffix, type, sum, sum, 0, SUM, DISTANCE, TOTAL)                               \
+    REDUCTION(l2_##suffix, type, double, double, 0, SUM, SQUARE, ROOT)                            \
+    REDUCTION(logsum_##suffix, type, double, double, 0, SUM, SAME, LOGARITHM)                     \
+    LOGSUMEXP(suffix, type, float64, double, exp64)
+
+FLOATS(float32, float, exp32)
+FLOATS(float64, double, exp64)
+INTEGERS(int32, int32_t, uint32_t, int64_t, INT32_MIN, INT32_MAX, DISTANCE32)
+INTEGERS(int64, int64_t, uint64_t, uint64_t, INT64_MIN, INT64_MAX, DISTANCE64)
 EXTREMES(int8, int8_t, INT8_MIN, INT8_MAX)
 EXTREMES(uint8, uint8_t, 0, UINT8_MAX)
 
@@ -216,13 +340,12 @@ EXTREMES(uint8, uint8_t, 0, UINT8_MAX)
         KERNEL(argmax_##suffix, reduction), KERNEL(argmin_##suffix, reduction)
 #define ENTRIES(suffix)                                                                           \
     EXTREME_ENTRIES(suffix), KERNEL(sum_##suffix, reduction),                                     \
-        KERNEL(sumsquare_##suffix, reduction), KERNEL(prod_##suffix, reduction)
-#define FLOAT_ENTRIES(suffix)                                                                     \
-    ENTRIES(suffix), KERNEL(mean_##suffix, reduction), KERNEL(l1_##suffix, reduction),            \
+        KERNEL(sumsquare_##suffix, reduction), KERNEL(prod_##suffix, reduction),                  \
+        KERNEL(mean_##suffix, reduction), KERNEL(l1_##suffix, reduction),                         \
         KERNEL(l2_##suffix, reduction), KERNEL(logsum_##suffix, reduction),                       \
         KERNEL(logsumexp_##suffix, reduction)
 
 const kernel_entry reduce_kernels[] = {
-    FLOAT_ENTRIES(float32), FLOAT_ENTRIES(float64), ENTRIES(int32), ENTRIES(int64),
-    EXTREME_ENTRIES(int8),  EXTREME_ENTRIES(uint8), END_OF_KERNELS,
+    ENTRIES(float32),      ENTRIES(float64),       ENTRIES(int32), ENTRIES(int64),
+    EXTREME_ENTRIES(int8), EXTREME_ENTRIES(uint8), END_OF_KERNELS,
 };
