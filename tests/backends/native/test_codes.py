@@ -125,7 +125,8 @@ def test_sum_or_product_of_codes_is_one_step_and_equals_numpy(bound, op, dtype, 
     want = ps.compile(model, backends=["numpy"]).run(feeds)["y"]
     np.testing.assert_array_equal(session.run(feeds)["y"], want, strict=True)
     (step,) = session.plan.steps
-    kernel = f"{op.lower()}_{dtype[0].replace('i', 's')}" if dims[0] == dims[1] else "elementwise:"
+    pair = f"{op.lower()}_codes_{dtype[0].replace('i', 's')}"
+    kernel = pair if dims[0] == dims[1] else "elementwise:"
     assert step.kernel.binder.implementation.startswith(kernel)
 
 

@@ -53,6 +53,41 @@ def test_binary_operation_broadcasts_as_numpy(name, dtype, dims):
     check(node_of(name, inputs), inputs)
 
 
+CODES = ["int8", "uint8", "int16", "uint16"]
+
+
+@pytest.mark.parametrize("dims", BROADCASTS)
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("name", ["Add", "Sub", "Mul", "Max", "Min", "Less", "Equal"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_binary_operation_of_codes_equals_numpy(name, dtype, dims):
+    info = np.iinfo(dtype)
+    inputs = [RANDOM.integers(info.min, info.max, d, dtype, endpoint=True) for d in dims]
+    check(node_of(name, inputs), inputs)
+
+
+@pytest.mark.parametrize("dtype", [*CODES, "int32", "int64"])
+@pytest.mark.parametrize("name", ["Abs", "Neg", "Sign", "Relu", "Shrink", "Clip"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_unary_operation_of_integers_equals_numpy(name, dtype):
+    if (name in ("Neg", "Relu") and dtype[0] == "u") or (name == "Relu" and dtype == "int16"):
+        pytest.skip("no operation of ONNX")
+    info = np.iinfo(dtype)
+    x = RANDOM.integers(info.min, info.max, (5, 700), dtype, endpoint=True)
+    bounds = [np.array(3, dtype), np.array(90, dtype)] if name == "Clip" else []
+    attrs = {"lambd": 40.5, "bias": 2.25} if name == "Shrink" else {}
+    if dtype == "int64":
+        x //= 2**20
+    check(node_of(name, [x, *bounds], [1, 2][: len(bounds)], **attrs), [x, *bounds])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+@pytest.mark.parametrize("power", [1, 2, 3])
+def test_power_of_integers_by_a_constant_equals_numpy(power, dtype):
+    inputs = [RANDOM.integers(0, 99, (3, 700)).astype(dtype), np.array(power, dtype)]
+    check(node_of("Pow", inputs, [1]), inputs)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_integers_are_divided_towards_zero(dtype):
@@ -73,7 +108,7 @@ def test_operation_of_three_inputs_equals_numpy(name, constants):
     check(node_of(name, inputs, constants), inputs, LOOSE)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "bool", *CODES])
 def test_where_chooses_as_numpy(dtype):
     inputs = [
         RANDOM.random((5, 1, 40)) < 0.5,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native.formulas import CHEAP_POWERS, CODES, FORMULAS, KINDS, Term, converted
+from penstock.backends.native.formulas import CHEAP_POWERS, CODES, FORMULAS, KINDS, OF_CODES, Term, converted
 from penstock.backends.native.kernel import (
     NativeCall,
     Site,
@@ -200,9 +200,10 @@ class _Program:
             values = values[:-1]
         if node.op.full_name != "Clip" and None in values:
             raise UnsupportedError
-        codes = CODES.values()
-        wide = [converted(v, "i4") if v is not None and v.kind in codes else v for v in values]
-        result = formula(node.attrs, *wide)
+        if node.op.full_name not in OF_CODES:
+            codes = CODES.values()
+            values = [converted(v, "i4") if v and v.kind in codes else v for v in values]
+        result = formula(node.attrs, *values)
         return converted(result, CODES[name]) if name in CODES else result
 
     def _convert(self, node: Node, values: Sequence[Term | None], name: str) -> Term:
@@ -418,7 +419,7 @@ def _pair(result: Term) -> tuple[str, tuple[Term, Term], np.ndarray] | None:
         return None
     if not all(1e-30 < scale < 1e30 for scale in numbers[::2] if scale is not None):
         return None
-    return f"{real.operation[:3]}_{kind}", (x, y), np.array([*numbers, least], np.float32)
+    return f"{real.operation[:3]}_codes_{kind}", (x, y), np.array([*numbers, least], np.float32)
 
 
 def _tensor_type(value: Value | None) -> TensorType:

@@ -166,6 +166,8 @@ def _above(bound: float, x: Term) -> Term:
 
 
 def _shrink(attrs: Mapping[str, Any], x: Term) -> Term:
+    if x.kind[0] == "i":
+        return converted(_shrink(attrs, converted(x, "f8")), x.kind)
     bound, shift = float(attrs.get("lambd", 0.5)), float(attrs.get("bias", 0.0))
     above = _where(_above(bound, x), x - shift, 0.0)
     return _where(_typed("lt", x, -bound, kind="b1"), x + shift, above)
@@ -185,7 +187,9 @@ CHEAP_POWERS = (2, 3, 1, 0.5, -1, -2, -0.5)
 
 
 def _pow(attrs: Mapping[str, Any], x: Term, exponent: Term) -> Term:
-    power = exponent.constant if x.kind[0] == "f" else None
+    power = exponent.constant
+    if x.kind[0] != "f" and (power not in (1, 2, 3) or exponent.kind[0] == "f"):
+        raise UnsupportedError
     if power == 2:
         return x * x
     if power == 3:
@@ -196,8 +200,6 @@ def _pow(attrs: Mapping[str, Any], x: Term, exponent: Term) -> Term:
         return _typed("sqrt", x)
     if power in (-1, -2, -0.5):
         return 1.0 / (x if power == -1 else x * x if power == -2 else _typed("sqrt", x))
-    if x.kind[0] != "f":
-        raise UnsupportedError
     return _typed("pow", x, converted(exponent, x.kind))
 
 
@@ -290,3 +292,8 @@ FORMULAS: dict[str, Formula] = {
     "penstock.ZeroNaN": _zero_nan,
 }
 """by operation, what it computes, given its attributes and its inputs"""
+OF_CODES = frozenset(
+    {"Add", "Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"}
+    | {"Mul", "Relu", "Sub", "Sum", "Where"}
+)
+"""those that compute integers of 8 and 16 bits as they are; others by way of 32 bits"""

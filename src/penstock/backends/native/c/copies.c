@@ -102,82 +102,67 @@ static void runs(const char *from, char *to, int64_t from_step, int64_t to_step,
     }
 }
 
-/* Rows of which element j lies at j * from_stride, and the next row `sizeof(type)` behind: square blocks
-   of `SIDE` vectors are transposed at once. */
+/* A block of SIDE vectors of 16 bytes, transposed: to interleave row i with row i + SIDE / 2 rotates the
+   bits of an element's place by one. */
+#define BLOCK(name, type, SIDE, LOW, HIGH)                                                         \
+    typedef type name##_lanes __attribute__((vector_size(16)));                                    \
+    static inline __attribute__((always_inline)) void name##_round(const name##_lanes *rows,       \
+                                                                   name##_lanes *next)             \
+    {                                                                                              \
+        _Pragma("GCC unroll 16") for (int i = 0; i < SIDE / 2; i++) {                              \
+            next[2 * i] = __builtin_shuffle(rows[i], rows[i + SIDE / 2], (name##_lanes)LOW);       \
+            next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + SIDE / 2], (name##_lanes)HIGH);  \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    static inline void name(const char *from, int64_t from_step, char *to, int64_t to_step)        \
+    {                                                                                              \
+        name##_lanes rows[SIDE], next[SIDE], *last = SIDE == 4 || SIDE == 16 ? rows : next;        \
+        _Pragma("GCC unroll 16") for (int i = 0; i < SIDE; i++)                                    \
+            memcpy(&rows[i], from + i * from_step, 16);                                            \
+        name##_round(rows, next);                                                                  \
+        if (SIDE > 2)                                                                              \
+            name##_round(next, rows);                                                              \
+        if (SIDE > 4)                                                                              \
+            name##_round(rows, next);                                                              \
+        if (SIDE > 8)                                                                              \
+            name##_round(next, rows);                                                              \
+        _Pragma("GCC unroll 16") for (int i = 0; i < SIDE; i++)                                    \
+            memcpy(to + i * to_step, &last[i], 16);                                                \
+    }
+#define SET(...) {__VA_ARGS__}
+BLOCK(block_1, uint8_t, 16, SET(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
+      SET(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31))
+BLOCK(block_2, uint16_t, 8, SET(0, 8, 1, 9, 2, 10, 3, 11), SET(4, 12, 5, 13, 6, 14, 7, 15))
+BLOCK(block_4, uint32_t, 4, SET(0, 4, 1, 5), SET(2, 6, 3, 7))
+BLOCK(block_8, uint64_t, 2, SET(0, 2), SET(1, 3))
+
+/* Rows of which element j lies at j * from_stride, and the next row `sizeof(type)` behind. The last block
+   of a side begins earlier than others end, where there is not enough left. */
 #define TRANSPOSED(name, type, SIDE, BLOCK)                                                        \
     static void name(const char *from, char *to, int64_t from_step, int64_t to_step, int64_t rows, \
                      int64_t length, int64_t from_stride, int64_t to_stride)                       \
     {                                                                                              \
         (void)from_step, (void)to_stride;                                                          \
+        if (rows < SIDE || length < SIDE) {                                                        \
+            for (int64_t i = 0; i < rows; i++)                                                     \
+                for (int64_t j = 0; j < length; j++)                                               \
+                    *((type *)(to + i * to_step) + j) = *((const type *)(from + j * from_stride) + i); \
+            return;                                                                                \
+        }                                                                                          \
         for (int64_t i0 = 0; i0 < rows; i0 += TILE)                                                \
-            for (int64_t j0 = 0; j0 < length; j0 += TILE) {                                        \
-                int64_t i_end = i0 + TILE < rows ? i0 + TILE : rows;                               \
-                int64_t j_end = j0 + TILE < length ? j0 + TILE : length, i = i0;                   \
-                for (; i + SIDE <= i_end; i += SIDE) {                                             \
-                    int64_t j = j0;                                                                \
-                    for (; j + SIDE <= j_end; j += SIDE)                                           \
-                        BLOCK(from + i * sizeof(type) + j * from_stride, from_stride,              \
-                              to + i * to_step + j * sizeof(type), to_step);                       \
-                    for (; j < j_end; j++)                                                         \
-                        for (int64_t k = i; k < i + SIDE; k++)                                     \
-                            *((type *)(to + k * to_step) + j) =                                    \
-                                *((const type *)(from + j * from_stride) + k);                     \
-                }                                                                                  \
-                for (; i < i_end; i++)                                                             \
-                    for (int64_t j = j0; j < j_end; j++)                                           \
-                        *((type *)(to + i * to_step) + j) =                                        \
-                            *((const type *)(from + j * from_stride) + i);                         \
-            }                                                                                      \
+            for (int64_t j0 = 0; j0 < length; j0 += TILE)                                          \
+                for (int64_t i = i0; i < rows && i < i0 + TILE; i += SIDE)                         \
+                    for (int64_t j = j0; j < length && j < j0 + TILE; j += SIDE) {                 \
+                        int64_t row = i < rows - SIDE ? i : rows - SIDE;                           \
+                        int64_t column = j < length - SIDE ? j : length - SIDE;                    \
+                        BLOCK(from + row * sizeof(type) + column * from_stride, from_stride,       \
+                              to + row * to_step + column * sizeof(type), to_step);                \
+                    }                                                                              \
     }
 
-typedef uint32_t four __attribute__((vector_size(16)));
-typedef uint64_t two __attribute__((vector_size(16)));
-
-static inline void block_4(const char *from, int64_t from_step, char *to, int64_t to_step)
-{
-    four a, b, c, d;
-    memcpy(&a, from, 16);
-    memcpy(&b, from + from_step, 16);
-    memcpy(&c, from + 2 * from_step, 16);
-    memcpy(&d, from + 3 * from_step, 16);
-    four ab = __builtin_shuffle(a, b, (four){0, 4, 1, 5});
-    four cd = __builtin_shuffle(c, d, (four){0, 4, 1, 5});
-    four AB = __builtin_shuffle(a, b, (four){2, 6, 3, 7});
-    four CD = __builtin_shuffle(c, d, (four){2, 6, 3, 7});
-    four first = __builtin_shuffle(ab, cd, (four){0, 1, 4, 5});
-    four second = __builtin_shuffle(ab, cd, (four){2, 3, 6, 7});
-    four third = __builtin_shuffle(AB, CD, (four){0, 1, 4, 5});
-    four fourth = __builtin_shuffle(AB, CD, (four){2, 3, 6, 7});
-    memcpy(to, &first, 16);
-    memcpy(to + to_step, &second, 16);
-    memcpy(to + 2 * to_step, &third, 16);
-    memcpy(to + 3 * to_step, &fourth, 16);
-}
-
-static inline void block_8(const char *from, int64_t from_step, char *to, int64_t to_step)
-{
-    two a, b;
-    memcpy(&a, from, 16);
-    memcpy(&b, from + from_step, 16);
-    two first = __builtin_shuffle(a, b, (two){0, 2}), second = __builtin_shuffle(a, b, (two){1, 3});
-    memcpy(to, &first, 16);
-    memcpy(to + to_step, &second, 16);
-}
-
-static inline void block_1(const char *from, int64_t from_step, char *to, int64_t to_step)
-{
-    (void)from_step, (void)to_step;
-    *to = *from;
-}
-
-static inline void block_2(const char *from, int64_t from_step, char *to, int64_t to_step)
-{
-    (void)from_step, (void)to_step;
-    memcpy(to, from, 2);
-}
-
-TRANSPOSED(transposed_1, uint8_t, 1, block_1)
-TRANSPOSED(transposed_2, bytes_2, 1, block_2)
+TRANSPOSED(transposed_1, uint8_t, 16, block_1)
+TRANSPOSED(transposed_2, bytes_2, 8, block_2)
 TRANSPOSED(transposed_4, bytes_4, 4, block_4)
 TRANSPOSED(transposed_8, bytes_8, 2, block_8)
 

@@ -47,14 +47,17 @@
     X(div_i8, int64_t, int64_t, b == 0 ? 0 : b == -1 ? 0 - a : a / b)
 
 #define ARITHMETIC(X, suffix, type)                                                               \
+    COMPARABLE(X, suffix, type)                                                                   \
+    X(neg_##suffix, type, type, -a)                                                               \
+    X(abs_##suffix, type, type, a < 0 || a == 0 ? 0 - a : a)                                      \
+    X(sign_##suffix, type, type, a != a ? a : (type)((a > 0) - (a < 0)))
+
+#define COMPARABLE(X, suffix, type)                                                               \
     X(add_##suffix, type, type, a + b)                                                            \
     X(sub_##suffix, type, type, a - b)                                                            \
     X(mul_##suffix, type, type, a *b)                                                             \
     X(max_##suffix, type, type, a >= b || a != a ? a : b)                                         \
     X(min_##suffix, type, type, a <= b || a != a ? a : b)                                         \
-    X(neg_##suffix, type, type, -a)                                                               \
-    X(abs_##suffix, type, type, a < 0 || a == 0 ? 0 - a : a)                                      \
-    X(sign_##suffix, type, type, a != a ? a : (type)((a > 0) - (a < 0)))                          \
     X(eq_##suffix, uint8_t, type, a == b)                                                         \
     X(lt_##suffix, uint8_t, type, a < b)                                                          \
     X(le_##suffix, uint8_t, type, a <= b)                                                         \
@@ -90,10 +93,7 @@
     X(and_b1, uint8_t, uint8_t, a &b)                                                             \
     X(or_b1, uint8_t, uint8_t, a | b)                                                             \
     X(xor_b1, uint8_t, uint8_t, a ^ b)                                                            \
-    X(not_b1, uint8_t, uint8_t, a ^ 1)                                                            \
-    X(copy_1, uint8_t, uint8_t, a)                                                                \
-    X(copy_4, uint32_t, uint32_t, a)                                                              \
-    X(copy_8, uint64_t, uint64_t, a)
+    X(not_b1, uint8_t, uint8_t, a ^ 1)
 
 #define SIMPLE(X)                                                                                 \
     FLOATS(X)                                                                                     \
@@ -101,12 +101,16 @@
     ARITHMETIC(X, f8, double)                                                                     \
     ARITHMETIC(X, i4, int32_t)                                                                    \
     ARITHMETIC(X, i8, int64_t)                                                                    \
+    COMPARABLE(X, u1, uint8_t)                                                                    \
+    COMPARABLE(X, s1, int8_t)                                                                     \
+    COMPARABLE(X, u2, uint16_t)                                                                   \
+    COMPARABLE(X, s2, int16_t)                                                                    \
     CONVERSIONS(X)                                                                                \
     LOGIC(X)
 
 /* Those that are no expression of elements of one type. */
 #define SPECIAL(X)                                                                                \
-    X(where_1) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(fmod_f4) X(half_f4) X(f4_half)         \
+    X(where_1) X(where_2) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(fmod_f4) X(half_f4) X(f4_half)         \
     X(bfloat_f4) X(f4_bfloat) X(dequantize_u1) X(dequantize_s1) X(dequantize_u2) X(dequantize_s2)              \
     X(dequantize_i4) X(quantize_u1) X(quantize_s1) X(quantize_u2) X(quantize_s2)
 
@@ -141,6 +145,7 @@ SIMPLE(DEFINE)
         LOOP(d[i] = condition[i] ? a[i] : b[i];);                                                 \
     }
 DEFINE_WHERE(where_1, uint8_t)
+DEFINE_WHERE(where_2, uint16_t)
 DEFINE_WHERE(where_4, uint32_t)
 DEFINE_WHERE(where_8, uint64_t)
 
@@ -397,14 +402,14 @@ struct pair {
         });                                                                                       \
         return 0;                                                                                 \
     }
-DEFINE_PAIR(add_u1, uint8_t, 0, 255, a + b)
-DEFINE_PAIR(add_s1, int8_t, -128, 127, a + b)
-DEFINE_PAIR(add_u2, uint16_t, 0, 65535, a + b)
-DEFINE_PAIR(add_s2, int16_t, -32768, 32767, a + b)
-DEFINE_PAIR(mul_u1, uint8_t, 0, 255, a *b)
-DEFINE_PAIR(mul_s1, int8_t, -128, 127, a *b)
-DEFINE_PAIR(mul_u2, uint16_t, 0, 65535, a *b)
-DEFINE_PAIR(mul_s2, int16_t, -32768, 32767, a *b)
+DEFINE_PAIR(add_codes_u1, uint8_t, 0, 255, a + b)
+DEFINE_PAIR(add_codes_s1, int8_t, -128, 127, a + b)
+DEFINE_PAIR(add_codes_u2, uint16_t, 0, 65535, a + b)
+DEFINE_PAIR(add_codes_s2, int16_t, -32768, 32767, a + b)
+DEFINE_PAIR(mul_codes_u1, uint8_t, 0, 255, a *b)
+DEFINE_PAIR(mul_codes_s1, int8_t, -128, 127, a *b)
+DEFINE_PAIR(mul_codes_u2, uint16_t, 0, 65535, a *b)
+DEFINE_PAIR(mul_codes_s2, int16_t, -32768, 32767, a *b)
 
 /* A function of bytes: its results for all 256. */
 struct table {
@@ -447,13 +452,13 @@ static int table(const void *arguments, int64_t begin, int64_t end)
 const kernel_entry elementwise_kernels[] = {
     KERNEL(elementwise, elementwise),
     KERNEL(table, table),
-    KERNEL(add_u1, pair),
-    KERNEL(add_s1, pair),
-    KERNEL(add_u2, pair),
-    KERNEL(add_s2, pair),
-    KERNEL(mul_u1, pair),
-    KERNEL(mul_s1, pair),
-    KERNEL(mul_u2, pair),
-    KERNEL(mul_s2, pair),
+    KERNEL(add_codes_u1, pair),
+    KERNEL(add_codes_s1, pair),
+    KERNEL(add_codes_u2, pair),
+    KERNEL(add_codes_s2, pair),
+    KERNEL(mul_codes_u1, pair),
+    KERNEL(mul_codes_s1, pair),
+    KERNEL(mul_codes_u2, pair),
+    KERNEL(mul_codes_s2, pair),
     END_OF_KERNELS,
 };
