@@ -141,7 +141,13 @@ def test_element_that_is_no_string_is_told():
 @pytest.mark.parametrize("dims", [(), (300,), (20, 30), (0, 2)])
 @pytest.mark.parametrize(
     "attrs",
-    [{}, {"delimiter": ","}, {"delimiter": "à "}, {"maxsplit": 1}, {"delimiter": " ", "maxsplit": 2}],
+    [
+        {},
+        {"delimiter": ","},
+        {"delimiter": "à "},
+        {"maxsplit": 1},
+        {"delimiter": " ", "maxsplit": 2},
+    ],
 )
 def test_string_split_equals_numpy(dims, attrs):
     x = some([*TEXTS, " two  words  ", "a,,b, c"], dims)
@@ -155,7 +161,16 @@ def matched(pattern: str, x: np.ndarray) -> None:
 @pytest.mark.parametrize("dims", [(), (300,), (20, 30), (0, 2)])
 @pytest.mark.parametrize(
     "pattern",
-    [r"\w*", r".*\bis?\b.*", r"[^\d,]+", r"(?i)the .*|\s*", r"né à \p{L}+\n", r"日本.*", r"^x$", ""],
+    [
+        r"\w*",
+        r".*\bis?\b.*",
+        r"[^\d,]+",
+        r"(?i)the .*|\s*",
+        r"né à \p{L}+\n",
+        r"日本.*",
+        r"^x$",
+        "",
+    ],
 )
 def test_regex_full_match_equals_numpy(dims, pattern):
     matched(pattern, some([*TEXTS, "\U0001f600 is", "\ud800", "日" * 9, "It is."], dims))

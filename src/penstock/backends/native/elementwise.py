@@ -17,7 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native.formulas import CHEAP_POWERS, CODES, FORMULAS, KINDS, OF_CODES, Term, converted
+from penstock.backends.native.formulas import (
+    CHEAP_POWERS,
+    CODES,
+    FORMULAS,
+    KINDS,
+    OF_CODES,
+    Term,
+    converted,
+)
 from penstock.backends.native.kernel import (
     NativeCall,
     Site,

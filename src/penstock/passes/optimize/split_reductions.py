@@ -21,7 +21,7 @@ from penstock.types import TensorType
 
 # What reduces the inner axes, and then the others.
 _OPERATIONS = {
-    **{name: (name, name) for name in ("L1", "L2", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")},
+    **{x: (x, x) for x in ("L1", "L2", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")},
     "LogSum": ("Sum", "LogSum"),
     "SumSquare": ("SumSquare", "Sum"),
 }
