@@ -216,7 +216,7 @@ def _end_iteration(writer: StepWriter, step: Step) -> None:
         if carry.buffers is not None:
             target, spare = _target(writer, carry), f"s{carry.inside}"
             if not carry.direct:
-                writer.line(f"copyto({target}, {writer.name[carry.updated]})", step)
+                writer.line(f"copied({target}, {writer.name[carry.updated]})", step)
             pairs += [(inside, target), (target, spare), (spare, target)]
         elif carry.updated != carry.inside:
             pairs.append((inside, _owned(writer, carry.updated)))
