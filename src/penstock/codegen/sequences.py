@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.algorithms.records import dataclass
-from penstock.backends.native.library import library
-from penstock.backends.native.sequence import BoundStep, sequence_of
+from penstock.backends.sequence import BoundStep, sequence_of
 from penstock.plan.plan import Step
 
 
@@ -42,8 +41,6 @@ def bound_sequence(
 ) -> Callable[..., None]:
     """The function of a sequence in one arena. ``bind`` binds the kernel of a step; ``values[i]``
     stands for the array of slot i in what it returns, if that is known only during the run."""
-    loaded = library()
-    assert loaded is not None
     place = {id(values[slot]): i for i, slot in enumerate(sequence.slots)}
     steps = []
     for step in sequence.steps:
@@ -53,4 +50,6 @@ def bound_sequence(
         if place:
             places = tuple([place.get(id(argument), -1) for argument in arguments])
         steps.append(BoundStep(step.kernel, function, arguments, places))
-    return sequence_of(loaded, steps, len(sequence.slots))
+    run = sequence_of(steps, len(sequence.slots))
+    assert run is not None
+    return run

@@ -75,7 +75,7 @@ class Kernel:
     output that leaves the run is then written to planned memory, and copied out.
 
     ``compiled_call``: given what ``bind`` has returned, what compiled code calls in its place
-    (``backends.native.sequence``); None if that is a function of Python after all.
+    (``backends.sequence``); None if that is a function of Python after all.
 
     ``devices``: the devices of its backend that a call puts work on, if that is not
     ``Backend.device`` alone. The call goes through a stream of each of them; all of these have

@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 import penstock as ps
-from penstock.backends.onednn import attention
+from penstock.backends.onednn import attention, kernel
 from penstock.backends.onednn.kernel import PrimitiveCache
 from penstock.backends.onednn.library import library
 from penstock.host.current_run import working_for
@@ -121,6 +121,25 @@ def test_attention_of_fed_values_equals_numpy(n):
 
 
 @pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("in_sequence", [True, False])
+def test_attention_reads_and_writes_given_arrays_where_they_are(in_sequence, monkeypatch):
+    if not in_sequence:
+        monkeypatch.setattr(kernel, "sequence_of", lambda *calls: None)
+    text = """g (float[3, 33, 8] q, float[3, 8, 21] k, float[3, 21, 8] v) => (float[3, 33, 8] y)
+        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }"""
+    fed = [{"q": draw(3, 33, 8), "k": draw(3, 8, 21), "v": draw(3, 21, 8)} for _ in range(3)]
+    session, reference = compiled(text), compiled(text, backends=["numpy"])
+    assert steps(session) == ["MatMul Softmax MatMul"]
+    session.run(fed[0])
+    copies = []
+    monkeypatch.setattr(np, "copyto", lambda *arrays: copies.append(arrays))
+    results = [session.run(feeds)["y"] for feeds in fed]
+    assert not copies
+    for feeds, y in zip(fed, results, strict=True):
+        np.testing.assert_allclose(y, reference.run(feeds)["y"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("where", ["<float[40, 50] m>", ", float[40, 50] m"])
 def test_attention_with_a_transposed_mask_takes_no_reference_implementation(where, monkeypatch):
     """oneDNN has only those for operands with gaps in their rows."""
@@ -206,6 +225,7 @@ def test_attention_divides_heads_among_threads(each, taken, monkeypatch, three_t
 @pytest.mark.parametrize("threads", [1, 3])
 def test_attention_ends_between_blocks_when_its_run_is_stopped(threads, monkeypatch, three_threads):
     feeds = {"q": draw(5, 33, 8), "k": draw(5, 8, 21), "v": draw(5, 21, 6)}
+    monkeypatch.setattr(attention, "_MOST_FLOPS", 0)
     kernel, _ = heads(feeds)
     three_threads.set_threads(threads)
     monkeypatch.setattr(attention, "pool", partial(Helpers, 1))

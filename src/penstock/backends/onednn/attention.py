@@ -21,6 +21,7 @@ import numpy as np
 from penstock.algorithms.checkpoints import THREAD, checkpoint
 from penstock.algorithms.records import dataclass
 from penstock.backends.onednn.eltwise_algorithms import NAN_TO_ZERO
+from penstock.backends.onednn.kernel import in_sequence
 from penstock.backends.onednn.layouts import ITEM, padded
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.post_ops import PRELU, PostOp, post_ops_of
@@ -43,7 +44,7 @@ from penstock.backends.onednn.softmax import SINGLE_AXIS
 from penstock.host.current_run import working_for
 from penstock.host.threads import fulfil, pool
 from penstock.ir.graph import Node
-from penstock.ir.layout import ALIGNMENT
+from penstock.ir.layout import ALIGNMENT, LateArray, address
 from penstock.ir.op import Kernel
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.types import FLOAT32, TensorType, Type
@@ -52,6 +53,9 @@ from penstock.types import FLOAT32, TensorType, Type
 # bytes of all scores from which on blocks pay off, as fewer stay in the cache anyway.
 _BLOCK = 1 << 20
 _WORTH = 1 << 21
+
+# Operations between which a run looks whether it must stop: some milliseconds.
+_MOST_FLOPS = 1 << 29
 
 # Room for scratch memory of primitives; where it is too small, they get memory of their own.
 _SCRATCH = 1 << 17
@@ -74,6 +78,11 @@ class Attention:
         """Heads, queries, the width of a query, keys, and the width of a value."""
         q, v = self.types[self.query].dims, self.types[self.value].dims
         return math.prod(q[:-2]), q[-2], q[-1], v[-2], v[-1]
+
+    def flops(self, heads: int) -> int:
+        """The operations of the products of some heads."""
+        _, queries, width, keys, out = self.dims
+        return 2 * heads * queries * keys * (width + out)
 
     @property
     def operands(self) -> list[int]:
@@ -192,20 +201,16 @@ class AttentionBinder:
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         library, attention, count = self.library, self.attention, self.teams
-        late = [i for i, x in enumerate(inputs) if not isinstance(x, np.ndarray)]
         # oneDNN has only reference implementations for operands with gaps in their rows.
-        scattered = [i for i in attention.operands if i not in late and _has_gaps(inputs[i])]
-        copied = [i for i in (*late, *scattered) if not (i in scattered and self.constant[i])]
+        scattered = [i for i in attention.operands if _has_gaps(inputs[i])]
+        copied = [i for i in scattered if not self.constant[i]]
         arrays = [
-            np.empty(type_.dims, FLOAT32)
-            if i in copied
-            else np.ascontiguousarray(x)
+            np.ascontiguousarray(x)
             if i in scattered
-            else x
+            else _placed(x, type_.dims, in_order=i in attention.operands)
             for i, (type_, x) in enumerate(zip(attention.types, inputs, strict=True))
         ]
-        (target,) = outputs
-        output = target if isinstance(target, np.ndarray) else np.empty(self.dims, FLOAT32)
+        output = _placed(outputs[0], self.dims)
         size = count * attention.nbytes
         if workspace is None or workspace.nbytes < size:
             workspace = np.empty(size, np.uint8)
@@ -216,22 +221,72 @@ class AttentionBinder:
                 for i, room in enumerate(np.split(workspace[:size], count))
             ]
         program = partial(_at_once, library, programs) if programs[1:] else programs[0].run
-        if not copied and output is target:
+        memories = [entry for program in programs for entry in program.memories]
+        for own in programs:
+            own.memories = []
+        late = [
+            _Late(library, array, memories)
+            for x, array in zip((*inputs, *outputs), (*arrays, output), strict=True)
+            if not isinstance(x, np.ndarray)
+        ]
+        if not copied and not late:
             return program, ()
+        writes = bool(late) and late[-1].array is output
 
         def run(*given: np.ndarray) -> None:
             for i, x in zip(copied, given, strict=False):
                 np.copyto(arrays[i], x)
+            for place, x in zip(late, given[len(copied) :], strict=True):
+                if not place.move(x) and place.array is not output:
+                    np.copyto(place.array, x)
             program()
-            if output is not target:
+            if writes and not late[-1].moved:
                 np.copyto(given[-1], output)
 
-        results = [] if output is target else [target]
-        return run, (*[inputs[i] for i in copied], *results)
+        of_late = [x for x in (*inputs, *outputs) if not isinstance(x, np.ndarray)]
+        return run, (*[inputs[i] for i in copied], *of_late)
 
 
-def _has_gaps(array: np.ndarray) -> bool:
-    return array.shape[-1] > 1 and array.strides[-1] != ITEM
+def _placed(x: Any, dims: tuple[int, ...], in_order: bool = False) -> np.ndarray:
+    """An array; in place of one that is given during the run, memory that lies as is expected of
+    that, or with its dims ``in_order``."""
+    if isinstance(x, np.ndarray):
+        return x
+    order = x.order if isinstance(x, LateArray) else None
+    if order is None or in_order:
+        return np.empty(dims, FLOAT32)
+    return np.empty([dims[axis] for axis in order], FLOAT32).transpose(np.argsort(order))
+
+
+class _Late:
+    """An array that is given during the run: ``array`` is memory in its place, and some of
+    ``memories``, objects of oneDNN and their addresses, are on that."""
+
+    def __init__(
+        self, library: Library, array: np.ndarray, memories: Sequence[tuple[Any, int]]
+    ) -> None:
+        begin = address(array)
+        self.array, self._library = array, library
+        self._memories = [(m, at - begin) for m, at in memories if 0 <= at - begin < array.nbytes]
+        self._begin = begin
+        self.moved = False
+        """whether the memory objects are on the array that was given"""
+
+    def move(self, x: np.ndarray) -> bool:
+        """Bring the memory objects to an array, if that lies as is expected, else back; return
+        whether it does."""
+        self.moved = x.strides == self.array.strides and x.flags.aligned
+        begin = address(x if self.moved else self.array)
+        if begin != self._begin:
+            cast, set_handle = self._library.ffi.cast, self._library.lib.dnnl_memory_set_data_handle
+            for target, offset in self._memories:
+                self._library.check(set_handle(target, cast("void *", begin + offset)))
+            self._begin = begin
+        return self.moved
+
+
+def _has_gaps(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.shape[-1] > 1 and array.strides[-1] != ITEM
 
 
 @contextmanager
@@ -303,15 +358,16 @@ class _Program:
         offsets = attention.offsets
         self.places = [workspace[a:b].view(FLOAT32) for a, b in pairwise(offsets)]
         self.scratch = workspace[offsets[-1] :]
-        self.calls = list(self._calls(output, heads))
+        self.memories: list[tuple[Any, int]] = []
+        """those on the arrays, and where they begin"""
+        calls = list(self._calls(output, heads))
+        most = max(1, _MOST_FLOPS * len(calls) // max(1, attention.flops(len(heads))))
+        self.parts = [in_sequence(library, calls[i : i + most]) for i in range(0, len(calls), most)]
 
     def run(self) -> None:
-        execute, check = self.library.lib.dnnl_primitive_execute, self.library.check
-        for arguments in self.calls:
+        for part in self.parts:
             checkpoint()
-            status = execute(*arguments)
-            if status:
-                check(status)
+            part()
 
     def _calls(self, output: np.ndarray, heads: range) -> Iterator[tuple[Any, ...]]:
         attention, library = self.attention, self.library
@@ -326,32 +382,43 @@ class _Program:
         first, _, second = blocks[rows]
         if queries % rows:
             blocks[queries % rows] = self._block(queries % rows, first, second)
-        weights = [product.query_argument(WEIGHTS) for product in (first, second)]
-        layouts = [descriptor_of(library, own_q), *weights]
+        layouts = [product.query_argument(WEIGHTS) for product in (first, second)]
+        own = [self._memory(a, b) for a, b in zip(layouts, self.places[1:3], strict=True)]
         copies = [
             reorder_primitive(library, descriptor_of(library, source[0]), layout)
-            for source, layout in zip(sources, layouts, strict=True)
+            for source, layout in zip(sources[1:], layouts, strict=True)
         ]
-        own = [self._memory(a, b) for a, b in zip(layouts, (own_q, *self.places[1:3]), strict=True)]
-        result_layouts = [descriptor_of(library, y) for y in (own_y, results[0])]
-        copy_result = reorder_primitive(library, *result_layouts)
+        # Queries and results without gaps are read and written where they are.
+        ends = [(sources[0][0], own_q), (own_y, results[0])]
+        copy_q, copy_y = (
+            None
+            if source.strides == target.strides
+            else reorder_primitive(library, *[descriptor_of(library, x) for x in (source, target)])
+            for source, target in ends
+        )
         for head in heads:
-            for source, target, copy in zip(sources, own, copies, strict=True):
+            for source, target, copy in zip(sources[1:], own, copies, strict=True):
                 yield self._call(copy, {SRC: self._of(source[head]), DST: target})
+            q, y = sources[0][head], results[head]
+            if copy_q:
+                yield self._call(copy_q, {SRC: self._of(q), DST: self._of(own_q)})
+                q = own_q
             for start in range(0, queries, rows):
                 stop = min(start + rows, queries)
                 one, softmax, other = blocks[stop - start]
                 block = self._of(scores[: (stop - start) * keys].reshape(stop - start, keys))
-                part, result = (self._of(x[start:stop]) for x in (own_q, own_y))
+                part = self._of(q[start:stop])
+                result = self._of((own_y if copy_y else y)[start:stop])
                 posts = {
                     post_argument(i, SRC_1): self._of(self._operand(post, head, start, stop))
                     for i, post in enumerate(attention.post_ops)
                     if post.eltwise is None
                 }
-                yield self._call(one, {SRC: part, WEIGHTS: own[1], DST: block, **posts})
+                yield self._call(one, {SRC: part, WEIGHTS: own[0], DST: block, **posts})
                 yield self._call(softmax, {SRC: block, DST: block})
-                yield self._call(other, {SRC: block, WEIGHTS: own[2], DST: result})
-            yield self._call(copy_result, {SRC: self._of(own_y), DST: self._of(results[head])})
+                yield self._call(other, {SRC: block, WEIGHTS: own[1], DST: result})
+            if copy_y:
+                yield self._call(copy_y, {SRC: self._of(own_y), DST: self._of(y)})
 
     # Primitives.
 
@@ -411,7 +478,9 @@ class _Program:
         size = self.library.lib.dnnl_memory_desc_get_size(layout)
         if size > array.nbytes and array.flags.c_contiguous:
             array = np.empty(size, np.uint8)  # a layout with more padding than there is room for
-        return memory(self.library, layout, array)
+        created = memory(self.library, layout, array)
+        self.memories.append((created, address(array)))
+        return created
 
     def _call(self, primitive: Primitive, memories: dict[int, Any]) -> tuple[Any, ...]:
         memories[SCRATCHPAD] = primitive.scratch_memory(self.scratch)

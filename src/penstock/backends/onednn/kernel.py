@@ -26,6 +26,7 @@ from penstock.backends.onednn.primitive import (
     reorder_primitive,
 )
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext, Strides
+from penstock.backends.sequence import BoundStep, sequence_of
 from penstock.ir.layout import LateArray, address, packed_strides
 from penstock.ir.op import Kernel
 from penstock.types import TensorType
@@ -343,6 +344,20 @@ class _HandleCall:
             used.append(x)  # copies live until the call is over
             library.lib.dnnl_memory_set_data_handle(target, pointer(library, x))
         library.check(self.function(*self.arguments))
+
+
+def in_sequence(library: Library, calls: Sequence[tuple[Any, ...]]) -> Callable[[], None]:
+    """A function that executes primitives in turn, given the arguments of each. It is compiled code
+    where Penstock's is installed, and needs Python for none of them."""
+    execute, check = library.lib.dnnl_primitive_execute, library.check
+
+    def run() -> None:
+        for arguments in calls:
+            check(execute(*arguments))
+
+    kernel = Kernel(run, compiled_call=partial(_compiled_call, library), check=check)
+    steps = [BoundStep(kernel, execute, arguments, (-1,) * 4) for arguments in calls]
+    return sequence_of(steps, 0) or run
 
 
 def _compiled_call(

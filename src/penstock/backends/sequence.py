@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.algorithms.records import NamedTuple
-from penstock.backends.native.library import NativeLibrary
+from penstock.backends.native.library import library
 from penstock.ir.op import Kernel
 
 
@@ -20,13 +20,17 @@ class BoundStep(NamedTuple):
     places: tuple[int, ...]
 
 
-def sequence_of(library: NativeLibrary, steps: Sequence[BoundStep], arrays: int) -> Any:
-    """A function of a number of ``arrays`` that runs steps in turn. An error that a step raises has
-    the attribute ``place_in_sequence``."""
+def sequence_of(steps: Sequence[BoundStep], arrays: int) -> Callable[..., None] | None:
+    """A function of a number of ``arrays`` that runs steps in turn; None where no compiled kernels
+    are installed. An error that a step raises has the attribute ``place_in_sequence``."""
+    compiled = library()
+    if compiled is None:
+        return None
     calls = []
     for kernel, function, arguments, places in steps:
         assert kernel.compiled_call is not None
         native = kernel.compiled_call(function, arguments)
         fixed = [x if place < 0 else None for x, place in zip(arguments, places, strict=True)]
         calls.append((function, tuple(fixed), places, native, kernel.check))
-    return library.functions.Sequence(tuple(calls), arrays, library.call).run
+    run: Callable[..., None] = compiled.functions.Sequence(tuple(calls), arrays, compiled.call).run
+    return run

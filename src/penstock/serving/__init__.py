@@ -1,1 +1,0 @@
-"""Many requests at once: replicas behind a queue."""
