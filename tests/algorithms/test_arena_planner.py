@@ -12,13 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms import arena_planner
-from penstock.algorithms.arena_planner import (
-    Arena,
-    Buffer,
-    lower_bound,
-    plan_memory,
-    plan_memory_dag,
-)
+from penstock.algorithms.arena import Arena, Buffer, lower_bound
+from penstock.algorithms.arena_planner import plan_memory, plan_memory_dag
 from tests.support.arenas import assert_sound, mean, ratio
 from tests.support.sweeps import scaled
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.algorithms.arena_planner import Buffer
+from penstock.algorithms.arena import Buffer
 from tests.support.arenas import mean, ratio
 
 

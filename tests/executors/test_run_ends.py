@@ -25,9 +25,10 @@ from penstock.observers.base import ObservedRun, Observer
 from penstock.passes.context import PassContext
 from penstock.passes.pipeline import optimize
 from penstock.plan.arena_layout import plan_arena_for_tasks
+from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan, Step
-from penstock.plan.tasks import Grouping, arrange
+from penstock.plan.tasks import Grouping
 from penstock.tuning.measure import CostModel
 from tests.executors.test_parallel import OfAllSteps
 from tests.support.flows import BrokenError, ended, idle, on

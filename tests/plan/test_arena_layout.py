@@ -26,9 +26,10 @@ from penstock.plan.arena_layout import (
     plan_arena_for_tasks,
     plan_arena_in_order,
 )
+from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan, SlotKind, memory_of, step_dag, walk
-from penstock.plan.tasks import Grouping, arrange
+from penstock.plan.tasks import Grouping
 from penstock.types import TensorType
 from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.random_graphs import graphs, seeded

@@ -12,6 +12,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
+from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import (
     DISPATCH_S,
@@ -21,7 +22,7 @@ from penstock.plan.grouping import (
     trip_count,
 )
 from penstock.plan.plan import Plan, Step, walk
-from penstock.plan.tasks import Grouping, Tasks, arrange
+from penstock.plan.tasks import Grouping, Tasks
 from penstock.types import BOOL, FLOAT32, INT64, TensorType
 from tests.support.random_graphs import seeded
 

@@ -29,9 +29,10 @@ from penstock.ops import find
 from penstock.passes.pipeline import optimize
 from penstock.plan import arena_layout
 from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
+from penstock.plan.arrangement import arrange, touches
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan, SlotKind, Step, memory_of, step_dag, walk
-from penstock.plan.tasks import Grouping, Tasks, arrange, touches
+from penstock.plan.tasks import Grouping, Tasks
 from penstock.types import TensorType
 from tests.executors.conformance import assert_equal
 from tests.support.graphs import interpret

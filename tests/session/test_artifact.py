@@ -325,6 +325,47 @@ def test_sessions_of_one_file_share_its_pages(path: Path, mapped: bool) -> None:
     assert not kernels[0].flags.writeable
 
 
+_PAGES_OF_WEIGHTS = """
+import re, sys
+import numpy as np
+import penstock
+session, x = penstock.open({path!r}), np.ones((8, 1024), np.float32)
+def bytes_of(mapping, what):
+    text = open("/proc/self/smaps").read()
+    own = [m for m in re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", text) if mapping in m]
+    return sum(int(n) for m in own for n in re.findall(rf"(?m)^{{what}}: +([0-9]+)", m)) << 10
+before = bytes_of("", "Anonymous")
+session.run({{"x": x}})
+print(bytes_of("", "Anonymous") - before, flush=True)
+sys.stdin.readline()  # other processes have the file open, too
+print(*[bytes_of({path!r}, what) for what in ("Rss", "Pss", "Anonymous")])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the system for the pages of a process")
+@pytest.mark.parametrize("backends", [None, ["native", "numpy"], ["numpy"]], ids=str)
+def test_processes_share_the_weights_of_a_file(path: Path, backends: Any) -> None:
+    if backends and not {*backends} <= {*available()}:
+        pytest.skip("not built")
+    model = model_from_text("g (float[8, 1024] x) => (float[8, 2048] y) { y = MatMul(x, w) }")
+    weights = np.random.default_rng(3).standard_normal((1024, 2048)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    ps.compile(model, threads=1, backends=backends, shapes={"x": (8, 1024)}).save(path)
+    command = [sys.executable, "-c", _PAGES_OF_WEIGHTS.format(path=str(path))]
+    pipe = subprocess.PIPE
+    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(3)]
+    own = [int(process.stdout.readline()) for process in processes if process.stdout]
+    shared = [[*map(int, process.communicate("\n")[0].split())] for process in processes[:1]]
+    for process in processes[1:]:
+        process.communicate("\n")
+    assert len(own) == 3
+    assert max(own) < weights.nbytes / 2  # no copy of the weights
+    for resident, part, written in shared:
+        assert resident >= weights.nbytes
+        assert part < 0.5 * resident  # of three processes each has a third
+        assert written == 0
+
+
 def test_file_that_is_replaced_stays_as_it_was_for_those_that_have_it(path: Path) -> None:
     net(shapes={"x": (2, 3, 8, 8)}).save(path)
     opened = ps.open(path)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from penstock.algorithms.arena_planner import Arena, Buffer, lower_bound, plan_memory
+from penstock.algorithms.arena import Arena, Buffer, lower_bound
+from penstock.algorithms.arena_planner import plan_memory
 
 
 def assert_sound(buffers: Sequence[Buffer], arena: Arena) -> None:

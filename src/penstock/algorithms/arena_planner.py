@@ -21,11 +21,14 @@ from heapq import heappop, heappush
 from itertools import accumulate, combinations
 from operator import attrgetter
 
+from penstock.algorithms.arena import (
+    ALIGNMENT,
+    Arena,
+    Buffer,
+    largest_load,
+    lower_bound,
+)
 from penstock.algorithms.checkpoints import checkpoint, paced
-from penstock.algorithms.records import dataclass
-
-MEMORY_PLANNERS = ("quick", "best", "wic", "first_fit", "bump")
-"""The planners of ``plan_memory``, those of the smallest arenas first."""
 
 # The budget of planners "best" and "quick", counted instead of timed, so that results are the same
 # on every machine: pairs of buffers, and visits of the search to buffers and their neighbours, in
@@ -36,54 +39,6 @@ _QUICK_ROUNDS = 50
 _VISITS = 5_000_000
 # Places of similar size that planner "reuse" tries for a buffer.
 _PLACES = 32
-# All offsets are multiples of it.
-_ALIGNMENT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """``size`` bytes, live from step ``first`` to step ``last``, both included. A buffer of size 0
-    takes no memory. Raises ``ValueError`` for a negative size or lifetime."""
-
-    size: int
-    first: int
-    last: int
-
-    def __post_init__(self) -> None:
-        if self.size < 0:
-            raise ValueError(f"a buffer cannot have {self.size} bytes")
-        if self.last < self.first:
-            raise ValueError(f"a buffer cannot live from step {self.first} to step {self.last}")
-
-
-@dataclass(frozen=True, slots=True)
-class Arena:
-    """Buffer i is at ``offsets[i]`` in an arena of ``size`` bytes."""
-
-    size: int
-    offsets: tuple[int, ...]
-
-
-def arena_size(buffers: Sequence[Buffer], offsets: Sequence[int]) -> int | None:
-    """The size of an arena with buffers at these offsets; None if they are no multiples of 64, two
-    buffers overlap that are live at once, or it is larger than all buffers beside one another."""
-    places = [(o, o + b.size, b) for o, b in zip(offsets, buffers, strict=True) if b.size]
-    if any(type(o) is not int or o < 0 or o % _ALIGNMENT for o in offsets):
-        return None
-    live: list[tuple[int, int, Buffer]] = []
-    for begin, end, buffer in paced(sorted(places, key=lambda place: place[2].first)):
-        live = [place for place in live if place[2].last >= buffer.first]
-        if any(begin < other_end and other < end for other, other_end, _ in live):
-            return None
-        live.append((begin, end, buffer))
-    size = max((end for _, end, _ in places), default=0)
-    beside = sum(-(-buffer.size // _ALIGNMENT) * _ALIGNMENT for buffer in buffers)
-    return size if size <= beside else None
-
-
-def lower_bound(buffers: Iterable[Buffer]) -> int:
-    """The largest sum of live sizes at any step, without alignment: no arena can be smaller."""
-    return _largest_load([(b, b.size) for b in buffers])
 
 
 def plan_memory(buffers: Sequence[Buffer], planner: str = "best") -> Arena:
@@ -178,7 +133,7 @@ class _Blocks:
 
     def __init__(self, nbytes: Sequence[int]) -> None:
         self.nbytes = nbytes
-        self.sizes = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in nbytes]
+        self.sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in nbytes]
         self.filled = [i for i, size in enumerate(nbytes) if size]
 
     def arena(self, offsets: Sequence[int]) -> Arena:
@@ -346,18 +301,8 @@ def _best(buffers: Sequence[Buffer], blocks: _Blocks, rounds: int = _ROUNDS) -> 
         return _smallest(best, *(_sweep(buffers, blocks, *v) for v in variants))
     neighbours = _overlaps(buffers)
     best = _smallest(best, blocks.bump(), blocks.place(_by_size(buffers), neighbours))
-    bound = _largest_load(zip(buffers, blocks.sizes, strict=True))
+    bound = largest_load(zip(buffers, blocks.sizes, strict=True))
     return _Search(blocks, neighbours).run(best, bound, rounds)
-
-
-def _largest_load(sized: Iterable[tuple[Buffer, int]]) -> int:
-    """The largest sum over steps of the sizes of live buffers."""
-    changes: list[tuple[int, int]] = []
-    for b, size in sized:
-        changes += ((b.first, size), (b.last + 1, -size))
-    # When sorted, sizes that a step frees come before those that it allocates.
-    changes.sort()
-    return max(accumulate([change for _, change in changes]), default=0)
 
 
 def _by_first_use(buffers: Sequence[Buffer]) -> list[int]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import click
 
-from penstock.algorithms.arena_planner import MEMORY_PLANNERS
+from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.commands import main
 from penstock.errors import PenstockError
 from penstock.ir.graph import Model
@@ -45,6 +43,8 @@ def command(show: Show) -> Callable[[Callable[..., dict[str, Any]]], click.Comma
                 if not as_json:
                     show(result)
             if as_json:
+                import json
+
                 click.echo(json.dumps(result, indent=2))
             if not result.get("ok", True):
                 sys.exit(1)
@@ -79,7 +79,7 @@ def _progress(what: str, *, quiet: bool) -> Iterator[None]:
         progress.stop()
 
 
-MODEL = click.argument("model", type=click.Path(path_type=Path))
+MODEL = click.argument("model", type=click.Path())
 SHAPES = click.option(
     "--shape",
     "shapes",

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import click
@@ -95,7 +94,7 @@ def _show_bench(result: Mapping[str, Any]) -> None:
     help="Seconds for which each combination runs, at least five times.",
 )
 def bench(
-    model: Path,
+    model: str,
     inputs: Sequence[str],
     seed: int,
     signature: str | None,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 from importlib import import_module
 
 import click
 
+from penstock.host.gc_pause import paused
 from penstock.version import VERSION
 
 COMMANDS = {
@@ -29,7 +32,9 @@ class _Commands(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name in COMMANDS:
-            import_module(f"penstock.cli.{COMMANDS[name][0]}")
+            atexit.register(gc.freeze)  # a process that ends need not look for garbage
+            with paused():  # what modules define stays
+                import_module(f"penstock.cli.{COMMANDS[name][0]}")
         return super().get_command(context, name)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:

@@ -54,7 +54,7 @@ def _show_compiled(result: Mapping[str, Any]) -> None:
 @PLANNER
 @compile_option("threads", type=click.IntRange(min=1))
 def compile(
-    model: Path,
+    model: str,
     signature: str | None,
     output: Path | None,
     shapes: Sequence[str],
@@ -73,7 +73,7 @@ def compile(
     options = chosen(executor=executor, memory_planner=planner, threads=threads)
     begin = time.perf_counter()
     with sessions.compile(loaded, shapes=plans, **options) as session:
-        path = output or model.with_suffix(".penstock")
+        path = output or Path(model).with_suffix(".penstock")
         session.save(path)
     known = {name: t.shape or () for name, t in types.items() if isinstance(t, TensorType)}
     dims = [{name: list(plan.get(name, known[name])) for name in known} for plan in plans]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -51,9 +50,7 @@ def _show_info(result: Mapping[str, Any]) -> None:
 @SHAPES
 @SIGNATURE
 @click.option("--plan", "planned", is_flag=True, help="Also compile it: its work and memory.")
-def info(
-    model: Path, shapes: Sequence[str], signature: str | None, planned: bool
-) -> dict[str, Any]:
+def info(model: str, shapes: Sequence[str], signature: str | None, planned: bool) -> dict[str, Any]:
     """Inputs, outputs, parts, operations and parameters of a model, and what backends there are;
     with --plan, or a shape to plan for, also its steps, work and memory."""
     loaded = load(model, signature=signature)

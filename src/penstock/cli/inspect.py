@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from penstock.algorithms.arena_planner import MEMORY_PLANNERS
+from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.base import (
     EXECUTOR,
     MODEL,
@@ -46,7 +46,7 @@ def _show_check(result: Mapping[str, Any]) -> None:
 
 @command(_show_check)
 @MODEL
-def check(model: Path) -> dict[str, Any]:
+def check(model: str) -> dict[str, Any]:
     """Verify a model and report everything that is wrong with it."""
     result: dict[str, Any] = {"ok": True, "problems": [], "unsupported": []}
     try:

@@ -62,7 +62,7 @@ def _show_profile(result: Mapping[str, Any]) -> None:
 )
 @click.option("--no-trace", is_flag=True, help="Write no trace.")
 def profile(
-    model: Path,
+    model: str,
     inputs: Sequence[str],
     seed: int,
     signature: str | None,
@@ -88,7 +88,7 @@ def profile(
         session.run(feeds)
         times.append(time.perf_counter() - begin)
     if not no_trace:
-        trace = trace or Path(f"{model.stem}.trace.json")
+        trace = trace or Path(f"{Path(model).stem}.trace.json")
         recording = Trace()
         session.run(feeds, trace=recording)
         recording.save(trace)

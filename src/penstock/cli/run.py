@@ -73,7 +73,7 @@ def _show_run(result: Mapping[str, Any]) -> None:
 )
 @SEED
 def run(
-    model: Path,
+    model: str,
     signature: str | None,
     inputs: Sequence[str],
     load: str | None,

@@ -14,10 +14,8 @@ from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
 from penstock.executors.base import CompiledExecutor, InlineExecutor, silent
 from penstock.executors.control import NEVER, Control
-from penstock.executors.errors import explained, throw
 from penstock.host.current_run import working_for
 from penstock.limits import Limits
-from penstock.ops.internal.expected import UnexpectedDimsError
 
 Run = Callable[..., tuple[Any, ...]]
 
@@ -101,6 +99,9 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                 pace.took(threads, perf_counter() - start)
                 return outputs
         except Exception as error:
+            from penstock.executors.errors import explained, throw
+            from penstock.ops.internal.expected import UnexpectedDimsError
+
             if self.otherwise is None or not isinstance(error, UnexpectedDimsError):
                 throw(explained(error, self._program))
         finally:

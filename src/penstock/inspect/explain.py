@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from penstock.algorithms.arena_planner import MEMORY_PLANNERS
+from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.ir.describe import format_bytes
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import parts

@@ -19,7 +19,6 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import CHECK_EVERY, checkpoint, paced
 from penstock.algorithms.dag import CycleError, Dag
-from penstock.algorithms.ordering import topological_order
 from penstock.algorithms.records import dataclass
 from penstock.errors import InvalidModel
 from penstock.ir.op import FRAMED, Op, Role
@@ -360,6 +359,8 @@ def ordered(graph: Graph, edges: Sequence[tuple[int, int]]) -> list[Node]:
     first comes first. Raises ``InvalidModel`` that names a cycle if there is one."""
     if all(a < b for a, b in edges):
         return list(graph.nodes)
+    from penstock.algorithms.ordering import topological_order
+
     try:
         return [graph.nodes[i] for i in topological_order(Dag(len(graph.nodes), edges))]
     except CycleError as error:

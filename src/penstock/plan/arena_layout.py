@@ -31,15 +31,8 @@ from dataclasses import field, replace
 from functools import partial
 from operator import attrgetter
 
-from penstock.algorithms.arena_planner import (
-    Buffer,
-    arena_size,
-    lower_bound,
-    plan_memory,
-    plan_memory_dag,
-)
+from penstock.algorithms.arena import Buffer, arena_size, lower_bound
 from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.ordering import memory_order
 from penstock.algorithms.records import dataclass
 from penstock.plan.plan import Plan, Slot, SlotKind, Step, memory_of, reads
 from penstock.plan.tasks import Tasks
@@ -73,6 +66,8 @@ def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     dag = plan.dag
     if all(len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in range(dag.n)):
         return best  # chains have no other order that could pay
+    from penstock.algorithms.ordering import memory_order
+
     order = memory_order(dag, _released_outputs(plan))
     buffers = assign_buffers(plan, Intervals(plan, order))
     if lower_bound(buffers.live(plan)) >= best.lower_bound:
@@ -141,6 +136,8 @@ def _arena_plan(
     planner: str,
     precedes: Precedes | None = None,
 ) -> ArenaPlan:
+    from penstock.algorithms.arena_planner import plan_memory, plan_memory_dag
+
     live = buffers.live(plan)
     if precedes is None:
         arena = plan_memory(live, planner)

@@ -25,18 +25,11 @@ from penstock.algorithms.records import dataclass
 from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate_streams
 from penstock.backends.base import Device
 from penstock.ops.internal.transfer import is_transfer
+from penstock.plan.arrangement import Arranger, Draft, arrange
 from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, control_flow_cost
 from penstock.plan.overlap import Overlaps
 from penstock.plan.plan import Plan, Step, StepTable, step_dag
-from penstock.plan.tasks import (
-    Arranger,
-    Draft,
-    Grouping,
-    Signals,
-    Tasks,
-    arrange,
-    nests_deep,
-)
+from penstock.plan.tasks import Grouping, Signals, Tasks, nests_deep
 
 # Several streams must take less than this part of the time of one.
 _MARGIN = 0.95

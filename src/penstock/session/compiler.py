@@ -16,7 +16,6 @@ from penstock.executors.base import Executor
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Graph, is_framed
 from penstock.session import stages
-from penstock.session.feeds import check_dims
 from penstock.session.stages import CompileContext, Feeds, SavedPlan
 from penstock.session.subgraphs import Structure, Subgraph, compile_guard
 from penstock.types import Type
@@ -37,6 +36,7 @@ _schedule_step_by_step: Stage = imported("penstock.session.scheduling.schedule_s
 _schedule_tasks: Stage = imported("penstock.session.scheduling.schedule_tasks")
 _schedule_streams: Stage = imported("penstock.session.scheduling.schedule_streams")
 _bind_sampled: Stage = imported("penstock.session.scheduling.bind_sampled")
+_check_dims: Callable[..., None] = imported("penstock.session.feeds.check_dims")
 _build_frames: Stage = imported("penstock.session.frames.build_frames")
 
 _FOR_SHAPES: tuple[Stage, ...] = (stages.specialise, _optimise)
@@ -134,7 +134,7 @@ class Compiler:
         samples: Sequence[Sequence[Type]] = (),
     ) -> Any:
         """The record at the end of a line of stages."""
-        check_dims(subgraph.graph.inputs, values)
+        _check_dims(subgraph.graph.inputs, values)
         feeds = Feeds(
             subgraph.graph, values, subgraph.unraised, open_types=open_types, samples=samples
         )

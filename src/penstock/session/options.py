@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from penstock.algorithms.arena_planner import MEMORY_PLANNERS
+from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.algorithms.records import dataclass
 from penstock.errors import check_count, wrong_type
 from penstock.limits import Limits

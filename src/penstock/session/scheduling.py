@@ -19,9 +19,10 @@ from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Role
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
+from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds, is_chain
-from penstock.plan.tasks import Grouping, Tasks, are_asynchronous, arrange
+from penstock.plan.tasks import Grouping, Tasks, are_asynchronous
 from penstock.session.stages import (
     LONG_S,
     TRIED,

@@ -40,6 +40,7 @@ from penstock.frontends.load import entered, is_artifact, load
 from penstock.host import gc_pause
 from penstock.host.fork import renewed
 from penstock.host.malloc import give_back_memory, keep_memory
+from penstock.host.on_demand import imported
 from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import on_worker, pool
 from penstock.ir.graph import Graph, Model, clone
@@ -47,13 +48,10 @@ from penstock.limits import DEFAULT_LIMITS
 from penstock.plan.plan import Plan, StepTable
 from penstock.session.compiler import AFTER_LOWERING, Compiler
 from penstock.session.environment import save_trace, trace, with_environment
-from penstock.session.feeds import check_dims, feeds_fit
 from penstock.session.options import CompileOptions, RunOptions, make, takes
 from penstock.session.plan_cache import PlanCache
-from penstock.session.run import Job, PreparedRun, Run
 from penstock.session.stages import CompileContext
 from penstock.session.subgraphs import Subgraph, Subgraphs
-from penstock.session.varying_shapes import OpenShapes
 from penstock.session.wishes import with_wishes
 from penstock.types import TensorType, Type, type_of
 
@@ -66,8 +64,13 @@ if TYPE_CHECKING:
     from penstock.inspect.gantt import Chart
     from penstock.observers.profile import Profile
     from penstock.session.compile_cache import CacheEntry
+    from penstock.session.run import Job, PreparedRun
+    from penstock.session.varying_shapes import OpenShapes
 
 DEFAULT_OPTIONS = CompileOptions()
+
+_check_dims = imported("penstock.session.feeds.check_dims")
+_feeds_fit = imported("penstock.session.feeds.feeds_fit")
 
 RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
 """Takes the outputs of a run by name, or else the error that it ended with."""
@@ -213,6 +216,8 @@ class Session:
         """Run on the calling thread, stopped or observed as the options say."""
         if self._closed:
             raise PenstockError("the session is closed")
+        from penstock.session.run import Run
+
         run = Run(options)
         executor, values, request = run.prepare(partial(self._prepare, options))
         return request.named(run.run_inline(executor, values))
@@ -280,6 +285,8 @@ class Session:
         if self._closed:
             raise PenstockError("the session is closed")
         self._plans.refuse_reentry()
+        from penstock.session.run import Job, Run
+
         (self.options.pool or pool()).refuse_reentry()
         return Job(Run(options), partial(self._prepare, options), future)
 
@@ -401,6 +408,8 @@ class Session:
         main, writer = self._subgraphs.main, ArtifactWriter()
         context = self._compiler.context
         plans = self._plans.of(main) if context.executor in AFTER_LOWERING else {}
+        from penstock.session.varying_shapes import OpenShapes
+
         plans = {key: plan for key, plan in plans.items() if not isinstance(key, OpenShapes)}
         save_session(self.model, context, main, plans, writer)
         write(writer)
@@ -521,7 +530,7 @@ class Session:
         self, subgraph: Subgraph, key: Any, values: Sequence[Any], exact: bool = False
     ) -> Executor:
         """The executor for these values, compiled if it is new; if ``exact``, one for no others."""
-        if self.model.resizable and not feeds_fit(subgraph.graph.inputs, values):
+        if self.model.resizable and not _feeds_fit(subgraph.graph.inputs, values):
             feeds = dict(zip(subgraph.names, values, strict=True))
             subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph
         shapes = None if exact else self._open_shapes(subgraph, key, values)
@@ -555,7 +564,7 @@ class Session:
         if shapes is None or subgraph.needs_dims:
             return None
         if not shapes.agree(key):
-            check_dims(subgraph.graph.inputs, values)
+            _check_dims(subgraph.graph.inputs, values)
         return shapes
 
     @cached_property

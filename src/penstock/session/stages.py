@@ -54,7 +54,7 @@ from penstock.plan.arena_layout import (
 )
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan
-from penstock.plan.tasks import Tasks, are_asynchronous, arrange, in_one_function
+from penstock.plan.tasks import Tasks, are_asynchronous, in_one_function
 from penstock.session.options import CompileOptions
 from penstock.tuning.measure import CostModel
 from penstock.types import OptionalType, TensorType, Type
@@ -372,6 +372,8 @@ def schedule_in_order(planned: Planned, context: CompileContext, name: str = "li
 
     all_queues = queues_of(context, context.workers) if parallel else queues_of(context, 1, [])
     queues, queue_of = all_queues
+    from penstock.plan.arrangement import arrange
+
     tasks = arrange(plan, OrderedGrouping(plan, queue_of))
     arena_plan = plan_arena_for_tasks(plan, tasks, planner)
     name, worthwhile = ("parallel", HAND_OVER_S) if parallel else (name, inf)

@@ -19,14 +19,18 @@ from penstock.backends.native.library import library
 from penstock.errors import MAX_PROBLEMS, InvalidInput, LimitExceeded, shortened
 from penstock.executors.base import Executor
 from penstock.host import gc_pause
+from penstock.host.on_demand import imported
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
 from penstock.ops.onnx.control_flow import collects_rows
-from penstock.session.feeds import checked, convert
-from penstock.session.varying_shapes import VaryingShapes
 from penstock.types import ANY, STRING, AnyType, TensorType, Type
 
 if TYPE_CHECKING:
     from penstock.passes.context import Unraised
+    from penstock.session.varying_shapes import VaryingShapes
+
+# Feeds that fit as they are need none of these.
+_checked: Callable[[Type], Type] = imported("penstock.session.feeds.checked")
+_convert: Callable[[str, Any, Type], Any] = imported("penstock.session.feeds.convert")
 
 Structure = Callable[[Graph], Sequence["Unraised"]]
 
@@ -94,7 +98,13 @@ class Subgraph:
         # sessions see the same shapes again and again.
         self.lock = threading.RLock()
         self.last = NO_PLAN
-        self.varying = VaryingShapes(self.types)
+
+    @cached_property
+    def varying(self) -> VaryingShapes:
+        """The shapes that it was run with, beside those of saved plans."""
+        from penstock.session.varying_shapes import VaryingShapes
+
+        return VaryingShapes(self.types)
 
     @cached_property
     def needs_dims(self) -> bool:
@@ -123,7 +133,7 @@ class Subgraph:
                 value.dtype is not dtype and value.dtype != dtype
             ):
                 try:
-                    value = convert(name, value, input_type)
+                    value = _convert(name, value, input_type)
                 except RecursionError as error:
                     raise InvalidInput(f"input {name!r} has lists nested too deeply") from error
             values.append(value)
@@ -338,7 +348,7 @@ class Subgraphs:
         for value in graph.inputs:
             if isinstance(value.type, AnyType):
                 value.type = self._inferred.get(value.name, ANY)
-            value.type = checked(value.type)
+            value.type = _checked(value.type)
         return graph
 
     @cached_property
