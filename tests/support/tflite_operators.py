@@ -47,7 +47,7 @@ def section() -> Iterator[str]:
         f"TFLite's schema has {len(tflite)} builtin operators. LiteRT 2.3 has CPU kernels for "
         f"{len(litert)}, and {len(there)} of these are there. Circle's schema adds {len(circle)}. "
         "Custom operators are operations of the domain `tflite` by their names; "
-        "AudioSpectrogram, Mfcc, TFLite_Detection_PostProcess, aeq.hadamard_rotation and "
+        "AudioSpectrogram, Mfcc, NumericVerify, TFLite_Detection_PostProcess, aeq.hadamard_rotation and "
         "MediaPipe's Convolution2DTransposeBias are there. "
         "Random numbers have LiteRT's distributions, but not its draws."
     )
@@ -56,8 +56,9 @@ def section() -> Iterator[str]:
         "Tensors of int8, uint8 and int16 may be quantised, as a whole or by channel. Weights may "
         "be float16, int8, or packed int4 and int2, also with a scale for each block. With quantised "
         "weights and float activations (dynamic range), the weights stand for real numbers, and "
-        "activations are not rounded: LiteRT's kernels round them to 8 bits, so that its answers "
-        "differ by up to 1 % of the largest. Answers of quantised operators are within a quantum of "
+        "activations are not rounded: LiteRT's kernels round them to 8 bits in each run, so that its "
+        "answers differ by up to 1 % of the largest, and are further from those of the float model. "
+        "NumericVerify fails only where its result is computed, for it is fetched or read. Answers of quantised operators are within a quantum of "
         "LiteRT's, of int16 SOFTMAX, EXP and LOG within 8, since LiteRT interpolates in tables."
     )
     yield ""

@@ -111,8 +111,8 @@ _FAMILIES: Mapping[str, str] = {
         tensorflow.windows: Conv2DBackpropInput Conv3DBackpropInputV2
     """,
     "tflite": """
-        tflite.arrays: Bucketize ComplexMul DynamicUpdateSlice Rfft2d Segment SparseToDense
-            ToComplex ViewAs
+        tflite.arrays: Bucketize ComplexMul DynamicUpdateSlice NumericVerify Rfft2d Segment
+            SparseToDense ToComplex ViewAs
         tflite.detection: TFLite_Detection_PostProcess
         tflite.recurrent: Lstm
         tflite.signal: AudioSpectrogram Mfcc aeq.hadamard_rotation

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flatbuffers import flexbuffers
 
 import penstock as ps
 from penstock.frontends.tflite.flatbuffer import schema
@@ -279,3 +280,28 @@ def test_quantized_operator_is_within_a_quantum_of_litert(op: Quantized) -> None
             assert (value.dtype, value.shape) == (want.dtype, want.shape)
             quantum = 1 if want.dtype.kind in "iu" else 1e-5
             np.testing.assert_allclose(value.astype(float), want.astype(float), 0, quantum)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "float16"])
+@pytest.mark.parametrize(
+    ("tolerance", "fails"), [(1e4, True), (0.2, False), (0.2, True), (0.05, True)]
+)
+def test_numeric_verify_gives_differences_and_fails_as_litert_does(dtype, tolerance, fails):
+    codes = np.arange(0, 100, 7).astype(dtype)
+    reference = RNG.normal(size=codes.shape).astype(np.float32)
+    fields = {} if dtype == "float16" else Codes(codes, *UNIT[dtype]).fields
+    options = bytes(flexbuffers.Dumps({"tolerance": tolerance, "log_if_failed": fails}))
+    inputs = {"q": (dtype, codes.shape), "reference": ("float32", codes.shape)}
+    shape = {"shape": list(codes.shape)}
+    verify = ("CUSTOM:NumericVerify", ["q", "reference"], ["y"], options)
+    file = model([subgraph(inputs, [verify], ["y"], q=fields, y=shape)])
+    feeds = {"q": codes, "reference": reference}
+    session = ps.compile(file)
+    try:
+        (wanted,) = by_litert(file, feeds)
+    except RuntimeError:
+        with pytest.raises(ps.RunError, match="above"):
+            session.run(feeds)
+        assert fails and tolerance >= 0.1
+    else:
+        np.testing.assert_allclose(session(codes, reference), wanted, rtol=1e-6, atol=1e-6)

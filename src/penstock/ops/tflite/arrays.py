@@ -32,6 +32,17 @@ def dynamic_update_slice(x: np.ndarray, update: np.ndarray, start: np.ndarray) -
     return out
 
 
+@array_operator("NumericVerify", infer=lambda types, attrs, consts: (rules.tensor(types, 1),))
+def numeric_verify(x: np.ndarray, reference: np.ndarray, *, most: float | None = None) -> Any:
+    """``x - reference``; raises ``ShapeError`` if one of the differences is above ``most``."""
+    if x.shape != reference.shape:
+        raise ShapeError(f"values of shape {x.shape}, but a reference of {reference.shape}")
+    differences = x - reference
+    if most is not None and (np.abs(differences) > most).any():
+        raise ShapeError(f"a value differs by {np.abs(differences).max()}, above {most}")
+    return differences
+
+
 @array_operator("Bucketize", infer=rules.same_shape(INT32))
 def bucketize(x: np.ndarray, *, boundaries: Sequence[float]) -> np.ndarray:
     """The number of boundaries that are not above each element."""
