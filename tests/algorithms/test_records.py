@@ -67,6 +67,9 @@ def test_record_behaves_as_a_data_class_of_python(options: dict[str, Any]) -> No
         assert dataclasses.asdict(copy.copy(x)) == dataclasses.asdict(y)
         assert hasattr(x, "__dict__") == hasattr(y, "__dict__")
         assert own.__match_args__ == other.__match_args__
+        assert own.__annotations__ == other.__annotations__
+        types = [(f.name, f.type, f.kw_only) for f in dataclasses.fields(own)]
+        assert types == [(f.name, f.type, f.kw_only) for f in dataclasses.fields(other)]
         for wrong in ({}, {"a": 1, "f": 2}):
             with pytest.raises(TypeError):
                 own(**wrong)

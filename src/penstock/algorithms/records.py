@@ -57,8 +57,16 @@ def _defined(
     has_hash = own.get("__hash__") is not None
     methods: dict[str, Any] = {}
     cls.__doc__ = cls.__doc__ or cls.__name__  # else it is made of the signature, by ``inspect``
+    texts = dict(own.get("__annotations__", ()))
+    # Python's decorator searches texts for what these are; all others are fields.
+    kinds = ("ClassVar", "InitVar", "KW_ONLY")
+    apart = {name: text for name, text in texts.items() if any(kind in str(text) for kind in kinds)}
+    cls.__annotations__ = dict.fromkeys(texts, object) | apart
     cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, **more)(cls)
+    cls.__annotations__ = texts
     fields = dataclasses.fields(cls)
+    for f in fields:
+        f.type = texts.get(f.name, f.type)
     if repr:
         methods["__repr__"] = _repr([f.name for f in fields if f.repr])
     compared = [f for f in fields if f.compare]
