@@ -10,75 +10,60 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from operator import length_hint
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
-from weakref import WeakMethod, ref
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakMethod
 
 from penstock.algorithms.checkpoints import WAKE_S, stopped_by
 from penstock.algorithms.records import dataclass
 from penstock.backends.native.library import library
 from penstock.backends.registry import backends_of
-from penstock.codegen.constants import let_go_constants
 from penstock.errors import (
     DeadlineExceeded,
     InvalidInput,
     InvalidModel,
     PenstockError,
-    Unsupported,
     check_count,
     wrong_type,
 )
 from penstock.executors.base import Executor
-from penstock.executors.control import NEVER, CancelToken, Control
-from penstock.executors.linear import LinearExecutor
+from penstock.executors.control import NEVER, CancelToken
 from penstock.frontends.common.model_files import opened_files
 from penstock.frontends.load import entered, is_artifact, load
 from penstock.host import gc_pause
 from penstock.host.fork import renewed
-from penstock.host.malloc import give_back_memory, keep_memory
-from penstock.host.on_demand import imported
+from penstock.host.malloc import keep_memory
 from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import on_worker, pool
-from penstock.ir.graph import Graph, Model, clone
-from penstock.limits import DEFAULT_LIMITS
-from penstock.plan.plan import Plan, StepTable
-from penstock.session.compiler import AFTER_LOWERING, Compiler
+from penstock.ir.graph import Graph, Model
+from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.plan.plan import StepTable
+from penstock.session.compiler import Compiler
 from penstock.session.environment import save_trace, trace, with_environment
+from penstock.session.executors import Executors
 from penstock.session.options import CompileOptions, RunOptions, make, takes
 from penstock.session.plan_cache import PlanCache
 from penstock.session.stages import CompileContext
-from penstock.session.subgraphs import Subgraph, Subgraphs
+from penstock.session.subgraphs import Subgraphs
 from penstock.session.wishes import with_wishes
-from penstock.types import TensorType, Type, type_of
+from penstock.types import Type
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from penstock.artifact.container import ArtifactWriter
     from penstock.inspect.forecast import Forecast
     from penstock.inspect.gantt import Chart
     from penstock.observers.profile import Profile
     from penstock.session.compile_cache import CacheEntry
     from penstock.session.run import Job, PreparedRun
-    from penstock.session.varying_shapes import OpenShapes
 
 DEFAULT_OPTIONS = CompileOptions()
 
-_check_dims = imported("penstock.session.feeds.check_dims")
-_feeds_fit = imported("penstock.session.feeds.feeds_fit")
-
 RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
 """Takes the outputs of a run by name, or else the error that it ended with."""
-
-# Plans from which on kernels are preferred that leave nothing behind when they are freed.
-_MANY_PLANS = 8
-# Bytes of constants after whose release free memory is given back to the system.
-_MANY_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,24 +116,10 @@ class Session:
         keep_memory()
         self._closed = False
         self._traced = trace() is not None
-        self._compiled = 0
         self._plans = PlanCache(self.limits.max_plans_bytes)
         with stopped_by(stop), gc_pause.paused():
-            self._cache = _cache_entry(model, options)
-            kept = None if self._cache is None else self._cache.load()
-            if kept is not None:
-                model = kept
-            elif not isinstance(model, Model):
-                map_weights, signature = options.map_weights, options.signature
-                with opened_files() as opened:
-                    model = load(
-                        model, limits=self.limits, map_weights=map_weights, signature=signature
-                    )
-                if self._cache is not None:
-                    self._cache.opened = opened
-            elif options.signature is not None:
-                model = entered(model, options.signature)
-            self.model = model
+            entry = _cache_entry(model, options)
+            self.model = model = _loaded(model, options, self.limits, entry)
             options, file = with_wishes(options, model), model.artifact
             if file is not None:
                 from penstock.artifact.decode import decode_stores
@@ -167,17 +138,20 @@ class Session:
             adopt = WeakMethod(self._plans.replace)
             context = CompileContext(options, backends, self.limits, functions, adopt=adopt)
             self._compiler = Compiler(context)
-            self._artifact = None if file is None else Artifact(model, context, own)
-            main = None if self._artifact is None else self._artifact.main()
+            artifact = None if file is None else Artifact(model, context, own)
+            main = None if artifact is None else artifact.main()
             structure, drop = self._compiler.structure, self._plans.drop
             self._subgraphs = Subgraphs(graph, model.aliases, structure, drop, main)
+            self._executors = Executors(
+                model, self._compiler, self._subgraphs, self._plans, artifact, entry
+            )
             self._main, native = self._subgraphs.main, library()
             self._functions: Any = None if native is None else native.functions
             if options.place:
                 from penstock.tuning.placement import check_overrides
 
                 check_overrides(options.place, self._subgraphs.graph, backends)
-            self._compile_wanted(options.shapes)
+            self._executors.compile_ahead(options.shapes)
         self._places = _Places(options.max_pending)
         renewed(self)
 
@@ -209,7 +183,7 @@ class Session:
         request, key, values = self._subgraphs.resolve(feeds, fetches, targets)
         last_key, executor, _ = request.subgraph.last
         if executor is None or key != last_key:
-            executor = self._executor(request.subgraph, key, values)
+            executor = self._executors.get(request.subgraph, key, values)
         return request.named(executor.run(values, NEVER))
 
     def _run(self, options: RunOptions) -> dict[str, Any]:
@@ -320,8 +294,7 @@ class Session:
         request, key, values = self._subgraphs.resolve(feeds, None, None)
         profile = self._compiler.profile(request.subgraph, values, runs)
         if not request.subgraph.framed:
-            self._plans.drop(request.subgraph)
-            self._executor(request.subgraph, key, values, exact=True)
+            self._executors.compile_anew(request.subgraph, key, values)
         return profile
 
     def forecast(self, workers: int) -> Forecast:
@@ -398,56 +371,21 @@ class Session:
 
         if not isinstance(path, str | os.PathLike):
             raise wrong_type("path", path, "a path")
-        self._write(lambda writer: writer.save(Path(path)))
-
-    def _write(self, write: Callable[[ArtifactWriter], None]) -> None:
-        """Let ``write`` write the session."""
-        from penstock.artifact.container import ArtifactWriter
-        from penstock.session.artifact import save_session
-
-        main, writer = self._subgraphs.main, ArtifactWriter()
-        context = self._compiler.context
-        plans = self._plans.of(main) if context.executor in AFTER_LOWERING else {}
-        from penstock.session.varying_shapes import OpenShapes
-
-        plans = {key: plan for key, plan in plans.items() if not isinstance(key, OpenShapes)}
-        save_session(self.model, context, main, plans, writer)
-        write(writer)
-        for executor in plans.values():  # which have given their constants back
-            _let_go_constants(executor)
-
-    def _keep(self) -> None:
-        """Keep the session where ``cache=`` says, if it can be kept."""
-        cache = self._cache
-        assert cache is not None
-        cache.unsaved = 0
-        try:
-            from penstock.session.artifact import has_state
-
-            if has_state(self.model):
-                self._cache = None
-            else:
-                self._write(cache.save)
-        except (OSError, PenstockError) as error:
-            self._cache = None
-            warnings.warn(f"cache= keeps no session: {error}", UserWarning, stacklevel=2)
+        self._executors.write(lambda writer: writer.save(Path(path)))
 
     def trim(self) -> None:
         """Give back the arenas that no run holds, what backends keep for plans to come, constants
         that all plans read in an order of their kernels, and freed memory of the process."""
-        for executor in self._plans.executors():
-            executor.trim()
-            _let_go_constants(executor)
-        self._save_memory()
+        self._executors.trim()
 
     def close(self) -> None:
         """Refuse further runs and give up plans and arenas; runs in flight finish."""
-        if self._cache is not None and self._cache.unsaved and not self._closed:
-            self._keep()
+        if not self._closed:
+            self._executors.keep()
         self._closed = True
         self._plans.close()
         self._subgraphs.clear()
-        self._save_memory()
+        self._executors.save_memory()
         save_trace()
 
     def forked(self) -> None:
@@ -476,162 +414,24 @@ class Session:
     @property
     def stale(self) -> Sequence[str]:
         """Why the plans that the session was saved with are not used."""
-        return () if self._artifact is None else self._artifact.differences
+        return self._executors.stale
 
     @property
     def latest(self) -> Executor:
         """The executor that was used last; compiled now if all dims are known before a run."""
-        main = self._subgraphs.main
-        if main.last.executor is not None:
-            return main.last.executor
-        if not all(isinstance(t, TensorType) and t.static for t in main.types):
-            raise InvalidInput("no plan yet: run the session, or compile it with shapes=...")
-        return self._compile_ahead({})
-
-    def _compile_wanted(self, shapes: Any) -> None:
-        """Compile the plans that ``shapes=`` asks for."""
-        for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes or ():
-            self._compile_ahead(wanted)
-
-    def _compile_ahead(self, shapes: Mapping[str, Sequence[int]]) -> Executor:
-        """Compile the plan for inputs of these shapes ahead of the first run."""
-        main = self._subgraphs.main
-        for name in sorted(set(shapes) - set(main.names)):
-            self._subgraphs.value(name, "feed")
-            raise InvalidInput(f"shapes= has {name!r}, which is no input of the model")
-        values = []
-        for name, input_type in zip(main.names, main.types, strict=True):
-            if not isinstance(input_type, TensorType) or input_type.dtype is None:
-                raise InvalidInput(f"input {name!r}: shapes= needs a tensor, not {input_type}")
-            dims = shapes.get(name, input_type.shape)
-            shape = () if dims is None else tuple([d for d in dims if _is_dim(d)])
-            if dims is None or len(shape) < len(dims):
-                message = f"input {name!r} of type {input_type}: shapes= must say every dim"
-                raise InvalidInput(message)
-            try:
-                values.append(np.broadcast_to(np.zeros((), input_type.dtype), shape))
-            except ValueError as error:
-                raise InvalidInput(f"input {name!r}: no array has shape {shape}") from error
-        return self._executor(main, main.key(values), values, exact=True)
+        return self._executors.latest
 
     def _prepare(self, options: RunOptions, observed: bool) -> PreparedRun:
         """The executor and the values of a run; ``observed``, one that tells observers of steps."""
         request, key, values = self._subgraphs.resolve(
             options.feeds, options.fetches, options.targets
         )
-        executor = self._executor(request.subgraph, key, values)
+        executor = self._executors.get(request.subgraph, key, values)
         if observed:
             last = request.subgraph.last
             key = last.key if last.executor is executor else key
             executor = self._plans.get(request.subgraph, key, True, executor.observed)
         return executor, values, request
-
-    def _executor(
-        self, subgraph: Subgraph, key: Any, values: Sequence[Any], exact: bool = False
-    ) -> Executor:
-        """The executor for these values, compiled if it is new; if ``exact``, one for no others."""
-        if self.model.resizable and not _feeds_fit(subgraph.graph.inputs, values):
-            feeds = dict(zip(subgraph.names, values, strict=True))
-            subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph
-        shapes = None if exact else self._open_shapes(subgraph, key, values)
-        compiled = partial(self._compile, subgraph, values, shapes)
-        try:
-            executor = self._plans.get(subgraph, shapes or key, False, compiled)
-        except Unsupported:
-            if shapes is None:
-                raise
-            subgraph.varying.fixed = True
-            return self._executor(subgraph, key, values)
-        # Plans of further shapes are kept ever more seldom, as each time all is written.
-        unsaved = 0 if self._cache is None else self._cache.unsaved
-        if unsaved and self._compiled.bit_count() == 1:
-            self._keep()
-        return executor
-
-    def _open_shapes(
-        self, subgraph: Subgraph, key: Any, values: Sequence[Any]
-    ) -> OpenShapes | None:
-        """The shapes of a plan that serves these values and others; None for a plan of their own.
-        Raises ``InvalidInput`` where such a plan serves and the dims are not as declared."""
-        if subgraph.depends_on_dtypes or self._plans.has(subgraph, key):
-            return None
-        main = subgraph is self._subgraphs.main
-        if main and self._artifact is not None and self._artifact.has(key):
-            return None
-        if self._compiler.context.executor not in AFTER_LOWERING or subgraph.framed:
-            return None
-        shapes = subgraph.varying.open(key)
-        if shapes is None or subgraph.needs_dims:
-            return None
-        if not shapes.agree(key):
-            _check_dims(subgraph.graph.inputs, values)
-        return shapes
-
-    @cached_property
-    def _resized(self) -> Subgraphs:
-        """The subgraphs for inputs of other shapes than those that the model declares."""
-        graph = clone(self._subgraphs.graph)
-        for value in graph.inputs:
-            value.type = TensorType(value.dtype)
-        structure = self._compiler.structure
-        return Subgraphs(lambda: graph, self.model.aliases, structure, self._plans.drop)
-
-    @gc_pause.paused()
-    def _compile(
-        self, subgraph: Subgraph, values: Sequence[Any], shapes: OpenShapes | None = None
-    ) -> Executor:
-        self._compiled += 1
-        if self._compiled == _MANY_PLANS:
-            self._save_memory()
-        if self.model.check_types is not None and subgraph.depends_on_dtypes:
-            fed = dict(zip(subgraph.names, map(type_of, values), strict=True))
-            try:
-                self.model.check_types(self.model.graph, fed)
-            except InvalidModel as error:
-                raise InvalidInput(f"the model takes no feeds of these dtypes: {error}") from error
-        executor = None
-        types = None if shapes is None else shapes.types(subgraph.graph.inputs, values)
-        if types is None and self._artifact is not None and subgraph is self._subgraphs.main:
-            executor = self._artifact.restored(self._compiler, subgraph.key(values), values)
-        if executor is None:
-            samples = shapes.samples(subgraph.graph.inputs, values) if shapes is not None else ()
-            executor = self._compiler.compile(subgraph, values, types, samples)
-            if samples and isinstance(executor, LinearExecutor):
-                executor.sampler = None  # which might choose another executor
-                executor.otherwise = partial(_anew, WeakMethod(self._expect_nothing), ref(subgraph))
-            elif samples:
-                executor = self._compiler.compile(subgraph, values, types)
-            if types is None and self._cache is not None and subgraph is self._subgraphs.main:
-                self._cache.unsaved += 1
-        # Most sessions have one plan. Another one reads constants again, which takes time: they are
-        # let go ever more seldom.
-        count = self._compiled
-        once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
-        if once and _let_go_constants(executor) > _MANY_BYTES:
-            give_back_memory()
-        return executor
-
-    def _expect_nothing(
-        self, subgraph: Subgraph, values: Sequence[Any], control: Control
-    ) -> tuple[Any, ...]:
-        """Run with a plan that takes no dims for known that inference leaves open."""
-        subgraph.varying.forget()
-        self._plans.drop(subgraph)
-        return self._executor(subgraph, subgraph.key(values), values).run(values, control)
-
-    def _save_memory(self) -> None:
-        for backend in self._compiler.context.backends:
-            backend.save_memory()
-        give_back_memory()
-
-
-def _anew(method: WeakMethod[Any], subgraph: ref[Subgraph], *arguments: Any) -> tuple[Any, ...]:
-    """Call a method of a session that still exists, as all sessions with runs do."""
-    begin, own = method(), subgraph()
-    if begin is None or own is None:
-        raise PenstockError("the session is closed")
-    outputs: tuple[Any, ...] = begin(own, *arguments)
-    return outputs
 
 
 @takes(CompileOptions)
@@ -668,6 +468,22 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
             raise PenstockError(f"{reason}. Save the session anew, or open it without strict=True")
         warnings.warn(reason, UserWarning, stacklevel=2)
     return session
+
+
+def _loaded(model: Any, options: CompileOptions, limits: Limits, entry: CacheEntry | None) -> Model:
+    """The model that is given, that of a file, or that which is kept in the cache."""
+    kept = None if entry is None else entry.load()
+    if kept is not None:
+        return kept
+    if isinstance(model, Model):
+        return model if options.signature is None else entered(model, options.signature)
+    with opened_files() as opened:
+        loaded = load(
+            model, limits=limits, map_weights=options.map_weights, signature=options.signature
+        )
+    if entry is not None:
+        entry.opened = opened
+    return loaded
 
 
 def _cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
@@ -722,11 +538,3 @@ class _Places:
     @property
     def all_taken(self) -> bool:
         return not length_hint(self._never_taken) and not self._given
-
-
-def _let_go_constants(executor: Executor) -> int:
-    return let_go_constants(executor.table) if isinstance(executor.table, Plan) else 0
-
-
-def _is_dim(dim: Any) -> TypeGuard[int]:
-    return isinstance(dim, int | np.integer) and not isinstance(dim, bool) and int(dim) >= 0

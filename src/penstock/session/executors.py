@@ -1,0 +1,263 @@
+"""The executors of a session, by subgraph and shapes: compiled before, saved, or compiled now."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeGuard
+from weakref import WeakMethod, ref
+
+import numpy as np
+
+from penstock.codegen.constants import let_go_constants
+from penstock.errors import InvalidInput, InvalidModel, PenstockError, Unsupported
+from penstock.executors.base import Executor
+from penstock.executors.control import Control
+from penstock.executors.linear import LinearExecutor
+from penstock.host import gc_pause
+from penstock.host.malloc import give_back_memory
+from penstock.host.on_demand import imported
+from penstock.ir.graph import Model, clone
+from penstock.plan.plan import Plan
+from penstock.session.compiler import AFTER_LOWERING, Compiler
+from penstock.session.plan_cache import PlanCache
+from penstock.session.subgraphs import Subgraph, Subgraphs
+from penstock.types import TensorType, type_of
+
+if TYPE_CHECKING:
+    from penstock.artifact.container import ArtifactWriter
+    from penstock.session.artifact import Artifact
+    from penstock.session.compile_cache import CacheEntry
+    from penstock.session.varying_shapes import OpenShapes
+
+_check_dims = imported("penstock.session.feeds.check_dims")
+_feeds_fit = imported("penstock.session.feeds.feeds_fit")
+
+# Plans from which on kernels are preferred that leave nothing behind when they are freed.
+_MANY_PLANS = 8
+# Bytes of constants after whose release free memory is given back to the system.
+_MANY_BYTES = 4 << 20
+
+
+class Executors:
+    """The executors of one session. ``artifact``: what was saved of them, for one that was opened;
+    ``entry``: where ``cache=`` keeps the session."""
+
+    def __init__(
+        self,
+        model: Model,
+        compiler: Compiler,
+        subgraphs: Subgraphs,
+        plans: PlanCache,
+        artifact: Artifact | None,
+        entry: CacheEntry | None,
+    ) -> None:
+        self._model = model
+        self._compiler = compiler
+        self._subgraphs = subgraphs
+        self._plans = plans
+        self._artifact = artifact
+        self._entry = entry
+        self._compiled = 0
+
+    @property
+    def stale(self) -> Sequence[str]:
+        """Why the plans that the session was saved with are not used."""
+        return () if self._artifact is None else self._artifact.differences
+
+    @property
+    def latest(self) -> Executor:
+        """The executor that was used last; compiled now if all dims are known before a run."""
+        main = self._subgraphs.main
+        if main.last.executor is not None:
+            return main.last.executor
+        if not all(isinstance(t, TensorType) and t.static for t in main.types):
+            raise InvalidInput("no plan yet: run the session, or compile it with shapes=...")
+        return self._ahead({})
+
+    def compile_ahead(self, shapes: Any) -> None:
+        """Compile the plans that ``shapes=`` asks for."""
+        for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes or ():
+            self._ahead(wanted)
+
+    def _ahead(self, shapes: Mapping[str, Sequence[int]]) -> Executor:
+        """Compile the plan for inputs of these shapes ahead of the first run."""
+        main = self._subgraphs.main
+        for name in sorted(set(shapes) - set(main.names)):
+            self._subgraphs.value(name, "feed")
+            raise InvalidInput(f"shapes= has {name!r}, which is no input of the model")
+        values = []
+        for name, input_type in zip(main.names, main.types, strict=True):
+            if not isinstance(input_type, TensorType) or input_type.dtype is None:
+                raise InvalidInput(f"input {name!r}: shapes= needs a tensor, not {input_type}")
+            dims = shapes.get(name, input_type.shape)
+            shape = () if dims is None else tuple([d for d in dims if _is_dim(d)])
+            if dims is None or len(shape) < len(dims):
+                message = f"input {name!r} of type {input_type}: shapes= must say every dim"
+                raise InvalidInput(message)
+            try:
+                values.append(np.broadcast_to(np.zeros((), input_type.dtype), shape))
+            except ValueError as error:
+                raise InvalidInput(f"input {name!r}: no array has shape {shape}") from error
+        return self.get(main, main.key(values), values, exact=True)
+
+    def get(
+        self, subgraph: Subgraph, key: Any, values: Sequence[Any], exact: bool = False
+    ) -> Executor:
+        """The executor for these values, compiled if it is new; if ``exact``, one for no others."""
+        if self._model.resizable and not _feeds_fit(subgraph.graph.inputs, values):
+            feeds = dict(zip(subgraph.names, values, strict=True))
+            subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph
+        shapes = None if exact else self._open_shapes(subgraph, key, values)
+        compiled = partial(self._compile, subgraph, values, shapes)
+        try:
+            executor = self._plans.get(subgraph, shapes or key, False, compiled)
+        except Unsupported:
+            if shapes is None:
+                raise
+            subgraph.varying.fixed = True
+            return self.get(subgraph, key, values)
+        # Plans of further shapes are kept ever more seldom, as each time all is written.
+        unsaved = 0 if self._entry is None else self._entry.unsaved
+        if unsaved and self._compiled.bit_count() == 1:
+            self.keep()
+        return executor
+
+    def _open_shapes(
+        self, subgraph: Subgraph, key: Any, values: Sequence[Any]
+    ) -> OpenShapes | None:
+        """The shapes of a plan that serves these values and others; None for a plan of their own.
+        Raises ``InvalidInput`` where such a plan serves and the dims are not as declared."""
+        if subgraph.depends_on_dtypes or self._plans.has(subgraph, key):
+            return None
+        main = subgraph is self._subgraphs.main
+        if main and self._artifact is not None and self._artifact.has(key):
+            return None
+        if self._compiler.context.executor not in AFTER_LOWERING or subgraph.framed:
+            return None
+        shapes = subgraph.varying.open(key)
+        if shapes is None or subgraph.needs_dims:
+            return None
+        if not shapes.agree(key):
+            _check_dims(subgraph.graph.inputs, values)
+        return shapes
+
+    @cached_property
+    def _resized(self) -> Subgraphs:
+        """The subgraphs for inputs of other shapes than those that the model declares."""
+        graph = clone(self._subgraphs.graph)
+        for value in graph.inputs:
+            value.type = TensorType(value.dtype)
+        structure = self._compiler.structure
+        return Subgraphs(lambda: graph, self._model.aliases, structure, self._plans.drop)
+
+    @gc_pause.paused()
+    def _compile(
+        self, subgraph: Subgraph, values: Sequence[Any], shapes: OpenShapes | None = None
+    ) -> Executor:
+        self._compiled += 1
+        if self._compiled == _MANY_PLANS:
+            self.save_memory()
+        if self._model.check_types is not None and subgraph.depends_on_dtypes:
+            fed = dict(zip(subgraph.names, map(type_of, values), strict=True))
+            try:
+                self._model.check_types(self._model.graph, fed)
+            except InvalidModel as error:
+                raise InvalidInput(f"the model takes no feeds of these dtypes: {error}") from error
+        executor = None
+        types = None if shapes is None else shapes.types(subgraph.graph.inputs, values)
+        if types is None and self._artifact is not None and subgraph is self._subgraphs.main:
+            executor = self._artifact.restored(self._compiler, subgraph.key(values), values)
+        if executor is None:
+            samples = shapes.samples(subgraph.graph.inputs, values) if shapes is not None else ()
+            executor = self._compiler.compile(subgraph, values, types, samples)
+            if samples and isinstance(executor, LinearExecutor):
+                executor.sampler = None  # which might choose another executor
+                executor.otherwise = partial(_anew, WeakMethod(self._expect_nothing), ref(subgraph))
+            elif samples:
+                executor = self._compiler.compile(subgraph, values, types)
+            if types is None and self._entry is not None and subgraph is self._subgraphs.main:
+                self._entry.unsaved += 1
+        # Most sessions have one plan. Another one reads constants again, which takes time: they are
+        # let go ever more seldom.
+        count = self._compiled
+        once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
+        if once and _let_go_constants(executor) > _MANY_BYTES:
+            give_back_memory()
+        return executor
+
+    def _expect_nothing(
+        self, subgraph: Subgraph, values: Sequence[Any], control: Control
+    ) -> tuple[Any, ...]:
+        """Run with a plan that takes no dims for known that inference leaves open."""
+        subgraph.varying.forget()
+        self._plans.drop(subgraph)
+        return self.get(subgraph, subgraph.key(values), values).run(values, control)
+
+    def compile_anew(self, subgraph: Subgraph, key: Any, values: Sequence[Any]) -> None:
+        """Compile the plan for these values alone, and forget the others of the subgraph."""
+        self._plans.drop(subgraph)
+        self.get(subgraph, key, values, exact=True)
+
+    def write(self, write: Callable[[ArtifactWriter], None]) -> None:
+        """Let ``write`` write the session."""
+        from penstock.artifact.container import ArtifactWriter
+        from penstock.session.artifact import save_session
+        from penstock.session.varying_shapes import OpenShapes
+
+        main, writer = self._subgraphs.main, ArtifactWriter()
+        context = self._compiler.context
+        plans = self._plans.of(main) if context.executor in AFTER_LOWERING else {}
+        plans = {key: plan for key, plan in plans.items() if not isinstance(key, OpenShapes)}
+        save_session(self._model, context, main, plans, writer)
+        write(writer)
+        for executor in plans.values():  # which have given their constants back
+            _let_go_constants(executor)
+
+    def keep(self) -> None:
+        """Keep the session where ``cache=`` says, if it can be kept."""
+        entry = self._entry
+        if entry is None or not entry.unsaved:
+            return
+        entry.unsaved = 0
+        try:
+            from penstock.session.artifact import has_state
+
+            if has_state(self._model):
+                self._entry = None
+            else:
+                self.write(entry.save)
+        except (OSError, PenstockError) as error:
+            self._entry = None
+            warnings.warn(f"cache= keeps no session: {error}", UserWarning, stacklevel=2)
+
+    def trim(self) -> None:
+        """Give back memory that no run holds (``Session.trim``)."""
+        for executor in self._plans.executors():
+            executor.trim()
+            _let_go_constants(executor)
+        self.save_memory()
+
+    def save_memory(self) -> None:
+        """Give back what backends keep for plans to come, and freed memory of the process."""
+        for backend in self._compiler.context.backends:
+            backend.save_memory()
+        give_back_memory()
+
+
+def _anew(method: WeakMethod[Any], subgraph: ref[Subgraph], *arguments: Any) -> tuple[Any, ...]:
+    """Call a method of a session that still exists, as all sessions with runs do."""
+    begin, own = method(), subgraph()
+    if begin is None or own is None:
+        raise PenstockError("the session is closed")
+    outputs: tuple[Any, ...] = begin(own, *arguments)
+    return outputs
+
+
+def _let_go_constants(executor: Executor) -> int:
+    return let_go_constants(executor.table) if isinstance(executor.table, Plan) else 0
+
+
+def _is_dim(dim: Any) -> TypeGuard[int]:
+    return isinstance(dim, int | np.integer) and not isinstance(dim, bool) and int(dim) >= 0
