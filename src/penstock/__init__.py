@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         InvalidModel,
         LimitExceeded,
         PenstockError,
+        QueueFull,
         RunError,
         Unsupported,
     )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.observers.profile import Profile
     from penstock.observers.ranges import Ranges
     from penstock.observers.trace import Trace
+    from penstock.serving.replicas import Replicas
     from penstock.session.session import Session, compile, open
     from penstock.session.stream import Signal, Stream
 
@@ -51,6 +53,7 @@ _HOMES = {
     "Observer": "penstock.observers.base",
     "Profile": "penstock.observers.profile",
     "Ranges": "penstock.observers.ranges",
+    "Replicas": "penstock.serving.replicas",
     "Session": "penstock.session.session",
     "Signal": "penstock.session.stream",
     "Stream": "penstock.session.stream",
@@ -74,7 +77,9 @@ __all__ = [
     "Observer",
     "PenstockError",
     "Profile",
+    "QueueFull",
     "Ranges",
+    "Replicas",
     "RunError",
     "Session",
     "Signal",

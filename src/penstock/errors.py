@@ -134,6 +134,10 @@ class InvalidInput(PenstockError):  # noqa: N818
     """A feed, fetch or target does not fit the model: its name, dtype or shape."""
 
 
+class QueueFull(PenstockError):  # noqa: N818
+    """A request was refused, since as many wait as may."""
+
+
 class RunError(PenstockError):
     """A run failed. The message names the node, its origin and the shapes of its inputs."""
 

@@ -215,6 +215,15 @@ class DelayedBackend(FarBackend):
             raise found
         return super().to_host(found)
 
+    def stack(self, values: Sequence[Later], axis: int) -> Later:
+        stacked, later = super().stack, Later()
+
+        def job() -> None:
+            later.value, later.there = stacked([value.now() for value in values], axis), True
+
+        self.device.lane.put(job)
+        return later
+
     def from_host(self, value: np.ndarray) -> Later:
         copy: Far = super().from_host(value)
         later = Later()

@@ -178,6 +178,20 @@ def test_runs_that_were_sampled_make_a_plan_parallel(cache, clock, monkeypatch, 
 
 
 @needs_cores
+@pytest.mark.parametrize("executor", ["auto", "parallel", "streams"])
+def test_plan_that_was_tried_and_was_slower_stays_in_order(cache, clock, monkeypatch, executor):
+    monkeypatch.setitem(stages.TRIED, executor, 0.0)  # no schedule is that fast
+    pool = Workers("sampler", 2)
+    session = compile_text(SIX, executor=executor, backends=[SlowBackend(clock)], pool=pool)
+    session.run(X)
+    run_until_settled(session, pool)
+    session.run(X)
+    assert isinstance(session.latest, LinearExecutor)
+    assert measured_variants(cache / "costs.sqlite")["slow"].keys() >= {"Sin", "Cos", "Exp"}
+    pool.close()
+
+
+@needs_cores
 @pytest.mark.parametrize("parallel", [4, 1])
 def test_runs_that_were_sampled_let_iterations_overlap(cache, clock, monkeypatch, parallel):
     """A loop of TensorFlow's is raised until it is known that its kernels take long."""

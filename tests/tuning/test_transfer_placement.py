@@ -61,6 +61,20 @@ def test_loop_is_where_all_its_turns_and_the_transfers_around_it_take_least(turn
 
 
 @executors
+@pytest.mark.parametrize(("stays", "where"), [(True, "far"), (False, "numpy")])
+def test_loop_that_collects_rows_is_where_they_stay(stays, where, executor, monkeypatch):
+    # 300 us a turn on the host, or 50 us and three transfers in all; or else one in each turn
+    if not stays:
+        monkeypatch.setattr(FarBackend, "stack", None)
+    text = """g (float[4] x) => (float[4] y, float[40, 4] rows) <int64 n = {40}> {
+        y, rows = Loop <body = b (int64 i, bool c, float[4] p) => (bool c, float[4] q, float[4] q)
+            { q = Sin(p) }> (n, , x) }"""
+    places, far = placed(text, executor)
+    assert places == {"Sin": where}
+    assert far.moved == ({"from_host": 1, "stacked": 1, "to_host": 2} if stays else {})
+
+
+@executors
 def test_nodes_around_a_loop_are_where_it_carries_its_values(executor):
     # Alone, Cos and Tanh would not be worth their transfers.
     places, far = placed(loop(40, "Cos", "Tanh"), executor)
@@ -72,7 +86,7 @@ def test_nodes_around_a_loop_are_where_it_carries_its_values(executor):
 def test_value_that_the_host_needs_in_each_turn_keeps_a_loop_there(executor):
     text = """g (float[4] x) => (float[4] y, float[40, 4] z) <int64 n = {40}> {
         y, z = Loop <body = b (int64 i, bool c, float[4] p) => (bool c, float[4] q, float[4] r) {
-            q = Sin(p) r = Cos(q) }> (n, , x) }"""
+            q = Sin(p) r = Neg(q) }> (n, , x) }"""
     assert set(placed(text, executor)[0].values()) == {"numpy"}
 
 

@@ -37,6 +37,7 @@ _INTERNAL = {
     "SearchEnd": "search.SEARCH_END",
     "SearchStart": "search.SEARCH_START",
     "SearchStep": "search.SEARCH_STEP",
+    "Stack": "transfer.STACK",
     "Transfer": "transfer.TRANSFER",
     "TripCount": "trip_count.TRIP_COUNT",
     "ZeroNaN": "zero_nan.ZERO_NAN",

@@ -12,6 +12,7 @@ from penstock.ir.graph import Node
 from penstock.ir.layout import ALIGNMENT, address
 from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST
+from penstock.ops.onnx.control_flow import row_type, stack
 from penstock.ops.work_estimate import seconds
 from penstock.types import Type
 
@@ -107,7 +108,9 @@ class Backend(Protocol):
     # long as what it returns lives, new kernels use such copies instead of making their own.
 
     # A backend may also have ``copy_from(source: Backend)``: a function that copies a value of that
-    # backend's memory into a new one of its own, directly, or None if there is no such way. And
+    # backend's memory into a new one of its own, directly, or None if there is no such way.
+    # ``stack(values: Sequence, axis: int)`` is a new value with at least one other along a new
+    # axis, as of ``np.stack``; with it, rows that loops collect stay in this memory. And
     # ``openmp``, the address of ``omp_set_num_threads`` of the runtime that has its threads: of
     # backends with one address, one sets the threads of all.
 
@@ -182,6 +185,27 @@ def copier(source: Backend, target: Backend) -> Callable[[Any], Any] | None:
     copy_from = getattr(target, "copy_from", None)
     copy: Callable[[Any], Any] | None = None if copy_from is None else copy_from(source)
     return copy
+
+
+def stacks(backend: Backend) -> bool:
+    """Whether rows that loops collect stay in the memory of a backend."""
+    return backend.memory != HOST and getattr(backend, "stack", None) is not None
+
+
+def stack_kernel(node: Node, backend: Backend) -> Kernel:
+    """The kernel that joins the rows that a loop has collected in the memory of ``backend``."""
+    join: Callable[..., Any] = backend.stack  # type: ignore[attr-defined]
+    axis, backward = node.attrs["axis"], node.attrs["backward"]
+    (rows,) = node.inputs
+    assert rows is not None
+    type_ = row_type(rows.type, axis)
+
+    def function(rows: Sequence[Any]) -> Any:
+        if not rows:
+            return backend.from_host(stack((), axis, backward, type_))
+        return join(rows[::-1] if backward else rows, axis)
+
+    return Kernel(function)
 
 
 def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:

@@ -9,11 +9,11 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
 from penstock.algorithms.records import dataclass
-from penstock.backends.base import Backend
+from penstock.backends.base import Backend, stack_kernel
 from penstock.ir.contract import checked_kernel
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
-from penstock.ops.internal.transfer import HOST, REORDER, Place, is_transfer
+from penstock.ops.internal.transfer import HOST, REORDER, STACK, Place, is_transfer
 from penstock.types import Type
 
 
@@ -79,7 +79,11 @@ class KernelTable:
             checkpoint()  # a library may take milliseconds to choose a kernel
             kernel, error = None, None
             try:
-                kernel = checked_kernel(node, backend.kernel(node, types[: len(inputs)]), backend)
+                if node.op is STACK:
+                    kernel = stack_kernel(node, backend)
+                else:
+                    kernel = backend.kernel(node, types[: len(inputs)])
+                kernel = checked_kernel(node, kernel, backend)
             except Exception as raised:
                 error = raised.with_traceback(None)  # that would hold this table
             answer = self._answers[key] = _Answer(types, constants, kernel, error)

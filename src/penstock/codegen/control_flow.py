@@ -216,7 +216,7 @@ def _end_iteration(writer: StepWriter, step: Step) -> None:
         if carry.buffers is not None:
             target, spare = _target(writer, carry), f"s{carry.inside}"
             if not carry.direct:
-                writer.line(f"copyto({target}, {writer.name[carry.updated]})", step)
+                writer.line(f"copied({target}, {writer.name[carry.updated]})", step)
             pairs += [(inside, target), (target, spare), (spare, target)]
         elif carry.updated != carry.inside:
             pairs.append((inside, _owned(writer, carry.updated)))
@@ -270,7 +270,8 @@ class _ScanOutput(NamedTuple):
 
 
 class _ScanOutputs:
-    """Rows go straight into the result if its shape is known, else into a list."""
+    """Rows go straight into the result if its shape is known, else into a list, which is the result
+    where a device has the rows."""
 
     def __init__(self, writer: StepWriter, step: Step, outputs: Iterable[_ScanOutput]) -> None:
         self.writer, self.step = writer, step
@@ -285,7 +286,6 @@ class _ScanOutputs:
                 writer.line(f"{result} = empty(*k{slot})", step)
                 writer.line(f"r{slot} = rows_of({result}, {axis}, {backward})", step)
             else:
-                writer.constants[f"k{slot}"] = row_type(type_, axis)
                 writer.line(f"r{slot} = []", step)
 
     def collect(self, iteration: str) -> None:
@@ -298,10 +298,15 @@ class _ScanOutputs:
 
     def end(self) -> list[str]:
         """Stack rows that are in lists; returns the variables that held rows."""
+        writer = self.writer
         for slot, _, axis, backward in self.outputs:
-            if not _is_static(self.writer.slots[slot].type):
-                rows = f"stack(r{slot}, {axis}, {backward}, k{slot})"
-                self.writer.line(f"{self.writer.name[slot]} = {rows}", self.step)
+            type_, rows = writer.slots[slot].type, f"r{slot}"
+            if _is_static(type_):
+                continue
+            if not isinstance(type_, SequenceType):
+                writer.constants[f"k{slot}"] = row_type(type_, axis)
+                rows = f"stack({rows}, {axis}, {backward}, k{slot})"
+            writer.line(f"{writer.name[slot]} = {rows}", self.step)
         return [f"r{output.slot}" for output in self.outputs]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.native.library import contiguous, in_c_order
+from penstock.backends.native.library import contiguous, in_c_order, refilled
 from penstock.errors import LimitExceeded
 from penstock.host.current_run import copy_within_budget, keep
 from penstock.host.malloc import empty
@@ -92,12 +92,6 @@ def unshared(value: Any) -> Any:
     return value
 
 
-def copied(target: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """``target``, after the elements of ``value`` are copied into it."""
-    np.copyto(target, value)
-    return target
-
-
 def too_many(limit: int, label: str) -> None:
     """Raise ``LimitExceeded`` for a loop that reaches the limit of iterations."""
     raise LimitExceeded(
@@ -112,7 +106,6 @@ _FUNCTIONS = (
         awaited,
         began,
         begun,
-        copied,
         element_of,
         ended,
         freed,
@@ -128,7 +121,6 @@ _HELPERS: dict[str, Any] = {
     "__builtins__": {"len": len, "map": map, "range": range},
     "array": np.array,
     "asarray": np.asarray,
-    "copyto": np.copyto,
     "count": count,
     "empty": empty,
     "int64": np.int64,
@@ -138,6 +130,6 @@ _HELPERS: dict[str, Any] = {
 
 
 def helpers() -> dict[str, Any]:
-    """A new dict of all these, by name; ``contiguous`` is a tensor in C order, as callers expect
-    it, and other values as they are."""
-    return {**_HELPERS, "contiguous": contiguous()}
+    """A new dict of all these, by name. ``contiguous`` is a tensor in C order, as callers expect
+    it, and other values as they are; ``copied`` a buffer, after a value is copied into it."""
+    return {**_HELPERS, "contiguous": contiguous(), "copied": refilled()}

@@ -99,5 +99,7 @@ class PassContext:
     may overlap. None where frames are raised whatever their nodes are."""
     direct: Callable[[str, str], bool] = lambda source, target: False
     """Whether values can be copied from the memory of one backend straight to that of another."""
+    stacks: Callable[[str], bool] = lambda backend: False
+    """Whether rows that loops collect stay in the memory of a backend."""
     after_pass: AfterPass | None = None
     """Called with each pass that ran, and the graph as that left it."""

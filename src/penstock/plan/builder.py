@@ -27,7 +27,7 @@ from penstock.ir.contract import Contract, contract_of
 from penstock.ir.describe import compile_error, describe_node
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
-from penstock.ops.internal.transfer import HOST, is_transfer
+from penstock.ops.internal.transfer import HOST, STACK, is_transfer
 from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.plan.plan import Block, Carry, Plan, Slot, SlotKind, Step, memory_of
 from penstock.types import MapType, SequenceType, ShapeError, TensorType, Type
@@ -113,7 +113,7 @@ _MOST_ROOTS = 8
 class _Builder:
     """Gives values slots and nodes steps. ``buffers`` are the pairs of slots that carried values
     alternate between, by the body's input; ``copies`` constants in other memories than the host's,
-    by slot and memory."""
+    by slot and memory; what is ``in_rows`` leaves a loop as a list."""
 
     def __init__(
         self, compiled: Mapping[Node, CompiledNode], memory: ValueMemory, planned: bool
@@ -125,6 +125,7 @@ class _Builder:
         self.slot_of: dict[Value, int] = {}
         self.constants: dict[int, tuple[int, np.ndarray]] = {}
         self.copies: dict[tuple[int, str], int] = {}
+        self.in_rows = {node.inputs[0] for node in compiled if node.op is STACK}
         self.buffers: dict[Value, tuple[int, int]] = {}
         self.views = 0
 
@@ -340,7 +341,9 @@ class _Builder:
         block = Block(self.read(body.inputs), self.read(body.outputs), steps)
         results = []
         for i, output in enumerate(node.outputs):
-            if output is None or i >= len(pairs):
+            if output is not None and output in self.in_rows:
+                results.append(self.define(output, SlotKind.DYNAMIC, SequenceType(output.type)))
+            elif output is None or i >= len(pairs):
                 results.append(self.allocated(output))
             else:
                 roots = pairs[i] or self.roots(initial[i])

@@ -293,6 +293,10 @@ class _FramesCompiler:
     # Kernels and plans.
 
     def backend(self, node: Node) -> Backend:
+        """The backend of a node: the fastest, or the last of the host that has constants."""
+        if not node.inputs:
+            hosts = self.context.hosts[::-1]
+            return next((host for host in hosts if self.kernels.accepts(host, node)), hosts[0])
         context = self.contexts.get(node.device, self.context)
         place = context.options.place or {}
         placement = Placement(context.backends, place, self.kernels, context.costs)
@@ -313,7 +317,7 @@ class _FramesCompiler:
         except InvalidModel as error:
             cause = error.__cause__
             return failing(node, cause if isinstance(cause, Exception) else error, False), ""
-        backend = self.backend(node) if node.inputs else self.context.hosts[-1]
+        backend = self.backend(node)
         away = backend.threads_of_caller or backend.memory != HOST or may_use_threads(node)
         if node.inputs and away:
             return None

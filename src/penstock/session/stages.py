@@ -31,7 +31,7 @@ from penstock.algorithms.dag import on_cycles
 from penstock.algorithms.records import dataclass
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
-from penstock.backends.base import Backend, Device, copier
+from penstock.backends.base import Backend, Device, copier, stacks
 from penstock.backends.dynamic_shapes import plausible
 from penstock.backends.kernels import KernelTable, placed_kernels
 from penstock.backends.numpy import NumpyBackend
@@ -123,6 +123,10 @@ class CompileContext:
         """Whether values are copied straight from one backend's memory to another's, by name."""
         return copier(self.by_name[source], self.by_name[target]) is not None
 
+    def stacks(self, backend: str) -> bool:
+        """Whether rows that loops collect stay in the memory of a backend, given by its name."""
+        return stacks(self.by_name[backend])
+
     @property
     def accelerators(self) -> dict[str, Device]:
         """The devices of backends that have one, by the name of the backend."""
@@ -179,6 +183,7 @@ class CompileContext:
             choose_places=choose_places,
             must_stay=partial(_overlapping, self) if self.executor == "auto" else None,
             direct=self.direct,
+            stacks=self.stacks,
             after_pass=self.options.after_pass,
             placement=placement,
             compiled=compiled,

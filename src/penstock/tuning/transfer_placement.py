@@ -14,7 +14,7 @@ from math import fsum
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import place, place_serial
 from penstock.algorithms.records import NamedTuple
-from penstock.backends.base import Backend, copier
+from penstock.backends.base import Backend, copier, stacks
 from penstock.ir.graph import Graph, Node, Value, captures, dependencies
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control, loop_carried
@@ -119,7 +119,7 @@ class _Problem:
         """What depends on what: the nodes of a graph, and behind them its inputs, what Ifs and
         loops read on the host, and its outputs; and the places of all but the nodes."""
         n = len(block.nodes)
-        entering, leaving = _carried(block, owner)
+        entering, leaving = _carried(block, owner, self.backends[b])
         ports = [b if i in entering else self.home for i in range(len(block.inputs))]
         index = {value: n + i for i, value in enumerate(block.inputs)}
         index.update((v, k) for k, node in enumerate(block.nodes) for v in node.outputs if v)
@@ -159,15 +159,17 @@ class _Problem:
         return self.transfer(a.name, host, nbytes) + self.transfer(host, b.name, nbytes)
 
 
-def _carried(block: Graph, owner: Node | None) -> tuple[range, range]:
-    """The positions of the inputs and of the outputs of a graph that stay where they are used:
-    what loops carry, and what branches compute."""
+def _carried(block: Graph, owner: Node | None, backend: Backend) -> tuple[range, range]:
+    """The positions of the inputs and of the outputs of a graph that stay where they are used: what
+    loops carry, what branches compute, and the rows that loops collect if ``backend`` joins them.
+    """
     if owner is None:
         return range(0), range(0)
     if owner.op.name == "If":
         return range(0), range(len(block.outputs))
     entering, leaving = loop_carried(owner)
-    return range(entering.start, entering.stop), range(leaving.start, leaving.stop)
+    stop = len(block.outputs) if stacks(backend) else leaving.stop
+    return range(entering.start, entering.stop), range(leaving.start, stop)
 
 
 def _reads(node: Node) -> tuple[list[Value], list[Value]]:

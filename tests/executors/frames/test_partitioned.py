@@ -276,21 +276,23 @@ def test_what_a_loop_on_devices_carries_may_begin_constant_and_grow(names, trace
 @pytest.mark.parametrize("far", [Unknown(), "numpy", FarBackend("far", ["Mul"])])
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_nodes_in_a_loop_that_collects_rows_run_on_the_device_that_they_name(n, far, traced):
-    """``for i in range(n): v = 2 v + i``; each v, and each ``[v, v]``."""
+    """``for i in range(n): v = 2 v + i``; each v, each ``[v, v]``, and each as often as is fed."""
     b = GraphBuilder()
     times, x = b.input("n", np.int64, []), b.input("x", np.int64, [])
+    width = b.input("width", np.int64, [1])
 
     def body(i, v):
         with b.device("cpu:1"):
             doubled = b.op("Mul", v, b.constant(2), name="far_product")
         following = doubled + i
-        return following, following, b.op("Expand", following, b.constant([2]))
+        wide = b.op("Expand", following, width)
+        return following, following, b.op("Expand", following, b.constant([2])), wide
 
     outputs = b.loop(body, x, times=times)
-    for name, value in zip(("last", "each", "twice"), outputs, strict=True):
+    for name, value in zip(("last", "each", "twice", "wide"), outputs, strict=True):
         b.output(name, value)
     session = ps.compile(b.model(), backends=["numpy"], devices={"cpu:0": "numpy", "cpu:1": far})
-    feeds = {"n": n, "x": 3}
+    feeds = {"n": n, "x": 3, "width": [3]}
     expected = [3]
     for i in range(n):
         expected.append(2 * expected[-1] + i)
@@ -301,6 +303,8 @@ def test_nodes_in_a_loop_that_collects_rows_run_on_the_device_that_they_name(n, 
     assert outputs["last"] == expected[-1]
     np.testing.assert_array_equal(outputs["each"], expected[1:])
     np.testing.assert_array_equal(outputs["twice"], np.array([expected[1:]] * 2).T)
+    wide = np.array([expected[1:]] * 3).T if n else np.empty((0, 0))
+    np.testing.assert_array_equal(outputs["wide"], wide)
     if isinstance(far, FarBackend):
         assert far.ran["Mul"] == n
     elif far != "numpy":

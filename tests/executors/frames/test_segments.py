@@ -160,7 +160,20 @@ class Other(NumpyBackend):
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("backend", [Other(), FarBackend("other", ["Exp"])])
 def test_place_decides_where_nodes_between_tokens_run(backend: Any, traced: bool) -> None:
-    options: dict[str, Any] = {"backends": [backend, "numpy"], "place": {"Exp": "other"}}
+    runs_on_other(traced, backends=["numpy", backend], place={"Exp": "other"})
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_nodes_between_tokens_run_on_the_backend_that_is_fastest(traced: bool) -> None:
+    class Free(Other):
+        def seconds(self, node: Any) -> float:
+            return 0.0
+
+    runs_on_other(traced, backends=["numpy", Free()])
+
+
+def runs_on_other(traced: bool, **options: Any) -> None:
+    """Exp runs on the backend "other", and all else on NumPy."""
     session = ps.compile(behind_a_switch().bytes(), executor="frames", **options)
     observed = {"trace": ps.Trace()} if traced else {}
     result = session.run({"p": True, "x": X}, ["y"], **observed)["y"]

@@ -75,11 +75,18 @@ def test_case_in_a_loop_takes_another_branch_in_each_iteration(executor: str) ->
             expected = FUNCTIONS[trips - 1](expected) * np.abs(expected)
 
 
+def depth(graph: Graph) -> int:
+    """How deep Ifs nest."""
+    below = [depth(inner) for node in graph.nodes for _, inner in node.graphs]
+    return 1 + max(below) if below else 0
+
+
 def test_case_expands_to_a_tree_with_a_logarithm_of_comparisons() -> None:
     graph = case_graph(7)
     assert not any(node.op is CASE for node in graph.walk())
     assert sum(node.op.name == "If" for node in graph.walk()) == 7  # 6 in the tree, 1 in front
     assert format_graph(graph).count("Less(") == 7
+    assert depth(graph) == 4
     assert str(parse_graph(format_graph(graph))) == str(graph)
 
 

@@ -14,6 +14,7 @@ from penstock.ops.onnx.control_flow import is_control
 from penstock.passes.context import PassContext
 from penstock.passes.lowering.insert_transfers import InsertTransfers
 from tests.support.cost_models import PreferredBackendCosts
+from tests.support.device_backend import DelayedBackend
 from tests.support.far_backend import FarBackend
 from tests.support.onnx_text import compile_text, graph_from_text
 
@@ -191,3 +192,64 @@ def test_constant_that_a_loop_carries_on_a_device_is_brought_there(executor, n):
         wanted = wanted * wanted + x
     np.testing.assert_array_equal(session.run({"x": x, "n": np.int64(n)})["y"], wanted)
     assert far.ran["Mul"] == n
+
+
+ROWS = {
+    "Loop": """g (float[4] x, int64 n) => (float[4] y, float[M, 4] rows) {
+        y, rows = Loop (n, , x) <body = b (int64 i, bool d, float[4] v) => (bool e, float[4] w,
+            float[4] w) { e = Identity(d) u = Tanh(v) w = Mul(u, x) }> }""",
+    "Scan": """g (float[4] x, float[5, 4] xs) => (float[4] y, float[4, 5] rows) {
+        y, rows = Scan (x, xs) <num_scan_inputs = 1, scan_output_axes = [1],
+            scan_output_directions = [1], body = b (float[4] v, float[4] s) => (float[4] w,
+            float[4] r) { u = Tanh(v) w = Mul(u, s) r = Tanh(w) }> }""",
+}
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams"])
+@pytest.mark.parametrize("backend", [FarBackend, DelayedBackend])
+@pytest.mark.parametrize(("loop", "n"), [("Loop", 0), ("Loop", 1), ("Loop", 5), ("Scan", 5)])
+def test_rows_that_a_loop_collects_on_a_device_come_to_the_host_once(executor, backend, loop, n):
+    far = backend("far", ["Mul", "Tanh"])
+    costs = PreferredBackendCosts("far")
+    options = {"executor": executor, "backends": [far, "numpy"], "cost_model": costs}
+    session = compile_text(ROWS[loop], **options)
+    x = np.array([1, 2, 3, 4], np.float32)
+    rows = np.arange(20, dtype=np.float32).reshape(5, 4) / 20
+    feeds = {"x": x, **({"n": np.int64(n)} if loop == "Loop" else {"xs": rows})}
+    expected = compile_text(ROWS[loop], executor="linear", backends=["numpy"]).run(feeds)
+    for _ in range(2):
+        far.moved.clear()
+        outputs = session.run(feeds)
+        for name, value in expected.items():
+            np.testing.assert_allclose(outputs[name], value, rtol=1e-6)
+        assert far.moved["to_host"] == 2
+        assert far.moved["stacked"] == min(n, 1)
+
+
+def test_rows_of_a_backend_that_joins_none_come_to_the_host_in_each_iteration():
+    far = FarBackend("far", ["Mul", "Tanh"])
+    far.stack = None
+    session = compile_text(
+        ROWS["Loop"], backends=[far, "numpy"], place=dict.fromkeys(("Mul", "Tanh"), "far")
+    )
+    x = np.ones(4, np.float32)
+    session.run({"x": x, "n": np.int64(3)})
+    far.moved.clear()
+    assert session.run({"x": x, "n": np.int64(3)})["rows"].shape == (3, 4)
+    assert far.moved == {"from_host": 1, "to_host": 4}
+
+
+@pytest.mark.parametrize("executor", ["linear", "streams"])
+def test_rows_on_a_device_are_read_there_behind_the_loop(executor):
+    far = DelayedBackend("far", ["Exp", "Mul", "Tanh"])
+    text = ROWS["Loop"].replace("rows) {", "z) {").replace("}> }", "}> z = Exp(rows) }")
+    costs = PreferredBackendCosts("far")
+    options = {"executor": executor, "backends": [far, "numpy"], "cost_model": costs}
+    session = compile_text(text, **options)
+    feeds = {"x": np.array([1, 2, 3, 4], np.float32), "n": np.int64(4)}
+    expected = compile_text(text, executor="linear", backends=["numpy"]).run(feeds)
+    for _ in range(2):
+        far.moved.clear()
+        outputs = session.run(feeds)
+        np.testing.assert_allclose(outputs["z"], expected["z"], rtol=1e-6)
+        assert far.moved == {"from_host": 1, "to_host": 2, "stacked": 1}

@@ -77,6 +77,18 @@ def contiguous() -> Callable[[Any], Any]:
 
 
 @cache
+def refilled() -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """The function that copies its second argument into the first, and returns that."""
+    loaded = library()
+    return _refilled if loaded is None else loaded.functions.refilled
+
+
+def _refilled(target: np.ndarray, value: np.ndarray) -> np.ndarray:
+    np.copyto(target, value)
+    return target
+
+
+@cache
 def are_strings() -> Callable[[np.ndarray], bool]:
     """The function that tells whether all elements of an array of objects are of class ``str``."""
     loaded = library()

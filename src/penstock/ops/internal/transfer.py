@@ -1,4 +1,4 @@
-"""Values moved between places: Transfer and Reorder of backends, Send and Recv of devices.
+"""Values moved between places: Transfer, Stack and Reorder of backends, Send and Recv of devices.
 
 They are not in the table of operations, so that no file can use them. Passes insert them:
 ``insert_transfers`` where a node's backend cannot read its input, ``partition`` where a value
@@ -41,6 +41,10 @@ def _reorder(node: Node, types: Types) -> Kernel:
 REORDER = Op("Reorder", "penstock", 1, 1, same_type, _reorder, moves=True)
 """A copy with its dims in another ``order`` in memory, outermost first. Plans insert it where a
 kernel requires it."""
+
+STACK = Op("Stack", "penstock", 1, 1, same_type, no_kernel("a backend provides it"))
+"""Rows that a loop has collected in the memory of a backend, joined there to the output of the loop
+that they are. Attributes: ``axis``, and ``backward`` if the last row comes first."""
 
 _BY_EXECUTOR = unknown_types, no_kernel("the frames executor runs it"), False
 

@@ -23,12 +23,15 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _compile(node: Node, types: Types) -> Kernel:
     least = node.attrs["least"]
 
+    def of_one(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        return np.array(max(end.item() - start.item(), least), np.int64)
+
     def function(*bounds: np.ndarray) -> np.ndarray:
         numbers = [bound.item() for bound in bounds]
         trips = min([end - start for start, end in zip(numbers[::2], numbers[1::2], strict=True)])
         return np.array(max(trips, least), np.int64)
 
-    return Kernel(function)
+    return Kernel(of_one if len(types) == 2 else function)
 
 
 TRIP_COUNT = Op("TripCount", "penstock", 1, 1, _infer, _compile)

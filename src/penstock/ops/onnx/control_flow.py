@@ -186,7 +186,7 @@ def read_trip_count(value: Any) -> int:
     """A trip count: a tensor of one whole number."""
     if value.size != 1 or value.dtype.kind not in "iu":
         raise ShapeError(f"a trip count must be one integer, not {value.dtype}{list(value.shape)}")
-    return int(value.reshape(-1)[0])
+    return int(value.item())
 
 
 CONTROL: dict[Role | None, Callable[[Node, Sequence[Any]], Steps]] = {

@@ -195,9 +195,18 @@ def _stacked(list_: _TensorList, places: Sequence[int], shape: Shape | None) -> 
 
 @common.array_operator("TensorListStack", infer=_elements(1, 1))
 def stack(
-    handle: Any, shape: np.ndarray, *, num_elements: int = -1, element_dtype: str = ""
+    handle: Any,
+    shape: np.ndarray,
+    *,
+    num_elements: int = -1,
+    element_dtype: str = "",
+    none_is_empty: bool = False,
 ) -> np.ndarray:
+    """With ``none_is_empty``, as rows of ONNX's loops: unknown dims are 0 if there are none."""
     list_ = _list(handle, element_dtype)
+    if none_is_empty and not list_.items:
+        dims = [d if isinstance(d, int) else 0 for d in list_.shape or ()]
+        return np.empty((0, *dims), list_.dtype)
     if num_elements not in (-1, len(list_.items)):
         raise ShapeError(f"{num_elements} elements are expected, the list has {len(list_.items)}")
     return _stacked(list_, range(len(list_.items)), _shape(shape))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, captures
-from penstock.ops.internal.transfer import HOST, TRANSFER, Place
-from penstock.ops.onnx.control_flow import is_control, loop_carried
+from penstock.ir.op import Role
+from penstock.ops.internal.transfer import HOST, STACK, TRANSFER, Place
+from penstock.ops.onnx.control_flow import ScanLayout, is_control, loop_carried
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import Substitution
 
@@ -21,8 +22,10 @@ class InsertTransfers(Pass):
     host's memory. The inputs and outputs of the whole graph are in the host's memory, and backends
     copy constants themselves. What enters and leaves the graphs of loops and branches stays where
     it is used: a captured value that these read on one device only is brought there before, and a
-    value that a body computes on a device and carries is carried there. A transfer is placed on the
-    device that it copies to, or from if it copies to the host.
+    value that a body computes on a device and carries is carried there. Rows that a loop collects
+    on a device stay there, too, if its backend can join them behind the loop
+    (``PassContext.stacks``). A transfer is placed on the device that it copies to, or from if it
+    copies to the host.
     """
 
     name = "insert_transfers"
@@ -34,7 +37,7 @@ class InsertTransfers(Pass):
             return False
         before = len(placement)
         on_host = (place for place in placement.values() if place.memory == HOST)
-        transfers = _Transfers(placement, next(on_host, Place(HOST, HOST)), context.direct)
+        transfers = _Transfers(placement, next(on_host, Place(HOST, HOST)), context)
         for inner in list(graph.graphs()):  # a graph before those nested in it
             transfers.insert(inner)
         return len(placement) > before
@@ -44,12 +47,10 @@ class _Transfers:
     """``places`` has the places of values that are not in the host's memory, ``leaving`` those
     where the outputs of nested graphs are wanted, if not there."""
 
-    def __init__(
-        self, placement: dict[Node, Place], home: Place, direct: Callable[[str, str], bool]
-    ) -> None:
+    def __init__(self, placement: dict[Node, Place], home: Place, context: PassContext) -> None:
         self.placement = placement
         self.home = home
-        self.direct = direct
+        self.context = context
         self.places: dict[Value, Place] = {}
         self.leaving: dict[Graph, dict[int, Place]] = {}
         self.nodes: list[Node] = []
@@ -84,7 +85,7 @@ class _Transfers:
         if source.memory == there.memory or (value.const is not None and not carried):
             return value
         away = HOST not in (source.memory, there.memory)
-        if away and not self.direct(source.backend, there.backend):
+        if away and not self.context.direct(source.backend, there.backend):
             value, source = self.read(value, self.home), self.home
         key = (value, there.memory)
         if key not in self.moved:
@@ -93,16 +94,20 @@ class _Transfers:
             attrs = {"source": source.backend, "target": there.backend}
             origin = value.producer.origin if value.producer is not None else ""
             node = Node(TRANSFER, [value], [copy], attrs, name=name, origin=origin)
-            self.nodes.append(node)
-            self.placement[node] = there if there.memory != HOST else source
+            self.add(node, there if there.memory != HOST else source)
             if there.memory != HOST:
                 self.places[copy] = there
             self.moved[key] = copy
         return self.moved[key]
 
+    def add(self, node: Node, place: Place) -> None:
+        self.nodes.append(node)
+        self.placement[node] = place
+
     def control(self, node: Node) -> None:
         """An If or a loop: decide where the values are that enter and leave its graphs."""
         entering: dict[int, Place] = {}
+        joined: list[tuple[Node, Place]] = []
         graphs = [graph for _, graph in node.graphs]
         computed, reading = list(map(self.computed, graphs)), list(map(self.readers, graphs))
         if node.op.name == "If":
@@ -115,8 +120,9 @@ class _Transfers:
                 place = computed[0][i - start + before]
                 if place is not None and reading[0][body.inputs[i]] <= {place}:
                     entering[i] = self.places[body.inputs[i]] = place
-            carried = {i - start + before: (i - start, p) for i, p in entering.items()}
-            self.leave(node, graphs, carried)
+            outputs = {i - start + before: (i - start, p) for i, p in entering.items()}
+            self.leave(node, graphs, outputs)
+            joined = self.rows(node, body, computed[0])
         self.read_inputs(node, entering, self.home)
         for graph, places in zip(graphs, reading, strict=True):
             substitution = Substitution()
@@ -126,6 +132,32 @@ class _Transfers:
                     substitution[value] = copy
             substitution.apply_throughout(graph)
         self.nodes.append(node)
+        for stack, place in joined:
+            self.add(stack, place)
+
+    def rows(
+        self, node: Node, body: Graph, computed: Sequence[Place | None]
+    ) -> list[tuple[Node, Place]]:
+        """Let the rows that a loop collects be where they are computed; returns the
+        nodes behind it that join them there, with their places."""
+        joined = []
+        scan = ScanLayout(node) if node.op.role is Role.SCAN else None
+        _, leaving = loop_carried(node)
+        carried = leaving.stop - leaving.start
+        for i, place in enumerate(computed[leaving.stop :]):
+            position = carried + i
+            rows = node.outputs[position] if position < len(node.outputs) else None
+            if rows is None or place is None or not self.context.stacks(place.backend):
+                continue
+            self.leaving[body][leaving.stop + i] = place
+            axis, backward = (scan.output_axes[i], scan.output_backward[i]) if scan else (0, 0)
+            node.outputs[position] = Value(f"{rows.name}/rows", rows.type, node)
+            attrs = {"axis": axis, "backward": backward}
+            inputs, name = [node.outputs[position]], f"{rows.name}/stack"
+            stack = Node(STACK, inputs, [rows], attrs, name=name, origin=node.origin)
+            joined.append((stack, place))
+            self.places[rows] = place
+        return joined
 
     def leave(
         self, node: Node, graphs: Sequence[Graph], outputs: Mapping[int, tuple[int, Place]]

@@ -29,7 +29,7 @@ from penstock.types import STRING, TensorType
 
 def lower_control_flow(graph: Graph, apart: Callable[[Node], bool]) -> bool:
     """Lower the structured nodes of ``graph`` whose nodes shall run ``apart``, and those inside of
-    them; but no loops that collect rows of unknown types. Return whether there were any."""
+    them; but no loops that collect rows of unknown element types. Return whether there were any."""
     awaited = {before for node in graph.nodes for before in node.control_inputs}
     frames = {node.attrs["frame_name"] for node in graph.nodes if node.op.role is Role.ENTER}
     lowered: list[Node] = []
@@ -57,7 +57,7 @@ def _has_primitives(node: Node) -> bool:
     if node.op.role is not Role.LOOP:
         return node.op.role is Role.IF
     rows = [value.type for value in node.attrs["body"].outputs[len(node.inputs) - 1 :]]
-    return all(isinstance(t, TensorType) and t.static and t.dtype is not None for t in rows)
+    return all(isinstance(t, TensorType) and t.dtype is not None for t in rows)
 
 
 # Of what structured nodes are lowered to, the operations that are no primitives.
@@ -195,7 +195,8 @@ class _Lowering:
             if output is not None:
                 (left_rows,) = self.add("Exit", [value])
                 shape, dtype = _row(row)
-                self.add("TensorListStack", [left_rows, shape], [output], element_dtype=dtype)
+                attrs: dict[str, Any] = {"element_dtype": dtype, "none_is_empty": True}
+                self.add("TensorListStack", [left_rows, shape], [output], **attrs)
 
     def empty_list(self, row: Value) -> Value:
         """A list for rows of this type."""
@@ -205,8 +206,9 @@ class _Lowering:
 
 
 def _row(row: Value) -> tuple[Value, str]:
-    """The shape of a row, as a constant, and its element type."""
+    """The shape of a row as far as it is known, as a constant, and its element type."""
     type_ = row.type
     assert isinstance(type_, TensorType) and type_.dtype is not None
     dtype = "string" if type_.dtype == STRING else type_.dtype.name
-    return Value("#shape", const=np.array(type_.dims, np.int32)), dtype
+    dims = -1 if type_.shape is None else [d if isinstance(d, int) else -1 for d in type_.shape]
+    return Value("#shape", const=np.array(dims, np.int32)), dtype

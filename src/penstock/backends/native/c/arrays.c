@@ -58,6 +58,22 @@ PyObject *array_contiguous(PyObject *module, PyObject *given)
     return Py_NewRef(given);
 }
 
+PyObject *array_refilled(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count != 2 || !PyArray_Check(arguments[0]) || !PyArray_Check(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "refilled() takes two arrays");
+    PyArrayObject *y = (PyArrayObject *)arguments[0], *x = (PyArrayObject *)arguments[1];
+    npy_intp nbytes = PyArray_NBYTES(y);
+    int alike = PyArray_DESCR(x) == PyArray_DESCR(y) && PyArray_NBYTES(x) == nbytes && is_plain(x) &&
+                PyArray_NDIM(x) == PyArray_NDIM(y) && PyArray_IS_C_CONTIGUOUS(x) &&
+                PyArray_CompareLists(PyArray_DIMS(x), PyArray_DIMS(y), PyArray_NDIM(x));
+    if (alike && nbytes < WORTH_RELEASE && PyArray_IS_C_CONTIGUOUS(y) && PyArray_ISWRITEABLE(y))
+        memmove(PyArray_DATA(y), PyArray_DATA(x), nbytes);
+    else if (PyArray_CopyInto(y, x) < 0)
+        return NULL;
+    return Py_NewRef(arguments[0]);
+}
+
 /* Whether `x` can be a part of a concatenation that begins with `first`. */
 static int fits(PyObject *given, PyArrayObject *first, int axis)
 {

@@ -396,6 +396,7 @@ static long openmp(void)
 static PyMethodDef module_methods[] = {
     {"set_threads", set_threads, METH_O, "Set the most threads that kernels of the calling thread use."},
     {"contiguous", array_contiguous, METH_O, "contiguous(x): an array in C order; other values as they are."},
+    {"refilled", FAST(array_refilled), "refilled(y, x): y, after x is copied into it."},
     {"copied", array_copied, METH_O, "copied(x): a copy in C order."},
     {"concatenated", FAST(array_concatenated),
      "concatenated(axis, out, *arrays): the arrays joined along an axis, in `out` or a new array."},

@@ -9,6 +9,7 @@
 
 #pragma GCC visibility push(hidden)
 PyObject *array_contiguous(PyObject *module, PyObject *given);
+PyObject *array_refilled(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *array_copied(PyObject *module, PyObject *given);
 PyObject *array_concatenated(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

@@ -1,0 +1,102 @@
+"""Batches: requests of one kind as one run, cut into the rows of each afterwards.
+
+A model can take batches if its inputs have a first dim that is open, its outputs have as many rows,
+and no row depends on another. Shapes cannot tell the last, so that it is tried out: three rows at
+once must give what they give one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import PenstockError
+from penstock.session.feeds import convert
+from penstock.session.session import Session
+from penstock.types import STRING, TensorType
+
+_ROWS = 3
+# Sums are taken in another order in batches.
+_TOLERANCE = 1e-2
+
+
+def check_rows(session: Session, sample: Mapping[str, Any] | None) -> None:
+    """Raise ``ValueError`` unless ``session`` can take several rows at once: made of the first row
+    of ``sample``, or else of the types of its inputs."""
+    rng = np.random.default_rng(0)
+    rows: list[dict[str, np.ndarray]] = [{} for _ in range(_ROWS)]
+    for port in session.inputs:
+        type_ = port.type
+        if not isinstance(type_, TensorType) or type_.shape == () or _is_fixed(type_):
+            raise ValueError(f"input {port} has no first dim that is open, for rows of a batch")
+        if sample is not None:
+            given = convert(port.name, sample[port.name], type_)[:1]
+            dims, dtype = given.shape[1:], given.dtype
+        elif type_.shape is None or not all(isinstance(d, int) for d in type_.shape[1:]):
+            raise ValueError(f"input {port} has dims that are open: give a request as sample=")
+        else:
+            given, dims, dtype = None, type_.shape[1:], type_.dtype or np.dtype(np.float32)
+        for row in rows:
+            row[port.name] = _varied(given, (1, *dims), dtype, rng)
+    try:
+        alone = [session.run(row) for row in rows]
+        together = split(session.run(joined(rows)), [1] * _ROWS)
+    except PenstockError as error:
+        hint = "" if sample is not None else "; give a request as sample="
+        raise ValueError(f"the model does not run on batches that were made up{hint}") from error
+    for one, other in zip(alone, together or [{}] * _ROWS, strict=True):
+        for name, value in one.items():
+            if name not in other or not _close(value, other[name]):
+                raise ValueError(f"rows of a batch depend on one another in output {name!r}")
+
+
+def _is_fixed(type_: TensorType) -> bool:
+    return type_.shape is not None and isinstance(type_.shape[0], int)
+
+
+def _varied(
+    given: np.ndarray | None, dims: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator
+) -> np.ndarray:
+    """A row of a batch; like ``given``, if there is one, in another order of its elements."""
+    if given is not None:
+        return rng.permuted(given.reshape(1, -1), axis=1).reshape(given.shape)
+    if dtype == STRING:
+        return rng.choice(np.array(["a", "b"], object), dims)
+    if dtype.kind in "iub":
+        return rng.integers(0, 2, dims).astype(dtype)
+    return rng.standard_normal(dims).astype(dtype)
+
+
+def _close(value: Any, other: Any) -> bool:
+    if not isinstance(value, np.ndarray) or value.shape != other.shape:
+        return False
+    if value.dtype.kind not in "fcV":
+        return bool((value == other).all())
+    wide = np.complex128 if value.dtype.kind == "c" else np.float64
+    value, other = value.astype(wide), other.astype(wide)
+    largest = np.abs(value[np.isfinite(value)]).max(initial=0.0)
+    return np.allclose(value, other, _TOLERANCE, _TOLERANCE * largest, equal_nan=True)
+
+
+def kind(feeds: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+    """What the feeds of requests must have in common to be joined."""
+    return tuple([(name, x.dtype, x.shape[1:]) for name, x in sorted(feeds.items())])
+
+
+def joined(requests: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The feeds of several requests as those of one."""
+    first = requests[0]
+    return {name: np.concatenate([feeds[name] for feeds in requests]) for name in first}
+
+
+def split(outputs: Mapping[str, Any], rows: Sequence[int]) -> list[dict[str, Any]] | None:
+    """The outputs of each request, with as many rows as these have, as arrays of their own; None if
+    the outputs have another number of rows."""
+    total, ends = sum(rows), np.cumsum(rows)[:-1]
+    for value in outputs.values():
+        if not isinstance(value, np.ndarray) or not value.ndim or len(value) != total:
+            return None
+    parts = {name: np.split(value, ends) for name, value in outputs.items()}
+    return [{name: parts[name][i].copy() for name in parts} for i in range(len(rows))]

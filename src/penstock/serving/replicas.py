@@ -1,0 +1,389 @@
+"""Data parallel replicas of a model behind one bounded queue.
+
+::
+
+    submit ──> queue ──> batch ──> the replica with the least to do ──> rows of each request
+       └── QueueFull                (in this process, or an actor of a cluster)
+
+A request waits in the queue until a replica is free, and up to ``max_delay`` seconds for others to
+be joined with. Nothing here waits on a thread: replicas call back when a batch has ended, and the
+watchdog of runs when a request has waited for long enough.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from penstock.algorithms.records import dataclass
+from penstock.errors import (
+    Cancelled,
+    InvalidInput,
+    PenstockError,
+    QueueFull,
+    check_count,
+    wrong_type,
+)
+from penstock.executors.control import NEVER, CancelToken, begin_run, end_run
+from penstock.host.threads import core_budget
+from penstock.serving.batching import check_rows, joined, kind, split
+from penstock.session.artifact import has_state
+from penstock.session.feeds import convert
+from penstock.session.session import RunDone, Session, compile
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+
+class Replica(Protocol):
+    """Runs batches. ``most``: how many it may have been given at once."""
+
+    most: int
+
+    def begin(
+        self,
+        feeds: Mapping[str, Any],
+        fetches: Sequence[str] | None,
+        cancel: CancelToken,
+        done: RunDone,
+    ) -> None:
+        """Begin a run; call ``done`` when it has ended, on any thread."""
+        ...
+
+
+class LocalReplica:
+    """Runs in this process, on a session that replicas share: it keeps no state between runs."""
+
+    most = 1
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def begin(
+        self,
+        feeds: Mapping[str, Any],
+        fetches: Sequence[str] | None,
+        cancel: CancelToken,
+        done: RunDone,
+    ) -> None:
+        self.session.run_async(done, feeds, fetches, cancel=cancel)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCounts:
+    """Requests of ``Replicas``: ``queued`` and ``running`` now; ``succeeded``, ``failed`` and
+    ``refused`` so far; and the ``batches`` that were run, with ``rows`` in all,
+    of which a request has one without ``max_batch``."""
+
+    queued: int
+    running: int
+    succeeded: int
+    failed: int
+    refused: int
+    batches: int
+    rows: int
+
+
+class _Request:
+    """One request. Its ``control`` is stopped at its deadline and when it is cancelled; the future
+    ends then, whether the request is queued or runs. ``key`` is None if it is not joined."""
+
+    __slots__ = ("batch", "control", "feeds", "fetches", "future", "key", "rows", "since")
+
+    def __init__(
+        self, feeds: Mapping[str, Any], fetches: tuple[str, ...] | None, future: Future[Any]
+    ) -> None:
+        self.feeds = feeds
+        self.fetches = fetches
+        self.future: Future[Any] | None = future
+        self.batch: _Batch | None = None
+        self.control = NEVER
+        self.key: object = None
+        self.rows = 1
+        self.since = monotonic()
+
+    def end(self, outputs: Any, error: BaseException | None = None) -> None:
+        """End the request, unless it has ended."""
+        from concurrent.futures import InvalidStateError
+
+        future = self.future
+        if future is not None:
+            with suppress(InvalidStateError):
+                future.set_exception(error) if error is not None else future.set_result(outputs)
+
+
+class _Batch:
+    """Requests that run together, and the token that stops the run."""
+
+    def __init__(self, requests: list[_Request]) -> None:
+        self.requests = requests
+        self.left = len(requests)
+        self.cancel = CancelToken()
+
+
+class Replicas:
+    """``n`` replicas of ``model``, each of which runs a request at a time, behind one queue.
+
+    ``model`` is a session, or what ``penstock.compile`` takes, with its ``options``; by default a
+    replica has its share of the cores as ``threads``. The replicas of a process share one session,
+    with its weights. ``queue`` requests wait at most: a further one is refused with ``QueueFull``.
+
+    With ``max_batch``, requests whose feeds have the same dtypes, and the same shapes but for the
+    first dim, run together, up to that many rows, as soon as a replica is free and there are that
+    many, or the first has waited for ``max_delay`` seconds. It is tried out when the replicas are
+    made that rows do not depend on one another, with the request ``sample`` or one that is made up.
+    If a batch fails, its requests run one by one.
+
+    Raises ``ValueError`` for a model with variables, whose state requests would share, and for one
+    that cannot take batches.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        n: int = 1,
+        *,
+        queue: int = 128,
+        max_batch: int = 1,
+        max_delay: float = 0.0,
+        sample: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        for name, count in (("n", n), ("queue", queue), ("max_batch", max_batch)):
+            check_count(name, count)
+        if not isinstance(max_delay, int | float) or not 0 <= max_delay < math.inf:
+            raise wrong_type("max_delay", max_delay, "a number of seconds")
+        own = not isinstance(model, Session)
+        if own:
+            model = compile(model, **{"threads": max(1, core_budget() // n), **options})
+        elif options:
+            raise TypeError(f"a session has its options: {', '.join(options)} cannot be given")
+        self.session: Session = model
+        self._own = own
+        if has_state(self.session.model):
+            raise ValueError("a model with variables has no replicas: requests would share them")
+        if max_batch > 1:
+            check_rows(self.session, sample)
+        self._most = queue
+        self._max_batch = max_batch
+        self._max_delay = max_delay
+        self._replicas: list[Replica] = [LocalReplica(self.session) for _ in range(n)]
+        self._load = [0] * n
+        self._lock = threading.RLock()
+        self._idle = threading.Condition(self._lock)
+        self._queue: deque[_Request] = deque()
+        self._running = self._succeeded = self._failed = self._refused = 0
+        self._batches = self._rows = 0
+        self._waits = self._closed = False
+
+    def submit(
+        self,
+        feeds: Mapping[str, Any] | None = None,
+        fetches: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> Future[dict[str, Any]]:
+        """Queue a request and return at once; its outputs by name, or its error, are the future's.
+        The ``timeout`` counts from now, in the queue, too. Raises ``QueueFull``, and
+        ``InvalidInput`` for what cannot be joined with other requests."""
+        from concurrent.futures import Future
+
+        future: Future[dict[str, Any]] = Future()
+        request = _Request(feeds or {}, None if fetches is None else tuple(fetches), future)
+        if self._max_batch > 1:
+            self._prepare(request)
+        with self._lock:
+            if self._closed:
+                raise PenstockError("the replicas are closed")
+            if len(self._queue) >= self._most and not self._free():
+                self._refused += 1
+                raise QueueFull(
+                    f"{len(self._queue)} requests wait, as many as queue={self._most} allows: try "
+                    "again later"
+                )
+            request.control = begin_run(timeout, cancel)
+            self._queue.append(request)
+        request.control.add_listener(partial(request.end, None))
+        future.add_done_callback(partial(self._ended, request))
+        self._dispatch()
+        return future
+
+    def run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """``submit`` a request and wait for its outputs."""
+        return self.submit(*arguments, **options).result()
+
+    async def arun(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """``run`` for asyncio; cancelling it cancels the request."""
+        import asyncio
+
+        return await asyncio.wrap_future(self.submit(*arguments, **options))
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        """What has happened to requests so far."""
+        with self._lock:
+            return ReplicaCounts(
+                len(self._queue),
+                self._running,
+                self._succeeded,
+                self._failed,
+                self._refused,
+                self._batches,
+                self._rows,
+            )
+
+    def close(self, *, wait: bool = True) -> None:
+        """Take no more requests, and wait for those there are; without ``wait``, those that have
+        not begun end with ``Cancelled``. A session that was made for the replicas is closed."""
+        with self._lock:
+            self._closed = True
+            queued = [] if wait else [*self._queue]
+        for request in queued:
+            request.end(None, Cancelled("the replicas were closed"))
+        self._dispatch()
+        with self._idle:
+            self._idle.wait_for(lambda: not self._queue and not any(self._load))
+        if self._own:
+            self.session.close()
+
+    def __enter__(self) -> Replicas:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # Requests.
+
+    def _prepare(self, request: _Request) -> None:
+        """Convert the feeds of a request that may be joined with others."""
+        ports = self.session.inputs
+        if request.feeds.keys() != {port.name for port in ports}:
+            return  # the run says what is wrong, or takes other values of the model
+        feeds = {
+            port.name: convert(port.name, request.feeds[port.name], port.type) for port in ports
+        }
+        rows = {len(x) if isinstance(x, np.ndarray) and x.ndim else -1 for x in feeds.values()}
+        if len(rows) != 1 or min(rows) < 0:
+            raise InvalidInput("the inputs of a request must have as many rows as one another")
+        (request.rows,) = rows
+        request.feeds = feeds
+        if 0 < request.rows < self._max_batch:
+            request.key = (request.fetches, kind(feeds))
+
+    def _ended(self, request: _Request, future: Future[Any]) -> None:
+        """The future of a request has ended, by whatever way."""
+        request.future = None  # which refers to the request
+        end_run(request.control)
+        failed = future.cancelled() or future.exception() is not None
+        with self._lock:
+            self._failed += failed
+            self._succeeded += not failed
+            with suppress(ValueError):
+                self._queue.remove(request)
+                self._idle.notify_all()
+            batch = request.batch
+            if batch is not None:
+                self._running -= 1
+                batch.left -= 1
+        if batch is not None and not batch.left:
+            batch.cancel.cancel()
+
+    # Batches.
+
+    def _free(self) -> bool:
+        loads = zip(self._load, self._replicas, strict=True)
+        return any(load < replica.most for load, replica in loads)
+
+    def _dispatch(self) -> None:
+        """Hand batches to replicas, as long as there are any."""
+        while True:
+            with self._lock:
+                if not self._queue or not self._free():
+                    return
+                seconds = self._seconds_to_wait()
+                if seconds > 0:
+                    if not self._waits:
+                        self._waits = True
+                        begin_run(seconds, None).add_listener(self._waited)
+                    return
+                batch = self._take()
+                number = min(range(len(self._load)), key=self._load.__getitem__)
+                self._load[number] += 1
+            self._begin(number, batch)
+
+    def _seconds_to_wait(self) -> float:
+        """How long the first request waits yet for others to be joined with."""
+        first = self._queue[0]
+        if first.key is None or not self._max_delay or self._closed:
+            return 0.0
+        rows = sum([request.rows for request in self._queue if request.key == first.key])
+        return 0.0 if rows >= self._max_batch else first.since + self._max_delay - monotonic()
+
+    def _waited(self, error: Exception) -> None:
+        with self._lock:
+            self._waits = False
+        self._dispatch()
+
+    def _take(self) -> _Batch:
+        """Take the first request from the queue, and those that are joined with it."""
+        first = self._queue.popleft()
+        requests, rows = [first], first.rows
+        if first.key is not None:
+            for request in [*self._queue]:
+                if request.key == first.key and rows + request.rows <= self._max_batch:
+                    requests.append(request)
+                    rows += request.rows
+                    self._queue.remove(request)
+        batch = _Batch(requests)
+        for request in requests:
+            request.batch = batch
+        self._running += len(requests)
+        return batch
+
+    def _begin(self, number: int, batch: _Batch) -> None:
+        requests, first = batch.requests, batch.requests[0]
+        with self._lock:
+            self._batches += 1
+            self._rows += sum([request.rows for request in requests])
+        done = partial(self._finished, number, batch)
+        try:
+            feeds = first.feeds if len(requests) == 1 else joined([r.feeds for r in requests])
+            self._replicas[number].begin(feeds, first.fetches, batch.cancel, done)
+        except Exception as error:
+            done(None, error)
+
+    def _finished(
+        self,
+        number: int,
+        batch: _Batch,
+        outputs: dict[str, Any] | None,
+        error: BaseException | None,
+    ) -> None:
+        """A replica has ended a batch."""
+        requests = batch.requests
+        parts: Sequence[Any] | None = [outputs]
+        if len(requests) > 1:
+            parts = None if outputs is None else split(outputs, [r.rows for r in requests])
+        with self._lock:
+            self._load[number] -= 1
+            if parts is None:  # perhaps one of them is at fault
+                again = [request for request in requests if request.future is not None]
+                for request in again:
+                    request.key, request.batch = None, None
+                self._running -= len(again)
+                self._queue.extendleft(reversed(again))
+            self._idle.notify_all()
+        if parts is not None:
+            for request, part in zip(requests, parts, strict=True):
+                request.end(part, error)
+        batch.requests = []
+        self._dispatch()

@@ -1,0 +1,304 @@
+"""Replicas: what a queue, batches, deadlines and errors do to requests."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.backends.numpy import NumpyBackend
+from penstock.ir.op import Kernel
+from tests.support.onnx_text import compile_text, model_from_text
+from tests.support.tf_graphs import Builder, Shape, Type
+from tests.support.timing import SOON, wait_until
+
+ROWS = "g (float[N, 3] x) => (float[N, 3] y) { y = Sin(x) }"
+TWO = """g (float[N, 3] x, int64[N] i) => (float[N, 3] y, int64[N] j) {
+    y = Sin(x) j = Add(i, i) }"""
+
+
+class Held(NumpyBackend):
+    """Sin waits until ``opened``; ``shapes`` has those that it was called with. A NaN fails."""
+
+    name = "held"
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def kernel(self, node: Any, types: Any) -> Kernel | None:
+        return Kernel(self.sine) if node.op.name == "Sin" else super().kernel(node, types)
+
+    def sine(self, x: np.ndarray) -> np.ndarray:
+        self.shapes.append(x.shape)
+        assert self.opened.wait(SOON)
+        if np.isnan(x).any():
+            raise ValueError("not a number")
+        return np.sin(x)
+
+
+def held(text: str = ROWS, n: int = 1, **options: Any) -> tuple[ps.Replicas, Held]:
+    """Replicas whose kernels wait."""
+    backend = Held()
+    backend.opened.set()  # for the batches that are tried out
+    replicas = ps.Replicas(model_from_text(text), n, backends=[backend], **options)
+    backend.opened.clear()
+    backend.shapes.clear()
+    return replicas, backend
+
+
+def row(k: int, rows: int = 1) -> dict[str, np.ndarray]:
+    return {"x": np.full((rows, 3), k, np.float32)}
+
+
+def check(future: Future[Any], k: int, rows: int = 1) -> None:
+    y = future.result(SOON)["y"]
+    np.testing.assert_allclose(y, np.sin(row(k, rows)["x"]), rtol=1e-6)
+    assert y.base is None
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("max_batch", [1, 4])
+def test_replicas_answer_many_threads_as_a_session_does(n, max_batch):
+    with ps.Replicas(model_from_text(TWO), n, max_batch=max_batch, max_delay=0.001) as replicas:
+
+        def ask(k: int) -> None:
+            rows = 1 + k % 3
+            feeds = {**row(k, rows), "i": np.arange(rows) + k}
+            outputs = replicas.run(feeds)
+            np.testing.assert_allclose(outputs["y"], np.sin(feeds["x"]), rtol=1e-6)
+            np.testing.assert_array_equal(outputs["j"], 2 * feeds["i"])
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(ask, range(200)))
+        wait_until(lambda: not replicas.counts.running)
+        counts = replicas.counts
+        assert (counts.succeeded, counts.failed, counts.refused, counts.queued) == (200, 0, 0, 0)
+        assert counts.rows == (200 if max_batch == 1 else sum(1 + k % 3 for k in range(200)))
+        assert counts.batches <= 200
+
+
+def test_full_queue_refuses_a_request_and_runs_the_others():
+    replicas, backend = held(n=2, queue=3)
+    futures = [replicas.submit(row(k)) for k in range(5)]
+    wait_until(lambda: len(backend.shapes) == 2)
+    with pytest.raises(ps.QueueFull, match="3 requests wait, as many as queue=3"):
+        replicas.submit(row(5))
+    assert (replicas.counts.queued, replicas.counts.running, replicas.counts.refused) == (3, 2, 1)
+    backend.opened.set()
+    for k, future in enumerate(futures):
+        check(future, k)
+    check(replicas.submit(row(6)), 6)
+    replicas.close()
+
+
+def test_requests_that_wait_run_as_one_batch():
+    replicas, backend = held(max_batch=8)
+    first = replicas.submit(row(0))
+    wait_until(lambda: backend.shapes == [(1, 3)])
+    sizes = (1, 3, 2, 4, 1)
+    futures = [replicas.submit(row(k, rows)) for k, rows in enumerate(sizes)]
+    backend.opened.set()
+    check(first, 0)
+    for k, (future, rows) in enumerate(zip(futures, sizes, strict=True)):
+        check(future, k, rows)
+    replicas.close()
+    # 4 rows do not fit behind 1 + 3 + 2, the last one does.
+    assert backend.shapes == [(1, 3), (7, 3), (4, 3)]
+
+
+def test_requests_of_other_shapes_dtypes_and_fetches_run_apart():
+    text = "g (float[N, M] x) => (float[N, M] y, float[N, M] z) { y = Sin(x) z = Neg(x) }"
+    sample = {"x": np.ones((1, 3), np.float32)}
+    replicas, backend = held(text, max_batch=8, sample=sample)
+    blocker = replicas.submit(row(0))
+    wait_until(lambda: len(backend.shapes) == 1)
+    wide = {"x": np.ones((1, 5), np.float32)}
+    futures = [replicas.submit(feeds) for feeds in (row(1), wide, row(2), wide)]
+    negated = [replicas.submit(row(k), ["z"]) for k in (1, 2)]
+    backend.opened.set()
+    blocker.result(SOON)
+    check(futures[0], 1)
+    check(futures[2], 2)
+    assert [futures[k].result(SOON)["y"].shape for k in (1, 3)] == [(1, 5), (1, 5)]
+    assert [f.result(SOON)["z"][0, 0] for f in negated] == [-1, -2]
+    replicas.close()
+    assert backend.shapes == [(1, 3), (2, 3), (2, 5)]
+    assert replicas.counts.batches == 4
+
+
+def test_batch_waits_for_others_until_its_delay_or_until_it_is_full():
+    replicas, backend = held(max_batch=2, max_delay=SOON)
+    backend.opened.set()
+    first = replicas.submit(row(1))
+    assert replicas.counts.queued == 1
+    check(replicas.submit(row(2)), 2)
+    check(first, 1)
+    assert backend.shapes == [(2, 3)]
+    late, _ = held(max_batch=2, max_delay=0.01)
+    late.session.options.backends[0].opened.set()
+    check(late.submit(row(3)), 3)
+    last = replicas.submit(row(4))
+    replicas.close()  # waits for no others
+    check(last, 4)
+    late.close()
+
+
+def test_error_of_one_request_is_not_that_of_the_others_in_its_batch():
+    replicas, backend = held(max_batch=8)
+    blocker = replicas.submit(row(0))
+    wait_until(lambda: len(backend.shapes) == 1)
+    futures = [replicas.submit(row(k)) for k in (1, np.nan, 3)]
+    backend.opened.set()
+    check(blocker, 0)
+    check(futures[0], 1)
+    check(futures[2], 3)
+    with pytest.raises(ps.RunError, match="not a number"):
+        futures[1].result(SOON)
+    replicas.close()
+    counts = replicas.counts
+    assert (counts.succeeded, counts.failed, counts.running) == (3, 1, 0)
+
+
+@pytest.mark.parametrize("max_batch", [1, 8])
+def test_request_ends_at_its_deadline_or_when_it_is_cancelled_wherever_it_is(max_batch):
+    replicas, backend = held(max_batch=max_batch)
+    running = replicas.submit(row(0), timeout=0.05)
+    wait_until(lambda: len(backend.shapes) == 1)
+    token = ps.CancelToken()
+    late = replicas.submit(row(1), timeout=0.05)
+    cancelled, dropped = replicas.submit(row(2), cancel=token), replicas.submit(row(3))
+    others = [replicas.submit(row(k)) for k in (4, 5)]
+    token.cancel()
+    assert dropped.cancel()
+    for future, error in ((running, ps.DeadlineExceeded), (late, ps.DeadlineExceeded)):
+        with pytest.raises(error):
+            future.result(SOON)
+    with pytest.raises(ps.Cancelled):
+        cancelled.result(SOON)
+    assert replicas.counts.queued == 2
+    backend.opened.set()
+    for k, future in zip((4, 5), others, strict=True):
+        check(future, k)
+    replicas.close()
+    assert sum(shape[0] for shape in backend.shapes) == 3
+    assert replicas.counts.failed == 4
+
+
+def test_request_in_a_batch_ends_at_its_deadline_and_the_others_go_on():
+    replicas, backend = held(max_batch=2, max_delay=SOON)
+    late, other = replicas.submit(row(1), timeout=0.2), replicas.submit(row(2))
+    wait_until(lambda: backend.shapes == [(2, 3)])
+    with pytest.raises(ps.DeadlineExceeded):
+        late.result(SOON)
+    backend.opened.set()
+    check(other, 2)
+    replicas.close()
+
+
+def test_close_without_waiting_cancels_what_has_not_begun():
+    replicas, backend = held()
+    running, queued = replicas.submit(row(0)), replicas.submit(row(1))
+    wait_until(lambda: len(backend.shapes) == 1)
+    closer = threading.Thread(target=replicas.close, kwargs={"wait": False})
+    closer.start()
+    with pytest.raises(ps.Cancelled, match="closed"):
+        queued.result(SOON)
+    backend.opened.set()
+    check(running, 0)
+    closer.join(SOON)
+    with pytest.raises(ps.PenstockError, match="closed"):
+        replicas.submit(row(2))
+    with pytest.raises(ps.PenstockError, match="closed"):
+        replicas.session.run(row(2))
+
+
+def test_arun_is_cancelled_with_its_task():
+    replicas, backend = held()
+
+    async def main() -> None:
+        task = asyncio.ensure_future(replicas.arun(row(1)))
+        await asyncio.to_thread(wait_until, lambda: bool(backend.shapes))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        backend.opened.set()
+        outputs = await replicas.arun(row(2))
+        np.testing.assert_allclose(outputs["y"], np.sin(row(2)["x"]), rtol=1e-6)
+
+    asyncio.run(main())
+    replicas.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            "(float[N, 3] x) => (float[N, 3] y) { y = Softmax<axis = 0>(x) }",
+            "depend on one another",
+        ),
+        ("(float[N, 3] x) => (float[3, N] y) { y = Transpose(x) }", "depend on one another"),
+        (
+            "(float[N, 3] x) => (float y) { y = ReduceSum<keepdims = 0>(x) }",
+            "depend on one another",
+        ),
+        ("(float[2, 3] x) => (float[2, 3] y) { y = Sin(x) }", "no first dim that is open"),
+        ("(float x) => (float y) { y = Sin(x) }", "no first dim that is open"),
+        ("(float[N, M] x) => (float[N, M] y) { y = Sin(x) }", "give a request as sample="),
+        ("(float[N, 3] x) => (float[2, 3] y) { y = Reshape(x, s) }", "give a request as sample="),
+    ],
+)
+def test_model_whose_rows_cannot_be_joined_has_no_batches(body, reason):
+    body = body.replace("{ y = Reshape", "<int64[2] s = {2, 3}> { y = Reshape")
+    with pytest.raises(ValueError, match=reason):
+        ps.Replicas(model_from_text(f"g {body}"), max_batch=4)
+    ps.Replicas(model_from_text(f"g {body}")).close()
+
+
+def test_model_with_variables_has_no_replicas():
+    b = Builder()
+    handle = b.node("VarHandleOp", name="v", dtype=Type("float32"), shape=Shape([]))
+    b.node("AssignVariableOp", handle, b.placeholder("x", "float32"), dtype=Type("float32"))
+    with pytest.raises(ValueError, match="variables"):
+        ps.Replicas(b.bytes())
+
+
+def test_wrong_options_of_replicas_are_refused():
+    model = model_from_text(ROWS)
+    for options in ({"n": 0}, {"queue": 0}, {"max_batch": 1.5}):
+        with pytest.raises(ValueError, match="a whole number"):
+            ps.Replicas(model, **options)
+    with pytest.raises(TypeError, match="max_delay=-1"):
+        ps.Replicas(model, max_delay=-1)
+    with pytest.raises(TypeError, match="threads cannot be given"):
+        ps.Replicas(compile_text(ROWS), threads=1)
+    replicas = ps.Replicas(model, max_batch=2)
+    two = {"x": np.ones((2, 3), np.float32), "i": np.arange(3)}
+    with pytest.raises(ps.InvalidInput, match="as many rows"):
+        ps.Replicas(model_from_text(TWO), max_batch=4).submit(two)
+    with pytest.raises(ps.InvalidInput, match="no such value"):
+        replicas.run({"z": two["x"]})
+
+
+def test_dropped_replicas_and_requests_leave_nothing_behind():
+    gc.disable()
+    try:
+        replicas = ps.Replicas(model_from_text(ROWS), max_batch=2)
+        future = replicas.submit(row(1), timeout=SOON, cancel=ps.CancelToken())
+        future.result(SOON)
+        failed = replicas.submit({"x": np.ones((1, 4), np.float32)})
+        with pytest.raises(ps.PenstockError):
+            failed.result(SOON)
+        references = [weakref.ref(each) for each in (replicas, replicas.session, future)]
+        replicas.close()
+        del replicas, future, failed
+        wait_until(lambda: not any(reference() for reference in references))
+    finally:
+        gc.enable()
