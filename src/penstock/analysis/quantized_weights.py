@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ops.registry import MICROSOFT
-
-COMPUTING = frozenset({"Conv", "Gemm", "MatMul"})
-"""operations that backends may have integer kernels for"""
+from penstock.ops.registry import COMPUTING, MICROSOFT
 
 
 def quantized_weights(graph: Graph) -> Collection[Node]:

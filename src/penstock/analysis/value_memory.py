@@ -26,10 +26,10 @@ from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.records import dataclass
 from penstock.errors import LimitExceeded
 from penstock.ir.graph import Graph, Node, Value, readers_of
-from penstock.ir.layout import address, channels_last, packed_strides
+from penstock.ir.layout import address, channels_last, is_plannable, packed_strides
 from penstock.ir.op import Kernel
 from penstock.ops.onnx.control_flow import is_control, loop_carried
-from penstock.types import STRING, ShapeError, TensorType, Type
+from penstock.types import ShapeError, TensorType, Type
 
 # Bytes of results from which on a copy takes longer than the call of a kernel that is bound late.
 _LARGE = 1 << 16
@@ -109,11 +109,6 @@ def value_memory(
     transposed = dict(transposed_values(graph))
     _Annotator(kernels, on_host, planned, transposed, memory).graph(graph)
     return memory
-
-
-def is_plannable(type_: Type) -> bool:
-    """Whether memory for a value of this type can be set aside before the run."""
-    return isinstance(type_, TensorType) and type_.static and type_.dtype != STRING
 
 
 def dense_strides(type_: Type, order: Sequence[int]) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.algorithms.records import dataclass
+from penstock.types import STRING, TensorType, Type
 
 ALIGNMENT = 64
 """bytes: a cache line, and the widest vector register"""
@@ -17,6 +18,11 @@ def address(array: np.ndarray) -> int:
     start = array.__array_interface__["data"][0]
     assert isinstance(start, int)
     return start
+
+
+def is_plannable(type_: Type) -> bool:
+    """Whether memory for a value of this type can be set aside before the run."""
+    return isinstance(type_, TensorType) and type_.static and type_.dtype != STRING
 
 
 @dataclass(frozen=True, slots=True, eq=False)

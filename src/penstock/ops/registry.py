@@ -37,6 +37,8 @@ from penstock.ops.families import MODULES
 from penstock.types import STRING, ShapeError, Type
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operations
+COMPUTING = frozenset({"Conv", "Gemm", "MatMul"})
+"""operations that backends may have integer kernels for"""
 TENSORFLOW = "tensorflow"  # the domain of TensorFlow's operations that ONNX lacks
 TFLITE = "tflite"  # the domain of TFLite's operations that neither has, and of custom ones
 NEWEST = 10**9  # stands for the newest version of a schema

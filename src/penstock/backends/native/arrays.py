@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.analysis.value_memory import is_plannable
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
 from penstock.backends.native.library import NativeLibrary
 from penstock.ir.graph import Node
-from penstock.ir.layout import packed_strides
+from penstock.ir.layout import is_plannable, packed_strides
 from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import TENSORFLOW

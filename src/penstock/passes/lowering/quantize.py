@@ -11,10 +11,11 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from penstock.analysis.quantized_weights import COMPUTING, is_conversion, producer
+from penstock.analysis.quantized_weights import is_conversion, producer
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.internal.fused import fused_copies
+from penstock.ops.registry import COMPUTING
 from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.fuse import became
