@@ -24,6 +24,9 @@ CONFINED = {
     "onnxruntime": (),
     "tensorflow": (),
     "google_crc32c": ("artifact.container", "frontends.tensorflow.checkpoint"),
+    "starlette": ("serving.app",),
+    "prometheus_client": ("serving.metrics",),
+    "uvicorn": ("cli.serve",),
     "google": ("frontends.onnx.file", "frontends.onnx.messages", "frontends.tensorflow.*"),
 }
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": ("inspect", "How a model will run: its steps and their memory."),
     "profile": ("profile", "Measure every node on every backend."),
     "run": ("run", "Run a model once, and show or save its outputs."),
+    "serve": ("serve", "Answer requests for models over HTTP."),
 }
 """The module of each command, and what it does"""
 

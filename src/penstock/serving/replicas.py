@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
+class ReplicasClosed(PenstockError):  # noqa: N818
+    """A request came after ``Replicas.close``."""
+
+
 class Replica(Protocol):
     """Runs batches. ``most``: how many it may have been given at once."""
 
@@ -203,7 +207,7 @@ class Replicas:
             self._prepare(request)
         with self._lock:
             if self._closed:
-                raise PenstockError("the replicas are closed")
+                raise ReplicasClosed("the replicas are closed")
             if len(self._queue) >= self._most and not self._free():
                 self._refused += 1
                 raise QueueFull(

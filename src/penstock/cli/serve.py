@@ -1,0 +1,120 @@
+"""``penstock serve``: answer requests for models over HTTP, by the Open Inference Protocol."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.base import EXECUTOR, chosen, command, compile_option
+from penstock.errors import PenstockError
+from penstock.serving.replicas import Replicas
+from penstock.serving.repository import ModelRepository
+
+
+def _show_served(result: Mapping[str, Any]) -> None:
+    click.echo(f"served {', '.join(result['models'])}")
+
+
+@command(_show_served)
+@click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option(
+    "--replicas",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Requests of a model, or batches, that run at once.",
+)
+@click.option(
+    "--queue",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Requests of a model that may wait; further ones are refused.",
+)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Rows of requests that run together.",
+)
+@click.option(
+    "--max-delay",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Seconds that a request waits for others of its batch.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds that a request may take.",
+)
+@click.option(
+    "--max-request",
+    type=click.IntRange(min=1),
+    default=64 << 20,
+    show_default=True,
+    help="Bytes of a request.",
+)
+@EXECUTOR
+@compile_option("threads", type=click.IntRange(min=1))
+def serve(
+    models: Sequence[str],
+    host: str,
+    port: int,
+    replicas: int,
+    queue: int,
+    max_batch: int,
+    max_delay: float,
+    timeout: float,
+    max_request: int,
+    executor: str | None,
+    threads: int | None,
+) -> dict[str, Any]:
+    """Answer requests for models over HTTP, by the Open Inference Protocol (version 2).
+
+    A MODEL is a model in any format, a saved session, or a folder of versions: MODEL/1/FILE,
+    MODEL/2/FILE and so on. Its name is that of the file, without its ending, or NAME. SIGTERM ends
+    the server once it has answered the requests that it has. Needs penstock[serve].
+    """
+    try:
+        import uvicorn
+
+        from penstock.serving.app import Server
+    except ImportError as error:
+        raise PenstockError(f"serving needs penstock[serve]: {error}") from error
+    options = chosen(executor=executor, threads=threads)
+    sizes: dict[str, Any] = {
+        "n": replicas,
+        "queue": queue,
+        "max_batch": max_batch,
+        "max_delay": max_delay,
+    }
+    paths: dict[str, Path] = {}
+    for text in models:
+        given, _, path = text.rpartition("=")
+        name = given or Path(path).stem
+        if name in paths:
+            raise click.UsageError(f"two models have the name {name!r}: use NAME=MODEL")
+        paths[name] = Path(path)
+    try:
+        repository = ModelRepository(paths, partial(Replicas, **sizes, **options))
+    except ValueError as error:  # a model has variables, or cannot take batches
+        raise PenstockError(str(error)) from error
+    server = Server(repository, max_bytes=max_request, timeout=timeout)
+    with socket.create_server((host, port)) as listener:
+        address = "{}:{}".format(*listener.getsockname()[:2])
+        click.echo(f"serving {', '.join(paths)} at http://{address}", err=True)
+        config = uvicorn.Config(server.app, log_level="warning", access_log=False)
+        uvicorn.Server(config).run([listener])
+    return {"models": [*paths], "address": address}

@@ -1,0 +1,167 @@
+"""The models of a server, by name and version, which may be loaded, reloaded and unloaded.
+
+A folder of versions is a model, as in a repository of Triton's; any other path is its only
+version, 1::
+
+    models/
+        mobilenet/1/model.penstock      versions are numbers, and each has one model: the highest is
+        mobilenet/2/model.onnx          that of requests that name none
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import time
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.serving.protocol import describe_port
+from penstock.serving.replicas import Replicas
+
+
+class UnknownModel(PenstockError):  # noqa: N818
+    """A request names a model, or a version of it, that the server does not have."""
+
+
+class Durations:
+    """How many requests there were, and the nanoseconds that they took in all."""
+
+    def __init__(self) -> None:
+        self.count = self.ns = 0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.ns += round(seconds * 1e9)
+
+    def describe(self) -> dict[str, int]:
+        return {"count": self.count, "ns": self.ns}
+
+
+class ServedModel:
+    """One version of a model, and the statistics of its requests. Those of its inputs and outputs
+    that the protocol has a type for are ``inputs`` and ``outputs``."""
+
+    def __init__(self, name: str, version: str, replicas: Replicas) -> None:
+        self.name = name
+        self.version = version
+        self.replicas = replicas
+        session = replicas.session
+        ports = [describe_port(port.name, port.type) for port in session.inputs]
+        self.inputs = [port for port in ports if port is not None]
+        ports = [describe_port(port.name, port.type) for port in session.outputs]
+        self.outputs = [port for port in ports if port is not None]
+        self.succeeded, self.failed = Durations(), Durations()
+        self.last = 0
+
+    def record(self, seconds: float, ok: bool) -> None:
+        """Count a request that has ended."""
+        (self.succeeded if ok else self.failed).add(seconds)
+        self.last = round(time() * 1000)
+
+    def statistics(self) -> dict[str, Any]:
+        counts = self.replicas.counts
+        return {
+            "name": self.name,
+            "version": self.version,
+            "last_inference": self.last,
+            "inference_count": self.succeeded.count,
+            "execution_count": counts.batches,
+            "inference_stats": {
+                "success": self.succeeded.describe(),
+                "fail": self.failed.describe(),
+            },
+        }
+
+
+class ModelRepository:
+    """The models at ``paths``, by name; ``make`` compiles the one at a path. All are loaded at
+    once; a model that cannot be raises what ``make`` raises."""
+
+    def __init__(self, paths: Mapping[str, Path], make: Callable[[Path], Replicas]) -> None:
+        self._paths = dict(paths)
+        self._make = make
+        self._lock = threading.Lock()
+        self._models: dict[str, dict[str, ServedModel]] = {}
+        for name in self._paths:
+            self.load(name)
+
+    def find(self, name: str, version: str | None = None) -> ServedModel:
+        """A version of a model, by default the highest. Raises ``UnknownModel``."""
+        versions = self._models.get(name)
+        if not versions:
+            have = ", ".join(map(repr, self._models)) or "none"
+            raise UnknownModel(f"model {name!r} is not there; of models there are {have}")
+        found = versions.get(version or max(versions, key=int))
+        if found is None:
+            raise UnknownModel(
+                f"model {name!r} has no version {version!r}; it has {', '.join(versions)}"
+            )
+        return found
+
+    def versions(self, name: str) -> list[str]:
+        """The versions of a model that are there."""
+        return sorted(self._models.get(name, ()), key=int)
+
+    def all(self) -> list[ServedModel]:
+        """Every version of every model that is there."""
+        return [model for versions in list(self._models.values()) for model in versions.values()]
+
+    def load(self, name: str) -> None:
+        """Load all versions of a model as its path has them now, which take the place of those that
+        are there once all are loaded; these end what they have begun."""
+        path = self._paths.get(name)
+        if path is None:
+            raise UnknownModel(f"model {name!r} has no path; there is {', '.join(self._paths)}")
+        with self._lock:
+            versions: dict[str, ServedModel] = {}
+            try:
+                for version, file in _versions(path).items():
+                    versions[version] = ServedModel(name, version, self._make(file))
+            except BaseException:
+                _close(versions)
+                raise
+            before = self._models.pop(name, {})
+            self._models[name] = versions
+        _close(before)
+
+    def unload(self, name: str) -> None:
+        """Serve a model no longer; what has begun ends."""
+        with self._lock:
+            versions = self._models.pop(name, None)
+        if versions is None:
+            raise UnknownModel(f"model {name!r} is not there")
+        _close(versions)
+
+    def index(self) -> list[dict[str, str]]:
+        """Every model that there is a path for, and whether it is there."""
+        entries = []
+        for name in self._paths:
+            versions = self.versions(name)
+            entries += [{"name": name, "version": v, "state": "READY"} for v in versions]
+            if not versions:
+                entries.append({"name": name, "state": "UNAVAILABLE", "reason": "unloaded"})
+        return entries
+
+    def close(self) -> None:
+        """Unload all models."""
+        for name in list(self._models):
+            self.unload(name)
+
+
+def _close(versions: Mapping[str, ServedModel]) -> None:
+    for model in versions.values():
+        model.replicas.close()
+
+
+def _versions(path: Path) -> dict[str, Path]:
+    """The paths of a model's versions."""
+    folders = [p for p in path.iterdir() if p.name.isdecimal()] if path.is_dir() else []
+    versions = {}
+    for folder in sorted(folders, key=lambda folder: int(folder.name)):
+        files = [p for p in folder.iterdir() if not p.name.startswith(".")]
+        if len(files) != 1:
+            raise PenstockError(f"{folder} must have one model, not {len(files)} files")
+        versions[folder.name] = files[0]
+    return versions or {"1": path}

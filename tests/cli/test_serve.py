@@ -1,0 +1,77 @@
+"""``penstock serve``: a server in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+import penstock as ps
+from penstock.cli import main
+from tests.support.onnx_text import model_from_text
+from tests.support.timing import SOON
+
+MODEL = "affine (float[N, 2] x) => (float[N, 2] y) { y = Add(x, x) }"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "affine.onnx"
+    onnx.save(model_from_text(MODEL), path)
+    return path
+
+
+def test_serve_answers_until_it_is_told_to_end(model, tmp_path):
+    saved = tmp_path / "saved.penstock"
+    ps.compile(model).save(saved)
+    options = ("--port", "0", "--replicas", "2", "--max-batch", "4", "--queue", "8")
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.cli",
+        "serve",
+        str(model),
+        f"other={saved}",
+        *options,
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            names, _, url = process.stderr.readline().strip().rpartition(" at ")
+            assert names == "serving affine, other"
+            x = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5]}
+            body = json.dumps({"inputs": [x]}).encode()
+            for name in ("affine", "other"):
+                with urllib.request.urlopen(
+                    f"{url}/v2/models/{name}/infer", body, SOON
+                ) as response:
+                    (y,) = json.loads(response.read())["outputs"]
+                np.testing.assert_array_equal(y["data"], [2, 5])
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SOON) in (0, -signal.SIGTERM)
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+def test_serve_refuses_what_it_cannot_serve(model, tmp_path, monkeypatch):
+    fixed = tmp_path / "fixed.onnx"
+    onnx.save(model_from_text("g (float[2] x) => (float[2] y) { y = Neg(x) }"), fixed)
+    runner = CliRunner()
+    twice = runner.invoke(main, ["serve", str(model), str(model)])
+    assert (twice.exit_code, "two models have the name 'affine'" in twice.output) == (2, True)
+    batch = runner.invoke(main, ["serve", str(fixed), "--max-batch", "2"])
+    assert (batch.exit_code, "no first dim that is open" in batch.output) == (1, True)
+    absent = runner.invoke(main, ["serve", str(tmp_path / "none.onnx")])
+    assert absent.exit_code == 1
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    extra = runner.invoke(main, ["serve", str(model)])
+    assert (extra.exit_code, "needs penstock[serve]" in extra.output) == (1, True)
