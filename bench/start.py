@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -196,12 +197,11 @@ def commands(small: str, turns: int, folder: Path) -> dict[str, float]:
     for turn in range(turns + 1):
         for name, arguments in COMMANDS.items():
             line = [sys.executable, *(part.format(small) for part in arguments)]
-            begin = os.times()
+            begin = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run(line, env=variables, check=True, stdout=subprocess.DEVNULL)
-            end = os.times()
+            end = resource.getrusage(resource.RUSAGE_CHILDREN)
             if turn:
-                own = end.children_user - begin.children_user
-                seconds = own + end.children_system - begin.children_system
+                seconds = end.ru_utime - begin.ru_utime + end.ru_stime - begin.ru_stime
                 least[name] = min(least[name], seconds)
     return least
 

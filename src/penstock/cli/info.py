@@ -101,12 +101,9 @@ def _plan_of(model: Model, shapes: Sequence[str]) -> dict[str, Any]:
 def _constants(graph: Graph) -> Collection[np.ndarray]:
     """The constants that a graph reads, those of TensorFlow's Const nodes and the values that
     variables start with among them, each once."""
-    from penstock.ops.tensorflow.state import Store
-
     arrays: list[Any] = []
     for node in graph.walk():
-        store = node.attrs.get("store")
-        arrays += store.initial.values() if isinstance(store, Store) else ()
+        arrays += getattr(node.attrs.get("store"), "initial", {}).values()
         arrays += [v.const for v in node.inputs if v is not None]
         arrays.append(node.attrs.get("value") if node.op.name == "Const" else None)
     return {id(x): x for x in arrays if isinstance(x, np.ndarray)}.values()
