@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.backends.native.library import library
 from penstock.backends.numpy import NumpyBackend
 from penstock.host import thread_share
 from penstock.host.thread_share import ThreadShare
@@ -265,6 +266,18 @@ def test_a_run_of_small_kernels_has_one_thread_and_takes_none_from_others():
     with ThreadShare([OfCaller()], 0, 8) as small, ThreadShare([OfCaller()], 2, 8) as large:
         assert thread_share._process.streams == 2
     assert (small, large) == (1, 4)
+
+
+@pytest.mark.skipif(library() is None, reason="needs compiled kernels")
+@pytest.mark.parametrize(
+    ("dims", "y", "threads"),
+    [(1 << 18, "Concat <axis = 0> (x, x)", 2), (1 << 19, "Identity(x)", 1), (9, "Neg(x)", 1)],
+)
+def test_copies_of_many_elements_have_several_threads_and_views_one(dims, y, threads):
+    text = f"g (float[{dims}] x) => (y) {{ y = {y} }}"
+    session = compile_text(text, executor="linear", threads=2)
+    with session.latest._share as chosen:
+        assert chosen == threads
 
 
 def test_a_setting_of_each_thread_is_set_for_those_that_run_kernels():

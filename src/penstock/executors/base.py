@@ -215,7 +215,7 @@ def share_of(
     most: dict[str, int] = {}
     threaded = {b.name for b in hosts if b.threads_of_caller}  # whatever they run
     for step in paced(plan.walk()):
-        work = 0 if step.node.op.moves else flops(step.node)
+        work = 0 if step.node.op.view else flops(step.node)
         late = 0 if step.kernel is None else step.kernel.late_flops
         most[step.backend] = max(work, late, most.get(step.backend, 0))
         moves = step.node.op.moves

@@ -53,8 +53,8 @@ def flops(node: Node) -> int:
 
 
 def worth_threads(nodes: Iterable[Node]) -> bool:
-    """Whether one of ``nodes`` computes enough to gain from more than one thread."""
-    return any(not node.op.moves and flops(node) >= WORTH_THREADS for node in nodes)
+    """Whether one of ``nodes`` computes or copies enough to gain from more than one thread."""
+    return any(not node.op.view and flops(node) >= WORTH_THREADS for node in nodes)
 
 
 def seconds(node: Node) -> float:
