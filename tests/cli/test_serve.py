@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -16,6 +18,7 @@ from click.testing import CliRunner
 
 import penstock as ps
 from penstock.cli import main
+from penstock.cli.serve import _listener
 from tests.support.onnx_text import model_from_text
 from tests.support.timing import SOON
 
@@ -60,6 +63,30 @@ def test_serve_answers_until_it_is_told_to_end(model, tmp_path):
             assert process.stderr.read() == ""
         finally:
             process.kill()
+
+
+def test_served_connections_send_small_packets_at_once():
+    """Else the end of a response waits for an acknowledgement of its beginning, for 40 ms."""
+
+    async def main() -> int:
+        accepted = asyncio.get_running_loop().create_future()
+
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted.set_result(writer)
+
+        listener = _listener("127.0.0.1", 0)
+        async with await asyncio.start_server(connected, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            other = await asyncio.wait_for(accepted, SOON)
+            delay = other.get_extra_info("socket").getsockopt(
+                socket.IPPROTO_TCP, socket.TCP_NODELAY
+            )
+            for each in (writer, other):
+                each.close()
+                await each.wait_closed()
+        return delay
+
+    assert asyncio.run(main()) != 0
 
 
 def test_serve_refuses_what_it_cannot_serve(model, tmp_path, monkeypatch):
