@@ -76,6 +76,24 @@ def test_qlinear_convolution_of_wide_weights_runs_on_onednn():
     agree(net.proto(result), net.feeds, ran, reference=False)
 
 
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("zero", [0, 121, "by filter"])
+def test_qlinear_convolution_in_groups_of_wide_weights_is_one_of_real_numbers(zero, biased):
+    points = codes(U8, 12) // 2 + 60 if zero == "by filter" else np.array(zero)
+    net = Net()
+    given = [net.feed(codes(U8, 2, 6, 9, 8)), net.constant(0.02, F32), net.constant(U8(99))]
+    given += [net.constant(codes(U8, *DIMS[6])), net.constant(np.full(points.shape, 0.01), F32)]
+    given += [net.constant(points.astype(U8)), net.constant(0.5, F32), net.constant(U8(120))]
+    given += [net.constant(np.arange(12) * 99, I32)] * biased
+    result = net.add("QLinearConv", given, group=6, pads=[1, 1, 1, 1])
+    want = ps.compile(net.proto(result), executor="interpret").run(net.feeds)[result]
+    session = ps.compile(net.proto(result))
+    np.testing.assert_array_equal(session.run(net.feeds)[result], want)
+    ran = steps(session)
+    assert any("Conv" in ops.split() for ops, _ in ran)
+    assert "numpy" not in {backend for _, backend in ran}
+
+
 @pytest.mark.parametrize("by_filter", [True, False])
 def test_convolution_between_conversions_of_wide_weights_runs_on_onednn(by_filter):
     net = Net()

@@ -3,10 +3,11 @@
 Integer kernels take int8 weights without a zero point. uint8 weights less theirs lie in -255..255,
 and are the sum of two int8 tensors. Side by side along the input channels these multiply the input
 twice, which gives the same sums of integers. Convolutions in groups become two, whose sums float32
-holds::
+holds, or one of real numbers, the codes less their zero points, where the result is rounded::
 
     ConvInteger(x, w)          becomes   ConvInteger(Concat(x, x), [high, low])
     Cast(ConvInteger(x, w))    becomes   Add(Cast(ConvInteger(x, high)), Cast(ConvInteger(x, low)))
+    QLinearConv(x, w)          becomes   QuantizeLinear(Mul(Conv(DequantizeLinear(x), w), factors))
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _split(node: Node, context: PassContext) -> _Split | None:
     if node.op.name == "Cast":
         return _in_groups(node, context)
     if node.attrs.get("group", 1) != 1:
-        return None
+        return _in_real_numbers(node) if node.op.name == "QLinearConv" else None
     if node.op.name == "Conv":
         return _of_real_numbers(node, context)
     return _of_codes(node, context) if node.op.name in _PLACES else None
@@ -124,6 +125,39 @@ def _in_groups(node: Node, context: PassContext) -> _Split | None:
     return _Split(
         [before[1].outputs[0], before[3].outputs[0]], before, fused(before[:2]), standard("Add")
     )
+
+
+def _in_real_numbers(node: Node) -> _Split | None:
+    """A QLinearConv in groups by a Conv, whose sums of integers are exact in float32."""
+    x, output = node.input(0), node.outputs[0]
+    scales = [scale for i in (1, 4, 6) if (scale := node.const(i)) is not None]
+    w, zero = node.const(3), node.const(5)
+    if x is None or output is None or w is None or zero is None or len(scales) < 3 or w.ndim < 3:
+        return None
+    each, name = (-1, *[1] * (w.ndim - 2)), output.name
+    numbers = w.astype(np.int16) - zero.reshape(*each, 1)
+    if not numbers.size or (numbers.min() >= -128 and numbers.max() <= 127):
+        return None
+    added = np.zeros(len(w)) if node.input(8) is None else node.const(8)
+    if added is None or w[0].size * 255 * 255 + np.abs(added.astype(float)).max() > EXACT:
+        return None
+    x_scale, w_scale, y_scale = (scale.reshape(each) for scale in scales)
+    factors = np.asarray(x_scale * w_scale / y_scale, np.float32)
+    one, weights, offsets, factor = (
+        Value(f"{name}/{title}", const=np.asarray(array, np.float32))
+        for title, array in (("one", 1), ("weights", numbers), ("bias", added), ("factor", factors))
+    )
+    codes, sums, product = (
+        Value(f"{name}/{title}", TensorType(FLOAT32, like.shape))
+        for title, like in (("codes", x), ("sums", output), ("product", output))
+    )
+    zeros = [node.input(2)] if node.input(2) is not None else []
+    before = [
+        node.derived([x, one, *zeros], [codes], {}, op=standard("DequantizeLinear")),
+        node.derived([codes, weights, offsets], [sums], op=standard("Conv")),
+        node.derived([sums, factor], [product], {}, op=standard("Mul")),
+    ]
+    return _Split([product, one, node.input(7)], before, before[1], standard("QuantizeLinear"))
 
 
 def _copy(node: Node, inputs: Sequence[Value | None], name: str = "") -> Node:
