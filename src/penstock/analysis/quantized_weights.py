@@ -56,5 +56,9 @@ def producer(value: Value | None, name: str) -> Node | None:
 
 
 def _has_constant_inputs(node: Node) -> bool:
+    """Whether a conversion reads constants, or codes that are quantised from constants."""
     values = [_untransposed(value) for value in node.inputs]
+    quantizing = producer(values[0], "QuantizeLinear") if values else None
+    if quantizing is not None:
+        values[:1] = quantizing.inputs
     return all(value is None or value.const is not None for value in values)

@@ -248,6 +248,18 @@ def test_fold_constants_keeps_weights_that_integer_kernels_may_use():
     assert not has_quantized_weights(graph)
 
 
+def test_fold_constants_keeps_weights_that_the_model_quantizes_itself():
+    body = (
+        X
+        + """r = Constant <value = float[2, 2, 1, 1] {0.25, -0.5, 0.75, 1.0}> ()
+        cw = QuantizeLinear(r, t, n) dw = DequantizeLinear(cw, t, n) c = Conv(dx, dw)
+        y = QuantizeLinear(c, s, z)"""
+    )
+    graph = ps.load(proto(body)).graph
+    optimize(graph, KEEP_WEIGHTS)
+    assert ops(graph) == {"DequantizeLinear": 2, "Conv": 1, "QuantizeLinear": 1}
+
+
 def test_fold_constants_dequantizes_weights_of_float_operations():
     graph = ps.load(proto(W + "y = Conv(x, dw)", "float[1, 2, 2, 2] x", "float[?] y")).graph
     optimize(graph, KEEP_WEIGHTS)
