@@ -40,6 +40,21 @@ def steps(session: ps.Session) -> list[str]:
     return [" ".join(part.op.name for part in parts(step.node)) for step in session.plan.walk()]
 
 
+@pytest.mark.parametrize(("dims", "fused"), [((64, 16, 16, 16), False), ((4, 128, 64, 128), True)])
+def test_batches_of_small_matrices_of_codes_are_multiplied_as_real_numbers(
+    dims: tuple[int, ...], fused: bool
+) -> None:
+    batch, rows, depth, columns = dims
+    session = compiled(
+        f"""g (uint8[{batch}, {rows}, {depth}] a, uint8[{batch}, {depth}, {columns}] b)
+        => (uint8[{batch}, {rows}, {columns}] y) <float s = {{0.5}}, uint8 z = {{128}}>
+        {{ da = DequantizeLinear(a, s, z) db = DequantizeLinear(b, s, z) p = MatMul(da, db)
+        y = QuantizeLinear(p, s, z) }}"""
+    )
+    whole = "DequantizeLinear DequantizeLinear MatMul QuantizeLinear"
+    assert (steps(session) == [whole]) is fused
+
+
 def close(text: str, feeds: dict[str, np.ndarray], **options) -> ps.Session:
     """The session of a model, whose outputs are those of NumPy."""
     session = compiled(text, **options)

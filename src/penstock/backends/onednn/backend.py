@@ -103,6 +103,7 @@ _POSITION_S = 4e-9  # of transposed ones, for each position of the result
 # the result and of a position of it; operations, taps of an element and bytes of weights a second.
 _CODES_CALL_S, _CODE_S, _CODES_POSITION_S = (4e-6, 5.5e-6), (0.23e-9, 0.04e-9), 1.1e-9
 _CODES_PER_S, _TILES_PER_S, _CODE_TAPS_PER_S, _CODE_WEIGHTS_PER_S = 600e9, 2700e9, 35e9, 30e9
+_CODES_MATRIX_S = 0.2e-6  # of each matrix of a product of two batches of codes
 _STEP_S, _STEPS_PER_S, _WAIT_ROWS = 0.35e-6, 160e9, 0.9
 """of recurrent layers: seconds of a step, operations a second of many rows, and rows that take as
 long as waiting for the weights"""
@@ -151,6 +152,19 @@ def _codes_seconds(node: Node, amx: bool) -> float | None:
         result.elements / max(w.dims[0], 1) * _CODES_POSITION_S + w.elements / _CODE_WEIGHTS_PER_S
     )
     return seconds + flops(node) / (_TILES_PER_S if amx else _CODES_PER_S)
+
+
+def _matrices_of_codes(node: Node) -> int:
+    """How many products of two matrices of codes that the run computes a fused node has."""
+    product = next((part for part in parts(node)[1:] if part.op.name == "MatMul"), None)
+    value = None if product is None else product.inputs[1]
+    source = None if value is None else value.producer
+    if source is None or source.op.name != "DequantizeLinear" or source.const(0) is not None:
+        return 0
+    type_ = ANY if node.outputs[0] is None else node.outputs[0].type
+    if not isinstance(type_, TensorType) or not type_.static or len(type_.dims) < 3:
+        return 0
+    return math.prod(type_.dims[:-2])
 
 
 def _positions_seconds(node: Node, kernel: Sequence[int]) -> float:
@@ -215,6 +229,7 @@ class OneDnnBackend(SpecialisingBackend):
             if codes_s is not None:
                 return codes_s
         estimate = _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
+        estimate += _matrices_of_codes(node) * _CODES_MATRIX_S
         if name in _RECURRENT:
             steps, rows = _STEPS_AND_ROWS(node)
             per_s = _STEPS_PER_S * rows / (rows + _WAIT_ROWS)
