@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -94,6 +95,34 @@ def test_file_that_changes_in_place_is_compiled_anew(model: Path, folder: Path) 
     os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert model.stat().st_size == status.st_size
     assert ps.compile(model, cache=folder).run(X)["y"][0, 0] == 24
+
+
+def test_digest_of_file_that_was_written_just_now_is_not_kept(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir()
+    ps.compile(model, cache=folder).run(X)
+    assert not [*folder.glob("*.digest")]  # its next change may have the same time
+    now = time.time_ns()
+    monkeypatch.setattr(compile_cache.time, "time_ns", lambda: now + 10**10)
+    ps.compile(model, cache=folder).run(X)
+    assert len([*folder.glob("*.digest")]) == 1
+
+
+def test_file_that_changes_before_it_is_read_is_not_kept(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, read = model.read_bytes(), session.load
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        model.write_bytes(dense(2.0).SerializeToString())
+        return read(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "load", load)
+        ps.compile(model, cache=folder).run(X)
+    model.write_bytes(before)
+    assert ps.compile(model, cache=folder).run(X)["y"][0, 0] == 12
 
 
 def test_weights_beside_the_model_count(tmp_path: Path, folder: Path) -> None:

@@ -145,6 +145,18 @@ def widen_input(plan: Plan) -> None:
     del plan.document["arena"]
 
 
+def add_rows(plan: Plan) -> None:
+    """The plan is for a thousand times the rows that its key says, and reads them all."""
+    x, softmax = plan.named("x"), plan.node("Softmax")
+    plan.values[x] = ["x", ["float32", [4096, 64]]]
+    plan.nodes[:] = [
+        [softmax[0], [x], softmax[2], {"axis": -1}],
+        [softmax[0], [x], plan.node("ReduceSum")[2], {"axis": 0}],
+    ]
+    plan.document["placement"] = ["onednn", "onednn"]
+    del plan.document["arena"]
+
+
 def share_region_output(plan: Plan) -> None:
     """A node inside of the region makes the value that a node outside makes."""
     plan.region()["nodes"][-1][2] = [plan.named("z")]
@@ -244,6 +256,7 @@ ATTACKS: dict[str, Edit] = {
         lambda p: p.values.__setitem__(0, ["x", ["float32", [2**62] * 2]])
     ),
     "dim is negative": in_plan(lambda p: p.values.__setitem__(0, ["x", ["float32", [-4, 64]]])),
+    "input has more rows": in_plan(add_rows),
     "input has another dtype": in_plan(
         lambda p: p.values.__setitem__(0, ["x", ["float64", [4, 64]]])
     ),
@@ -452,6 +465,21 @@ def test_attack_is_refused_or_harmless(path: Path, attack: str, mapped: bool) ->
         with pytest.raises(ps.PenstockError) as caught, ps.open(path, map_weights=mapped) as opened:
             opened.run(FEEDS)
         assert not isinstance(caught.value, ps.InternalError)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_array_between_boundaries_is_refused(path: Path, mapped: bool) -> None:
+    saved(path)
+    file = path.read_bytes()
+
+    def move(documents: Documents) -> None:
+        dtype, shape, offset, count, _ = documents["arrays"][0]
+        content = file[offset - 4 : offset - 4 + count]
+        documents["arrays"][0] = [dtype, shape, offset - 4, count, google_crc32c.value(content)]
+
+    rewritten(path, move)
+    with pytest.raises(ps.InvalidModel, match="damaged"), ps.open(path, map_weights=mapped) as s:
+        s.run(FEEDS)
 
 
 @pytest.mark.parametrize("attack", CONTROL)
