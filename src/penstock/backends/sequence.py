@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.algorithms.records import NamedTuple
@@ -30,6 +31,10 @@ def sequence_of(steps: Sequence[BoundStep], arrays: int) -> Callable[..., None] 
     for kernel, function, arguments, places in steps:
         assert kernel.compiled_call is not None
         native = kernel.compiled_call(function, arguments)
+        if isinstance(function, partial) and not function.keywords:  # the call of which takes time
+            first: tuple[Any, ...] = function.args
+            function, arguments = function.func, (*first, *arguments)
+            places = (-1,) * len(first) + places
         fixed = [x if place < 0 else None for x, place in zip(arguments, places, strict=True)]
         calls.append((function, tuple(fixed), places, native, kernel.check))
     run: Callable[..., None] = compiled.functions.Sequence(tuple(calls), arrays, compiled.call).run
