@@ -86,3 +86,10 @@ def test_installation_with_compiler_has_compiled_kernels(tmp_path):
     shown = _installed(tmp_path, objects=True)
     assert " kernels for " in shown
     assert str(tmp_path) in "".join(shown.split())
+
+
+def test_models_of_exporters_run_without_compiled_kernels():
+    files = ["tests/models/test_zoo.py", "tests/executors/test_linear.py"]
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    summary = _run(*pytest_, *files, cwd=ROOT, PENSTOCK_NATIVE="off").splitlines()[-1]
+    assert int(summary.split(" passed")[0].split()[-1]) > 200, summary
