@@ -36,6 +36,7 @@ _PRODUCTS = (
     "attention.c",
     "blocks.c",
     "convolution.c",
+    "deformable.c",
     "image_convolution.c",
     "matmul.c",
     "models.c",

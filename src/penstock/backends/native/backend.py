@@ -145,6 +145,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("Conv",): Family(_convolution_call, _convolution_seconds),
     ("ConvTranspose",): Family(_PLANE_CONVOLUTION, _PLANE_SECONDS),
     ("CumProd", "CumSum"): Family(_of("cumulative.cumulative")),
+    ("DeformConv",): Family(_of("deformable.deform_conv")),
     ("DynamicQuantizeLinear",): Family(_of("integers.dynamic_codes"), _by_memory),
     ("EyeLike",): Family(_of("select.eye_like")),
     ("GRU", "LSTM", "RNN"): Family(

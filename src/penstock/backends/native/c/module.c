@@ -19,6 +19,7 @@ static const kernel_entry *const families[] = {
     code_convolution_kernels,
     convolution_kernels,
     cumulative_kernels,
+    deformable_kernels,
     features_kernels,
     image_convolution_kernels,
     index_kernels,

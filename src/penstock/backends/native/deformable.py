@@ -1,0 +1,46 @@
+"""DeformConv of images in float32."""
+
+from __future__ import annotations
+
+import math
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.ops.common.windows import windows
+from penstock.types import FLOAT32
+
+_PANEL, _FILTERS, _TERMS = 32, 256, 192  # as in c/deformable.c
+_MOST_PIXELS = 2**24  # along an axis of an image, whose positions are float32
+_TERM_NS, _PRODUCT_NS = 1.5, 0.03
+_MOST_ITEM_NS = 1e9  # an item does not look whether the run must stop
+
+
+def deform_conv(site: Site) -> NativeCall | None:
+    """The call for images; None for other ranks and dtypes, or for large kernels."""
+    x, w, y = site.input(0), site.input(1), site.output()
+    given = [t for t in site.tensors if t is not None]
+    if x is None or w is None or len(x.dims) != 4 or 0 in (*x.dims, *w.dims, *y.dims):
+        return None
+    if any(t.dtype != FLOAT32 for t in given) or math.prod(w.dims[2:]) > _TERMS:
+        return None
+    axes = windows(site.node.attrs, w.dims[2:], x.dims[2:])
+    if math.prod(x.dims[2:]) >= _MOST_PIXELS or not all(axis.addressable for axis in axes):
+        return None
+    groups = site.attr("group", 1)
+    filters, terms = w.dims[0] // groups, math.prod(w.dims[1:])
+    item_ns = terms * _PANEL * (_TERM_NS + min(filters, _FILTERS) * _PRODUCT_NS)
+    if item_ns > _MOST_ITEM_NS:
+        return None
+    blocks = math.ceil(math.prod(y.dims[2:]) / _PANEL) * math.ceil(filters / _FILTERS)
+    return NativeCall(
+        "deformable",
+        (
+            *[None if site.input(i) is None else Tensor(i) for i in range(5)],
+            *(site.result(), x.dims[1], w.dims[0], groups, site.attr("offset_group", 1)),
+            *(*x.dims[2:], *y.dims[2:], *w.dims[2:]),
+            *[axis.stride for axis in axes],
+            *[axis.dilation for axis in axes],
+            *[axis.begin for axis in axes],
+        ),
+        items=x.dims[0] * groups * blocks,
+        item_ns=item_ns,
+    )
