@@ -42,6 +42,7 @@ from penstock.types import TensorType, dtype_name
 # As in c/elementwise.c.
 _REGISTERS, _REGISTER_BYTES, _MOST_RANK, _MOST_INPUTS = 32, 2048, 8, 17
 _DIRECT, _GATHERED, _ONCE = range(3)
+_LEAST_ROW = 64  # elements from which on tiles end where rows do, rather than copy parts of several
 _OPERAND = Struct(f"=4i{_MOST_RANK}q")  # register, mode, bytes of an element, 0, strides
 _CONSTANT = Struct("=2i8s")  # register, bytes of an element, the element
 _HEADER, _LATE = Struct("=8i"), Struct("=3i")  # as in c/late.c
@@ -73,8 +74,9 @@ _NS = {
     "pow_f4": 15.0,
     "pow_f8": 15.0,
     **dict.fromkeys([f"quantize_{kind}" for kind in CODES.values()], 0.13),
-    **dict.fromkeys(("exp_f8", "expm1_f8", "log_f8", "log1p_f8", "tanh_f8"), 6.0),
-    **dict.fromkeys(("sigmoid_f8", "erf_f8", "sin_f8", "cos_f8"), 6.0),
+    **dict.fromkeys(("exp_f8", "sigmoid_f8"), 0.8),
+    **dict.fromkeys(("expm1_f8", "log_f8", "log1p_f8", "tanh_f8"), 6.0),
+    **dict.fromkeys(("erf_f8", "sin_f8", "cos_f8"), 6.0),
     **dict.fromkeys(("div_f8", "sqrt_f8", "f4_i8", "i8_f4", "f8_i8", "i8_f8"), 0.4),
 }
 
@@ -273,6 +275,13 @@ class _Program:
         size = math.prod(dims)
         widest = max(_size(value.kind) for value in order)
         tile, modes = _tile(dims, steps, _REGISTER_BYTES // widest)
+        row, items = 0, -(-size // tile)
+        if _GATHERED in modes and dims[-1] >= _LEAST_ROW:
+            row = dims[-1]
+            parts = -(-row * widest // _REGISTER_BYTES)
+            tile, items = -(-row // parts), size // row * parts
+            fixed = [mode == _DIRECT or not any(s) for mode, s in zip(modes, steps, strict=True)]
+            modes = [m if keep else _GATHERED for m, keep in zip(modes, fixed, strict=True)]
         registers, instructions = self._allocate(order, result)
         unused = [0] * (_MOST_RANK - len(dims))
         table = [
@@ -281,7 +290,7 @@ class _Program:
         ]
         constants = _constants(order, registers)
         cost = sum(_NS.get(value.operation, _CHEAP_NS) for value in order if value.operation)
-        cost += sum(1.0 for mode in modes if mode == _GATHERED)
+        cost += sum(0.1 if row else 1.0 for mode in modes if mode == _GATHERED)
         pointers: list[Any] = [Tensor(i) for i in operands]
         bytes_only = [_size(value.kind) for value in (*held, result)] == [1, 1]
         call = NativeCall(
@@ -295,9 +304,9 @@ class _Program:
                 _joined(constants) if constants else None,
                 np.array(dims, np.int64),
                 *(len(operands), len(instructions), len(constants), len(dims)),
-                *(tile, size, _size(result.kind)),
+                *(tile, size, _size(result.kind), row),
             ),
-            items=-(-size // tile),
+            items=items,
             item_ns=tile * cost + 10.0 * len(instructions),
             inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
             restrided=partial(self.call, result, output) if strides is None else None,

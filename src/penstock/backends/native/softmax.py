@@ -12,8 +12,8 @@ from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.onnx.shape import flatten_axis
 
 _BLOCK, _COLUMNS = 2048, 256  # as in c/softmax.c
-_LINE, _CACHED = 16, 8192  # elements of a line of the cache, and of a block of columns
-_NS = {"float32": 0.35, "float64": 8.0}
+_LINE, _CACHED = 16, 2**17  # elements of a line of the cache, and of a block of columns
+_NS = {"float32": 0.35, "float64": 1.0}
 
 
 def softmax_call(site: Site) -> NativeCall | None:
@@ -42,7 +42,7 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
     if name != "Hardmax" and inner == 1:
         block = max(_BLOCK // length, 1)
     elif name != "Hardmax":
-        block = min(inner, max(_LINE, min(_CACHED // length, _COLUMNS)))
+        block = min(inner, max(_LINE, min(_CACHED // length, _COLUMNS) // _LINE * _LINE))
     return NativeCall(
         f"{'hardmax' if name == 'Hardmax' else 'softmax'}_{x.dtype}",
         (Tensor(0), site.result(), outer, length, inner, block, int(name == "LogSoftmax")),

@@ -6,6 +6,7 @@
    read where they are, others are copied into a register; those that are the same for each tile only
    once. */
 #include "math32.h"
+#include "math64.h"
 #include "native.h"
 #include "programs.h"
 #ifdef __AVX512BW__
@@ -28,12 +29,12 @@
     X(rint_f4, float, float, rintf(a))                                                            \
     X(pow_f4, float, float, powf(a, b))                                                           \
     X(div_f4, float, float, a / b)                                                                \
-    X(exp_f8, double, double, exp(a))                                                             \
+    X(exp_f8, double, double, exp64(a))                                                             \
     X(expm1_f8, double, double, expm1(a))                                                         \
     X(log_f8, double, double, log(a))                                                             \
     X(log1p_f8, double, double, log1p(a))                                                         \
     X(tanh_f8, double, double, tanh(a))                                                           \
-    X(sigmoid_f8, double, double, 1 / (1 + exp(-a)))                                              \
+    X(sigmoid_f8, double, double, 1 / (1 + exp64(-a)))                                              \
     X(erf_f8, double, double, erf(a))                                                             \
     X(sin_f8, double, double, sin(a))                                                             \
     X(cos_f8, double, double, cos(a))                                                             \
@@ -333,6 +334,28 @@ static void spread(void *to, int32_t size, uint64_t bits, int64_t n)
         words[i] = bits;
 }
 
+/* What input i has for a part of a row: where it is if its elements are adjacent, else a copy. */
+static void *part_of_row(void *copy, const struct elementwise *a, int64_t i, const int64_t *index,
+                         int64_t at, int64_t n)
+{
+    const operand *input = &a->operands[i];
+    const int64_t step = input->strides[a->rank - 1];
+    int64_t place = 0;
+    for (int64_t axis = 0; axis < a->rank; axis++)
+        place += index[axis] * input->strides[axis];
+    const char *from = (const char *)a->inputs[i] + place * input->size;
+    if (step == 1)
+        return (void *)from;
+    if (step) {
+        gather(copy, a->inputs[i], a, input, at, n);
+        return copy;
+    }
+    uint64_t bits = 0;
+    memcpy(&bits, from, input->size);
+    spread(copy, input->size, bits, n);
+    return copy;
+}
+
 static int elementwise(const void *arguments, int64_t begin, int64_t end)
 {
     const struct elementwise *a = arguments;
@@ -350,13 +373,21 @@ static int elementwise(const void *arguments, int64_t begin, int64_t end)
         if (input->mode == ONCE)
             gather(registers[input->to], a->inputs[i], a, input, 0, tile < a->size ? tile : a->size);
     }
+    const int64_t parts = a->row ? (a->row + tile - 1) / tile : 0, last = a->rank - 1;
+    int64_t index[PROGRAM_RANK]; /* of the first element of an item, where tiles end with rows */
+    for (int64_t axis = last - 1, rest = parts ? begin / parts : 0; axis >= 0; rest /= a->dims[axis--])
+        index[axis] = rest % a->dims[axis];
+    index[last] = parts ? begin % parts * tile : 0;
     for (int64_t item = begin; item < end; item++) {
-        int64_t at = item * tile, n = a->size - at < tile ? a->size - at : tile;
+        int64_t at = parts ? item / parts * a->row + index[last] : item * tile;
+        int64_t left = parts ? a->row - index[last] : a->size - at, n = left < tile ? left : tile;
         registers[0] = (char *)a->output + at * a->output_size;
         for (int64_t i = 0; i < a->n_inputs; i++) {
             const operand *input = &a->operands[i];
             if (input->mode == DIRECT)
                 registers[input->to] = (char *)a->inputs[i] + at * input->size;
+            else if (input->mode == GATHERED && parts)
+                registers[input->to] = part_of_row(memory[input->to], a, i, index, at, n);
             else if (input->mode == GATHERED)
                 gather(memory[input->to], a->inputs[i], a, input, at, n);
         }
@@ -364,6 +395,11 @@ static int elementwise(const void *arguments, int64_t begin, int64_t end)
             const instruction *next = &a->instructions[i];
             loops[next->operation](registers[next->to], registers[next->a], registers[next->b],
                                    registers[next->c], n);
+        }
+        index[last] += tile;
+        for (int64_t axis = last; parts && index[axis] >= a->dims[axis] && axis; axis--) {
+            index[axis] = 0;
+            index[axis - 1]++;
         }
     }
     return 0;

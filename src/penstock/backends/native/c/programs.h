@@ -28,6 +28,7 @@ struct elementwise {
     const int64_t *dims;
     int64_t n_inputs, n_instructions, n_constants, rank;
     int64_t tile, size, output_size; /* elements of a tile and of the result; bytes of one */
+    int64_t row; /* where tiles end with each row: its elements, else 0 */
 };
 
 typedef struct {

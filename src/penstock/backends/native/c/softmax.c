@@ -3,6 +3,7 @@
    the sum is NaN, and so are all results. */
 #include <string.h>
 #include "math32.h"
+#include "math64.h"
 #include "native.h"
 #include "vectors.h"
 
@@ -164,7 +165,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
     }
 
 DEFINE(softmax_float32, float, int32_t, exp32, log32)
-DEFINE(softmax_float64, double, int64_t, exp, log)
+DEFINE(softmax_float64, double, int64_t, exp64, log)
 
 /* 1 at the first maximum, or the first NaN. An item is one row or column. */
 #define HARDMAX(name, type)                                                                       \
