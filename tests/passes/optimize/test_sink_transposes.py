@@ -325,3 +325,33 @@ def test_transposes_move_codes_until_convolutions_stand_between_conversions():
     assert [node.op.name for node in graph.walk()].count("QuantizeLinear") == 3
     fused = [step.node.attrs.get("ops", "") for step in session.plan.steps]
     assert sum("Conv" in names and "QuantizeLinear" in names for names in fused) == 2
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("perm", [[2, 0, 1], [0, 2, 1], [1, 2, 0]])
+@pytest.mark.parametrize("name", ["ReduceSum", "ReduceMax", "ArgMax"])
+@pytest.mark.parametrize("axes", [[-1], [0], [1], [0, 2]])
+def test_reduction_of_a_transpose_is_done_before_it(axes, name, perm, keepdims):
+    attrs = f"axis = {axes[0]}" if name == "ArgMax" else ""
+    spelled = "" if attrs else ", axes"
+    model = model_from_text(f"""g (float[4, 5, 6] x) => (y)
+        <int64[{len(axes)}] axes = {{{", ".join(map(str, axes))}}}> {{
+          t = Transpose<perm = {perm}>(x)
+          y = {name}<keepdims = {keepdims}{", " * bool(attrs)}{attrs}>(t{spelled})
+        }}""")
+    session = ps.compile(model)
+    assert session.plan.steps[0].node.op.name == name
+    x = RNG.integers(0, 9, (4, 5, 6)).astype(np.float32)
+    want = ps.compile(model, executor="interpret").run({"x": x})["y"]
+    np.testing.assert_array_equal(session.run({"x": x})["y"], want, strict=True)
+
+
+def test_transpose_that_others_read_stays_before_a_reduction():
+    session = ps.compile(
+        model_from_text("""g (float[4, 5, 6] x) => (y, z) <int64[1] axes = {1}> {
+          t = Transpose<perm = [2, 0, 1]>(x)
+          y = ReduceSum(t, axes)
+          z = Exp(t)
+        }""")
+    )
+    assert session.plan.steps[0].node.op.name == "Transpose"

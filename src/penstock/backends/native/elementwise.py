@@ -42,10 +42,14 @@ from penstock.types import TensorType, dtype_name
 # As in c/elementwise.c.
 _REGISTERS, _REGISTER_BYTES, _MOST_RANK, _MOST_INPUTS = 32, 2048, 8, 17
 _DIRECT, _GATHERED, _ONCE = range(3)
-_LEAST_ROW = 64  # elements from which on tiles end where rows do, rather than copy parts of several
 _OPERAND = Struct(f"=4i{_MOST_RANK}q")  # register, mode, bytes of an element, 0, strides
 _CONSTANT = Struct("=2i8s")  # register, bytes of an element, the element
 _HEADER, _LATE = Struct("=8i"), Struct("=3i")  # as in c/late.c
+
+# Elements of a row, for each instruction and one more, from which on tiles end where rows do, rather
+# than hold copies of parts of several.
+_LEAST_ROW = 32
+_MOST_STRIDED = 2048  # elements of a result whose operands' inner dims may have gaps
 
 # Nanoseconds of an element from which on a table of all bytes is faster, and elements of an item
 # where no program is run.
@@ -273,20 +277,16 @@ class _Program:
             raise UnsupportedError
         dims, steps = self._coalesced(operands, output, strides)
         size = math.prod(dims)
+        if strides is not None and size > _MOST_STRIDED and any(own[-1] > 1 for own in steps):
+            raise UnsupportedError  # a copy that is made block by block takes less time
         widest = max(_size(value.kind) for value in order)
-        tile, modes = _tile(dims, steps, _REGISTER_BYTES // widest)
-        row, items = 0, -(-size // tile)
-        if _GATHERED in modes and dims[-1] >= _LEAST_ROW:
-            row = dims[-1]
-            parts = -(-row * widest // _REGISTER_BYTES)
-            tile, items = -(-row // parts), size // row * parts
-            fixed = [mode == _DIRECT or not any(s) for mode, s in zip(modes, steps, strict=True)]
-            modes = [m if keep else _GATHERED for m, keep in zip(modes, fixed, strict=True)]
         registers, instructions = self._allocate(order, result)
+        most = _REGISTER_BYTES // widest
+        tile, modes, row, items = _tiles(dims, steps, most, len(instructions))
         unused = [0] * (_MOST_RANK - len(dims))
+        placed = zip(held, modes, steps, strict=True)
         table = [
-            _OPERAND.pack(registers[value], mode, _size(value.kind), 0, *own, *unused)
-            for value, mode, own in zip(held, modes, steps, strict=True)
+            _OPERAND.pack(registers[v], m, _size(v.kind), 0, *s, *unused) for v, m, s in placed
         ]
         constants = _constants(order, registers)
         cost = sum(_NS.get(value.operation, _CHEAP_NS) for value in order if value.operation)
@@ -496,6 +496,20 @@ def _joined(entries: Sequence[bytes]) -> np.ndarray:
 def _dense(dims: Sequence[int]) -> list[int]:
     """Strides without gaps, in elements."""
     return list(packed_strides(dims, 1))
+
+
+def _tiles(
+    dims: Sequence[int], strides: Sequence[Sequence[int]], most: int, instructions: int
+) -> tuple[int, list[int], int, int]:
+    """As ``_tile``, the elements of a row if tiles end where rows do, else 0, and all tiles."""
+    tile, modes = _tile(dims, strides, most)
+    row, size = dims[-1], math.prod(dims)
+    if _GATHERED not in modes or row < _LEAST_ROW * (1 + instructions):
+        return tile, modes, 0, -(-size // tile)
+    pairs = zip(modes, strides, strict=True)
+    modes = [mode if mode == _DIRECT or not any(own) else _GATHERED for mode, own in pairs]
+    parts = -(-row // most)
+    return -(-row // parts), modes, row, size // row * parts
 
 
 def _tile(

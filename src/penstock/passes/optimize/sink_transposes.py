@@ -4,7 +4,8 @@ A graph that has its channels last has each convolution between two Transposes, 
 behind. They cost nothing, but what is element by element between two convolutions is not next to
 the first. Done before the Transpose it is, and can be taken in; and the Transpose meets the one in
 front of the next convolution, and both are gone. A Transpose to channels first, or of constant
-codes, is moved before DequantizeLinear, which is then next to the convolution.
+codes, is moved before DequantizeLinear, which is then next to the convolution. Any Transpose is
+moved behind a reduction, whose result is smaller, if nothing else reads it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ class SinkTransposes(Pass):
         readers = readers_of(graph)
 
         def moved(node: Node) -> Sequence[Node] | None:
-            return _through(node) or _before_pad(node, readers) or _before_dequantization(node)
+            return (
+                _through(node)
+                or _before_pad(node, readers)
+                or _before_dequantization(node)
+                or _before_transpose(node, readers)
+            )
 
         return replace_nodes(graph, moved)
 
@@ -243,6 +249,37 @@ def _before_pad(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence
     if inputs is None:
         return None
     return _transposed(source, first, perm, node), pad.derived(inputs, [output])
+
+
+def _before_transpose(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence[Node] | None:
+    """A reduction of what a Transpose moves for it alone, as one of what that reads."""
+    if not node.op.full_name.startswith(("Arg", "Reduce")) or node.control_inputs:
+        return None
+    value, output = node.inputs[0], node.outputs[0]
+    transpose = None if value is None else value.producer
+    if value is None or transpose is None or output is None or len(readers.get(value, ())) != 1:
+        return None
+    attrs, perm = dict(node.attrs), transpose.attrs.get("perm")
+    axes = np.array([attrs.get("axis", 0)]) if node.op.name.startswith("Arg") else node.const(1)
+    if transpose.op.full_name != "Transpose" or not perm or transpose.control_inputs:
+        return None
+    if len(perm) >= _FEWEST_AXES and perm == _last(len(perm)):
+        return None  # as in _reduction
+    reduced = None if axes is None or not axes.size else _axes(axes, perm)
+    if reduced is None:
+        return None
+    inputs = [transpose.inputs[0]]
+    if node.op.name.startswith("Arg"):
+        attrs["axis"] = reduced[0]
+    else:
+        inputs.append(Value(_own(node, 1), const=np.array(reduced)))
+    if not attrs.get("keepdims", 1):
+        left = [axis for axis in range(len(perm)) if axis not in reduced]
+        perm = [left.index(axis) for axis in perm if axis in left]
+    if list(perm) == sorted(perm):
+        return (node.derived(inputs, [output], attrs),)
+    first = Value(f"{output.name}/first", _unmoved(output, perm))
+    return node.derived(inputs, [first], attrs), _transposed(first, output, perm, node)
 
 
 def _before_dequantization(node: Node) -> Sequence[Node] | None:

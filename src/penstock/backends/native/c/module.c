@@ -127,8 +127,12 @@ static PyArrayObject *usable(PyObject *given, const late_array *late)
         array = (PyArrayObject *)given;
         Py_INCREF(given);
     }
-    else if (!late->written)
-        array = (PyArrayObject *)PyArray_FROM_OF(given, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);
+    else if (!late->written) {
+        PyObject *dense = array_contiguous(NULL, given);
+        if (dense)
+            array = (PyArrayObject *)PyArray_FROM_OF(dense, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);
+        Py_XDECREF(dense);
+    }
     else
         PyErr_SetString(PyExc_ValueError, "memory for a result is not contiguous, or read-only");
     if (array && PyArray_NBYTES(array) != late->nbytes) {

@@ -143,12 +143,14 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
                 totals[j] = COMBINE(totals[j], value);                                            \
             }                                                                                     \
         }                                                                                         \
-        for (int64_t j = columns; j < width; j++)                                                 \
-            totals[j % columns] = COMBINE(totals[j % columns], totals[j]);                        \
-        for (int64_t j = 0; j < (a->length - length * count) * columns; j++) {                    \
-            const wide value = MAP((wide)x[j]);                                                   \
-            totals[j % columns] = COMBINE(totals[j % columns], value);                            \
-        }                                                                                         \
+        for (int64_t i = 1; i < count; i++)                                                       \
+            for (int64_t j = 0; j < columns; j++)                                                 \
+                totals[j] = COMBINE(totals[j], totals[i * columns + j]);                          \
+        for (int64_t i = length * count; i < a->length; i++, x += columns)                        \
+            for (int64_t j = 0; j < columns; j++) {                                               \
+                const wide value = MAP((wide)x[j]);                                               \
+                totals[j] = COMBINE(totals[j], value);                                            \
+            }                                                                                     \
         for (int64_t j = 0; j < columns; j++)                                                     \
             y[j] = (type)FINISH(totals[j], a->length);                                            \
     }                                                                                             \
@@ -301,10 +303,12 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
             for (int64_t j = 0; j < width; j++)                                                   \
                 totals[j] += (double)part[j];                                                     \
         }                                                                                         \
-        for (int64_t j = columns; j < width; j++)                                                 \
-            totals[j % columns] += totals[j];                                                     \
-        for (int64_t j = 0; j < (a->length - length * count) * columns; j++)                      \
-            totals[j % columns] += (double)EXP((real)x[j] - tops[j % columns]);                   \
+        for (int64_t i = 1; i < count; i++)                                                       \
+            for (int64_t j = 0; j < columns; j++)                                                 \
+                totals[j] += totals[i * columns + j];                                             \
+        for (int64_t i = length * count; i < a->length; i++, x += columns)                        \
+            for (int64_t j = 0; j < columns; j++)                                                 \
+                totals[j] += (double)EXP((real)x[j] - tops[j]);                                   \
         for (int64_t j = 0; j < columns; j++)                                                     \
             y[j] = (type)(log(totals[j]) + (double)tops[j]);                                      \
     }                                                                                             \
