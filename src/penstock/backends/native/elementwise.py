@@ -46,8 +46,8 @@ _OPERAND = Struct(f"=4i{_MOST_RANK}q")  # register, mode, bytes of an element, 0
 _CONSTANT = Struct("=2i8s")  # register, bytes of an element, the element
 _HEADER, _LATE = Struct("=8i"), Struct("=3i")  # as in c/late.c
 
-# Elements of a row, for each instruction and one more, from which on tiles end where rows do, rather
-# than hold copies of parts of several.
+# Elements of a row, for each instruction and one more, from which on tiles end where rows do,
+# rather than hold copies of parts of several.
 _LEAST_ROW = 32
 _MOST_STRIDED = 2048  # elements of a result whose operands' inner dims may have gaps
 
@@ -277,8 +277,8 @@ class _Program:
             raise UnsupportedError
         dims, steps = self._coalesced(operands, output, strides)
         size = math.prod(dims)
-        if strides is not None and size > _MOST_STRIDED and any(own[-1] > 1 for own in steps):
-            raise UnsupportedError  # a copy that is made block by block takes less time
+        if strides is not None:
+            _check_strides(steps, size)
         widest = max(_size(value.kind) for value in order)
         registers, instructions = self._allocate(order, result)
         most = _REGISTER_BYTES // widest
@@ -290,9 +290,8 @@ class _Program:
         ]
         constants = _constants(order, registers)
         cost = sum(_NS.get(value.operation, _CHEAP_NS) for value in order if value.operation)
-        cost += sum(0.1 if row else 1.0 for mode in modes if mode == _GATHERED)
+        cost += (0.1 if row else 1.0) * modes.count(_GATHERED)
         pointers: list[Any] = [Tensor(i) for i in operands]
-        bytes_only = [_size(value.kind) for value in (*held, result)] == [1, 1]
         call = NativeCall(
             "elementwise",
             (
@@ -311,16 +310,21 @@ class _Program:
             inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
             restrided=partial(self.call, result, output) if strides is None else None,
         )
+        bytes_only = [_size(value.kind) for value in (*held, result)] == [1, 1]
         if bytes_only and modes == [_DIRECT] and size > 256 and cost > _TABLE_NS:
             return self._by_table(call, result, size)
         pair = _pair(result) if modes == [_DIRECT, _DIRECT] else None
-        if pair is not None:
-            name, (x, y), parameters = pair
-            read = Tensor(self.inputs[x]), Tensor(self.inputs[y])
-            words = (*read, self.site.result(), parameters, size, _BLOCK)
-            items = -(-size // _BLOCK)
-            return replace(call, kernel=name, words=words, items=items, item_ns=0.2 * _BLOCK)
-        return call
+        return call if pair is None else self._of_pair(call, pair, size)
+
+    def _of_pair(
+        self, call: NativeCall, pair: tuple[str, tuple[Term, Term], np.ndarray], size: int
+    ) -> NativeCall:
+        """``call``, of a program that ``_pair`` has a kernel for."""
+        name, (x, y), parameters = pair
+        read = Tensor(self.inputs[x]), Tensor(self.inputs[y])
+        words = (*read, self.site.result(), parameters, size, _BLOCK)
+        items = -(-size // _BLOCK)
+        return replace(call, kernel=name, words=words, items=items, item_ns=0.2 * _BLOCK)
 
     def settings(self, result: Term, output: TensorType) -> bytes:
         """As ``call``, without the shapes of tensors."""
@@ -496,6 +500,13 @@ def _joined(entries: Sequence[bytes]) -> np.ndarray:
 def _dense(dims: Sequence[int]) -> list[int]:
     """Strides without gaps, in elements."""
     return list(packed_strides(dims, 1))
+
+
+def _check_strides(steps: Sequence[Sequence[int]], size: int) -> None:
+    """Raise ``UnsupportedError`` where copies that are made block by block take less time than to
+    read operands where they are."""
+    if size > _MOST_STRIDED and any(own[-1] > 1 for own in steps):
+        raise UnsupportedError
 
 
 def _tiles(
