@@ -151,7 +151,7 @@ def add_rows(plan: Plan) -> None:
     plan.values[x] = ["x", ["float32", [4096, 64]]]
     plan.nodes[:] = [
         [softmax[0], [x], softmax[2], {"axis": -1}],
-        [softmax[0], [x], plan.node("ReduceSum")[2], {"axis": 0}],
+        [softmax[0], [x], plan.node("ReduceSum")[2], {"axis": -1}],
     ]
     plan.document["placement"] = ["onednn", "onednn"]
     del plan.document["arena"]
