@@ -8,6 +8,7 @@ By default these are twelve of the small ones of ``tests/models/zoo.zip``. Write
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import subprocess
@@ -75,7 +76,7 @@ def watch(clock: Clock) -> None:
     """Let the clock see the stages of all sessions."""
     from penstock.passes.lowering.assign_backends import AssignBackends
     from penstock.passes.lowering.fuse import Fuse
-    from penstock.session import lowering, session, stages
+    from penstock.session import lowering, scheduling, session, stages
     from penstock.session.compiler import Compiler
 
     clock.replace(session, "load", "load")
@@ -85,8 +86,8 @@ def watch(clock: Clock) -> None:
     clock.replace(AssignBackends, "run", "place")
     clock.replace(lowering, "run_passes", "lower")
     clock.replace(stages, "compile_plan", "plan")
-    for name in ("arrange", "plan_arena", "plan_arena_for_tasks"):
-        clock.replace(stages, name, "schedule")
+    clock.replace(stages, "plan_arena", "schedule")
+    clock.replace(scheduling, "arrange", "schedule")
     clock.replace(stages, "write_program", "write")
     clock.replace(stages, "LinearExecutor", "bind")
 
@@ -140,15 +141,23 @@ def table(rows: dict[str, dict[str, float]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def main(names: list[str]) -> None:
-    rows = {name: measured(name) for name in names or MODELS}
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.open",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL.onnx")
+    parser.add_argument("--one", action="store_true", help="open one model in this process")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(opened(options.models[0])))
+        return
+    rows = {name: measured(name) for name in options.models or MODELS}
     text = REPORT.read_text()
     head, _, rest = text.partition(BEGIN)
     REPORT.write_text(f"{head}{BEGIN}\n{table(rows)}\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(opened(sys.argv[2])))
-    else:
-        main(sys.argv[1:])
+    main()
