@@ -26,7 +26,6 @@ REASONS = {
     "BCQ_FULLY_CONNECTED": "Circle's binary-coded weights, whose kernels are in no public runtime",
     "BCQ_GATHER": "Circle's binary-coded weights, whose kernels are in no public runtime",
     "GRU": "Circle's, for microcontrollers; converters write UNIDIRECTIONAL layers or loops",
-    "LSH_PROJECTION": "hashes of features by FarmHash, which no converter writes today",
     "RUN_MODEL": "Circle's; packages connect models",
 }
 """Why operators that LiteRT or Circle has are not there."""

@@ -114,6 +114,7 @@ _FAMILIES: Mapping[str, str] = {
         tflite.arrays: Bucketize ComplexMul DynamicUpdateSlice NumericVerify Rfft2d Segment
             SparseToDense ToComplex ViewAs
         tflite.detection: TFLite_Detection_PostProcess
+        tflite.hashing: LshProjection
         tflite.recurrent: Lstm
         tflite.signal: AudioSpectrogram Mfcc aeq.hadamard_rotation
         tflite.tables: EmbeddingLookupSparse HashtableFind HashtableLookup RngBitGenerator

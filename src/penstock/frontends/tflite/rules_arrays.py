@@ -23,6 +23,9 @@ _REDUCTIONS = {
 }
 
 
+_SPARSE, _DENSE = 1, 2  # kinds of LSH_PROJECTION
+
+
 @operator_rule(*_REDUCTIONS)
 def reduction(c: OperatorConversion) -> None:
     x, _ = c.take(2)
@@ -286,6 +289,14 @@ def dynamic_update_slice(c: OperatorConversion) -> None:
 @operator_rule("BUCKETIZE")
 def bucketize(c: OperatorConversion) -> None:
     _own(c, "Bucketize", c.take(1), boundaries=list(c.option("boundaries")))
+
+
+@operator_rule("LSH_PROJECTION")
+def lsh_projection(c: OperatorConversion) -> None:
+    kind = c.option("type")
+    if kind not in (_SPARSE, _DENSE):
+        raise InexpressibleError(f"its type is {kind}, neither sparse nor dense")
+    _own(c, "LshProjection", c.take(2, 3), dense=int(kind == _DENSE))
 
 
 @operator_rule("RFFT2D")
