@@ -105,6 +105,7 @@ def test_signature_of_record_is_that_of_data_class() -> None:
             super().__init__(x)
 
     assert [*inspect.signature(Own).parameters] == ["x"]
+    assert Own.__signature__ == Own.__signature__  # type: ignore[attr-defined]  # as often as asked
 
 
 @records.dataclass(frozen=True, slots=True)

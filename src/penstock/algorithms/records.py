@@ -174,10 +174,8 @@ class _LateSignature:
     """The signature of a class whose ``__init__`` is compiled now at the latest."""
 
     def __get__(self, instance: object, owner: Any) -> inspect.Signature:
-        init = getattr(owner.__init__, "compiled", None)
-        if init is None:
-            raise AttributeError("__signature__")
-        signature = inspect.signature(init())
+        late = getattr(owner.__init__, "compiled", None)
+        signature = inspect.signature(owner.__init__ if late is None else late())
         return signature.replace(parameters=[*signature.parameters.values()][1:])
 
 

@@ -46,8 +46,8 @@ def one_node(
     **attrs: Any,
 ) -> onnx.ModelProto:
     """A node whose inputs are negated first, and whose outputs are negated: so what it reads and
-    makes is planned. With ``perm``, it reads a transposed view of its first input. ``inputs`` are
-    all in their order, if some are left out."""
+    makes is planned. With ``perm``, it reads a transposed view of its first input, which stays where
+    it is, since it is read once more. ``inputs`` are all in their order, if some are left out."""
     names = list(inputs) or [*feeds, *(constants or {})]
     nodes = []
     seen = {}
@@ -61,6 +61,9 @@ def one_node(
     made = [f"{name}_out" if name else "" for name in outputs]
     nodes.append(helper.make_node(op, read, made, name="it", **attrs))
     nodes += [helper.make_node("Neg", [f"{name}_out"], [name]) for name in outputs if name]
+    if perm:
+        nodes.append(helper.make_node("Neg", [seen[next(iter(feeds))]], ["view"]))
+        outputs = [*outputs, "view"]
     return proto_of(nodes, feeds, [name for name in outputs if name], constants, opset)
 
 
