@@ -82,3 +82,11 @@ def test_reduction_over_axes_apart_is_split_and_equals_numpy(name, axes, parts, 
 def test_reductions_that_need_no_split_stay_as_they_are(name, dims, axes):
     graph = parse_graph(graph_of(name, dims, axes))
     assert not run_passes([SplitReductions()], graph, PassContext())
+
+
+@pytest.mark.parametrize("axes", [[0, 3], [2, -1]])
+def test_reduction_over_axes_that_there_are_not_is_left_to_the_run(axes):
+    graph = parse_graph(graph_of("Sum", "2, 3, 4", "0, 2"))
+    (node,) = graph.nodes
+    node.inputs[1].const = np.array(axes)  # as in a loop whose values have other ranks in a run
+    assert not run_passes([SplitReductions()], graph, PassContext())

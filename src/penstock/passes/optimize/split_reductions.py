@@ -17,7 +17,7 @@ from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import replace_nodes
-from penstock.types import TensorType
+from penstock.types import ShapeError, TensorType
 
 # What reduces the inner axes, and then the others.
 _OPERATIONS = {
@@ -52,7 +52,10 @@ def _split(node: Node) -> Sequence[Node] | None:
     if name in _ROUNDED and x.type.dtype.kind != "f":
         return None
     dims = x.type.dims
-    axes = sorted(normalize_axes(spelled.reshape(-1).tolist(), len(dims)))
+    try:
+        axes = sorted(normalize_axes(spelled.reshape(-1).tolist(), len(dims)))
+    except ShapeError:  # the run raises it, if the node runs
+        return None
     large = [axis for axis in axes if dims[axis] > 1]
     starts = [b for a, b in pairwise(large) if any(dim > 1 for dim in dims[a + 1 : b])]
     if not starts:
