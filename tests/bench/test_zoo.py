@@ -150,7 +150,7 @@ def test_check_finds_what_is_right_refused_and_off(cache: Path):
     assert ok.difference is not None and ok.difference < 1e-6
     assert (ok.wrong, ok.refused, ok.peer_refused) == (False, None, None)
     assert ok.ratios.keys() == {"row 1", "row default", "load"}
-    assert "%" in ok.steps["row"]
+    assert any(name in ok.steps["row"] for name in ("Add", "Mul", "between steps"))
     # Both engines are off from what is said to be the library's answer: Penstock is not to blame.
     assert off.from_library is not None and off.from_library > 0.01
     assert not off.wrong

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import is_
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from penstock.algorithms.checkpoints import checkpoint
 from penstock.algorithms.records import dataclass
 from penstock.backends.base import Backend, stack_kernel
 from penstock.ir.contract import checked_kernel
-from penstock.ir.graph import Node
+from penstock.ir.graph import Node, same_objects
 from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST, REORDER, STACK, Place, is_transfer
 from penstock.types import Type
@@ -28,11 +27,7 @@ class _Answer:
     error: Exception | None
 
     def holds(self, types: list[Type | None], constants: list[np.ndarray | None]) -> bool:
-        return (
-            types == self.types
-            and len(constants) == len(self.constants)
-            and all(map(is_, constants, self.constants))
-        )
+        return types == self.types and same_objects(constants, self.constants)
 
 
 class KernelTable:

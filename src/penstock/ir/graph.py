@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from itertools import islice
-from operator import length_hint
+from operator import is_, length_hint
 from typing import Any
 from weakref import ref
 
@@ -266,6 +266,11 @@ class Model:
     def graph(self) -> Graph:
         """The graph that a run starts with."""
         return self.graphs[self.entry]
+
+
+def same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
+    """Whether two sequences have the very same objects, such as all that an answer depends on."""
+    return len(one) == len(other) and all(map(is_, one, other))
 
 
 Readers = dict[Value, list[Node | None]]

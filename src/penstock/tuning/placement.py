@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from itertools import accumulate
 from math import inf
-from operator import is_
 from typing import TypeVar
 
 from penstock.algorithms.dag import Dag
@@ -16,7 +15,7 @@ from penstock.backends.base import Backend
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InvalidInput, Unsupported
-from penstock.ir.graph import Graph, Node, dependencies, readers_of
+from penstock.ir.graph import Graph, Node, dependencies, readers_of, same_objects
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.onnx.control_flow import is_control
 from penstock.ops.work_estimate import wanted_in_own_order
@@ -75,9 +74,6 @@ class _Known:
 
     basis: list[object]
     seconds: Sequence[float]
-
-    def holds(self, basis: list[object]) -> bool:
-        return len(basis) == len(self.basis) and all(map(is_, basis, self.basis))
 
 
 def _basis(node: Node) -> list[object]:
@@ -145,7 +141,7 @@ class Placement:
     def _expected(self, node: Node, among: Sequence[Backend]) -> Sequence[float]:
         key, basis = (node, tuple([backend.name for backend in among])), _basis(node)
         known = self._known.get(key)
-        if known is None or not known.holds(basis):
+        if known is None or not same_objects(basis, known.basis):
             known = self._known[key] = _Known(basis, self.costs.expected(node, among))
         return known.seconds
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from operator import is_
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from penstock.analysis.quantized_weights import quantized_weights
 from penstock.analysis.type_inference import node_types
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.describe import compile_error
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Node, Value, same_objects
 from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import is_control, truth
 from penstock.ops.registry import unknown_types
@@ -115,7 +114,7 @@ class _Folder:
     def node(self, node: Node, *, certain: bool) -> bool:
         """Infer types of one node and fold it; return whether it stays."""
         known = self.inferred.get(node)
-        if known is not None and _is_as_before(node, known):
+        if known is not None and same_objects(_basis(node), known):
             return True
         types = node_types(node, certain=certain)
         results: Sequence[np.ndarray] | None = None
@@ -216,11 +215,6 @@ def _basis(node: Node) -> list[object]:
         *node.inputs,
         *[value.type for value in values],
     ]
-
-
-def _is_as_before(node: Node, known: Sequence[object]) -> bool:
-    basis = _basis(node)
-    return len(basis) == len(known) and all(map(is_, basis, known))
 
 
 def _contents(type_: Type) -> np.ndarray | None:
