@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 
 import pytest
 
@@ -12,6 +13,7 @@ from penstock.errors import InternalError
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops import find
 from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.optimize import fold_constants
 from penstock.passes.pipeline import (
     CHECK_PASSES,
     LOWER,
@@ -23,6 +25,7 @@ from penstock.passes.pipeline import (
     run_passes,
 )
 from penstock.types import FLOAT32, TensorType
+from tests.support.onnx_text import graph_from_text
 from tests.support.random_graphs import seeded
 
 ALL = [getattr(step, "implementation", step) for step in (*STRUCTURE, *OPTIMIZE, *LOWER)]
@@ -158,3 +161,26 @@ def test_check_after_a_pass_with_a_bug_names_the_pass(corrupt, message):
 def test_check_is_off_without_the_environment_variable(monkeypatch):
     monkeypatch.delenv(CHECK_PASSES)
     run_passes([Corruption(reverse)], add_chain(3), PassContext())
+
+
+@pytest.mark.parametrize("operation", ["Identity", "Neg"])
+def test_types_are_inferred_anew_only_behind_what_a_pass_has_changed(monkeypatch, operation):
+    # An Identity is taken away, whose value another of the same type replaces. Two Transposes are
+    # merged: the new one is asked for its type, and not the thousand nodes behind it.
+    monkeypatch.delenv(CHECK_PASSES)
+    graph = graph_from_text(
+        f"""g (float[2, 2] x) => (float[2, 2] y) {{
+            a = {operation}(x) b = Transpose<perm = [1, 0]>(a) c = Transpose<perm = [0, 1]>(b)
+            d = Transpose<perm = [1, 0]>(c) v0 = Neg(d) {
+            " ".join(f"v{i} = {'Abs' if i % 2 else 'Neg'}(v{i - 1})" for i in range(1, 1000))
+        } y = Sqrt(v999) }}"""
+    )
+    infer, asked = fold_constants.node_types, Counter()
+    monkeypatch.setattr(
+        fold_constants,
+        "node_types",
+        lambda node, **options: asked.update([node.op.name]) or infer(node, **options),
+    )
+    optimize(graph, PassContext())
+    assert asked["Sqrt"] == 1
+    assert asked["Neg"] + asked["Abs"] <= 1003

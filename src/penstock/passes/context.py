@@ -12,6 +12,11 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel, Role
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.internal.transfer import Place
+from penstock.types import Type
+
+Basis = tuple[list[object], list[Type | None]]
+"""What the types of a node were inferred from: objects, which must be the very same, and types of
+inputs and outputs, which must be equal."""
 
 
 class Property(Enum):
@@ -80,8 +85,8 @@ class PassContext:
     """Whether to round each value to its type: float16 and bfloat16 are not widened then."""
     widened: dict[Value, Value] = field(default_factory=dict)
     """Constants in float32, by those in float16 and bfloat16."""
-    inferred: dict[Node, Sequence[object]] = field(default_factory=dict)
-    """What the types of nodes were inferred from, and these types, in the rounds before."""
+    inferred: dict[Node, Basis] = field(default_factory=dict)
+    """What the types of nodes were inferred from, in the rounds before."""
     halves: dict[tuple[Value, Value | None], Value | None] = field(default_factory=dict)
     """Weights of codes in two parts, by the codes and their zero point."""
     choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None

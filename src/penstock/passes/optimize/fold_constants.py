@@ -23,7 +23,7 @@ from penstock.ir.graph import Graph, Node, Value, same_objects
 from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import is_control, truth
 from penstock.ops.registry import unknown_types
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Basis, Pass, PassContext, Property
 from penstock.passes.rewrite import Substitution
 from penstock.types import ANY, ShapeError, TensorType, Type
 
@@ -50,7 +50,7 @@ class _Folder:
         limits: Limits,
         kept: Collection[Node],
         framed: bool,
-        inferred: dict[Node, Sequence[object]],
+        inferred: dict[Node, Basis],
     ) -> None:
         self.graph = graph
         self.inferred = inferred
@@ -114,7 +114,7 @@ class _Folder:
     def node(self, node: Node, *, certain: bool) -> bool:
         """Infer types of one node and fold it; return whether it stays."""
         known = self.inferred.get(node)
-        if known is not None and same_objects(_basis(node), known):
+        if known is not None and _is_same(_basis(node), known):
             return True
         types = node_types(node, certain=certain)
         results: Sequence[np.ndarray] | None = None
@@ -132,7 +132,8 @@ class _Folder:
             if results is None and not self.framed:
                 const = _contents(type_)
             if const is None or node.control_inputs:
-                value.type = type_
+                if value.type != type_:  # an equal one stays, so that no reader is asked again
+                    value.type = type_
                 stays = True
             else:
                 folded = self.substitution[value] = Value(value.name, const=const)
@@ -205,16 +206,16 @@ class _Folder:
         )
 
 
-def _basis(node: Node) -> list[object]:
-    """What the types of a node are inferred from, and these types."""
-    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-    return [
-        node.op,
-        *node.attrs,
-        *node.attrs.values(),
-        *node.inputs,
-        *[value.type for value in values],
-    ]
+def _basis(node: Node) -> Basis:
+    values = (*node.inputs, *node.outputs)
+    types = [None if value is None else value.type for value in values]
+    # Of a value that is no constant, the type counts alone.
+    constants = [v if v is not None and v.const is not None else None for v in node.inputs]
+    return [node.op, *node.attrs, *node.attrs.values(), *constants], types
+
+
+def _is_same(one: Basis, other: Basis) -> bool:
+    return same_objects(one[0], other[0]) and one[1] == other[1]
 
 
 def _contents(type_: Type) -> np.ndarray | None:
