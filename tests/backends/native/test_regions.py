@@ -18,9 +18,10 @@ def regions(count):
 @pytest.mark.parametrize("coordinates", ["half_pixel", "output_half_pixel"])
 @pytest.mark.parametrize("ratio", [0, 2, 50])
 @pytest.mark.parametrize("mode", ["avg", "max"])
-def test_roi_align_is_close_to_numpy(mode, ratio, coordinates):
-    x = np.random.default_rng(7).normal(size=(2, 3, 9, 12)).astype(np.float32)
-    inputs = [x, regions(11), np.arange(11) % 2]
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float64, 1e-12)])
+def test_roi_align_is_close_to_numpy(dtype, tolerance, mode, ratio, coordinates):
+    x = np.random.default_rng(7).normal(size=(2, 3, 9, 12)).astype(dtype)
+    inputs = [x, regions(11).astype(dtype), np.arange(11) % 2]
     attrs = {
         "mode": mode,
         "sampling_ratio": ratio,
@@ -29,7 +30,17 @@ def test_roi_align_is_close_to_numpy(mode, ratio, coordinates):
         "output_width": 5,
         "spatial_scale": 0.9,
     }
-    check(node_of("RoiAlign", inputs, **attrs), inputs, {"rtol": 1e-5, "atol": 1e-5})
+    check(node_of("RoiAlign", inputs, **attrs), inputs, {"rtol": tolerance, "atol": tolerance})
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("columns", [1, 3, 150])
+def test_roi_align_of_samples_far_apart_is_close_to_numpy(columns, mode):
+    x = np.random.default_rng(7).normal(size=(1, 2, 60, 2500)).astype(np.float32)
+    rois = np.array([[1, 2, 2400, 50], [2400, 50, 1, 2]], np.float32)
+    attrs = {"sampling_ratio": 2, "output_height": 1, "output_width": columns, "mode": mode}
+    inputs = [x, rois, np.zeros(2, np.int64)]
+    check(node_of("RoiAlign", inputs, **attrs), inputs, {"rtol": 1e-4, "atol": 1e-4})
 
 
 @pytest.mark.parametrize("shape", [[3, 5], [1, 1], [14, 20]])

@@ -1,10 +1,11 @@
-"""DeformConv of images in float32."""
+"""DeformConv of images in float32 and float64."""
 
 from __future__ import annotations
 
 import math
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.windows import windows
 from penstock.types import FLOAT32
 
@@ -12,6 +13,7 @@ _PANEL, _FILTERS, _TERMS = 32, 256, 192  # as in c/deformable.c
 _MOST_PIXELS = 2**24  # along an axis of an image, whose positions are float32
 _TERM_NS, _PRODUCT_NS = 1.5, 0.03
 _MOST_ITEM_NS = 1e9  # an item does not look whether the run must stop
+_KERNELS = {FLOAT32: ("deformable", 1), FLOAT64: ("deformable_float64", 2)}  # and relative times
 
 
 def deform_conv(site: Site) -> NativeCall | None:
@@ -20,19 +22,22 @@ def deform_conv(site: Site) -> NativeCall | None:
     given = [t for t in site.tensors if t is not None]
     if x is None or w is None or len(x.dims) != 4 or 0 in (*x.dims, *w.dims, *y.dims):
         return None
-    if any(t.dtype != FLOAT32 for t in given) or math.prod(w.dims[2:]) > _TERMS:
+    if x.dtype not in _KERNELS or any(t.dtype != x.dtype for t in given):
+        return None
+    if math.prod(w.dims[2:]) > _TERMS:
         return None
     axes = windows(site.node.attrs, w.dims[2:], x.dims[2:])
     if math.prod(x.dims[2:]) >= _MOST_PIXELS or not all(axis.addressable for axis in axes):
         return None
     groups = site.attr("group", 1)
     filters, terms = w.dims[0] // groups, math.prod(w.dims[1:])
-    item_ns = terms * _PANEL * (_TERM_NS + min(filters, _FILTERS) * _PRODUCT_NS)
+    kernel, factor = _KERNELS[x.dtype]
+    item_ns = factor * terms * _PANEL * (_TERM_NS + min(filters, _FILTERS) * _PRODUCT_NS)
     if item_ns > _MOST_ITEM_NS:
         return None
     blocks = math.ceil(math.prod(y.dims[2:]) / _PANEL) * math.ceil(filters / _FILTERS)
     return NativeCall(
-        "deformable",
+        kernel,
         (
             *[None if site.input(i) is None else Tensor(i) for i in range(5)],
             *(site.result(), x.dims[1], w.dims[0], groups, site.attr("offset_group", 1)),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.ops.common.dtypes import FLOAT64
 from penstock.types import FLOAT32, INT64, TensorType
 
 _WORDS, _BESIDE, _MOST_BINS, _MOST_WIDTH = 5, 32, 512, 4096  # as in c/regions.c
@@ -17,11 +18,11 @@ _MOST_ITEM_NS = 1e9
 
 
 def roi_align(site: Site) -> NativeCall | None:
-    """RoiAlign in float32."""
+    """RoiAlign in float32 and float64."""
     x, rois, images, y = site.input(0), site.input(1), site.input(2), site.output()
     if x is None or rois is None or images is None or 0 in (*x.dims, *y.dims):
         return None
-    if not (x.dtype == rois.dtype == FLOAT32 and images.dtype == INT64):
+    if x.dtype not in (FLOAT32, FLOAT64) or rois.dtype != x.dtype or images.dtype != INT64:
         return None
     if max(x.dims[2:]) >= _MOST_SIZE:
         return None
@@ -32,7 +33,7 @@ def roi_align(site: Site) -> NativeCall | None:
     if item_ns > _MOST_ITEM_NS:
         return None
     return NativeCall(
-        "roi_align",
+        "roi_align" if x.dtype == FLOAT32 else "roi_align_float64",
         (
             *(Tensor(0), Tensor(1), Tensor(2), site.result()),
             *(*x.dims, *y.dims[2:]),

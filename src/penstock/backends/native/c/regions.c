@@ -3,164 +3,16 @@
 #include <string.h>
 #include "native.h"
 
-struct roi_align {
-    const float *x, *regions;
-    const int64_t *images; /* of each region */
-    float *y;
-    int64_t batch, channels, height, width, rows, columns; /* bins along either axis */
-    int64_t ratio, highest, shifted;
-    double scale;
-};
+enum { SAMPLES = 128, MOST_SAMPLES = 1 << 20, SPAN = 256, ROWS = 32 };
 
-enum { SAMPLES = 128, MOST_SAMPLES = 1 << 20 };
-
-/* The samples of the bins of a region along an axis. */
-typedef struct {
-    float start, step;
-    int64_t grid;        /* samples of a bin */
-    int64_t first, last; /* the samples but for those that are far outside of the image */
-} samples;
-
-/* Returns 0 if there are too many. */
-static int samples_of(samples *s, float start, float end, int64_t bins, int64_t ratio, int shifted)
-{
-    float extent = end - start;
-    if (!shifted && extent < 1)
-        extent = 1;
-    s->start = start;
-    s->step = extent / bins;
-    float grid = ceilf(s->step);
-    if (ratio <= 0 && grid * bins > MOST_SAMPLES)
-        return 0;
-    s->grid = ratio > 0 ? ratio : grid > 0 ? (int64_t)grid : 0;
-    return s->grid <= MOST_SAMPLES / bins;
-}
-
-/* Bound the samples that have a weight, of an image of `size` elements. */
-static void bound_samples(samples *s, int64_t bins, int64_t size)
-{
-    double pitch = (double)s->step / s->grid, total = s->grid * bins, start = s->start;
-    double slack = 2 + (fabs(start) + fabs(s->step) * bins) * 1e-6;
-    double first = (-1 - slack - start) / pitch, last = (size + slack - start) / pitch;
-    s->first = pitch > 0 && first > 0 ? (int64_t)(first < total ? first : total) : 0;
-    s->last = pitch > 0 && last < total ? (int64_t)(last > s->first ? last : s->first) : total;
-}
-
-/* Of sample `i` of all bins: the element before it, and the weights of that and of the next. */
-static inline int64_t neighbour(const samples *s, int64_t i, int64_t size, double *weights)
-{
-    float at = s->start + (float)(i / s->grid) * s->step;
-    at += ((float)(i % s->grid) + 0.5f) * s->step / (float)s->grid;
-    int inside = at >= -1 && at <= size;
-    at = at > 0 ? at : 0;
-    int64_t low = (int64_t)(at < size - 1 ? at : size - 1);
-    double fraction = low >= size - 1 ? 0 : (double)at - low;
-    weights[0] = inside ? 1 - fraction : 0;
-    weights[1] = inside ? fraction : 0;
-    return low;
-}
-
-static inline float larger(float a, float b)
-{
-    return a > b || a != a ? a : b; /* NaN if either is */
-}
-
-/* Add the samples of one row of them to the bins of all channels. */
-static void add_row(const struct roi_align *a, const float *x, float *y, const samples *across,
-                    int64_t low, const double *shares)
-{
-    int64_t pixels = a->height * a->width, bins = a->rows * a->columns;
-    int64_t down = low + 1 < a->height ? a->width : 0;
-    int32_t lefts[SAMPLES], rights[SAMPLES], places[SAMPLES];
-    float w00[SAMPLES], w01[SAMPLES], w10[SAMPLES], w11[SAMPLES], values[SAMPLES];
-    for (int64_t from = across->first; from < across->last; from += SAMPLES) {
-        int64_t count = across->last - from < SAMPLES ? across->last - from : SAMPLES;
-        for (int64_t i = 0; i < count; i++) {
-            double weights[2];
-            int64_t left = neighbour(across, from + i, a->width, weights);
-            lefts[i] = (int32_t)left;
-            rights[i] = (int32_t)(left + 1 < a->width ? left + 1 : left);
-            places[i] = (int32_t)((from + i) / across->grid);
-            w00[i] = (float)(shares[0] * weights[0]), w01[i] = (float)(shares[0] * weights[1]);
-            w10[i] = (float)(shares[1] * weights[0]), w11[i] = (float)(shares[1] * weights[1]);
-        }
-        for (int64_t c = 0; c < a->channels; c++) {
-            const float *above = x + c * pixels + low * a->width, *below = above + down;
-            float *to = y + c * bins;
-            if (a->highest) {
-                int nans = 0;
-                for (int64_t i = 0; i < count; i++) {
-                    float upper0 = w00[i] * above[lefts[i]], upper1 = w01[i] * above[rights[i]];
-                    float lower0 = w10[i] * below[lefts[i]], lower1 = w11[i] * below[rights[i]];
-                    float upper = upper0 > upper1 ? upper0 : upper1;
-                    float lower = lower0 > lower1 ? lower0 : lower1;
-                    float sum = (upper0 + upper1) + (lower0 + lower1);
-                    values[i] = upper > lower ? upper : lower;
-                    nans |= sum != sum;
-                }
-                for (int64_t i = 0; nans && i < count; i++)
-                    values[i] = larger(larger(w00[i] * above[lefts[i]], w01[i] * above[rights[i]]),
-                                       larger(w10[i] * below[lefts[i]], w11[i] * below[rights[i]]));
-                for (int64_t i = 0; !nans && i < count; i++)
-                    to[places[i]] = values[i] > to[places[i]] ? values[i] : to[places[i]];
-                for (int64_t i = 0; nans && i < count; i++)
-                    to[places[i]] = larger(values[i], to[places[i]]);
-            }
-            else {
-                for (int64_t i = 0; i < count; i++)
-                    values[i] = w00[i] * above[lefts[i]] + w01[i] * above[rights[i]] +
-                                w10[i] * below[lefts[i]] + w11[i] * below[rights[i]];
-                for (int64_t i = 0; i < count; i++)
-                    to[places[i]] += values[i];
-            }
-        }
-    }
-}
-
-/* An item is a row of bins of one region. */
-static int roi_align(const void *arguments, int64_t begin, int64_t end)
-{
-    const struct roi_align *a = arguments;
-    float scale = (float)a->scale, shift = a->shifted ? 0.5f : 0;
-    int64_t bins = a->rows * a->columns;
-    for (int64_t item = begin; item < end; item++) {
-        int64_t region = item / a->rows, row = item % a->rows, image = a->images[region];
-        float corners[4];
-        for (int i = 0; i < 4; i++) {
-            corners[i] = a->regions[region * 4 + i] * scale - shift;
-            if (!isfinite(corners[i]))
-                return 1;
-        }
-        samples down, across;
-        if (image < 0 || image >= a->batch ||
-            !samples_of(&down, corners[1], corners[3], a->rows, a->ratio, a->shifted != 0) ||
-            !samples_of(&across, corners[0], corners[2], a->columns, a->ratio, a->shifted != 0))
-            return 1;
-        const float *x = a->x + image * a->channels * a->height * a->width;
-        float *y = a->y + region * a->channels * bins + row * a->columns;
-        int64_t count = down.grid * across.grid, next = (row + 1) * down.grid;
-        if (count) {
-            bound_samples(&down, a->rows, a->height);
-            bound_samples(&across, a->columns, a->width);
-        }
-        int whole = a->highest && count && next - down.grid >= down.first && next <= down.last;
-        for (int64_t j = 0; j < a->columns; j++) {
-            int inside = j * across.grid >= across.first && (j + 1) * across.grid <= across.last;
-            for (int64_t c = 0; c < a->channels; c++)
-                y[c * bins + j] = whole && inside ? -INFINITY : 0; /* samples outside count as 0 */
-        }
-        for (int64_t i = next - down.grid; count && i < next; i++) {
-            double shares[2];
-            int64_t low = neighbour(&down, i, a->height, shares);
-            if (i >= down.first && i < down.last)
-                add_row(a, x, y, &across, low, shares);
-        }
-        for (int64_t c = 0; !a->highest && count && c < a->channels; c++)
-            for (int64_t j = 0; j < a->columns; j++)
-                y[c * bins + j] /= count;
-    }
-    return 0;
-}
+#define REAL float
+#define OF(name) name
+#include "roi_align_of.h"
+#undef REAL
+#undef OF
+#define REAL double
+#define OF(name) name##_float64
+#include "roi_align_of.h"
 
 struct suppress {
     const float *boxes, *scores;
@@ -343,6 +195,7 @@ static int max_roi_pool(const void *arguments, int64_t begin, int64_t end)
 const kernel_entry regions_kernels[] = {
     KERNEL(max_roi_pool, max_roi_pool),
     KERNEL(roi_align, roi_align),
+    KERNEL(roi_align_float64, roi_align_float64),
     KERNEL(suppress, suppress),
     END_OF_KERNELS,
 };
