@@ -75,6 +75,16 @@ def test_other_products_are_left_to_libraries(shapes, constants, attrs):
     assert all(kernel_of(node, library) is None for library in LIBRARIES)
 
 
+def test_products_of_float64_are_compiled_while_the_right_matrix_fits_a_cache():
+    for dims, is_native in ((300, True), (400, False)):
+        inputs = [numbers((dims, dims), "float64") for _ in range(2)]
+        inputs[1] = inputs[1][:, : dims // 16 * 16]
+        kernel = kernel_of(node_of("MatMul", inputs, [1]), LIBRARIES[0])
+        assert (kernel is not None) is is_native
+    inputs = [numbers((24, 50, 60), "float64"), numbers((24, 60, 53), "float64")]
+    check(node_of("MatMul", inputs, []), inputs, ROUNDING)
+
+
 def test_large_matrices_of_integers_are_left_to_numpy_which_splits_them(monkeypatch):
     inputs = [numbers(dims, "int64") for dims in ((4, 30), (30, 20))]
     node = node_of("MatMul", inputs, [])

@@ -11,6 +11,7 @@ from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered
+from penstock.ops.common.dtypes import FLOAT64
 from penstock.types import TensorType
 
 _ROWS, _MOST_TAIL, _PADDED_BYTES = 4, 1024, 64  # as in c/matmul.c
@@ -18,8 +19,9 @@ _ROWS, _MOST_TAIL, _PADDED_BYTES = 4, 1024, 64  # as in c/matmul.c
 # Approximate costs on one core: of a call, and nanoseconds of a multiplication with an addition.
 _CALL_S = 0.35e-6
 _MAC_NS = {"float32": 0.02, "float64": 0.035, "int32": 0.02, "int64": 0.04}
-# Of numbers, beyond which libraries are faster; rows count at least as four, columns as 16.
-_MOST_MACS = 400_000
+# Of all products in float32, beyond which libraries are faster, rows counting at least as four and
+# columns as 16; and of one in float64, with elements of its right matrix that stay in a cache.
+_MOST_MACS, _MOST_DOUBLE_MACS, _MOST_DOUBLES = 400_000, 32_000_000, 2**17
 # Elements of a matrix of integers: a block of rows reads larger ones from memory for seconds.
 _MOST_ELEMENTS = 50_000_000
 
@@ -63,6 +65,11 @@ def product(site: Site) -> NativeCall | None:
         return None
     if str(a.dtype).startswith("int"):
         if factors != (1, 1) or dims.inner * dims.columns > _MOST_ELEMENTS:
+            return None
+    elif a.dtype == FLOAT64:
+        if _macs(*dims._replace(batches=1)) > _MOST_DOUBLE_MACS:
+            return None
+        if dims.inner * dims.columns > _MOST_DOUBLES:
             return None
     elif _macs(*dims) > _MOST_MACS:
         return None

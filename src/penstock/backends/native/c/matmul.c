@@ -83,6 +83,9 @@ struct product {
         for (; first + MOST_VECTORS * lanes <= p->columns; first += MOST_VECTORS * lanes)          \
             suffix##_block(p, a, b + first, p->b_inner, c ? c + first * p->c_column : c,           \
                            y + first, rows, MOST_VECTORS, lanes);                                  \
+        for (; first + 2 * lanes <= p->columns && MOST_VECTORS > 2; first += 2 * lanes)            \
+            suffix##_block(p, a, b + first, p->b_inner, c ? c + first * p->c_column : c,           \
+                           y + first, rows, 2, lanes);                                             \
         for (; first + lanes <= p->columns; first += lanes)                                        \
             suffix##_block(p, a, b + first, p->b_inner, c ? c + first * p->c_column : c,           \
                            y + first, rows, 1, lanes);                                             \
