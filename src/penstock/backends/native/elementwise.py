@@ -46,9 +46,9 @@ _OPERAND = Struct(f"=4i{_MOST_RANK}q")  # register, mode, bytes of an element, 0
 _CONSTANT = Struct("=2i8s")  # register, bytes of an element, the element
 _HEADER, _LATE = Struct("=8i"), Struct("=3i")  # as in c/late.c
 
-# Elements of a row, for each instruction and one more, from which on tiles end where rows do,
-# rather than hold copies of parts of several.
-_LEAST_ROW = 32
+# Bytes of a row, for each instruction and one more, from which on tiles end where rows do, so that
+# operands are read where they are, rather than hold copies of parts of several.
+_LEAST_ROW = 256
 _MOST_STRIDED = 2048  # elements of a result whose operands' inner dims may have gaps
 
 # Nanoseconds of an element from which on a table of all bytes is faster, and elements of an item
@@ -515,9 +515,10 @@ def _tiles(
     """As ``_tile``, the elements of a row if tiles end where rows do, else 0, and all tiles."""
     tile, modes = _tile(dims, strides, most)
     row, size = dims[-1], math.prod(dims)
-    if _GATHERED not in modes or row < _LEAST_ROW * (1 + instructions):
+    pairs = list(zip(modes, strides, strict=True))
+    in_place = any(mode == _GATHERED and own[-1] == 1 for mode, own in pairs)
+    if not in_place or row * (_REGISTER_BYTES // most) < _LEAST_ROW * (1 + instructions):
         return tile, modes, 0, -(-size // tile)
-    pairs = zip(modes, strides, strict=True)
     modes = [mode if mode == _DIRECT or not any(own) else _GATHERED for mode, own in pairs]
     parts = -(-row // most)
     return -(-row // parts), modes, row, size // row * parts
