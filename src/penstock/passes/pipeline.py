@@ -97,7 +97,7 @@ OPTIMIZE: tuple[Pass, ...] = (
 )
 
 LOWER: tuple[Pass, ...] = (
-    ImportedPass("lowering.split_codes", "Cast", "Conv", "ConvInteger", "QLinearConv"),
+    ImportedPass("lowering.split_codes", "Cast", "Conv", "QLinearConv"),
     ImportedPass("lowering.quantize", "DequantizeLinear"),
     FoldQuantizedWeights(),
     ImportedPass("lowering.hoist_scales", "MatMul"),

@@ -5,6 +5,8 @@ Scales are powers of two, so that NumPy's sums of real numbers are exact.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ from penstock.ir.graph import Node
 from penstock.passes.context import PassContext
 from penstock.passes.lowering.quantize import Quantize
 from penstock.passes.pipeline import optimize
-from tests.support.native_kernels import LIBRARIES, check, kernel_of, pytestmark  # noqa: F401
+from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 from tests.support.onnx_text import model_from_text
 from tests.support.passes import fusing_context
 
@@ -71,6 +73,12 @@ def _convolution(
     return node, [x if value.const is None else value.const for value in node.inputs]
 
 
+def onnx_attributes(text: str) -> dict[str, list[int]]:
+    """The attributes of ``<name = [1, 2], ..>``."""
+    named = re.findall(r"(\w+) = \[([^]]*)\]", text)
+    return {name: [int(value) for value in values.split(",")] for name, values in named}
+
+
 SHAPES = {
     "positions": ((2, 8, 4, 4), (40, 8, 1, 1), ""),
     "positions of odd channels": ((1, 7, 4, 5), (3, 7, 1, 1), ""),
@@ -103,6 +111,30 @@ def test_convolution_of_codes_equals_numpy(name, dtypes, bounds):
 
 def test_convolution_of_codes_without_bias_equals_numpy():
     check(*_convolution((1, 8, 4, 4), (8, 8, 3, 3), bias=False))
+
+
+@pytest.mark.parametrize("zero", ["none", "one", "by filter"])
+@pytest.mark.parametrize("dtypes", [("int8", "int8"), ("uint8", "uint8"), ("uint8", "int8")])
+@pytest.mark.parametrize("name", [name for name in SHAPES if "group" not in SHAPES[name][2]])
+def test_integer_convolution_equals_numpy(name, dtypes, zero):
+    x_dims, w_dims, attrs = SHAPES[name]
+    if len(x_dims) < 3:
+        x_dims, w_dims = (*x_dims, 1), (*w_dims, 1)
+    x, w = (
+        RNG.integers(np.iinfo(dtype).min, 256 + np.iinfo(dtype).min, dims).astype(dtype)
+        for dtype, dims in zip(dtypes, (x_dims, w_dims), strict=True)
+    )
+    inputs, given = [x, w], onnx_attributes(attrs)
+    if zero != "none":
+        inputs += [x.flat[0].reshape(()), w.reshape(-1)[: 1 if zero == "one" else len(w)]]
+    check(node_of("ConvInteger", inputs, [1, 2, 3], **given), inputs)
+
+
+def test_integer_convolution_in_groups_or_with_late_zero_points_has_no_kernel():
+    x, w = np.zeros((1, 4, 5, 5), np.uint8), np.zeros((4, 2, 3, 3), np.uint8)
+    late = [x, np.zeros((4, 4, 3, 3), np.uint8), np.uint8(3).reshape(())]
+    for node in (node_of("ConvInteger", [x, w], [1], group=2), node_of("ConvInteger", late, [1])):
+        assert all(kernel_of(node, library) is None for library in LIBRARIES)
 
 
 @pytest.mark.parametrize("group", [2, 4])

@@ -57,6 +57,15 @@ def test_integer_convolution_of_weights_that_int8_holds_is_left_as_it_is():
     assert [ops for ops, _ in steps(session)] == ["ConvInteger Cast Mul"]
 
 
+def test_integer_convolution_whose_integers_are_the_result_is_left_as_it_is():
+    net = Net()
+    given = [net.feed(codes(U8, 2, 6, 9, 8)), net.constant(codes(U8, *DIMS[1]))]
+    product = net.add("ConvInteger", [*given, net.constant(U8(117)), net.constant(U8(121))])
+    session = ps.compile(net.proto(product))
+    session.run(net.feeds)
+    assert [ops for ops, _ in steps(session)] == ["ConvInteger"]
+
+
 def test_weights_farther_from_their_zero_point_than_two_codes_reach_stay_on_numpy():
     net, result = _integer(1, np.array(0, U8))
     agree(net.proto(result), net.feeds, None, reference=False)

@@ -143,6 +143,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("Col2Im",): Family(_of("windows.col2im")),
     ("Concat",): Family(_of("arrays.join_call")),
     ("Conv",): Family(_convolution_call, _convolution_seconds),
+    ("ConvInteger",): Family(_of("code_convolution.integer_convolution"), _CODE_SECONDS),
     ("ConvTranspose",): Family(_PLANE_CONVOLUTION, _PLANE_SECONDS),
     ("CumProd", "CumSum"): Family(_of("cumulative.cumulative")),
     ("DeformConv",): Family(_of("deformable.deform_conv")),

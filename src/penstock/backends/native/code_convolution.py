@@ -1,4 +1,5 @@
-"""Convolutions of 8-bit codes between DequantizeLinear and QuantizeLinear, channels innermost.
+"""Convolutions of 8-bit codes, channels innermost: between DequantizeLinear and QuantizeLinear, and
+ConvInteger.
 
 A product with constant weights (Gemm) is one of images of one element.
 """
@@ -12,11 +13,11 @@ import numpy as np
 
 from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.image_convolution import axis_words, bounds_of, of_any_strides
-from penstock.backends.native.integers import integer_panels
+from penstock.backends.native.integers import IntegerPanels, integer_panels
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.backends.native.library import library
 from penstock.ir.graph import Node, Value
-from penstock.ops.common.constant_cache import shared
+from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import parts
@@ -30,8 +31,8 @@ _FLOPS_PER_NS, _COPIES_PER_NS = 200.0, 16.0
 # What estimates know: nanoseconds of a call of either operation, of PANEL codes, of a line that a
 # position sees; of a code in groups of one filter, a pair to copy, and to multiply; codes to copy,
 # and of weights, in a nanosecond; and operations, to those of integer products that are not in the
-# cache.
-_CALL_NS = {"Conv": 1600.0, "Gemm": 600.0}  # less than oneDNN's of the same by as much
+# cache. Calls take less than oneDNN's of the same by as much.
+_CALL_NS = {"Conv": 1600.0, "ConvInteger": 1600.0, "Gemm": 600.0}
 _PANEL_NS, _LINE_NS, _CODE_NS, _PAIR_NS, _MADD_NS = 10.4, 6.9, 0.55, 0.13, 0.074
 _LINES_PER_NS, _WEIGHTS_PER_NS, _CACHED = 47.0, 60.0, 2.0
 
@@ -86,38 +87,75 @@ def code_convolution(site: Site) -> NativeCall | None:
     x = None if chain is None else site.input(chain.x.tensor)
     if chain is None or x is None or not _is_plain(chain.node):
         return None
-    y, w, sizes, group = site.output(), chain.weights, x.dims[2:], chain.node.attrs.get("group", 1)
-    if len(sizes) > 2 or 0 in (*x.dims, *y.dims, *w.shape):
-        return None
+    w, group = chain.weights, chain.node.attrs.get("group", 1)
     if group != 1 and (w.shape[1] != 1 or group != x.dims[1]):
         return None
-    axes = [Window(1, 1, 1)] * (2 - len(sizes))
-    axes += list(windows(chain.node.attrs, w.shape[2:], sizes))
-    if not all(axis.addressable for axis in axes):
+    axes = _axes(site, chain.node, chain.x.tensor, w)
+    if axes is None:
         return None
-    # An image of one column is a row, whose taps are computed in pairs.
-    turned = axes[1] == Window(1, 1, 1)
-    rows, columns = axes[::-1] if turned else axes
+    rows, columns, turned = axes
     dense = w.reshape(*w.shape[:2], rows.kernel, columns.kernel)
-    build = _of_all_channels if group == 1 else _of_each_channel
-    call = build(site, chain, dense, rows, columns)
-
+    if group == 1:
+        call = _of_all_channels(site, chain, dense, rows, columns)
+    else:
+        call = _of_each_channel(site, chain, dense, rows, columns)
     if call is None:
         return None
     return of_any_strides(site, call, (chain.x.tensor, len(site.constants)), turned=turned)
 
 
+def integer_convolution(site: Site) -> NativeCall | None:
+    """ConvInteger in one group, of constant weights and zero points: sums of int32."""
+    x, w = site.input(0), site.constant(1)
+    if x is None or w is None or site.attr("group", 1) != 1:
+        return None
+    if x.dtype not in (INT8, UINT8) or w.dtype not in (INT8, UINT8):
+        return None
+    if any(site.input(i) is not None and site.constant(i) is None for i in (2, 3)):
+        return None
+    axes = _axes(site, site.node, 0, w)
+    if axes is None:
+        return None
+    rows, columns, turned = axes
+    zero, w_zero = (
+        np.zeros(1, INT32) if zeros is None else zeros.reshape(-1).astype(INT32)
+        for zeros in (site.constant(2), site.constant(3))
+    )
+    filters, k = w.shape[0], math.prod(w.shape[1:])
+    packed = shared(
+        ("native sums", w.shape, w_zero.tobytes()),
+        lambda: integer_panels(
+            w.reshape(*w.shape[:2], -1).transpose(2, 1, 0).reshape(k, filters),
+            np.broadcast_to(w_zero, (filters,)),
+        ),
+        w,
+    )
+    call = _products(site, 0, packed, int(zero[0]), (rows, columns), (k, filters))
+    if call is None:
+        return None
+    return of_any_strides(site, call, (0, len(site.constants)), turned=turned)
+
+
+def _axes(site: Site, node: Node, tensor: int, w: np.ndarray) -> tuple[Window, Window, bool] | None:
+    """The windows of rows and of columns of images, the input ``tensor``, and whether these have
+    changed places; None if there is no compiled kernel."""
+    x = site.input(tensor)
+    if x is None or len(x.dims) > 4 or 0 in (*x.dims, *site.output().dims, *w.shape):
+        return None
+    axes = [Window(1, 1, 1)] * (4 - len(x.dims))
+    axes += list(windows(node.attrs, w.shape[2:], x.dims[2:]))
+    if not all(axis.addressable for axis in axes):
+        return None
+    # An image of one column is a row, whose taps are computed in pairs.
+    turned = axes[1] == Window(1, 1, 1)
+    rows, columns = axes[::-1] if turned else axes
+    return rows, columns, turned
+
+
 def _of_all_channels(
     site: Site, chain: _Chain, w: np.ndarray, rows: Window, columns: Window
 ) -> NativeCall | None:
-    x = site.input(chain.x.tensor)
-    assert x is not None
     k, filters = math.prod(w.shape[1:]), w.shape[0]
-    padded = _up(k, 64)
-    if padded > _COPY // 4:
-        return None
-    positions = x.dims[0] * rows.count * columns.count
-    block = min(_COPY // padded, _ROWS)
     packed = shared(
         ("native codes", w.shape, chain.source[1].tobytes()),
         lambda: integer_panels(
@@ -125,17 +163,43 @@ def _of_all_channels(
         ),
         chain.source[0],
     )
+    zero, dims = int(chain.x.zero[0]), (k, filters)
+    return _products(site, chain.x.tensor, packed, zero, (rows, columns), dims, chain)
+
+
+def _products(
+    site: Site,
+    tensor: int,
+    packed: Shared[IntegerPanels],
+    zero: int,
+    axes: tuple[Window, Window],
+    dims: tuple[int, int],
+    chain: _Chain | None = None,
+) -> NativeCall | None:
+    """Products of what positions see of the input ``tensor``, whose zero point is ``zero``, with a
+    matrix of these ``dims``: sums, or what ``chain`` makes of them."""
+    x, (k, filters), (rows, columns) = site.input(tensor), dims, axes
+    assert x is not None
+    padded = _up(k, 64)
+    if padded > _COPY // 4:
+        return None
+    positions = x.dims[0] * rows.count * columns.count
+    block = min(_COPY // padded, _ROWS)
     change = 128 if x.dtype == INT8 else 0
-    terms = -(int(chain.x.zero[0]) + change) * packed.value.sums.astype(np.int64)
+    terms = -(zero + change) * packed.value.sums.astype(np.int64)
     every = _up(filters, _PANEL)
     work = 2 * k * filters * block / _FLOPS_PER_NS + k * block / _COPIES_PER_NS
+    zeros = _filled(packed.value.zeros, every) if np.any(packed.value.zeros) else None
+    scaled: tuple[np.ndarray | None, ...] = (None, None)
+    if chain is not None:
+        scaled = _filled(chain.factors, every), _filled(chain.offsets, every)
     return NativeCall(
         "code_convolution",
         (
-            *(Tensor(chain.x.tensor), packed.value.panels, _filled(terms.astype(INT32), every)),
-            *(_filled(chain.factors, every), _filled(chain.offsets, every), site.result()),
-            *(axis_words(rows), axis_words(columns), chain.bounds, x.dims[0], x.dims[1], filters),
-            *(block, change, int(chain.x.zero[0]), None, None),
+            *(Tensor(tensor), packed.value.panels, _filled(terms.astype(INT32), every), zeros),
+            *(*scaled, site.result(), axis_words(rows), axis_words(columns)),
+            *(None if chain is None else chain.bounds, x.dims[0], x.dims[1], filters),
+            *(block, change, zero, None, None),
         ),
         items=-(-positions // block),
         item_ns=50 + work,

@@ -5,8 +5,8 @@ and are the sum of two int8 tensors. Side by side along the input channels these
 twice, which gives the same sums of integers. Convolutions in groups become two, whose sums float32
 holds, or one of real numbers, the codes less their zero points, where the result is rounded::
 
-    ConvInteger(x, w)          becomes   ConvInteger(Concat(x, x), [high, low])
-    Cast(ConvInteger(x, w))    becomes   Add(Cast(ConvInteger(x, high)), Cast(ConvInteger(x, low)))
+    Cast(ConvInteger(x, w))    becomes   Cast(ConvInteger(Concat(x, x), [high, low]))
+    or, in groups,                       Add(Cast(ConvInteger(x, high)), Cast(ConvInteger(x, low)))
     QLinearConv(x, w)          becomes   QuantizeLinear(Mul(Conv(DequantizeLinear(x), w), factors))
 """
 
@@ -79,12 +79,12 @@ def _split(node: Node, context: PassContext) -> _Split | None:
     if node.op.domain or node.control_inputs or len(node.outputs) != 1:
         return None
     if node.op.name == "Cast":
-        return _in_groups(node, context)
+        return _of_integers(node, context)
     if node.attrs.get("group", 1) != 1:
         return _in_real_numbers(node) if node.op.name == "QLinearConv" else None
     if node.op.name == "Conv":
         return _of_real_numbers(node, context)
-    return _of_codes(node, context) if node.op.name in _PLACES else None
+    return _of_codes(node, context) if node.op.name == "QLinearConv" else None
 
 
 def _of_codes(node: Node, context: PassContext) -> _Split | None:
@@ -96,20 +96,29 @@ def _of_codes(node: Node, context: PassContext) -> _Split | None:
     inputs = [*node.inputs, *[None] * (zero + 1 - len(node.inputs))]
     for i, value in zip((x, w, zero), values, strict=True):
         inputs[i] = value
-    candidate = _copy(node, inputs)
-    if node.op.name == "ConvInteger":
-        candidate = fused([candidate, _to_float32(candidate)])
-    return _Split(inputs, [concat], candidate)
+    return _Split(inputs, [concat], _copy(node, inputs))
 
 
-def _in_groups(node: Node, context: PassContext) -> _Split | None:
-    """A Cast of a ConvInteger in groups as the sum of two, if their sums are exact in float32."""
+def _of_integers(node: Node, context: PassContext) -> _Split | None:
+    """The split of a Cast of a ConvInteger. Integers that no Cast reads are left as they are."""
     source = None if node.inputs[0] is None else node.inputs[0].producer
     output = node.outputs[0]
     if source is None or source.op.full_name != "ConvInteger" or source.control_inputs:
         return None
-    if source.attrs.get("group", 1) == 1 or output is None or output.dtype != FLOAT32:
+    if output is None or output.dtype != FLOAT32:
         return None
+    if source.attrs.get("group", 1) != 1:
+        return _in_groups(source, output, context)
+    split = _of_codes(source, context)
+    if split is None:
+        return None
+    product = _copy(source, split.inputs, f"{output.name}/sums")
+    candidate = fused([product, _to_float32(product)])
+    return _Split([product.outputs[0]], [*split.before, product], candidate)
+
+
+def _in_groups(source: Node, output: Value, context: PassContext) -> _Split | None:
+    """A Cast of a ConvInteger in groups as the sum of two, if their sums are exact in float32."""
     weights = _weights(source.input(1), source.input(3), context)
     if weights is None or weights.const is None:
         return None

@@ -1,4 +1,5 @@
-/* Convolutions of 8-bit codes with constant weights of int8, as bounded codes.
+/* Convolutions of 8-bit codes with constant weights, as bounded codes; those of all channels also as
+   sums, and of weights of any zero point (integers.c has the formula).
 
    Images may have any strides; they are read fast where their channels are innermost. An item is a
    block of positions of the result. Convolutions of all channels copy what each position sees into
@@ -32,9 +33,9 @@ typedef struct {
 struct code_convolution {
     const uint8_t *x;
     const int8_t *weights; /* panels; a row of the matrix is of rows, columns and channels */
-    const int32_t *terms;  /* by filter, what the sums begin with */
-    const float *factors, *offsets;
-    uint8_t *y;
+    const int32_t *terms, *zeros; /* by filter: what the sums begin with; zero points, null for 0 */
+    const float *factors, *offsets; /* null for sums */
+    void *y;                        /* codes, or sums in int32 */
     const axis *rows, *columns;
     const bounds *bounds;
     int64_t images, channels, filters, block, change, zero; /* codes are uint8 after ^ change */
@@ -159,6 +160,20 @@ static int is_matrix(const struct code_convolution *a)
            x->image == u->size * x->row;
 }
 
+/* Sums of `count` filters from `filter` on at a position, of which the codes it sees have this sum. */
+static inline void put_sums(const struct code_convolution *a, int32_t *restrict y, int32_t *restrict c,
+                            int32_t of_codes, int64_t filter, int64_t count)
+{
+    if (of_codes)
+        for (int64_t e = 0; e < count; e++)
+            c[e] -= of_codes * a->zeros[filter + e];
+    if (a->y_steps->channel == 1)
+        memcpy(y, c, count * sizeof *y);
+    else
+        for (int64_t e = 0; e < count; e++)
+            y[e * a->y_steps->channel] = c[e];
+}
+
 static int code_convolution(const void *arguments, int64_t begin, int64_t end)
 {
     const struct code_convolution *a = arguments;
@@ -168,7 +183,7 @@ static int code_convolution(const void *arguments, int64_t begin, int64_t end)
     const int64_t panels = (a->filters + PANEL - 1) / PANEL, positions = a->images * u->count * v->count;
     const int matrix = is_matrix(a) && step == k;
     uint8_t copy[COPY + ROWS], codes[PANEL];
-    int32_t c[ROWS * GROUP * PANEL];
+    int32_t c[ROWS * GROUP * PANEL], seen_sums[ROWS];
     for (int64_t item = begin; item < end; item++) {
         const int64_t first = item * a->block, rows = smaller(a->block, positions - first);
         const int64_t column = first % v->count, row = first / v->count % u->count;
@@ -187,6 +202,8 @@ static int code_convolution(const void *arguments, int64_t begin, int64_t end)
                 copy[i] = from[i] ^ 128;
         for (int64_t r = 0; r < rows && step > k && k > 64; r++)
             memset(copy + r * step + k, 0, step - k); /* tiles read on */
+        for (int64_t r = 0; r < rows && a->zeros; r++)
+            seen_sums[r] = sum_of((a->change ? copy : from) + r * step, k);
         product *multiply = product_for(k < 64 ? 1 : rows);
         for (int64_t panel = 0; panel < panels; panel += GROUP) {
             const int64_t group = smaller(GROUP, panels - panel);
@@ -194,12 +211,19 @@ static int code_convolution(const void *arguments, int64_t begin, int64_t end)
                 memcpy(c + r * GROUP * PANEL, a->terms + panel * PANEL, group * PANEL * sizeof *c);
             multiply(c, a->change ? copy : from, step, a->weights + panel * quads * PANEL_BYTES, quads * PANEL_BYTES,
                      quads, rows, group);
-            uint8_t *of_image = a->y + image * a->y_steps->image;
+            int64_t of_image = image * a->y_steps->image;
             for (int64_t r = 0, i = row, j = column; r < rows; r++) {
-                uint8_t *y = of_image + i * a->y_steps->row + j * a->y_steps->column;
+                const int64_t place = of_image + i * a->y_steps->row + j * a->y_steps->column;
+                uint8_t *y = (uint8_t *)a->y + place;
                 for (int64_t p = 0; p < group; p++) {
                     const int64_t filter = (panel + p) * PANEL;
                     const int64_t count = smaller(PANEL, a->filters - filter);
+                    if (!a->factors) {
+                        put_sums(a, (int32_t *)a->y + place + filter * a->y_steps->channel,
+                                 c + (r * GROUP + p) * PANEL, a->zeros ? seen_sums[r] : 0, filter,
+                                 count);
+                        continue;
+                    }
                     codes_of(codes, c + (r * GROUP + p) * PANEL, a->factors + filter,
                              a->offsets + filter, a->bounds);
                     if (a->y_steps->channel == 1)
