@@ -54,6 +54,24 @@ def test_resize_by_interpolation_is_close_to_numpy(
     check(*resize(x, sizes, mode=mode, **attrs), tolerance)
 
 
+EXACT = {
+    "linear": ["uint8", "int8", "uint16", "int16", "int32"],
+    "cubic": ["uint8", "int8", "int32"],
+}
+"""where float32, or float64 for int32, holds all products"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [(mode, dtype) for mode, dtypes in EXACT.items() for dtype in dtypes]
+)
+@pytest.mark.parametrize("dims", DIMS)
+def test_resize_of_integers_rounds_and_saturates_as_numpy_does(dims, mode, dtype):
+    ends = np.iinfo(dtype)
+    x = np.random.default_rng(5).integers(ends.min, ends.max, dims, dtype, endpoint=True)
+    sizes = [2 * size for size in dims[2:]]  # weights are sums of few powers of two
+    check(*resize(x, sizes, mode=mode))
+
+
 def test_resize_of_rows_that_are_far_wider_than_their_results_is_close_to_numpy():
     x = image((1, 2, 3, 20_000), "float32")
     tolerance = {"rtol": 0, "atol": 1e-4}

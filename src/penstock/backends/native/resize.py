@@ -17,6 +17,12 @@ from penstock.types import TensorType
 _MOST_ROWS, _SPAN = 256, 4096  # as in c/resize.c
 _CHUNK = 512  # elements of a row whose sums are computed at once, at most
 _MOST_INDEX = 2**31
+_REALS = {
+    "float64": "float64",
+    "int32": "float64",
+    **dict.fromkeys(("float32", "uint8", "int8", "uint16", "int16"), "float32"),
+}
+"""what sums of elements are computed in"""
 
 _Strides = Sequence[tuple[int, ...] | None]
 
@@ -28,7 +34,7 @@ def resize(site: Site) -> NativeCall | None:
         return None
     nearest = site.attr("mode", "nearest") == "nearest"
     size = 0 if x.dtype is None else x.dtype.itemsize
-    if size not in (1, 2, 4, 8) if nearest else str(x.dtype) not in ("float32", "float64"):
+    if size not in (1, 2, 4, 8) if nearest else str(x.dtype) not in _REALS:
         return None
     if 0 in (*x.dims, *site.output().dims) or max(x.dims, default=0) >= _MOST_INDEX:
         return None
@@ -151,6 +157,7 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
     item_ns = 10 + (0.2 * length if nearest else 0.3 * length * taps[-1])
     if not nearest:
         item_ns += math.prod(taps[:-1]) * (x.dims[row] * 0.1 if inner == 1 else 0.3 * length)
+    weights = np.concatenate([part.reshape(-1) for _, part in reads])
     return NativeCall(
         name,
         (
@@ -158,9 +165,7 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
             site.result(),
             np.array(entries, np.int64),
             np.concatenate([part.reshape(-1) for part, _ in reads]).astype(np.int32),
-            None
-            if nearest
-            else np.concatenate([part.reshape(-1) for _, part in reads]).astype(x.dtype),
+            None if nearest else weights.astype(_REALS[str(x.dtype)]),
             spans,
             *(len(entries), inner, chunk, *run),
         ),

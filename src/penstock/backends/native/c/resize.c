@@ -1,6 +1,7 @@
 /* Resize by tables: what each axis reads for each element of the result. An item is a row of the
    result, along the last axis that is resized. An element of a row is `inner` numbers that lie
    together, such as the channels of a pixel. */
+#include <math.h>
 #include <string.h>
 #include "native.h"
 
@@ -57,15 +58,15 @@ PLACES(places_float, float)
 PLACES(places_double, double)
 
 /* Sums of weighted rows: of single numbers, first all rows of the input to one, then along it; of
-   longer elements, in one step. */
-#define RESIZE(name, type)                                                                        \
+   longer elements, in one step. They are computed in the type `real`, and become elements by STORED. */
+#define RESIZE(name, type, real, STORED)                                                          \
     static void name##_row(const struct resize *a, const type *x, type *restrict y,               \
-                           int64_t n_rows, const int64_t *offsets, const type *shares)            \
+                           int64_t n_rows, const int64_t *offsets, const real *shares)            \
     {                                                                                             \
         const axis *along = &a->axes[a->n_axes - 1];                                              \
         const int32_t *indices = a->indices + along->first;                                       \
-        const type *weights = (const type *)a->weights + along->first;                            \
-        type sum[SPAN];                                                                           \
+        const real *weights = (const real *)a->weights + along->first;                            \
+        real sum[SPAN], total[SPAN];                                                              \
         int64_t count = along->count;                                                             \
         for (int64_t from = 0; from < count; from += a->chunk) {                                  \
             int64_t to = from + a->chunk < count ? from + a->chunk : count;                       \
@@ -74,35 +75,38 @@ PLACES(places_double, double)
             const type *first = x + offsets[0] + low;                                             \
             if (n_rows == 1)                                                                      \
                 for (int64_t i = 0; i < span; i++)                                                \
-                    sum[i] = first[i] * shares[0];                                                \
+                    sum[i] = (real)first[i] * shares[0];                                          \
             for (int64_t r = 1; r < n_rows; r++) {                                                \
                 const type *row = x + offsets[r] + low;                                           \
                 if (r == 1)                                                                       \
                     for (int64_t i = 0; i < span; i++)                                            \
-                        sum[i] = first[i] * shares[0] + row[i] * shares[1];                       \
+                        sum[i] = (real)first[i] * shares[0] + (real)row[i] * shares[1];           \
                 else                                                                              \
                     for (int64_t i = 0; i < span; i++)                                            \
-                        sum[i] += row[i] * shares[r];                                             \
+                        sum[i] += (real)row[i] * shares[r];                                       \
             }                                                                                     \
-            const type *base = sum - low;                                                         \
+            const real *base = sum - low;                                                         \
             if (along->taps == 2)                                                                 \
                 for (int64_t j = from; j < to; j++)                                               \
-                    y[j] = base[indices[j]] * weights[j] +                                        \
-                           base[indices[count + j]] * weights[count + j];                         \
-            else                                                                                  \
+                    y[j] = STORED(type, base[indices[j]] * weights[j] +                           \
+                                            base[indices[count + j]] * weights[count + j]);       \
+            else {                                                                                \
                 for (int64_t k = 0; k < along->taps; k++)                                         \
                     for (int64_t j = from; j < to; j++) {                                         \
-                        type part = base[indices[k * count + j]] * weights[k * count + j];        \
-                        y[j] = k ? y[j] + part : part;                                            \
+                        real part = base[indices[k * count + j]] * weights[k * count + j];        \
+                        total[j - from] = k ? total[j - from] + part : part;                      \
                     }                                                                             \
+                for (int64_t j = from; j < to; j++)                                               \
+                    y[j] = STORED(type, total[j - from]);                                         \
+            }                                                                                     \
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
     static void name##_elements(const struct resize *a, const type *x, type *restrict y,          \
-                                int64_t n_rows, const int64_t *offsets, const type *shares)       \
+                                int64_t n_rows, const int64_t *offsets, const real *shares)       \
     {                                                                                             \
         const axis *along = &a->axes[a->n_axes - 1];                                              \
-        const type *weights = (const type *)a->weights + along->first;                            \
+        const real *weights = (const real *)a->weights + along->first;                            \
         int64_t count = along->count, inner = a->inner;                                           \
         if (n_rows == 2 && along->taps == 2) {                                                    \
             const int32_t *left = a->indices + along->first, *right = left + count;               \
@@ -111,32 +115,34 @@ PLACES(places_double, double)
                 const type *q = x + offsets[1] + left[j] * inner;                                 \
                 const type *r = x + offsets[0] + right[j] * inner;                                \
                 const type *s = x + offsets[1] + right[j] * inner;                                \
-                type u = weights[j], v = weights[count + j];                                      \
-                type a0 = u * shares[0], a1 = u * shares[1], b0 = v * shares[0],                  \
+                real u = weights[j], v = weights[count + j];                                      \
+                real a0 = u * shares[0], a1 = u * shares[1], b0 = v * shares[0],                  \
                      b1 = v * shares[1];                                                          \
                 for (int64_t i = 0; i < inner; i++)                                               \
-                    y[i] = p[i] * a0 + q[i] * a1 + r[i] * b0 + s[i] * b1;                         \
+                    y[i] = STORED(type, (real)p[i] * a0 + (real)q[i] * a1 + (real)r[i] * b0 +     \
+                                            (real)s[i] * b1);                                     \
             }                                                                                     \
             return;                                                                               \
         }                                                                                         \
         for (int64_t j = 0; j < count; j++)                                                       \
             for (int64_t from = 0; from < inner; from += BLOCK) {                                 \
                 int64_t width = inner - from < BLOCK ? inner - from : BLOCK;                      \
-                type sum[BLOCK];                                                                  \
+                real sum[BLOCK];                                                                  \
                 for (int64_t k = 0; k < along->taps; k++)                                         \
                     for (int64_t r = 0; r < n_rows; r++) {                                        \
                         int64_t entry = k * count + j;                                            \
                         const type *part =                                                        \
                             x + offsets[r] + a->indices[along->first + entry] * inner + from;     \
-                        type weight = weights[entry] * shares[r];                                 \
+                        real weight = weights[entry] * shares[r];                                 \
                         if (k + r)                                                                \
                             for (int64_t i = 0; i < width; i++)                                   \
-                                sum[i] += part[i] * weight;                                       \
+                                sum[i] += (real)part[i] * weight;                                 \
                         else                                                                      \
                             for (int64_t i = 0; i < width; i++)                                   \
-                                sum[i] = part[i] * weight;                                        \
+                                sum[i] = (real)part[i] * weight;                                  \
                     }                                                                             \
-                memcpy(y + j * inner + from, sum, width * sizeof(type));                          \
+                for (int64_t i = 0; i < width; i++)                                               \
+                    y[j * inner + from + i] = STORED(type, sum[i]);                               \
             }                                                                                     \
     }                                                                                             \
                                                                                                   \
@@ -144,9 +150,9 @@ PLACES(places_double, double)
     {                                                                                             \
         const struct resize *a = arguments;                                                       \
         int64_t offsets[MOST_ROWS], n_rows;                                                       \
-        type shares[MOST_ROWS];                                                                   \
+        real shares[MOST_ROWS];                                                                   \
         for (int64_t item = begin; item < end; item++) {                                          \
-            type *y = (type *)a->y + places_##type(a, item, &n_rows, offsets, shares);            \
+            type *y = (type *)a->y + places_##real(a, item, &n_rows, offsets, shares);            \
             if (a->inner == 1)                                                                    \
                 name##_row(a, a->x, y, n_rows, offsets, shares);                                  \
             else                                                                                  \
@@ -155,9 +161,30 @@ PLACES(places_double, double)
         return 0;                                                                                 \
     }
 
+#define ITSELF(type, sum) (sum)
 
-RESIZE(resize_float32, float)
-RESIZE(resize_float64, double)
+/* Integers are rounded, halves to even, and bounded. */
+#define DEFINE_ROUNDED(type, real, rint, lowest, highest)                                         \
+    static inline type rounded_##type(real sum)                                                   \
+    {                                                                                             \
+        real whole = rint(sum);                                                                   \
+        whole = whole > lowest ? whole : lowest;                                                  \
+        return (type)(int32_t)(whole < highest ? whole : highest);                                \
+    }
+DEFINE_ROUNDED(uint8_t, float, rintf, 0, UINT8_MAX)
+DEFINE_ROUNDED(int8_t, float, rintf, INT8_MIN, INT8_MAX)
+DEFINE_ROUNDED(uint16_t, float, rintf, 0, UINT16_MAX)
+DEFINE_ROUNDED(int16_t, float, rintf, INT16_MIN, INT16_MAX)
+DEFINE_ROUNDED(int32_t, double, rint, INT32_MIN, INT32_MAX)
+#define ROUNDED(type, sum) rounded_##type(sum)
+
+RESIZE(resize_float32, float, float, ITSELF)
+RESIZE(resize_float64, double, double, ITSELF)
+RESIZE(resize_uint8, uint8_t, float, ROUNDED)
+RESIZE(resize_int8, int8_t, float, ROUNDED)
+RESIZE(resize_uint16, uint16_t, float, ROUNDED)
+RESIZE(resize_int16, int16_t, float, ROUNDED)
+RESIZE(resize_int32, int32_t, double, ROUNDED)
 
 /* Copies of elements. A row that reads what the last one did is a copy of it. */
 #define NEAREST(name, type)                                                                       \
@@ -275,6 +302,9 @@ PAD(pad_8, uint64_t)
 const kernel_entry resize_kernels[] = {
     KERNEL(pad_1, pad), KERNEL(pad_2, pad), KERNEL(pad_4, pad), KERNEL(pad_8, pad),
     KERNEL(resize_float32, resize),   KERNEL(resize_float64, resize),
+    KERNEL(resize_uint8, resize),     KERNEL(resize_int8, resize),
+    KERNEL(resize_uint16, resize),    KERNEL(resize_int16, resize),
+    KERNEL(resize_int32, resize),
     KERNEL(resize_nearest_1, resize), KERNEL(resize_nearest_2, resize),
     KERNEL(resize_nearest_4, resize), KERNEL(resize_nearest_8, resize),
     END_OF_KERNELS,
