@@ -11,7 +11,6 @@ from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered
-from penstock.ops.common.dtypes import FLOAT64
 from penstock.types import TensorType
 
 _ROWS, _MOST_TAIL, _PADDED_BYTES = 4, 1024, 64  # as in c/matmul.c
@@ -63,15 +62,7 @@ def product(site: Site) -> NativeCall | None:
     strides = (0, 0) if c is None or dims is None else _strides_of(c, dims)
     if dims is None or strides is None:
         return None
-    if str(a.dtype).startswith("int"):
-        if factors != (1, 1) or dims.inner * dims.columns > _MOST_ELEMENTS:
-            return None
-    elif a.dtype == FLOAT64:
-        if _macs(*dims._replace(batches=1)) > _MOST_DOUBLE_MACS:
-            return None
-        if dims.inner * dims.columns > _MOST_DOUBLES:
-            return None
-    elif _macs(*dims) > _MOST_MACS:
+    if not _is_small(str(a.dtype), dims, factors):
         return None
     batches, rows, inner, columns = dims
     weights, held = site.constant(1), None
@@ -95,6 +86,16 @@ def product(site: Site) -> NativeCall | None:
         item_ns=_macs(1, _ROWS, inner, columns) * _MAC_NS[str(a.dtype)],
         reordered={} if held is None else {1: held},
     )
+
+
+def _is_small(dtype: str, dims: _Dims, factors: tuple[float, float]) -> bool:
+    """Whether compiled code is faster than libraries, or can be stopped in time."""
+    right = dims.inner * dims.columns
+    if dtype.startswith("int"):
+        return factors == (1, 1) and right <= _MOST_ELEMENTS
+    if dtype == "float64":
+        return _macs(*dims._replace(batches=1)) <= _MOST_DOUBLE_MACS and right <= _MOST_DOUBLES
+    return _macs(*dims) <= _MOST_MACS
 
 
 def _padded(weights: np.ndarray, transposed: bool) -> np.ndarray:
