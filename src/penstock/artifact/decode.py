@@ -31,6 +31,8 @@ from penstock.types import (
 )
 
 _INTERNAL = {
+    "Append": "append.APPEND",
+    "Attend": "attend.ATTEND",
     "Case": "case.CASE",
     "Fused": "fused.FUSED",
     "Reorder": "transfer.REORDER",

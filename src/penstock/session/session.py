@@ -102,7 +102,8 @@ class Session:
 
     ``run`` may be called from any number of threads at once, and gives each the answers that it
     would get alone. Outputs are new arrays; fed arrays are read, never written, and must not be
-    changed by others while the run goes on.
+    changed by others while the run goes on. The cache that a decoder is fed back may grow where it
+    lies: such outputs share memory with earlier ones, and are read-only.
     """
 
     def __init__(

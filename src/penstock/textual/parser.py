@@ -27,6 +27,8 @@ from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Model, Node, Value, sort
 from penstock.limits import DEFAULT_LIMITS
 from penstock.ops.common.reference import reference_op
+from penstock.ops.internal.append import APPEND
+from penstock.ops.internal.attend import ATTEND
 from penstock.ops.internal.case import CASE, expand_case
 from penstock.ops.internal.fused import FUSED, fused
 from penstock.ops.internal.zero_nan import ZERO_NAN
@@ -35,7 +37,9 @@ from penstock.types import ANY, STRING, Dim, MapType, Shape, TensorType, Type, d
 
 Find: TypeAlias = Callable[[str, str, int | None], ops.Op | None]
 
-_INTERNAL = {(op.name, op.domain): op for op in (CASE, FUSED, ZERO_NAN)}  # in no table
+_INTERNAL = {
+    (op.name, op.domain): op for op in (APPEND, ATTEND, CASE, FUSED, ZERO_NAN)
+}  # in no table
 
 
 def find_operation(name: str, domain: str, version: int | None) -> ops.Op | None:

@@ -95,6 +95,45 @@ def test_attention_of_onnx_over_a_past_is_close_to_numpy(mask, flat):
     check(node_of("Attention", "", inputs, **attrs), inputs)
 
 
+@pytest.mark.parametrize("queries", [1, 3])
+def test_present_of_a_growing_cache_is_where_the_past_is(queries):
+    attrs = {"num_heads": 6, "kv_num_heads": 2, "do_rotary": 1}
+    for library in LIBRARIES:
+        past, copies = [draw(2, 2, 5, 24) for _ in range(2)], 0
+        for step in range(12):
+            length = 5 + step * queries
+            inputs = groups(2, queries, length, [length + queries - 1] * 2, half=12)
+            inputs[3:5] = past
+            node = node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs)
+            types = [None if value is None else value.type for value in node.inputs]
+            before = [x.copy() for x in past]
+            wanted = node.op.compile(node, types).function(*inputs)
+            results = attention_kernel(library, node, types).function(*inputs)
+            for result, want in zip(results, wanted, strict=True):
+                np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-6)
+            for old, kept, new in zip(past, before, results[1:], strict=True):
+                np.testing.assert_array_equal(old, kept)
+                copies += not np.shares_memory(old, new)
+            past = results[1:]
+        assert copies == (2 if queries == 1 else 4)
+
+
+def test_samples_that_end_before_the_cache_get_a_present_of_their_own():
+    attrs = {"num_heads": 6, "kv_num_heads": 2}
+    for library in LIBRARIES:
+        inputs = groups(2, 1, 8, [8, 8])
+        node = node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs)
+        types = [None if value is None else value.type for value in node.inputs]
+        function = attention_kernel(library, node, types).function
+        _, *inputs[3:5] = function(*inputs)
+        shared = [x.copy() for x in inputs[3:5]]
+        inputs[5:7] = np.array([[4], [9]], np.int32), np.array(10, np.int32)
+        _, *present = function(*inputs)
+        for old, kept, new in zip(inputs[3:5], shared, present, strict=True):
+            assert not np.shares_memory(old, new)
+            np.testing.assert_array_equal(old, kept)
+
+
 def changed(inputs, **changes):
     return [changes.get(f"x{i}", x) for i, x in enumerate(inputs)]
 

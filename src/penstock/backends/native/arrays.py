@@ -1,4 +1,4 @@
-"""Elements copied in any order and layout: Concat, Tile and Reorder, and variables."""
+"""Elements copied in any order and layout: Concat, Append, Tile and Reorder, and variables."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from penstock.backends.native.library import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.layout import is_plannable, packed_strides
 from penstock.ir.op import Kernel
+from penstock.ops.internal.append import APPEND
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import TENSORFLOW
 from penstock.types import ShapeError, TensorType, Type
@@ -120,7 +121,17 @@ def _assign(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
     return None if variable is None else Kernel(function, function, compiled_call=_no_call)
 
 
+def _append(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    """Both joined, where input 0 lies if it has room: ``c/rooms.c``."""
+    return (
+        Kernel(partial(library.functions.appended, node.attrs["axis"]))
+        if _are_copied(types)
+        else None
+    )
+
+
 _FAMILIES: Mapping[str, ArrayFamily] = {
+    APPEND.full_name: _append,
     "Concat": _concat,
     "Tile": _tile,
     REORDER.full_name: _reorder,

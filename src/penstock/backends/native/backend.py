@@ -22,6 +22,8 @@ from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
 from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
+from penstock.ops.internal.append import APPEND
+from penstock.ops.internal.attend import ATTEND
 from penstock.ops.internal.fused import FUSED, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT, TENSORFLOW
@@ -199,7 +201,11 @@ _STRINGS = ("RegexFullMatch", "StringSplit", "TfIdfVectorizer")
 _VIEWS = ("Expand", "Range", "Reshape", "Slice")  # where dims of the result are unknown
 _VARIABLES = [f"{TENSORFLOW}.{name}VariableOp" for name in ("Assign", "Read")]
 _OF_ANY_SHAPES = {
-    **dict.fromkeys(("Concat", "Tile", REORDER.full_name, *_VARIABLES), _of("arrays.array_kernel")),
+    **dict.fromkeys(
+        (APPEND.full_name, "Concat", "Tile", REORDER.full_name, *_VARIABLES),
+        _of("arrays.array_kernel"),
+    ),
+    ATTEND.full_name: _of("late.attend_kernel"),
     **dict.fromkeys(
         ("Attention", f"{MICROSOFT}.GroupQueryAttention"), _of("late.attention_kernel")
     ),

@@ -66,13 +66,14 @@ def late_view(library: NativeLibrary, node: Node, types: Sequence[Type | None]) 
     return replace(plain, function=called, into=None)
 
 
-_ATTENTION = Struct("=7q2d")  # as in c/late_attention.c
+_ATTENTION = Struct("=8q2d")  # as in c/late_attention.c
 
 
 def attention_kernel(
     library: NativeLibrary, node: Node, types: Sequence[Type | None]
 ) -> Kernel | None:
-    """GroupQueryAttention of com.microsoft, and ONNX's Attention, with a past of real numbers."""
+    """GroupQueryAttention of com.microsoft, and ONNX's Attention, with a past of real numbers. The
+    present of one whose length is not known ahead grows in place (``c/rooms.c``)."""
     attrs, grouped = node.attrs, node.op.domain == MICROSOFT
     tensors = [t if isinstance(t, TensorType) else None for t in types]
     past = 3 if grouped else 4
@@ -95,10 +96,23 @@ def attention_kernel(
         plain = plain and not rules.dtype_attribute(attrs, "softmax_precision")
     if not plain:
         return None
-    settings = _ATTENTION.pack(*chosen, scale, softcap)
+    # A past of unknown length is that of a decoder, which is fed the present in its next step.
+    grows = any(not t.static for t in read[3:] if t is not None)
+    settings = _ATTENTION.pack(*chosen, grows, scale, softcap)
     otherwise = node.op.compile(node, types).function
     function = partial(library.functions.attention, otherwise, checkpoint, settings)
     return Kernel(function)
+
+
+def attend_kernel(
+    library: NativeLibrary, node: Node, types: Sequence[Type | None]
+) -> Kernel | None:
+    """Attend of real numbers."""
+    if any(not isinstance(t, TensorType) or t.dtype != np.float32 for t in types[:3]):
+        return None
+    otherwise = node.op.compile(node, types).function
+    scale = float(node.attrs["scale"])
+    return Kernel(partial(library.functions.attend, otherwise, checkpoint, scale))
 
 
 def _is_last(node: Node, x: TensorType | None) -> bool:

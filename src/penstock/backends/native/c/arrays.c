@@ -4,6 +4,7 @@
 #define NO_IMPORT_ARRAY
 #include "numpy_api.h"
 #include "copies.h"
+#include "rooms.h"
 #include <string.h>
 
 /* Bytes from which on the global interpreter lock is released. */
@@ -87,6 +88,18 @@ static int fits(PyObject *given, PyArrayObject *first, int axis)
     return 1;
 }
 
+/* Copy `x` to rows of `y` that lie as it does. */
+static void copy_rows(PyArrayObject *x, PyArrayObject *y, char *to)
+{
+    copy_plan plan = {PyArray_NDIM(x), PyArray_ITEMSIZE(x), {0}, {0}, {0}};
+    for (int i = 0; i < plan.rank; i++) {
+        plan.dims[i] = PyArray_DIM(x, i);
+        plan.from[i] = PyArray_STRIDE(x, i);
+        plan.to[i] = PyArray_STRIDE(y, i);
+    }
+    copy(&plan, PyArray_BYTES(x), to, PyArray_NBYTES(x));
+}
+
 PyObject *array_concatenated(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     npy_intp dims[MOST_DIMS];
@@ -118,18 +131,33 @@ PyObject *array_concatenated(PyObject *module, PyObject *const *arguments, Py_ss
     char *to = PyArray_BYTES(y);
     for (Py_ssize_t k = 0; k < count - 2; k++) {
         PyArrayObject *x = (PyArrayObject *)arrays[k];
-        copy_plan plan = {rank, PyArray_ITEMSIZE(x), {0}, {0}, {0}};
-        for (int i = 0; i < rank; i++) {
-            plan.dims[i] = PyArray_DIM(x, i);
-            plan.from[i] = PyArray_STRIDE(x, i);
-            plan.to[i] = PyArray_STRIDE(y, i);
-        }
-        copy(&plan, PyArray_BYTES(x), to, PyArray_NBYTES(x));
+        copy_rows(x, y, to);
         to += PyArray_DIM(x, axis) * PyArray_STRIDE(y, axis);
     }
     if (arguments[1] == Py_None)
         return (PyObject *)y;
     Py_RETURN_NONE;
+}
+
+PyObject *array_appended(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count != 3 || !PyArray_Check(arguments[1]) || !PyArray_Check(arguments[2]))
+        return PyErr_Format(PyExc_TypeError, "appended() takes an axis and two arrays");
+    PyArrayObject *x = (PyArrayObject *)arguments[1], *added = (PyArrayObject *)arguments[2];
+    long axis = PyLong_AsLong(arguments[0]);
+    int held;
+    if (axis == -1 && PyErr_Occurred())
+        return NULL;
+    axis = axis < 0 ? axis + PyArray_NDIM(x) : axis;
+    if (axis < 0 || axis >= PyArray_NDIM(x) || !is_plain(x) || !fits(arguments[2], x, axis))
+        return PyErr_Format(PyExc_ValueError, "arrays do not fit together");
+    PyArrayObject *y = grown(x, axis, PyArray_DIM(added, axis), &held);
+    if (!y)
+        return NULL;
+    if (!held)
+        copy_rows(x, y, PyArray_BYTES(y));
+    copy_rows(added, y, PyArray_BYTES(y) + PyArray_DIM(x, axis) * PyArray_STRIDE(y, axis));
+    return (PyObject *)y;
 }
 
 /* Each dim becomes two: repetitions, with a stride of 0, and what is repeated. */

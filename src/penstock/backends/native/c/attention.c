@@ -24,11 +24,12 @@ static void rotate(const struct attention *a, const float *x, int64_t position, 
     memcpy(to + 2 * a->half, x + 2 * a->half, (a->size - 2 * a->half) * sizeof *to);
 }
 
-/* The present of one head: the past, new rows, and zeros. */
+/* The present of one head: the past, unless it is there, new rows, and zeros. */
 static void store(const struct attention *a, const float *new, int64_t row, const float *past,
                   float *to, int64_t size, int64_t cached, int turned)
 {
-    memcpy(to, past, cached * size * sizeof *to);
+    if (past)
+        memcpy(to, past, cached * size * sizeof *to);
     for (int64_t i = 0; i < a->queries; i++) {
         float *place = to + (cached + i) * size;
         if (turned)
@@ -123,15 +124,19 @@ static int cached_attention(const void *arguments, int64_t begin, int64_t end)
     int64_t group = a->heads / a->kv_heads;
     float turned[MOST_HEAD];
     for (int64_t item = begin; item < end; item++) {
-        int64_t b = item / a->kv_heads, head = item % a->kv_heads, place = b * a->kv_heads + head;
+        int64_t b = item / a->kv_heads, head = item % a->kv_heads;
         int64_t ends = a->last ? (int64_t)a->last[b] + 1 : a->total;
         int64_t cached = a->queries == a->total ? 0 : ends - a->queries;
-        float *keys = a->present_k + place * a->kept * a->size;
-        float *values = a->present_v + place * a->kept * a->value_size;
-        store(a, a->k + b * a->k_batch + head * a->k_head, a->k_row,
-              a->past_k + place * a->room * a->size, keys, a->size, cached, a->cos != NULL);
-        store(a, a->v + b * a->v_batch + head * a->v_head, a->v_row,
-              a->past_v + place * a->room * a->value_size, values, a->value_size, cached, 0);
+        float *keys = a->present_k + b * a->present_k_batch + head * a->present_k_head;
+        float *values = a->present_v + b * a->present_v_batch + head * a->present_v_head;
+        if (a->k) {
+            const float *old_keys = a->past_k + b * a->past_k_batch + head * a->past_k_head;
+            const float *old_values = a->past_v + b * a->past_v_batch + head * a->past_v_head;
+            store(a, a->k + b * a->k_batch + head * a->k_head, a->k_row,
+                  a->holds_k ? NULL : old_keys, keys, a->size, cached, a->cos != NULL);
+            store(a, a->v + b * a->v_batch + head * a->v_head, a->v_row,
+                  a->holds_v ? NULL : old_values, values, a->value_size, cached, 0);
+        }
         for (int64_t h = head * group; h < (head + 1) * group; h++)
             for (int64_t i = 0; i < a->queries; i++) {
                 const float *q = a->q + b * a->q_batch + h * a->q_head + i * a->q_row, *bias = NULL;

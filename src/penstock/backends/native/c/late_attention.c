@@ -1,17 +1,18 @@
 /* Attention over a cache that grows (attention.c, late.h), of com.microsoft (GroupQueryAttention) and
-   of ONNX. */
+   of ONNX, and over keys and values that are all there. */
 #define NO_IMPORT_ARRAY
 #include "late.h"
 #include "attention.h"
+#include "rooms.h"
 #include <math.h>
 #include <string.h>
 
 typedef struct {
-    int64_t heads, kv_heads, causal, window, rotary, interleaved, grouped;
+    int64_t heads, kv_heads, causal, window, rotary, interleaved, grouped, grows;
     double scale, softcap; /* scale 0: by the size of a head */
 } late_attention_settings;
 
-enum { Q, K, V, PAST_K, PAST_V, MOST_SAMPLES = 64 };
+enum { Q, K, V, PAST_K, PAST_V, MOST_SAMPLES = 64, ITEM = sizeof(float) };
 enum { LENGTHS = 5, TOTAL, COS, SIN, OF_GROUPS }; /* of GroupQueryAttention */
 enum { MASK = 3, OLD_K, OLD_V, OF_ONNX };         /* of Attention */
 
@@ -39,15 +40,40 @@ static int heads_of(PyObject *given, int64_t heads, int64_t *sizes, int64_t *bat
     return wide ? PyArray_DIM(x, 2) % heads == 0 : PyArray_DIM(x, 1) == heads;
 }
 
-/* The past as [batch, heads, room, size]; it may have no positions. */
-static int is_past(PyObject *given, int64_t batch, int64_t heads, int64_t size, int64_t *room)
+/* The past as [batch, heads, room, size], each head without gaps; it may have no positions. */
+static int is_past(PyObject *given, int64_t batch, int64_t heads, int64_t size, int64_t *room,
+                   int64_t *batch_step, int64_t *head_step)
 {
     PyArrayObject *x = (PyArrayObject *)given;
     if (!PyArray_Check(given) || PyArray_TYPE(x) != NPY_FLOAT || PyArray_NDIM(x) != 4 ||
-        !PyArray_ISCARRAY_RO(x))
+        !PyArray_ISALIGNED(x) || !PyArray_ISNOTSWAPPED(x) || PyArray_STRIDE(x, 0) % ITEM ||
+        PyArray_STRIDE(x, 1) % ITEM)
         return 0;
     *room = PyArray_DIM(x, 2);
-    return PyArray_DIM(x, 0) == batch && PyArray_DIM(x, 1) == heads && PyArray_DIM(x, 3) == size;
+    *batch_step = late_step(x, 0);
+    *head_step = late_step(x, 1);
+    int dense = (PyArray_DIM(x, 3) == 1 || PyArray_STRIDE(x, 3) == ITEM) &&
+                (*room < 2 || PyArray_STRIDE(x, 2) == ITEM * size);
+    return (dense || !*room) && PyArray_DIM(x, 0) == batch && PyArray_DIM(x, 1) == heads &&
+           PyArray_DIM(x, 3) == size;
+}
+
+/* The present of a past, which may be where that is. */
+static PyObject *present_of(const struct attention *a, PyObject *past, int grows, int64_t batch,
+                            int64_t size, int64_t *holds, float **data, int64_t *batch_step,
+                            int64_t *head_step)
+{
+    npy_intp dims[] = {batch, a->kv_heads, a->kept, size};
+    int held = 0;
+    PyArrayObject *y = grows ? grown((PyArrayObject *)past, 2, a->queries, &held)
+                             : (PyArrayObject *)PyArray_EMPTY(4, dims, NPY_FLOAT, 0);
+    *holds = held;
+    if (y) {
+        *data = PyArray_DATA(y);
+        *batch_step = PyArray_STRIDE(y, 0) / ITEM;
+        *head_step = PyArray_STRIDE(y, 1) / ITEM;
+    }
+    return (PyObject *)y;
 }
 
 /* The positions of the samples of GroupQueryAttention; 0 for those that NumPy explains or computes.
@@ -89,7 +115,6 @@ static int set_groups(struct attention *a, PyObject *const *x, int64_t batch, in
 static int set_mask(struct attention *a, PyObject *given, int64_t batch)
 {
     PyArrayObject *x = (PyArrayObject *)given;
-    a->total = a->kept = a->room + a->queries;
     if (given == Py_None)
         return 1;
     if (!is_real(given, 4) || PyArray_DIM(x, 3) != a->total || (late_step(x, 3) != 1 && a->total != 1))
@@ -103,6 +128,32 @@ static int set_mask(struct attention *a, PyObject *given, int64_t batch)
     a->bias_head = late_step(x, 1);
     a->bias_row = late_step(x, 2);
     return 1;
+}
+
+/* Memory for the result, [batch, queries, heads * size] where it is `wide`, else [batch, heads, queries,
+   size]. */
+static PyObject *result_of(struct attention *a, int64_t batch, int wide)
+{
+    npy_intp narrow[] = {batch, a->heads, a->queries, a->value_size};
+    npy_intp flat[] = {batch, a->queries, a->heads * a->value_size};
+    PyObject *y = wide ? PyArray_EMPTY(3, flat, NPY_FLOAT, 0) : PyArray_EMPTY(4, narrow, NPY_FLOAT, 0);
+    a->y = y ? PyArray_DATA((PyArrayObject *)y) : NULL;
+    a->y_batch = a->queries * a->heads * a->value_size;
+    a->y_head = wide ? a->value_size : a->queries * a->value_size;
+    a->y_row = wide ? a->heads * a->value_size : a->value_size;
+    return y;
+}
+
+/* Run the kernel; -1 with an error where the run must stop, else 0 and the kernel's status. */
+static int compute(const struct attention *a, int64_t batch, PyObject *checkpoint, int *status)
+{
+    Call call = {0};
+    int64_t sharing = a->heads / a->kv_heads * a->queries;
+    call.kernel = kernel_of("cached_attention");
+    call.items = batch * a->kv_heads;
+    call.item_ns = 50 + 0.1 * a->kept * (a->size + a->value_size) * ((a->k ? 2 : 0) + sharing);
+    call.checkpoint = checkpoint;
+    return call.kernel ? call_run_words(&call, (const word *)a, status) : -1;
 }
 
 PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
@@ -145,41 +196,77 @@ PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_
     a.half = settings.rotary;
     a.scale = settings.scale ? settings.scale : 1 / sqrt((double)a.size);
     a.softcap = settings.softcap;
-    if (!is_past(x[past], q[0], a.kv_heads, a.size, &a.room) ||
-        !is_past(x[past + 1], q[0], a.kv_heads, a.value_size, &old) || a.room != old ||
-        !(settings.grouped ? set_groups(&a, x, q[0], last) : set_mask(&a, x[MASK], q[0])))
+    if (!is_past(x[past], q[0], a.kv_heads, a.size, &a.room, &a.past_k_batch, &a.past_k_head) ||
+        !is_past(x[past + 1], q[0], a.kv_heads, a.value_size, &old, &a.past_v_batch,
+                 &a.past_v_head) ||
+        a.room != old)
         return late_otherwise(arguments, count);
-    int wide = PyArray_NDIM((PyArrayObject *)x[Q]) == 3;
-    npy_intp narrow[] = {q[0], a.heads, a.queries, a.value_size};
-    npy_intp flat[] = {q[0], a.queries, a.heads * a.value_size};
-    npy_intp keys[] = {q[0], a.kv_heads, a.kept, a.size};
-    npy_intp values[] = {q[0], a.kv_heads, a.kept, a.value_size};
-    PyObject *y = wide ? PyArray_EMPTY(3, flat, NPY_FLOAT, 0) : PyArray_EMPTY(4, narrow, NPY_FLOAT, 0);
-    PyObject *new_k = PyArray_EMPTY(4, keys, NPY_FLOAT, 0);
-    PyObject *new_v = PyArray_EMPTY(4, values, NPY_FLOAT, 0);
-    if (y && new_k && new_v) {
-        Call call = {0};
-        int status = 0;
+    a.total = a.kept = a.room + a.queries;
+    if (!(settings.grouped ? set_groups(&a, x, q[0], last) : set_mask(&a, x[MASK], q[0])))
+        return late_otherwise(arguments, count);
+    /* New rows come behind all of the past, in each sample. */
+    int grows = settings.grows && a.kept == a.room + a.queries && a.kept == a.total;
+    for (int64_t b = 0; a.last && b < q[0]; b++)
+        grows = grows && last[b] + 1 == a.total;
+    PyObject *y = result_of(&a, q[0], PyArray_NDIM((PyArrayObject *)x[Q]) == 3);
+    PyObject *new_k = NULL, *new_v = NULL;
+    if (y)
+        new_k = present_of(&a, x[past], grows, q[0], a.size, &a.holds_k, &a.present_k,
+                           &a.present_k_batch, &a.present_k_head);
+    if (new_k)
+        new_v = present_of(&a, x[past + 1], grows, q[0], a.value_size, &a.holds_v, &a.present_v,
+                           &a.present_v_batch, &a.present_v_head);
+    if (new_v) {
         a.q = PyArray_DATA((PyArrayObject *)x[Q]);
         a.k = PyArray_DATA((PyArrayObject *)x[K]);
         a.v = PyArray_DATA((PyArrayObject *)x[V]);
         a.past_k = PyArray_DATA((PyArrayObject *)x[past]);
         a.past_v = PyArray_DATA((PyArrayObject *)x[past + 1]);
-        a.y = PyArray_DATA((PyArrayObject *)y);
-        a.present_k = PyArray_DATA((PyArrayObject *)new_k);
-        a.present_v = PyArray_DATA((PyArrayObject *)new_v);
-        a.y_batch = a.queries * a.heads * a.value_size;
-        a.y_head = wide ? a.value_size : a.queries * a.value_size;
-        a.y_row = wide ? a.heads * a.value_size : a.value_size;
-        call.kernel = kernel_of("cached_attention");
-        call.items = q[0] * a.kv_heads;
-        call.item_ns = 50 + 0.1 * a.kept * (a.size + a.value_size) * (2 + a.heads / a.kv_heads * a.queries);
-        call.checkpoint = arguments[CHECKPOINT];
-        if (call.kernel && call_run_words(&call, (const word *)&a, &status) == 0)
+        int status = 0;
+        if (compute(&a, q[0], arguments[CHECKPOINT], &status) == 0)
             result = status ? late_otherwise(arguments, count) : PyTuple_Pack(3, y, new_k, new_v);
     }
     Py_XDECREF(y);
     Py_XDECREF(new_k);
     Py_XDECREF(new_v);
+    return result;
+}
+
+/* Of [batch, heads, rows, size], with keys and values for groups of heads. */
+PyObject *late_attend(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    PyObject *const *x = arguments + ARRAYS, *result = NULL;
+    struct attention a = {0};
+    int64_t q[3], values;
+    int status = 0;
+    if (count < ARRAYS)
+        return NULL;
+    if (count != ARRAYS + MASK + 1 || !is_real(x[Q], 4) || !is_real(x[K], 4) || !is_real(x[V], 4))
+        return late_otherwise(arguments, count);
+    a.heads = PyArray_DIM((PyArrayObject *)x[Q], 1);
+    a.kv_heads = PyArray_DIM((PyArrayObject *)x[K], 1);
+    a.value_size = PyArray_DIM((PyArrayObject *)x[V], 3);
+    if (a.heads % a.kv_heads || !heads_of(x[Q], a.heads, q, &a.q_batch, &a.q_head, &a.q_row))
+        return late_otherwise(arguments, count);
+    a.queries = q[1];
+    a.size = q[2];
+    a.scale = PyFloat_AsDouble(arguments[SETTINGS]);
+    if (!is_past(x[K], q[0], a.kv_heads, a.size, &a.kept, &a.present_k_batch, &a.present_k_head) ||
+        !is_past(x[V], q[0], a.kv_heads, a.value_size, &values, &a.present_v_batch,
+                 &a.present_v_head) ||
+        values != a.kept || a.size > MOST_HEAD || a.value_size > MOST_HEAD || a.queries > CACHED_ROWS)
+        return late_otherwise(arguments, count);
+    a.total = a.kept;
+    if (!set_mask(&a, x[MASK], q[0]))
+        return late_otherwise(arguments, count);
+    PyObject *y = result_of(&a, q[0], 0);
+    if (!y)
+        return NULL;
+    a.q = PyArray_DATA((PyArrayObject *)x[Q]);
+    a.present_k = PyArray_DATA((PyArrayObject *)x[K]);
+    a.present_v = PyArray_DATA((PyArrayObject *)x[V]);
+    if (compute(&a, q[0], arguments[CHECKPOINT], &status) == 0)
+        result = status ? late_otherwise(arguments, count) : Py_NewRef(y);
+    Py_DECREF(y);
     return result;
 }

@@ -3,6 +3,7 @@
    This file is compiled for the baseline of the architecture, so that a module for instructions that
    the processor lacks can say so: its import fails. LEVEL is the name of the instruction set. */
 #include "call.h"
+#include "rooms.h"
 #include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -405,6 +406,8 @@ static PyMethodDef module_methods[] = {
     {"copied", array_copied, METH_O, "copied(x): a copy in C order."},
     {"concatenated", FAST(array_concatenated),
      "concatenated(axis, out, *arrays): the arrays joined along an axis, in `out` or a new array."},
+    {"appended", FAST(array_appended),
+     "appended(axis, x, added): both joined along an axis, x where it lies if it has room behind it."},
     {"tiled", FAST(array_tiled), "tiled(x, *repeats): x repeated along each axis."},
     {"taken", FAST(feeds_taken),
      "taken(expected, feeds): the values of a dict in the order of (name, dtype, shape) in `expected`; "
@@ -412,6 +415,8 @@ static PyMethodDef module_methods[] = {
     {"named", FAST(outputs_named), "named(names, values): a dict."},
     {"elementwise", FAST(late_elementwise),
      "elementwise(otherwise, checkpoint, program, *inputs): the result of a program."},
+    {"attend", FAST(late_attend),
+     "attend(otherwise, checkpoint, scale, q, k, v, bias): attention of few queries."},
     {"attention", FAST(late_attention),
      "attention(otherwise, checkpoint, settings, q, k, v, past_k, past_v, *others): attention of few "
      "queries over a cache; the result, and the cache with new keys and values."},
@@ -494,7 +499,8 @@ PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
         return NULL;
     PyObject *names = PyList_New(0), *operations = PyList_New(0);
     PyObject *type = PyType_FromSpec(&Call_spec), *sequence = PyType_FromSpec(&Sequence_spec);
-    int failed = !names || !operations || !type || !sequence;
+    room_type = (PyTypeObject *)PyType_FromSpec(&Room_spec);
+    int failed = !names || !operations || !type || !sequence || !room_type;
     for (size_t f = 0; !failed && f < sizeof families / sizeof *families; f++)
         for (const kernel_entry *kernel = families[f]; !failed && kernel->name; kernel++)
             failed = append_name(names, kernel->name) < 0;

@@ -17,6 +17,8 @@ PyObject *variable_read(PyObject *module, PyObject *const *arguments, Py_ssize_t
 PyObject *variable_assign(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *feeds_taken(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *outputs_named(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *array_appended(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *late_attend(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *late_elementwise(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *late_expand(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

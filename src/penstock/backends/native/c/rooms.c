@@ -1,0 +1,106 @@
+/* Arrays that grow along an axis where they lie, as the caches of decoders do.
+
+   A room is memory for more rows than any array shows yet:
+
+       past     rows 0 1 2          room:  0 1 2 . . .
+       present  rows 0 1 2 3        room:  0 1 2 3 . .     nothing copied but row 3
+       a second present of past     a room of its own, with copies of rows 0 1 2
+
+   Rows that an array shows are never written again: a room hands out each of its rows once, so that
+   only the array with all rows handed out can grow in place, and only once. Its arrays are read-only,
+   since they share rows; so are the arrays of users who keep an old one. A room that is full is
+   replaced by one of twice the size, so that each row is copied about once in all. */
+#define NO_IMPORT_ARRAY
+#include "rooms.h"
+#include <string.h>
+
+enum { LEAST_ROWS = 16 };
+
+typedef struct {
+    PyObject_HEAD
+    PyArrayObject *memory; /* all rows */
+    npy_intp used;         /* those handed out */
+} Room;
+
+PyTypeObject *room_type = NULL;
+
+static void room_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF((PyObject *)((Room *)self)->memory);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot room_slots[] = {
+    {Py_tp_dealloc, room_dealloc},
+    {Py_tp_doc, "Memory that arrays grow into; made by kernels."},
+    {0, NULL},
+};
+
+PyType_Spec Room_spec = {
+    "penstock.backends.native.Room",
+    sizeof(Room),
+    0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    room_slots,
+};
+
+/* The first rows of a room, of which `used` are handed out with that. */
+static PyArrayObject *rows_of(Room *room, int axis, npy_intp used)
+{
+    PyArrayObject *memory = room->memory;
+    npy_intp dims[NPY_MAXDIMS];
+    memcpy(dims, PyArray_DIMS(memory), PyArray_NDIM(memory) * sizeof *dims);
+    dims[axis] = used;
+    Py_INCREF((PyObject *)PyArray_DESCR(memory));
+    PyObject *y = PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(memory), PyArray_NDIM(memory), dims,
+                                       PyArray_STRIDES(memory), PyArray_DATA(memory), 0, NULL);
+    if (y && PyArray_SetBaseObject((PyArrayObject *)y, Py_NewRef((PyObject *)room)) < 0)
+        Py_CLEAR(y);
+    if (y)
+        room->used = used;
+    return (PyArrayObject *)y;
+}
+
+/* The room that `past` can grow in by `added` rows; NULL if there is none. */
+static Room *own_room(PyArrayObject *past, int axis, npy_intp added)
+{
+    PyObject *base = PyArray_BASE(past);
+    if (!base || Py_TYPE(base) != room_type)
+        return NULL;
+    Room *room = (Room *)base;
+    PyArrayObject *memory = room->memory;
+    int rank = PyArray_NDIM(memory);
+    if (PyArray_DATA(past) != PyArray_DATA(memory) || PyArray_NDIM(past) != rank ||
+        PyArray_DESCR(past) != PyArray_DESCR(memory) || PyArray_DIM(past, axis) != room->used ||
+        room->used > PyArray_DIM(memory, axis) - added ||
+        memcmp(PyArray_STRIDES(past), PyArray_STRIDES(memory), rank * sizeof(npy_intp)))
+        return NULL;
+    for (int i = 0; i < rank; i++)
+        if (i != axis && PyArray_DIM(past, i) != PyArray_DIM(memory, i))
+            return NULL;
+    return room;
+}
+
+PyArrayObject *grown(PyArrayObject *past, int axis, npy_intp added, int *holds)
+{
+    npy_intp used, dims[NPY_MAXDIMS], capacity;
+    Room *room = own_room(past, axis, added);
+    *holds = room != NULL;
+    if (__builtin_add_overflow(PyArray_DIM(past, axis), added, &used) ||
+        __builtin_mul_overflow(used < LEAST_ROWS ? LEAST_ROWS : used, 2, &capacity))
+        return (PyArrayObject *)PyErr_NoMemory();
+    if (room)
+        return rows_of(room, axis, used);
+    room = PyObject_New(Room, room_type);
+    if (!room)
+        return NULL;
+    memcpy(dims, PyArray_DIMS(past), PyArray_NDIM(past) * sizeof *dims);
+    dims[axis] = capacity;
+    Py_INCREF((PyObject *)PyArray_DESCR(past));
+    room->memory = (PyArrayObject *)PyArray_Empty(PyArray_NDIM(past), dims, PyArray_DESCR(past), 0);
+    PyArrayObject *y = room->memory ? rows_of(room, axis, used) : NULL;
+    Py_DECREF((PyObject *)room);
+    return y;
+}

@@ -1,0 +1,19 @@
+/* Arrays that grow along an axis where they lie: see rooms.c. */
+#ifndef PENSTOCK_ROOMS_H
+#define PENSTOCK_ROOMS_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include "numpy_api.h"
+
+#pragma GCC visibility push(hidden)
+/* An array of the type of `past` with `added` more rows along an axis; NULL with an error. The first
+   rows are those of `past` if `*holds` is set, else nothing yet; the others are to be written by the
+   caller alone. Nothing may be written once anyone else has the array, which is read-only. */
+PyArrayObject *grown(PyArrayObject *past, int axis, npy_intp added, int *holds);
+
+extern PyType_Spec Room_spec;
+extern PyTypeObject *room_type; /* made by module.c */
+#pragma GCC visibility pop
+
+#endif
