@@ -176,6 +176,107 @@ def test_constants_in_orders_of_native_kernels_are_saved(
     assert_same(opened.run(x, ["m"]), expected[1])
 
 
+def codes_model(*, convolutions: bool) -> Any:
+    """A product of codes, and what it is fed; or convolutions of the same codes for inputs of both
+    types, with and without a zero point, which oneDNN puts different sums behind."""
+    rng = np.random.default_rng(5)
+    text = """g (uint8[4, 128] m) => (uint8[4, 256] d) <
+        float scale = {0.05}, uint8 zero = {7}, int8 none = {0}, float result = {3}> {
+        d = QLinearMatMul(m, scale, zero, w, scale, none, result, zero) }"""
+    shapes = {"w": (128, 256)}
+    feeds = {"m": rng.integers(0, 256, (4, 128)).astype(np.uint8)}
+    if convolutions:
+        text = """g (uint8[1, 16, 8, 8] u, int8[1, 16, 8, 8] s)
+            => (uint8[1, 64, 8, 8] a, uint8[1, 64, 8, 8] b, int8[1, 64, 8, 8] c) <
+            float scale = {0.05}, float result = {3},
+            uint8 zero = {7}, uint8 least = {0}, int8 none = {0}> {
+            a = QLinearConv<pads=[1, 1, 1, 1]>(u, scale, least, k, scale, none, result, zero)
+            b = QLinearConv<pads=[1, 1, 1, 1]>(u, scale, zero, k, scale, none, result, zero)
+            c = QLinearConv<pads=[1, 1, 1, 1]>(s, scale, none, k, scale, none, result, none) }"""
+        shapes = {"k": (64, 16, 3, 3)}
+        feeds = {
+            "u": rng.integers(0, 256, (1, 16, 8, 8)).astype(np.uint8),
+            "s": rng.integers(-128, 128, (1, 16, 8, 8)).astype(np.int8),
+        }
+    model = model_from_text(text)
+    for name, shape in shapes.items():
+        array = rng.integers(-128, 128, shape).astype(np.int8)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model, feeds
+
+
+def recurrent_model(cell: str) -> Any:
+    """A layer in both directions, and what it is fed."""
+    rng = np.random.default_rng(6)
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[cell]
+    model = model_from_text(f"""g (float[5, 1, 24] x) => (float[5, 2, 1, 96] y) {{
+        y = {cell}<hidden_size=96, direction="bidirectional">(x, w, r) }}""")
+    for name, width in {"w": 24, "r": 96}.items():
+        array = rng.standard_normal((2, gates * 96, width)).astype(np.float32) / 8
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model, {"x": rng.standard_normal((5, 1, 24)).astype(np.float32)}
+
+
+def layer_model(layer: str) -> Any:
+    if layer in ("convolutions", "product"):
+        return codes_model(convolutions=layer == "convolutions")
+    return recurrent_model(layer)
+
+
+@pytest.mark.skipif("onednn" not in available(), reason="needs oneDNN")
+@pytest.mark.parametrize("layer", ["convolutions", "product", "GRU", "LSTM"])
+def test_codes_and_recurrent_weights_in_orders_of_onednn_are_saved(
+    path: Path, monkeypatch: pytest.MonkeyPatch, layer: str
+) -> None:
+    model, feeds = layer_model(layer)
+    costs = PreferredBackendCosts("onednn")
+    session = ps.compile(model, executor="linear", cost_model=costs, threads=1)
+    expected = session.run(feeds)
+    steps = [step for step in session.plan.walk() if step.node.op.name != "Reorder"]
+    assert {step.backend for step in steps} == {"onednn"}
+    session.save(path)
+    from penstock.backends.onednn import weights
+
+    opened = ps.open(path)
+    seen = weights.Weights._seen
+
+    def refuse(self: Any, array: np.ndarray) -> np.ndarray:
+        assert array.size < 1000, "weights are brought into their order again"
+        return seen(self, array)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights.Weights, "_seen", refuse)
+        assert_same(opened.run(feeds), expected)
+    definition = ps.compile(model, backends=["numpy"]).run(feeds)
+    for name, value in opened.run(feeds).items():
+        np.testing.assert_allclose(value, definition[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif("native" not in available(), reason="needs compiled kernels")
+@pytest.mark.parametrize("layer", ["product", "GRU", "LSTM", "RNN"])
+def test_codes_and_recurrent_weights_in_panels_are_saved(
+    path: Path, monkeypatch: pytest.MonkeyPatch, layer: str
+) -> None:
+    model, feeds = layer_model(layer)
+    costs = PreferredBackendCosts("native")
+    session = ps.compile(model, executor="linear", cost_model=costs, threads=1)
+    expected = session.run(feeds)
+    assert {step.backend for step in session.plan.walk()} == {"native"}
+    session.save(path)
+    from penstock.backends.native import integers, recurrent
+
+    def refuse(*arguments: object) -> None:
+        raise TypeError("weights are brought into panels again")
+
+    opened = ps.open(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(integers, "integer_panels", refuse)
+        patch.setattr(recurrent, "_panels", refuse)
+        assert_same(opened.run(feeds), expected)
+    with ps.open(path, map_weights=False) as read:
+        assert_same(read.run(feeds), expected)
+
+
 def test_plans_of_all_shapes_that_are_given_are_saved(path: Path) -> None:
     net(shapes=[{"x": (1, 3, 8, 8)}, {"x": (4, 3, 8, 8)}]).save(path)
     opened = ps.open(path)

@@ -45,7 +45,7 @@ def block_product(site: Site) -> NativeCall | None:
     return NativeCall(
         "block_product",
         (
-            *(Tensor(0), codes.value, *factors.value, None if bias is None else Tensor(5)),
+            *(Tensor(0), *codes.arrays, *factors.value, None if bias is None else Tensor(5)),
             *(site.result(), WORKSPACE if border else None),
             *(rows, packed.k, packed.n, max(packed.bits, 4), packed.block),
         ),
@@ -126,7 +126,7 @@ def _add_layer(
         return False
     panels, factors = _codes_of(packed, codes), _factors_of(packed, scales, zeros)
     keep += [panels, factors]
-    words += [panels.value, *factors.value, None if bias is None else Tensor(layer.bias)]
+    words += [*panels.arrays, *factors.value, None if bias is None else Tensor(layer.bias)]
     words += [packed.k, codes.shape[1], max(packed.bits, 4), packed.block]
     return True
 
@@ -137,13 +137,13 @@ def has_panels(packed: PackedWeights) -> bool:
     return together and packed.blocks <= _MOST_BLOCKS
 
 
-def _codes_of(packed: PackedWeights, b: np.ndarray) -> Reordered[np.ndarray]:
+def _codes_of(packed: PackedWeights, b: np.ndarray) -> Reordered:
     """The panels of codes: [panel, K / 8, 32] of 8 codes of 4 bits, or [panel, K, 32] of 8 bits."""
     name = "native blocks", packed.n, packed.k, packed.bits, packed.block
     rows, dtype = (packed.k, np.uint8) if packed.bits == 8 else (packed.k // 8, np.uint32)
     panels = TensorType(np.dtype(dtype), (math.ceil(packed.n / PANEL), rows, PANEL))
     back = partial(_rows, packed, b.shape)
-    return reordered(name, b, partial(_panels, packed), back, panels)
+    return reordered(name, b, lambda b: (_panels(packed, b),), back, [panels])
 
 
 def _panels(packed: PackedWeights, b: np.ndarray) -> np.ndarray:

@@ -145,10 +145,10 @@ def _of_all_channels(
 
     last = *w.shape[2:], w.shape[1], filters  # the dims of a matrix of [k, filters]
 
-    def packed(w: np.ndarray) -> np.ndarray:
+    def packed(w: np.ndarray) -> tuple[np.ndarray]:
         matrix = np.zeros((k, every), FLOAT32)
         matrix[:, :filters] = np.moveaxis(w, (0, 1), (-1, -2)).reshape(k, filters)
-        return _aligned(matrix.reshape(k, -1, _PANEL).swapaxes(0, 1))
+        return (_aligned(matrix.reshape(k, -1, _PANEL).swapaxes(0, 1)),)
 
     def back(panels: np.ndarray) -> np.ndarray:
         matrix = panels.swapaxes(0, 1).reshape(k, every)[:, :filters].reshape(last)
@@ -157,7 +157,7 @@ def _of_all_channels(
     if k > _COPIED:
         return None
     panels = TensorType(FLOAT32, (every // _PANEL, k, _PANEL))
-    weights = reordered("native image", w, packed, back, panels)
+    weights = reordered("native image", w, packed, back, [panels])
     positions = x.dims[0] * rows.count * columns.count
     block = min(_COPIED // k, _ROWS)
     bias = np.zeros(every, FLOAT32)
@@ -165,7 +165,7 @@ def _of_all_channels(
     return NativeCall(
         "image_convolution",
         (
-            *_words(chain, site, bias, weights.value),
+            *_words(chain, site, bias, *weights.arrays),
             *(axis_words(rows), axis_words(columns), *chain[-3:]),
             *(x.dims[0], x.dims[1], filters, block, None, None, None),
         ),
@@ -196,20 +196,20 @@ def _of_each_channel(
     if block < 1 or taps > _MOST_TAPS or taps * period > _COPIED:
         return None
 
-    def packed(w: np.ndarray) -> np.ndarray:
-        return _aligned(np.tile(w.reshape(channels, taps).T, (1, period // channels)))
+    def packed(w: np.ndarray) -> tuple[np.ndarray]:
+        return (_aligned(np.tile(w.reshape(channels, taps).T, (1, period // channels))),)
 
     def back(rows: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(rows[:, :channels].T).reshape(w.shape)
 
     tiled = TensorType(FLOAT32, (taps, period))
-    weights = reordered("native depthwise images", w, packed, back, tiled)
+    weights = reordered("native depthwise images", w, packed, back, [tiled])
     bias = np.zeros(channels, FLOAT32) if chain.bias is None else chain.bias
     items = x.dims[0] * -(-rows.count // block) * -(-columns.count // chunk)
     return NativeCall(
         "image_depthwise",
         (
-            *_words(chain, site, np.tile(bias, period // channels), weights.value),
+            *_words(chain, site, np.tile(bias, period // channels), *weights.arrays),
             *(axis_words(rows), axis_words(columns), *chain[-3:], x.dims[0], channels),
             *(period, block, chunk, reach, None, None, None),
         ),

@@ -75,8 +75,9 @@ def integer_product(site: Site) -> NativeCall | None:
         weights,
         lambda codes: integer_panels(codes.T if flipped else codes, zero),
         partial(_codes, k, n, weights.dtype, flipped),
+        _types(k, n),
     )
-    packed: IntegerPanels = held.value
+    packed = IntegerPanels(*held.arrays)
     rows = x.elements // k
     blocks, groups = math.ceil(rows / _BLOCK), math.ceil(n / (_PANEL * _GROUP))
     work = 2 * k * min(rows, _BLOCK) * min(n, _PANEL * _GROUP)
@@ -164,10 +165,24 @@ def integer_panels(weights: np.ndarray, zero: np.ndarray) -> IntegerPanels:
     return IntegerPanels(np.concatenate([packed.reshape(-1), tail]), sums.astype(INT32), zeros)
 
 
-def _codes(k: int, n: int, dtype: np.dtype, flipped: bool, packed: IntegerPanels) -> np.ndarray:
+def _types(k: int, n: int) -> list[TensorType]:
+    """The types of what ``integer_panels`` makes."""
+    elements = (math.ceil(k / _QUAD) * math.ceil(n / _PANEL) + _TILE) * _QUAD * _PANEL
+    return [TensorType(INT8, (elements,)), *[TensorType(INT32, (n,))] * 2]
+
+
+def _codes(
+    k: int,
+    n: int,
+    dtype: np.dtype,
+    flipped: bool,
+    packed: np.ndarray,
+    sums: np.ndarray,
+    zeros: np.ndarray,
+) -> np.ndarray:
     """The matrix that panels were made of."""
     quads, panels = math.ceil(k / _QUAD), math.ceil(n / _PANEL)
-    tiles = packed.panels[: quads * panels * _QUAD * _PANEL].reshape(panels, quads, _PANEL, _QUAD)
+    tiles = packed[: quads * panels * _QUAD * _PANEL].reshape(panels, quads, _PANEL, _QUAD)
     codes = tiles.transpose(1, 3, 0, 2).reshape(quads * _QUAD, -1)[:k, :n].view(np.uint8)
     codes = (codes ^ (128 if dtype == UINT8 else 0)).view(dtype)
     return np.ascontiguousarray(codes.T if flipped else codes)

@@ -102,7 +102,7 @@ class NativeCall:
     writes: tuple[TensorType, ...] = ()
     finish: Callable[..., Any] | None = None
     keep: Any = None
-    reordered: Mapping[int, Reordered[Any]] = field(default_factory=dict)
+    reordered: Mapping[int, Reordered] = field(default_factory=dict)
     dims_order: tuple[int, ...] = ()
     restrided: Callable[[Sequence[tuple[int, ...] | None]], NativeCall] | None = None
 
@@ -187,7 +187,7 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     )
 
 
-def _worth_absorbing(site: Site, call: NativeCall) -> Mapping[int, Reordered[Any]]:
+def _worth_absorbing(site: Site, call: NativeCall) -> Mapping[int, Reordered]:
     """Constants of many bytes. A kernel that absorbs some is called with planned memory alone."""
     return {
         i: held

@@ -70,16 +70,16 @@ def product(site: Site) -> NativeCall | None:
         back = partial(_unpadded, weights.shape, right)
         lanes = _PADDED_BYTES // weights.itemsize
         padded = TensorType(weights.dtype, (inner, math.ceil(columns / lanes) * lanes))
-        held = reordered(("padded", right), weights, lambda w: _padded(w, right), back, padded)
+        held = reordered(("padded", right), weights, lambda w: (_padded(w, right),), back, [padded])
     elif right or (inner > _MOST_TAIL and columns % 16):
         return None
     return NativeCall(
         f"product_{a.dtype}",
         (
-            *(Tensor(0), Tensor(1) if held is None else held.value),
+            *(Tensor(0), Tensor(1) if held is None else held.arrays[0]),
             *(None if c is None else Tensor(2), site.result(), rows, inner, columns),
             *((1, rows) if left else (inner, 1)),
-            *(rows * inner, columns if held is None else held.value.shape[1]),
+            *(rows * inner, columns if held is None else held.arrays[0].shape[1]),
             *(inner * columns if batches > 1 else 0, *strides, int(held is not None), *factors),
         ),
         items=batches * math.ceil(rows / _ROWS),

@@ -18,7 +18,7 @@ from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
 from penstock.ops.onnx.recurrent import Layer, parse_layer, steps_and_rows
 from penstock.ops.work_estimate import flops
-from penstock.types import FLOAT32
+from penstock.types import FLOAT32, TensorType
 
 # As in c/recurrent.c.
 _PANEL = 32
@@ -70,7 +70,7 @@ class _Held(NamedTuple):
 
     weights: _Weights
     keep: Shared[_Weights] | None
-    reordered: Mapping[int, Reordered[list[np.ndarray]]]
+    reordered: Mapping[int, Reordered]
 
 
 def recurrent_call(site: Site) -> NativeCall | None:
@@ -158,7 +158,7 @@ def _held_weights(site: Site, cell: str, has_codes: bool) -> _Held | None:
         # The candidate of a GRU reads another state than its gates.
         ends = (2 * hidden, columns) if layer.cell == "GRU" else (columns,)
         matrices = {1: _reordered(w, (columns,)), 2: _reordered(r, ends)}
-        (w_panels,), (r_panels, *new) = matrices[1].value, matrices[2].value
+        (w_panels,), (r_panels, *new) = matrices[1].arrays, matrices[2].arrays
         panels = w_panels, r_panels, new[0] if new else None
         biases = _biases(layer, len(w), columns, bias)
         weights = _Weights(_NO_CODES, _NO_CODES, *panels, *biases, hidden)
@@ -213,19 +213,23 @@ def _biases(
     return total, new_bias
 
 
-def _reordered(matrix: np.ndarray, ends: tuple[int, ...]) -> Reordered[list[np.ndarray]]:
+def _reordered(matrix: np.ndarray, ends: tuple[int, ...]) -> Reordered:
     """The panels of a matrix in parts, which end at the columns ``ends``."""
     parts = list(pairwise((0, *ends)))
 
-    def make(matrix: np.ndarray) -> list[np.ndarray]:
-        return [_panels(matrix[:, begin:end]) for begin, end in parts]
+    directions, _, k = matrix.shape
+    counts = [math.ceil((end - begin) / _PANEL) for begin, end in parts]
+    types = [TensorType(FLOAT32, (directions, count, k, _PANEL)) for count in counts]
 
-    def back(panels: list[np.ndarray]) -> np.ndarray:
+    def make(matrix: np.ndarray) -> tuple[np.ndarray, ...]:
+        return tuple([_panels(matrix[:, begin:end]) for begin, end in parts])
+
+    def back(*panels: np.ndarray) -> np.ndarray:
         columns = [part.swapaxes(2, 3).reshape(len(part), -1, part.shape[2]) for part in panels]
         widths = [end - begin for begin, end in parts]
         return np.concatenate([c[:, :n] for c, n in zip(columns, widths, strict=True)], axis=1)
 
-    return reordered(("native recurrent", ends), matrix, make, back)
+    return reordered(("native recurrent", ends), matrix, make, back, types)
 
 
 def _code_matrix(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None) -> _CodeMatrix:

@@ -286,7 +286,7 @@ class OneDnnBackend(SpecialisingBackend):
     def copies_of(self, constant: np.ndarray) -> Mapping[str, np.ndarray]:
         from penstock.backends.onednn.weights import copies_of
 
-        return copies_of(self.library, constant)
+        return copies_of(constant)
 
     def saved_copies(self, constant: np.ndarray, copies: Mapping[str, np.ndarray]) -> object:
         from penstock.backends.onednn.weights import OWNER

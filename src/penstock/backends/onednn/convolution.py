@@ -64,7 +64,9 @@ def deconvolution(desc: OpDesc) -> PrimitiveSpec | None:
     if w.shape[1] < _FEWEST_FILTERS and (group == 1 or prod(w.shape[2:]) < _FEWEST_WEIGHTS):
         return None
     axes = _TRANSPOSED_WINDOWS(node.attrs, w.shape[2:], x.dims[2:])
-    weights = weights_of(w, name=("by result", group), form=partial(_by_result, group))
+    of_group = w.shape[1], len(w) // group, *w.shape[2:]
+    shape = (group, *of_group) if group > 1 else of_group
+    weights = weights_of(w, shape, name=("by result", group), form=partial(_by_result, group))
     steps = [axis for axis in axes if isinstance(axis, Window)]
     whole = _spec("deconvolution", desc, weights, steps, tuple)
     alone = replace(desc, inputs=desc.inputs[:2], post_ops=())

@@ -55,7 +55,8 @@ def gemm(desc: OpDesc) -> PrimitiveSpec | None:
     weights, matrix = None, desc.constant(1)
     if matrix is not None:
         name, form = ("gemm", flipped[1], alpha), partial(_factor, flipped[1], alpha)
-        weights = weights_of(matrix, name=name, form=form, exact=alpha == 1)
+        shape = matrix.shape[::-1] if flipped[1] else matrix.shape
+        weights = weights_of(matrix, shape, name=name, form=form, exact=alpha == 1)
     elif alpha != 1:
         first.append(PostOp(Eltwise("linear", alpha)))
     if c is not None and beta != 0:

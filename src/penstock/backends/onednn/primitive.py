@@ -121,6 +121,13 @@ class Primitive:
         self.library.check(lib.dnnl_primitive_desc_query(self._desc, what, 0, text))
         return str(ffi.string(text[0]).decode())
 
+    def dtype_of(self, argument: int) -> int:
+        """oneDNN's code of the dtype of an argument."""
+        code = self.library.ffi.new("int[1]")
+        query, what = self.library.lib.dnnl_memory_desc_query, self.library.lib.dnnl_query_data_type
+        self.library.check(query(self.query_argument(argument), what, code))
+        return int(code[0])
+
     @property
     def code_bytes(self) -> int:
         """About what it takes, its machine code included, as measured by resident memory."""
@@ -256,15 +263,18 @@ def blocks_of(library: Library, descriptor: Any) -> Blocks | None:
     return Blocks(number(lib.dnnl_query_data_type), dims, padded, strides, sizes, axes)
 
 
-def layout_name(library: Library, descriptor: Any) -> str | None:
+def layout_name(library: Library, descriptor: Any, reader: str) -> str | None:
     """A name of the layout and the dtype of a descriptor, the same for equal ones in all processes;
-    None for layouts that are not made of blocks, and for integers, which may have sums with them.
+    None for layouts that are not made of blocks. Integers may have sums behind them, which no query
+    tells of, but the ``reader``, the primitive that has asked for them: without it they have no name.
     """
-    blocks = blocks_of(library, descriptor)
-    if blocks is None or blocks.dtype not in (library.lib.dnnl_f32, library.lib.dnnl_bf16):
+    lib, blocks = library.lib, blocks_of(library, descriptor)
+    if blocks is None:
         return None
     dtype, *parts = blocks
-    return f"{dtype} {parts}"
+    if dtype in (lib.dnnl_f32, lib.dnnl_bf16):
+        return f"{dtype} {parts}"
+    return f"{dtype} {parts} {reader}" if dtype == lib.dnnl_s8 and reader else None
 
 
 def reorder_primitive(library: Library, source: Any, target: Any, attr: Any = None) -> Primitive:

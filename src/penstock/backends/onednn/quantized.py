@@ -57,7 +57,8 @@ def quantized(desc: OpDesc) -> PrimitiveSpec | None:
         return batched(desc, max(len(desc.dims(i)) for i in desc.inputs[:2]))
     dims, across = desc.dims(desc.inputs[0]), bool(desc.node.attrs.get("transA", 0))
     *rows, inner = dims[::-1] if across else dims
-    return product(desc, desc.scaling.weights(None), math.prod(rows), inner, (across, False))
+    weights = desc.scaling.weights((inner, desc.dims(desc.outputs[0])[-1]))
+    return product(desc, weights, math.prod(rows), inner, (across, False))
 
 
 def _correct(
@@ -105,7 +106,7 @@ def _weights(desc: OpDesc, codes: Codes, axis: int) -> MakeWeights | None:
         return None
     form = partial(_less, spread, turned)
     back = partial(_more, spread, turned, constant.shape, constant.dtype)
-    return partial(weights_of, constant, name=name, form=form, back=back)
+    return partial(weights_of, constant, name=name, form=form, back=back, dtype=INT8)
 
 
 def _less(zero: np.ndarray, turned: bool, codes: np.ndarray) -> np.ndarray:

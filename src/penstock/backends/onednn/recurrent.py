@@ -180,8 +180,9 @@ def _activation(layer: Layer, attrs: Attrs) -> str | None:
 def _by_gate(layer: Layer, matrix: np.ndarray) -> Weights:
     """Weights [directions, gates and hidden, inputs] as oneDNN sees them."""
     gates = _GATES[layer.cell]
-    directions, _, inputs = matrix.shape
-    shape = directions, len(gates), -1, inputs
+    directions, columns, inputs = matrix.shape
+    shape = directions, len(gates), columns // len(gates), inputs
+    seen_shape = 1, directions, inputs, *shape[1:3]
 
     def form(matrix: np.ndarray) -> np.ndarray:
         split = matrix.reshape(shape)[:, list(gates)]
@@ -191,7 +192,7 @@ def _by_gate(layer: Layer, matrix: np.ndarray) -> Weights:
         split = seen[0].transpose(0, 2, 3, 1)[:, np.argsort(gates)]
         return np.ascontiguousarray(split).reshape(directions, -1, inputs)
 
-    return weights_of(matrix, name=("recurrent", gates), form=form, back=back)
+    return weights_of(matrix, seen_shape, name=("recurrent", gates), form=form, back=back)
 
 
 def _biases(layer: Layer, shape: tuple[int, ...], bias: np.ndarray | None) -> np.ndarray:

@@ -32,7 +32,7 @@ from penstock.backends.onednn.primitive import (
     memory,
     post_argument,
 )
-from penstock.backends.onednn.quant_attrs import SIGNED, Scaling
+from penstock.backends.onednn.quant_attrs import SIGNED, ZERO_POINTS, Scaling
 from penstock.backends.onednn.weights import Weights
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.constant_cache import Shared
@@ -89,9 +89,18 @@ class BoundPrimitive:
         for argument, weights in self.constants.items():
             self._held.append(weights)
             layout = self.primitive.query_argument(argument)
-            self.always[argument] = weights.memory(library, layout, self.rounded)
+            self.always[argument] = weights.memory(
+                library, layout, self.rounded, self._reader if weights.is_signed else ""
+            )
         self.constants = {}
         return dict(self.always)
+
+    @property
+    def _reader(self) -> str:
+        """What decides about the sums that oneDNN puts behind weights of int8: its code, and the
+        dtype and zero points of what is multiplied by them."""
+        has_zeros = ZERO_POINTS | SRC in {*self.always, *self.tensors}
+        return f"{self.primitive.implementation} {self.primitive.dtype_of(SRC)} {has_zeros}"
 
 
 @dataclass(slots=True, eq=False)

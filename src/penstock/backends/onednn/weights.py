@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
+from penstock.algorithms.records import NamedTuple
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.primitive import (
     DST,
@@ -37,18 +38,20 @@ def weights_of(
     *,
     exact: bool = True,
     back: Form | None = None,
+    dtype: np.dtype | None = None,
 ) -> Weights:
     """The ``Weights`` of a constant, shared by all kernels of it.
 
-    Primitives see ``form(constant)``, which ``name`` stands for, with the dims ``shape``. If
-    ``exact``, this only orders the elements: it is a view, or a copy of which ``back`` makes the
-    constant.
+    Primitives see ``form(constant)``, which ``name`` stands for, with the dims ``shape`` and the
+    ``dtype``, by default those of the constant. If ``exact``, this only orders the elements:
+    it is a view, or a copy of which ``back`` makes the constant.
     """
     key = (shape, name)
     with _LOCK:
         weights = _ALL.get((id(constant), key))
         if weights is None or weights.constant() is not constant:
-            weights = _ALL[id(constant), key] = Weights(constant, key, form, exact, back)
+            weights = Weights(constant, key, form, exact, back, dtype or constant.dtype)
+            _ALL[id(constant), key] = weights
     return weights
 
 
@@ -56,15 +59,25 @@ OWNER = "onednn"
 """of saved copies"""
 
 
-def copies_of(library: Library, constant: np.ndarray) -> dict[str, np.ndarray]:
+def copies_of(constant: np.ndarray) -> dict[str, np.ndarray]:
     """The copies of a constant in the layouts that primitives have asked for, as bytes, by names
     that are the same in all processes."""
     with _LOCK:
         alive = [weights for weights in _ALL.values() if weights.constant() is constant]
     copies: dict[str, np.ndarray] = {}
     for weights in alive:
-        copies |= weights.named_copies(library)
+        copies |= weights.named_copies()
     return copies
+
+
+class _Copy(NamedTuple):
+    """Memory that is filled with a constant in a layout: the bytes, None where they are those of
+    the constant, and the name that they are saved under, if there is one."""
+
+    layout: Any
+    memory: Any
+    ordered: np.ndarray | None
+    name: str | None
 
 
 class Weights:
@@ -80,7 +93,8 @@ class Weights:
         key: tuple[tuple[int, ...] | None, Hashable],
         form: Form | None,
         exact: bool,
-        back: Form | None = None,
+        back: Form | None,
+        dtype: np.dtype,
     ) -> None:
         self._lock = threading.RLock()
         self._held: np.ndarray | None = constant
@@ -90,54 +104,59 @@ class Weights:
         self._form = form
         self._exact = exact
         self._back = back
-        self._copies: list[tuple[Any, Any, np.ndarray | None]] = []
+        self._copies: list[_Copy] = []
         self._saved = saved_copies(OWNER, constant)
         self._source: tuple[Library, Any, Any, np.ndarray | None] | None = None
-        seen = self._seen(constant)
-        self.shape, self._dtype = seen.shape, seen.dtype
+        self.shape = constant.shape if key[0] is None else key[0]
+        self._dtype = dtype
 
-    def memory(self, library: Library, descriptor: Any, rounded: bool = False) -> Any:
+    @property
+    def is_signed(self) -> bool:
+        """Whether primitives see int8."""
+        return self._dtype == INT8
+
+    def memory(
+        self, library: Library, descriptor: Any, rounded: bool = False, reader: str = ""
+    ) -> Any:
         """Memory with the elements of the constant in the layout of ``descriptor``; they may be
-        ``rounded`` to its dtype."""
+        ``rounded`` to its dtype. Sums of integers that lie behind them depend on the ``reader``."""
         lib = library.lib
         with self._lock:
-            for layout, copy, _ in self._copies:
-                if lib.dnnl_memory_desc_equal(layout, descriptor):
-                    return copy
+            for copy in self._copies:
+                if lib.dnnl_memory_desc_equal(copy.layout, descriptor):
+                    return copy.memory
             layout = library.new("memory_desc", lib.dnnl_memory_desc_clone, descriptor)
-            ordered = self._saved_copy(library, layout)
+            name = layout_name(library, layout, reader)
+            name = None if name is None else f"{self._key!r} {name}"
+            ordered = self._saved_copy(library, layout, name)
             if ordered is None:
-                seen = self._seen(self.array())
+                array = self.array()
+                seen = self._seen(array)
                 if not lib.dnnl_memory_desc_equal(descriptor_of(library, seen), layout):
                     ordered = reordered(library, seen, layout)
+                elif not np.may_share_memory(seen, array):
+                    ordered = seen.reshape(-1).view(np.uint8)
             if ordered is None:  # no copy is needed
-                copy = memory(library, layout, seen)
+                filled = memory(library, layout, seen)
                 self._exact = self._exact and self._back is not None
             else:
-                copy = memory(library, layout, ordered)
+                filled = memory(library, layout, ordered)
             if not rounded:
-                self._source = library, layout, copy, ordered
-            self._copies.append((layout, copy, ordered))
-            return copy
+                self._source = library, layout, filled, ordered
+            self._copies.append(_Copy(layout, filled, ordered, name))
+            return filled
 
-    def _saved_copy(self, library: Library, layout: Any) -> np.ndarray | None:
+    def _saved_copy(self, library: Library, layout: Any, name: str | None) -> np.ndarray | None:
         """The constant in a layout, if it was saved in it."""
-        if not self._saved:
-            return None
-        copy = self._saved.get(self._name_of(library, layout) or "")
+        copy = None if name is None else self._saved.get(name)
         size = library.lib.dnnl_memory_desc_get_size(layout)
         fits = copy is not None and copy.nbytes == size and copy.dtype == np.uint8
         return copy if fits else None
 
-    def _name_of(self, library: Library, layout: Any) -> str | None:
-        """The name of a copy in a layout, None if it has none."""
-        name = layout_name(library, layout)
-        return None if name is None else f"{self._key!r} {name}"
-
-    def named_copies(self, library: Library) -> dict[str, np.ndarray]:
+    def named_copies(self) -> dict[str, np.ndarray]:
         """The copies, by name."""
         with self._lock:
-            named = {self._name_of(library, layout): x for layout, _, x in self._copies}
+            named = {copy.name: copy.ordered for copy in self._copies}
         return {name: x for name, x in named.items() if name is not None and x is not None}
 
     def array(self) -> np.ndarray:

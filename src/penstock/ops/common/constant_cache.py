@@ -8,7 +8,7 @@ plans would hold fifty copies.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary, ref
 
@@ -73,14 +73,21 @@ def saved_copies(owner: str, constant: np.ndarray) -> Mapping[str, np.ndarray]:
     return saved.copies if saved is not None and saved.constant is constant else {}
 
 
-class Reordered(Generic[T]):
-    """A ``value`` that has the elements of a constant in another order, from which ``back`` makes
-    an equal array. After ``let_go`` only the value is held."""
+Arrays = tuple[np.ndarray, ...]
+
+
+class Reordered:
+    """``arrays`` that have the elements of a constant in another order, from which ``back`` makes
+    an equal array. After ``let_go`` only these are held."""
 
     def __init__(
-        self, name: Hashable, constant: np.ndarray, value: T, back: Callable[[T], np.ndarray]
+        self,
+        name: Hashable,
+        constant: np.ndarray,
+        arrays: Arrays,
+        back: Callable[..., np.ndarray],
     ) -> None:
-        self.value = value
+        self.arrays = arrays
         self._name = name
         self._back = back
         self._held: np.ndarray | None = constant
@@ -91,7 +98,7 @@ class Reordered(Generic[T]):
         with _LOCK:
             array = self.constant()
             if array is None:
-                array = self._back(self.value)
+                array = self._back(*self.arrays)
                 array.flags.writeable = False
                 self.constant = ref(array)
                 _REORDERED[id(array), self._name] = self
@@ -103,34 +110,39 @@ class Reordered(Generic[T]):
         return self.array
 
 
-_REORDERED: WeakValueDictionary[tuple[int, Hashable], Reordered[Any]] = WeakValueDictionary()
+_REORDERED: WeakValueDictionary[tuple[int, Hashable], Reordered] = WeakValueDictionary()
 
 
 def reordered(
     name: Hashable,
     constant: np.ndarray,
-    make: Callable[[np.ndarray], T],
-    back: Callable[[T], np.ndarray],
-    saved_as: TensorType | None = None,
-) -> Reordered[T]:
-    """As ``shared``, where ``back(make(constant))`` is equal to the constant bit by bit.
+    make: Callable[[np.ndarray], Arrays],
+    back: Callable[..., np.ndarray],
+    types: Sequence[TensorType],
+) -> Reordered:
+    """As ``shared``, where ``back(*make(constant))`` is equal to the constant bit by bit.
 
-    With ``saved_as``, the type of ``make(constant)``, that is an array of numbers which files of
-    sessions have: any numbers must do no harm.
+    ``types`` are those of the arrays. Files of sessions have them: they must be arrays of which any
+    numbers do no harm.
     """
     with _LOCK:
         entry = _REORDERED.get((id(constant), name))
     if entry is None or entry.constant() is not constant:
-        value: Any = None
-        if saved_as is not None:
-            value = saved_copies(REORDERED, constant).get(repr(name))
-        if value is None or type_of(value) != saved_as:
-            value = make(constant)
-        assert saved_as is None or type_of(value) == saved_as
-        entry = Reordered(name, constant, value, back)
+        copies = saved_copies(REORDERED, constant)
+        names = _names(name, len(types))
+        arrays = tuple([copies[each] for each in names if each in copies])
+        if [type_of(array) for array in arrays] != [*types]:
+            arrays = make(constant)
+        assert [type_of(array) for array in arrays] == [*types]
+        entry = Reordered(name, constant, arrays, back)
         with _LOCK:
             _REORDERED[id(constant), name] = entry
     return entry
+
+
+def _names(name: Hashable, count: int) -> list[str]:
+    """The names under which arrays are saved."""
+    return [f"{name!r} {i}" for i in range(count)]
 
 
 REORDERED = "reordered"
@@ -142,9 +154,10 @@ def copies_of(constant: np.ndarray) -> dict[str, np.ndarray]:
     with _LOCK:
         entries = list(_REORDERED.items())
     return {
-        repr(name): entry.value
+        text: array
         for (_, name), entry in entries
-        if isinstance(entry.value, np.ndarray) and entry.constant() is constant
+        if entry.constant() is constant
+        for text, array in zip(_names(name, len(entry.arrays)), entry.arrays, strict=True)
     }
 
 
