@@ -265,8 +265,8 @@ def blocks_of(library: Library, descriptor: Any) -> Blocks | None:
 
 def layout_name(library: Library, descriptor: Any, reader: str) -> str | None:
     """A name of the layout and the dtype of a descriptor, the same for equal ones in all processes;
-    None for layouts that are not made of blocks. Integers may have sums behind them, which no query
-    tells of, but the ``reader``, the primitive that has asked for them: without it they have no name.
+    None for layouts that are not made of blocks. Integers may have sums behind them. No query tells
+    of these, but the ``reader``, the primitive that has asked for them: without it, no name.
     """
     lib, blocks = library.lib, blocks_of(library, descriptor)
     if blocks is None:
