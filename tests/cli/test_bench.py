@@ -50,7 +50,7 @@ def test_bench_has_a_row_for_each_combination(dense):
 def test_bench_prints_a_table(dense):
     done = invoke(dense, "--seconds", "0", "--input", "x=random:4x3")
     assert done.exit_code == 0, done.output
-    assert "inputs x: float32[4, 3]" in done.output
+    assert "input x: float32[4, 3]" in done.output
     assert "geomean" in done.output and "clients" not in done.output and "runs/s" in done.output
     assert "auto" in done.output
 

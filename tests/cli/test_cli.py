@@ -272,22 +272,28 @@ def test_profile_measures_shows_and_traces(model, tmp_path, monkeypatch, backend
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     result = as_json("profile", model, "-i", "x=random:7x3", "--runs", "3")
-    assert {row["name"] for row in result["operations"]} == {"Mul", "Add"}
-    assert [row["count"] for row in result["nodes"]] == [3 * len(backends)] * 2
-    assert {row["name"] for row in result["backends"]} == set(backends)
-    assert sum(row["share"] for row in result["nodes"]) == pytest.approx(1)
-    assert result["runs"] == 3 * len(backends)
+    fused = "onednn" in backends
+    assert {row["name"] for row in result["operations"]} <= {"Mul", "Add", "Mul+Add"}
+    assert {row["count"] for row in result["steps"]} == {3}
+    assert {row["backend"] for row in result["steps"]} <= set(backends)
+    assert sum(row["share"] for row in result["steps"]) == pytest.approx(1)
+    assert result["runs"] == 3
     assert 0 <= result["outside_ms"] <= result["ms"]
+    times = sum(row["ms"] for row in result["steps"]) + result["outside_ms"]
+    assert times == pytest.approx(result["ms"], rel=0.05)
+    assert {row["flops"] for row in result["steps"]} <= {21, 42}
+    assert result["peak"]["gflops_per_s"] > 0 and result["inputs"]["x"] == "float32[7, 3]"
+    assert result["granted"]["executor"] in result["granted_line"]
     assert "traceEvents" in json.loads((tmp_path / "affine.trace.json").read_text())
     machine = measured_variants(tmp_path / "cache" / "costs.sqlite")
     # Where chains are fused, they are measured, too.
-    chains = ["penstock.Fused"] if "onednn" in backends else []
+    chains = ["penstock.Fused"] if fused else []
     assert {name: costs.keys() for name, costs in machine.items()} == {
         name: {"Mul", "Add", *chains} for name in backends
     }
     shown = call("profile", model, "--no-trace").output
     assert "outside" in shown
-    assert "Mul (Mul_0 in affine.onnx)" in " ".join(shown.split())
+    assert "Mul_0 in affine.onnx" in shown
 
 
 def test_profile_names_what_cannot_run(model):
@@ -428,3 +434,131 @@ def test_help_lists_every_command_without_importing_any():
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[-len(COMMANDS) - 1 : -1]] == sorted(COMMANDS)
     assert lines[-1] == ""
+
+
+def test_info_without_a_model_tells_of_the_installation(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    found = as_json("info")
+    assert found["backends"].keys() == BACKENDS.keys()
+    assert found["packages"]["numpy"] == np.__version__
+    assert found["folders"]["costs"].startswith(str(tmp_path))
+    assert found["environment"]["PENSTOCK_CACHE"] == str(tmp_path / "cache")
+    assert f"threads         {found['threads']}" in call("info").output
+    assert call("info", "--plan").exit_code == 2
+
+
+def test_info_shows_declared_outputs_producer_and_opset(tmp_path):
+    proto = model_from_text(MODEL)
+    proto.producer_name, proto.doc_string = "maker", "what it is for"
+    onnx.helper.set_model_props(proto, {"classes": "3"})
+    path = tmp_path / "made.onnx"
+    onnx.save(proto, path)
+    found = as_json("info", str(path))
+    assert found["outputs"] == {"y": "float32[N, 3]"}
+    assert found["about"]["producer"] == "maker"
+    assert found["about"]["opset"] == "ai.onnx 20"
+    assert found["metadata"] == {"classes": "3"}
+    shown = call("info", str(path)).output
+    assert "y: float32[N, 3]" in shown and "what it is for" in shown and "classes: 3" in shown
+
+
+@pytest.mark.parametrize(
+    "command", [["bench", "--seconds", "0"], ["profile", "--no-trace"], ["run"]]
+)
+def test_first_unknown_dims_are_named_and_others_asked_for(tmp_path, monkeypatch, command):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    path = str(tmp_path / "m.onnx")
+    onnx.save(model_from_text("g (float[N, C] x) => (float[N, C] y) { y = Neg(x) }"), path)
+    feed = ["-i", "x=random"]
+    assert "--shape x=1x64" in as_json(*command, path, *feed, code=1)["error"]["message"]
+    found = as_json(*command, path, *feed, "--shape", "x=5x4")
+    assert found["inputs"] == {"x": "float32[5, 4]"} and not found["assumed"]
+    onnx.save(model_from_text("g (float[N, 3] x) => (float[N, 3] y) { y = Neg(x) }"), path)
+    found = as_json(*command, path, *feed)
+    assert found["assumed"] == {"x": "dim 0 of float32[N, 3] is taken for 1"}
+    assert "dim 0 of float32[N, 3] is taken for 1" in call(*command, path, *feed).output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "MODEL", "--trace", "NO/t.json"],
+        ["run", "MODEL", "--dump", "NO/t.npz"],
+        ["run", "MODEL", "-o", "FILE/out"],
+        ["plan", "MODEL", "--svg", "NO/x.svg"],
+        ["profile", "MODEL", "--trace", "NO/t.json"],
+        ["compile", "MODEL", "-o", "NO/x.penstock"],
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_the_model_is_read(tmp_path, arguments):
+    (tmp_path / "file").write_text("")
+    places = {"NO": str(tmp_path / "no"), "FILE": str(tmp_path / "file")}
+    for name, place in places.items():
+        arguments = [a.replace(name + "/", place + "/") for a in arguments]
+    missing = str(tmp_path / "missing.onnx")
+    result = call(*[missing if a == "MODEL" else a for a in arguments])
+    assert result.exit_code == 2
+    assert "cannot " in result.output and "missing.onnx" not in result.output
+
+
+def test_files_that_are_tried_are_not_left_behind(tmp_path):
+    call("run", str(tmp_path / "missing.onnx"), "--trace", str(tmp_path / "t.json"))
+    assert not (tmp_path / "t.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "MODEL", "--source", "--streams"], "name one"),
+        (["plan", "MODEL", "--source", "--simulate", "2"], "name one"),
+        (["plan", "MODEL", "--max-streams", "2"], "--max-streams is for"),
+        (["plan", "MODEL", "--max-elements", "2"], "--max-elements is for --after"),
+        (["info", "MODEL", "--threads", "1"], "are for --plan"),
+        (["profile", "MODEL", "--no-trace", "--trace", "t.json"], "--no-trace"),
+        (["run", "MODEL", "--limits", "max_dogs=1"], "there is no limit"),
+        (["run", "MODEL", "--timeout", "-1"], "--timeout"),
+        (["run", "MODEL", "--import", "no_such_module"], "cannot import"),
+    ],
+)
+def test_options_that_do_nothing_are_usage_errors_in_json_too(
+    model, tmp_path, monkeypatch, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = [model if a == "MODEL" else a for a in arguments]
+    found = as_json(*arguments, code=2)
+    assert message in found["error"]["message"]
+    assert found["error"]["type"] == "UsageError"
+
+
+def test_every_command_that_compiles_takes_the_options_of_compiling(model, tmp_path):
+    options = ["--backends", "numpy", "--precision", "strict", "--threads", "1"]
+    options += ["--limits", "max_iterations=10", "--place", "Mul=numpy", "--executor", "dataflow"]
+    shape = ["--shape", "x=2x3"]
+    plan = as_json("plan", model, *shape, *options)["plan"]
+    assert plan["granted"] == {
+        "executor": "dataflow",
+        "precision": "strict",
+        "devices": [],
+        "threads": 1,
+        "backends": ["numpy"],
+    }
+    assert "dataflow" in as_json("info", model, *shape, *options)["plan"]["granted"]
+    feeds = ["-i", "x=random:2x3", "-i", "scale=random"]
+    assert as_json("run", model, *feeds, *options)["outputs"]["y"]["shape"] == [2, 3]
+    output = ["-o", str(tmp_path / "m.penstock")]
+    assert as_json("compile", model, *shape, *options, *output)["plans"]
+
+
+def test_import_registers_operations_of_a_module(tmp_path, monkeypatch):
+    (tmp_path / "own_operations_for_the_test.py").write_text("loaded = True\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = tmp_path / "m.onnx"
+    onnx.save(model_from_text("g (float[2] x) => (float[2] y) { y = Neg(x) }"), path)
+    as_json("check", str(path), "--import", "own_operations_for_the_test")
+    assert sys.modules.pop("own_operations_for_the_test").loaded
+
+
+def test_plan_with_reasons_says_why_each_step_is_where_it_is(model, numpy_alone):
+    text = call("plan", model, "--reasons").stdout
+    assert text.count("# the only backend with a kernel for it") == 2

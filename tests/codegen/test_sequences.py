@@ -32,7 +32,9 @@ def calls(source: str) -> list[str]:
 def test_consecutive_steps_of_compiled_kernels_are_one_call() -> None:
     session = chain(shapes={})
     assert calls(session.source) == ["sequence_0", "softmax_3"]
-    assert re.search(r"# cumsum_0\(v0\) +# first in the model\n", session.source)
+    assert re.search(
+        r"# cumsum_0\(v0, c1 -> b2\) +# first in the model: float32\[4, 6\]\n", session.source
+    )
     assert session.explain().count(" in the model (sequence_0)\n") == 3
 
 

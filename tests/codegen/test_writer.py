@@ -57,8 +57,8 @@ def test_each_line_says_where_its_node_came_from():
     source = compiled(
         "g (float[4] x) => (float[4] y) { [first] a = Exp(x) y = Neg(a) }", shapes={}
     ).source
-    assert re.search(r"exp\(v0, b1\) +# first in the model\n", source)
-    assert "# Neg_1 in the model\n" in source
+    assert re.search(r"exp\(v0, b1\) +# first in the model: float32\[4\]\n", source)
+    assert "# Neg_1 in the model: float32[4]\n" in source
 
 
 def test_views_of_planned_memory_are_names():

@@ -19,9 +19,12 @@ def explained(text: str, **options) -> list[str]:
 
 
 def test_explain_begins_with_summary_inputs_and_outputs():
-    summary, inputs, outputs, *steps = explained(DIAMOND, executor="linear")
+    summary, about, inputs, outputs, *steps = explained(DIAMOND, executor="linear")
     assert re.match(r"plan 'g': 4 steps, 0 free views, arena 512 B \(planner \w+, lower", summary)
     assert summary.endswith("constants 4 B")
+    assert about == (
+        "executor linear, precision float32, up to 1 thread for a kernel, backends numpy"
+    )
     assert inputs == "inputs (x: float32[64])"
     assert outputs == "outputs (y: float32[64])"
     assert len(steps) == 4
@@ -29,9 +32,9 @@ def test_explain_begins_with_summary_inputs_and_outputs():
 
 def test_explain_step_says_where_its_values_live():
     lines = explained(DIAMOND, executor="linear")
-    exp, neg, mul, add = sorted(lines[3:], key=lambda line: line.split()[1])
+    exp, neg, mul, add = sorted(lines[4:], key=lambda line: line.split()[1])
     assert [line.split()[1] for line in (exp, neg, mul, add)] == ["a", "b", "c", "y"]
-    assert re.search(r"^ +1 a @(0|256) float32\[64\] = Exp\(x <dynamic>\)  # ", exp)
+    assert re.search(r"^ +1 a @(0|256) float32\[64\] = Exp\(x <dynamic>\) on numpy  # ", exp)
     assert "two <constant>" in mul
     assert "y <dynamic> float32[64] = Add(b @" in add
 
@@ -49,8 +52,8 @@ def test_explain_view_has_an_offset_inside_its_base():
         a = Exp(x) v = Slice(a, s, e) b = Neg(v) y = Abs(b) }"""
     lines = explained(text, executor="linear")
     assert "1 free views" in lines[0]
-    base = int(re.search(r"a @(\d+)", lines[3])[1])
-    view = int(re.search(r"v @(\d+)", lines[4])[1])
+    base = int(re.search(r"a @(\d+)", lines[4])[1])
+    view = int(re.search(r"v @(\d+)", lines[5])[1])
     assert view == base + 2 * 4 * 4
 
 

@@ -30,6 +30,7 @@ class Fake:
     """An executor whose runs do what they are told to."""
 
     name = "fake"
+    threads = 1
     table = PLAN
 
     def __init__(self, outcome: Callable[[Control], Any] = lambda control: (1,)) -> None:

@@ -16,6 +16,7 @@ from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
 from penstock.host.threads import Workers, core_budget
+from penstock.host.threads import pool as workers_pool
 from penstock.ir.op import Kernel
 from penstock.session import stages
 from penstock.tuning import run_sampler
@@ -117,6 +118,8 @@ def test_measured_costs_of_small_tensors_decide(cache, clock, monkeypatch, execu
         backend.company = nullcontext()
         session.run(X)
         assert isinstance(session.latest, ParallelExecutor)
+        # A run asks for no worker that is about to leave the one before.
+        wait_until(lambda: workers_pool()._free == workers_pool().threads)
         assert session.forecast(2).makespan < 0.6 * session.forecast(2).serial
         backend.company = Company()
         np.testing.assert_array_equal(session.run(X)["y"], wanted(X["x"]))

@@ -13,7 +13,8 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.cli.base import MODEL, PLANNER, SIGNATURE, chosen, command, show_table
+from penstock.cli.base import MODEL, SHAPES, SIGNATURE, command, show_assumed, show_table
+from penstock.cli.options import compile_options
 from penstock.cli.run import INPUTS, SEED, read_feeds
 from penstock.frontends.load import load
 from penstock.host.threads import core_budget
@@ -27,6 +28,7 @@ _MIN_RUNS = 5
 
 _COLUMNS = (
     ("executor", "executor", ""),
+    ("granted", "granted", ""),
     ("threads", "threads", ""),
     ("clients", "clients", ""),
     ("prepare", "prepare_ms", ".1f"),
@@ -48,9 +50,7 @@ _STATISTICS: dict[str, Callable[[list[float]], float]] = {
 
 def _show_bench(result: Mapping[str, Any]) -> None:
     click.echo(f"{result['model']}: loaded in {result['load_ms']:.1f} ms")
-    click.echo(
-        f"inputs {', '.join(f'{name}: {type_}' for name, type_ in result['inputs'].items())}"
-    )
+    show_assumed(result)
     several = any(row["clients"] > 1 for row in result["rows"])
     columns = [column for column in _COLUMNS if several or column[0] != "clients"]
     rows = [[format(row[key], form) for _, key, form in columns] for row in result["rows"]]
@@ -63,6 +63,7 @@ def _show_bench(result: Mapping[str, Any]) -> None:
 @INPUTS
 @SEED
 @SIGNATURE
+@SHAPES
 @click.option(
     "--executor",
     "-e",
@@ -71,7 +72,7 @@ def _show_bench(result: Mapping[str, Any]) -> None:
     type=click.Choice(EXECUTORS),
     help="Executor to use; may be repeated. Default: auto.",
 )
-@PLANNER
+@compile_options("executor", "threads")
 @click.option(
     "--threads",
     "-t",
@@ -98,8 +99,9 @@ def bench(
     inputs: Sequence[str],
     seed: int,
     signature: str | None,
+    shapes: Sequence[str],
     executors: Sequence[str],
-    planner: str | None,
+    options: Mapping[str, Any],
     threads: Sequence[int],
     clients: Sequence[int],
     seconds: float,
@@ -107,32 +109,36 @@ def bench(
     """Time a model: loading, preparing (compiling a plan for the inputs), the first run, and the
     mean, minimum, maximum, geometric mean and median of many runs.
 
-    Inputs that are not given are random, with 1 for dims that are not known.
+    Inputs that are not given are random; an unknown first dim of theirs is 1.
     """
     begin = time.perf_counter()
     loaded = load(model, signature=signature)
     load_ms = 1e3 * (time.perf_counter() - begin)
-    with compile(loaded) as session:
-        feeds = read_feeds(session, inputs, seed, fill=True)
+    with compile(loaded, **options) as session:
+        assumed: dict[str, str] = {}
+        feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
         fed = {p.name: convert(p.name, feeds[p.name], p.type) for p in session.inputs}
     feeds |= fed
     tensors = all(isinstance(value, np.ndarray) for value in fed.values())
-    shapes = {name: value.shape for name, value in fed.items()} if tensors else None
+    dims = {name: value.shape for name, value in fed.items()} if tensors else None
     counts = sorted(set(threads) or {1, core_budget()})
     rows = []
     for executor, count, client_count in product(executors or (None,), counts, clients or (1,)):
-        options = chosen(executor=executor, threads=count, memory_planner=planner)
+        chosen = {**options, "threads": count}
+        chosen |= {} if executor is None else {"executor": executor}
         begin = time.perf_counter()
-        with compile(loaded, shapes=shapes, **options) as session:
+        with compile(loaded, shapes=dims, **chosen) as session:
             prepared = time.perf_counter()
             session.run(feeds)
             first = time.perf_counter()
             for _ in range(_WARM_UP_RUNS):
                 session.run(feeds)
             times, elapsed = _timed(session, feeds, client_count, seconds)
+            granted = session.granted.executor
         rows.append(
             {
                 "executor": session.options.executor,
+                "granted": granted,
                 "threads": count,
                 "clients": client_count,
                 "prepare_ms": 1e3 * (prepared - begin),
@@ -143,7 +149,8 @@ def bench(
             }
         )
     types = {name: str(type_of(value)) for name, value in feeds.items()}
-    return {"model": str(model), "load_ms": load_ms, "inputs": types, "rows": rows}
+    result = {"model": str(model), "load_ms": load_ms, "inputs": types, "assumed": assumed}
+    return {**result, "rows": rows}
 
 
 def _timed(

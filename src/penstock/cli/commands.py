@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import gc
+import json
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -41,6 +43,18 @@ class _Commands(click.Group):
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(context)])
+
+    def invoke(self, context: click.Context) -> Any:
+        """With ``--json`` a wrong command line is an object as well."""
+        as_json = "--json" in (*context._protected_args, *context.args)
+        try:
+            return super().invoke(context)
+        except click.UsageError as error:
+            if not as_json:
+                raise
+            about = {"type": "UsageError", "message": error.format_message()}
+            click.echo(json.dumps({"ok": False, "error": about}, indent=2))
+            context.exit(error.exit_code)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

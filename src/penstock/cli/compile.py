@@ -9,16 +9,8 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import (
-    EXECUTOR,
-    MODEL,
-    PLANNER,
-    SIGNATURE,
-    chosen,
-    command,
-    compile_option,
-    read_shapes,
-)
+from penstock.cli.base import MODEL, SIGNATURE, command, read_shapes
+from penstock.cli.options import compile_options, file_option
 from penstock.frontends.load import load
 from penstock.ir.describe import format_bytes
 from penstock.session import session as sessions
@@ -37,10 +29,9 @@ def _show_compiled(result: Mapping[str, Any]) -> None:
 @command(_show_compiled)
 @MODEL
 @SIGNATURE
-@click.option(
+@file_option(
     "--output",
     "-o",
-    type=click.Path(path_type=Path),
     help="File to write. Default: MODEL.penstock beside the model.",
 )
 @click.option(
@@ -50,17 +41,13 @@ def _show_compiled(result: Mapping[str, Any]) -> None:
     metavar="NAME=DIMS",
     help="Dims of an input, as in --shape x=1x3x224x224; several of one input are for plans each.",
 )
-@EXECUTOR
-@PLANNER
-@compile_option("threads", type=click.IntRange(min=1))
+@compile_options()
 def compile(
     model: str,
     signature: str | None,
     output: Path | None,
     shapes: Sequence[str],
-    executor: str | None,
-    planner: str | None,
-    threads: int | None,
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Compile a model ahead, with plans for inputs of these shapes, into a file that starts fast.
 
@@ -70,7 +57,6 @@ def compile(
     types = {value.name: value.type for value in loaded.graph.inputs}
     static = all(isinstance(t, TensorType) and t.static for t in types.values())
     plans = read_shapes(loaded, shapes) if shapes else [{}] if static else []
-    options = chosen(executor=executor, memory_planner=planner, threads=threads)
     begin = time.perf_counter()
     with sessions.compile(loaded, shapes=plans, **options) as session:
         path = output or Path(model).with_suffix(".penstock")

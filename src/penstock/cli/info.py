@@ -1,31 +1,47 @@
-"""``penstock info``: what the file of a model says; with ``--plan``, also how it will run."""
+"""``penstock info``: what the file of a model says, with ``--plan`` also how it will run; without a
+model, what Penstock has to work with on this machine."""
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import click
 import numpy as np
 
-from penstock.backends.registry import BACKENDS, describe
-from penstock.cli.base import MODEL, SHAPES, SIGNATURE, all_shapes, command, show_table
-from penstock.errors import InvalidInput
+from penstock.backends.registry import BACKENDS, available, describe
+from penstock.cli.base import SHAPES, SIGNATURE, all_shapes, command, show_assumed, show_table
+from penstock.cli.options import compile_options
+from penstock.errors import InvalidInput, PenstockError
 from penstock.frontends.load import load
+from penstock.host.threads import core_budget
 from penstock.ir.describe import format_bytes
-from penstock.ir.graph import Graph, Model
+from penstock.ir.graph import Graph, Model, clone
+from penstock.version import VERSION
+
+# Packages whose versions matter to a report of a fault.
+_PACKAGES = ("numpy", "ml_dtypes", "onnx", "protobuf", "threadpoolctl", "onednn-cpu-gomp")
 
 
 def _show_info(result: Mapping[str, Any]) -> None:
+    if "python" in result:
+        _show_installation(result)
+        return
     click.echo(f"model       {result['model']}")
+    for name, text in result["about"].items():
+        click.echo(f"{name:<11} {text}")
+    for name, text in result["metadata"].items():
+        click.echo(f"metadata    {name}: {text}")
     plan = result.get("plan")
-    for title, ports in (("inputs", result["inputs"]), ("outputs", result["outputs"])):
+    for title in ("inputs", "outputs"):
         click.echo(title)
-        for name in ports:
-            declared = f": {ports[name]}" if title == "inputs" else ""
+        for name, declared in result[title].items():
             here = f", here {plan[title][name]}" if plan else ""
-            click.echo(f"  {name}{declared}{here}")
+            click.echo(f"  {name}: {declared}{here}")
     for title, lines in result["structure"].items():
         click.echo("\n  ".join([title, *lines]))
     parameters = f"{result['parameters']:,} ({format_bytes(result['parameter_bytes'])})"
@@ -38,6 +54,8 @@ def _show_info(result: Mapping[str, Any]) -> None:
         click.echo(f"no plan: {result['why']}")
     if not plan:
         return
+    show_assumed(plan)
+    click.echo(f"runs with   {plan['granted']}")
     click.echo(f"steps       {plan['steps']}")
     click.echo(f"work        {plan['flops'] / 1e6:,.1f} MFLOP a run")
     arena, bound = format_bytes(plan["arena_bytes"]), format_bytes(plan["arena_lower_bound"])
@@ -45,39 +63,119 @@ def _show_info(result: Mapping[str, Any]) -> None:
     click.echo(f"constants   {format_bytes(plan['constant_bytes'])}")
 
 
+def _show_installation(result: Mapping[str, Any]) -> None:
+    for name in ("penstock", "python", "system", "processor"):
+        click.echo(f"{name:<15} {result[name]}")
+    click.echo(f"{'threads':<15} {result['threads']}")
+    for name, what in result["backends"].items():
+        click.echo(f"{name:<15} {what}")
+    for name, version in result["packages"].items():
+        click.echo(f"{name:<15} {version or 'not installed'}")
+    for name, path in result["folders"].items():
+        click.echo(f"{name:<15} {path}")
+    for name, value in result["environment"].items():
+        click.echo(f"{name:<15} {value}")
+    for notice in result["notices"]:
+        click.echo(f"notice: {notice}")
+
+
 @command(_show_info)
-@MODEL
+@click.argument("model", type=click.Path(), required=False)
 @SHAPES
 @SIGNATURE
 @click.option("--plan", "planned", is_flag=True, help="Also compile it: its work and memory.")
-def info(model: str, shapes: Sequence[str], signature: str | None, planned: bool) -> dict[str, Any]:
+@compile_options()
+def info(
+    model: str | None,
+    shapes: Sequence[str],
+    signature: str | None,
+    planned: bool,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
     """Inputs, outputs, parts, operations and parameters of a model, and what backends there are;
-    with --plan, or a shape to plan for, also its steps, work and memory."""
+    with --plan, or a shape to plan for, also its steps, work and memory. Without a model:
+    versions, instruction sets, threads and folders of this installation, for reports of faults."""
+    if model is None:
+        if shapes or signature or planned or options:
+            raise click.UsageError("these options are for a MODEL: name one")
+        return _installation()
+    if options and not (planned or shapes):
+        raise click.UsageError("options of compiling are for --plan, or a --shape to plan for")
     loaded = load(model, signature=signature)
     graph = loaded.graph
     constants = _constants(graph)
     result: dict[str, Any] = {
         "model": str(model),
+        "about": loaded.about,
         "metadata": loaded.metadata,
+        "signatures": list(loaded.signatures),
         "structure": loaded.structure,
         "inputs": {v.name: str(v.type) for v in graph.inputs},
-        "outputs": [v.name for v in graph.outputs],
+        "outputs": _output_types(graph),
         "nodes": sum(1 for _ in graph.walk()),
         "operations": dict(Counter(n.op.full_name for n in graph.walk()).most_common()),
         "parameters": sum(c.size for c in constants),
         "parameter_bytes": sum(c.nbytes for c in constants),
         "backends": {name: describe(name) for name in BACKENDS},
     }
-    return {**result, **_plan_of(loaded, shapes)} if planned or shapes else result
+    return {**result, **_plan_of(loaded, shapes, options)} if planned or shapes else result
 
 
-def _plan_of(model: Model, shapes: Sequence[str]) -> dict[str, Any]:
+def _installation() -> dict[str, Any]:
+    """What a report of a fault should have."""
+    import os
+
+    from penstock.session.compile_cache import folder_of
+    from penstock.tuning.cost_table import cost_table
+
+    versions = {name: _version(name) for name in _PACKAGES}
+    missing = [name for name in ("onednn", "native") if name not in available()]
+    return {
+        "penstock": VERSION,
+        "python": f"{platform.python_implementation()} {sys.version.split()[0]}",
+        "system": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "threads": core_budget(),
+        "backends": {name: describe(name) for name in BACKENDS},
+        "packages": versions,
+        "folders": {"saved sessions": str(folder_of(True)), "costs": str(cost_table().path)},
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("PENSTOCK_")},
+        "notices": [
+            f"the backend {name} is missing, so that many models run several times as slow"
+            for name in missing
+        ],
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _output_types(graph: Graph) -> dict[str, str]:
+    """The types of a graph's outputs by name, as far as they follow from those of its inputs."""
+    from penstock.analysis.type_inference import infer_types
+
+    copy = clone(graph)
+    try:
+        infer_types(copy)
+    except PenstockError:  # compiling says what is wrong
+        copy = graph
+    names = [value.name for value in graph.outputs]
+    return {n: str(v.type) for n, v in zip(names, copy.outputs, strict=True)}
+
+
+def _plan_of(model: Model, shapes: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """The plan of a model for these shapes; why there is none, if it must know more of them."""
     from penstock.ops.work_estimate import flops
     from penstock.session.session import compile
 
+    assumed: dict[str, str] = {}
     try:
-        executor = compile(model, shapes=all_shapes(model, shapes)).latest
+        session = compile(model, shapes=all_shapes(model, shapes, assumed), **options)
+        executor = session.latest
     except InvalidInput as error:
         if shapes:
             raise
@@ -89,6 +187,8 @@ def _plan_of(model: Model, shapes: Sequence[str]) -> dict[str, Any]:
         "outputs": {
             name: str(plan.slots[i].type) for name, i in zip(outputs, plan.outputs, strict=True)
         },
+        "assumed": assumed,
+        "granted": session.granted.line(session.options),
         "steps": sum(1 for _ in plan.walk()),
         "flops": sum(flops(step.node) for step in plan.walk()),
         "arena_bytes": 0 if arena_plan is None else arena_plan.size,

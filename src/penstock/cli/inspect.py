@@ -12,17 +12,15 @@ import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.base import (
-    EXECUTOR,
     MODEL,
     SHAPES,
     SIGNATURE,
     all_shapes,
-    chosen,
     command,
-    compile_option,
     planner_option,
     show_table,
 )
+from penstock.cli.options import IMPORT, compile_options, file_option
 from penstock.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.frontends.common.model_files import open_path
 from penstock.frontends.load import load, load_text
@@ -46,6 +44,7 @@ def _show_check(result: Mapping[str, Any]) -> None:
 
 @command(_show_check)
 @MODEL
+@IMPORT
 def check(model: str) -> dict[str, Any]:
     """Verify a model and report everything that is wrong with it."""
     result: dict[str, Any] = {"ok": True, "problems": [], "unsupported": []}
@@ -108,11 +107,11 @@ def _show_plan(result: Mapping[str, Any]) -> None:
     help="With --after: cut constants of more than N elements short. --from refuses such a text.",
 )
 @click.option("--source", is_flag=True, help="The generated program instead of the plan.")
-@EXECUTOR
+@compile_options("memory_planner")
 @planner_option("all", note=' "all": compare the arenas of all.')
+@click.option("--reasons", is_flag=True, help="Also say why each step is on its backend.")
 @click.option("--streams", is_flag=True, help="The plan on streams, with the time line simulated.")
-@compile_option("max_streams", type=click.IntRange(min=1))
-@click.option("--svg", type=click.Path(path_type=Path), help="File to draw the streams into.")
+@file_option("--svg", help="File to draw the streams into.")
 @click.option(
     "--simulate",
     type=click.IntRange(min=1),
@@ -127,10 +126,10 @@ def plan(
     after: str | None,
     max_elements: int | None,
     source: bool,
-    executor: str | None,
+    options: Mapping[str, Any],
     planner: str | None,
+    reasons: bool,
     streams: bool,
-    max_streams: int | None,
     svg: Path | None,
     simulate: int | None,
 ) -> dict[str, Any]:
@@ -145,30 +144,56 @@ def plan(
         loaded = _read_text(text_file)
     else:
         raise click.UsageError("name either a MODEL or a text file with --from")
-    compiled = partial(
-        compile,
-        loaded,
-        shapes=all_shapes(loaded, shapes),
-        **chosen(executor=executor, max_streams=max_streams if executor == "streams" else None),
+    _check_one_question(
+        {
+            "--after": after is not None,
+            "--source": source,
+            "--planner all": planner == "all",
+            "--streams": streams or svg is not None,
+            "--simulate": simulate is not None,
+            "--reasons": reasons,
+        }
     )
+    if max_elements is not None and after is None:
+        raise click.UsageError("--max-elements is for --after")
+    most = options.get("max_streams")
+    if most is not None and options.get("executor") != "streams":
+        if not streams and svg is None:
+            raise click.UsageError("--max-streams is for --streams, or --executor streams")
+        options = {name: value for name, value in options.items() if name != "max_streams"}
+    compiled = partial(compile, loaded, shapes=all_shapes(loaded, shapes), **options)
     if after is not None:
         graph = _graph_after(after, compiled)
         return {"pass": after, "text": format_graph(graph, max_elements) + "\n"}
     if planner == "all":
-        arenas = {name: compiled(memory_planner=name).latest.arena_plan for name in MEMORY_PLANNERS}
-        return {
-            "arena_bytes": {name: a.size if a else 0 for name, a in arenas.items()},
-            "arena_lower_bound": {name: a.lower_bound if a else 0 for name, a in arenas.items()},
-        }
-    session = compiled(**chosen(memory_planner=planner))
+        return _arenas(compiled)
+    session = compiled() if planner is None else compiled(memory_planner=planner)
     if simulate is not None:
         return asdict(session.forecast(simulate))
-    if svg is not None:
-        svg.write_text(draw_charts(session.schedule(max_streams)), encoding="utf-8")
     if streams or svg is not None:
-        charts = session.schedule(max_streams)
+        charts = session.schedule(most)
+        if svg is not None:
+            svg.write_text(draw_charts(charts), encoding="utf-8")
         return {"text": format_charts(charts), "blocks": [asdict(chart) for chart in charts]}
-    return {"text": session.source if source else session.explain()}
+    if source:
+        return {"text": session.source}
+    return {"text": session.explain(reasons=reasons), "plan": session.describe()}
+
+
+def _check_one_question(asked: Mapping[str, bool]) -> None:
+    """Refuse several options each of which asks for something else in place of the plan."""
+    names = [name for name, is_given in asked.items() if is_given]
+    if len(names) > 1:
+        raise click.UsageError(f"{' and '.join(names)} ask for different things: name one")
+
+
+def _arenas(compiled: Callable[..., Session]) -> dict[str, Any]:
+    """The arenas that all memory planners lay out."""
+    arenas = {name: compiled(memory_planner=name).latest.arena_plan for name in MEMORY_PLANNERS}
+    return {
+        "arena_bytes": {name: a.size if a else 0 for name, a in arenas.items()},
+        "arena_lower_bound": {name: a.lower_bound if a else 0 for name, a in arenas.items()},
+    }
 
 
 def _graph_after(name: str, compiled: Callable[..., Session]) -> Graph:

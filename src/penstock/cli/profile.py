@@ -1,45 +1,80 @@
-"""``penstock profile``: measure the nodes of a model on each backend, and show where time goes."""
+"""``penstock profile``: measure nodes on each backend, and show where the time of a plan goes."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from penstock.cli.base import EXECUTOR, MODEL, SIGNATURE, chosen, command, show_table
+from penstock.cli.base import MODEL, SHAPES, SIGNATURE, command, show_assumed, show_table
+from penstock.cli.options import compile_options, file_option
 from penstock.cli.run import INPUTS, SEED, read_feeds
-from penstock.frontends.load import load
-from penstock.observers.profile import Row
+from penstock.observers.profile import Row, StepRow
 from penstock.observers.trace import Trace
 from penstock.session.session import compile
 from penstock.tuning.cost_table import cost_table
+from penstock.tuning.machine_peak import MachinePeak, machine_peak
+from penstock.types import type_of
 
 # Rows shown of each table.
 _MAX_ROWS = 20
 
 
 def _show_profile(result: Mapping[str, Any]) -> None:
-    for title, key in (("node", "nodes"), ("operation", "operations"), ("backend", "backends")):
-        rows = result[key]
+    show_assumed(result)
+    click.echo(f"{result['granted_line']}")
+    steps = result["steps"]
+    headers = ("step", "operation", "backend", "dtype", "times", "ms a run", "share")
+    rows = [
+        (
+            row["origin"],
+            row["operation"],
+            row["backend"],
+            row["precision"],
+            str(row["count"]),
+            f"{row['ms']:.3f}",
+            f"{row['share']:.1%}",
+            _rate(row["gflops_per_s"]),
+            _rate(row["gbytes_per_s"]),
+            f"{row['share_of_peak']:.1%}" if row["flops"] else "",
+        )
+        for row in steps[:_MAX_ROWS]
+    ]
+    show_table((*headers, "GFLOP/s", "GB/s", "of peak"), rows)
+    _more(steps)
+    for title, key in (("operation", "operations"), ("backend", "backends")):
         shown = [
             (row["name"], str(row["count"]), f"{row['ms']:.3f}", f"{row['share']:.1%}")
-            for row in rows[:_MAX_ROWS]
+            for row in result[key][:_MAX_ROWS]
         ]
         show_table((title, "times", "ms a run", "share"), shown)
-        if len(rows) > _MAX_ROWS:
-            click.echo(f"and {len(rows) - _MAX_ROWS} more; --json has all")
-        click.echo()
+        _more(result[key])
+    peak = result["peak"]
     click.echo(
         f"{result['ms']:.3f} ms a run step by step, {result['outside_ms']:.3f} ms of it outside "
-        f"kernels; {result['executor']}: {result['run_ms']:.3f} ms"
+        f"kernels; {result['granted']['executor']}, unobserved: {result['run_ms']:.3f} ms"
+    )
+    click.echo(
+        f"peak, as measured: {peak['gflops_per_s']:.0f} GFLOP/s in float32 with "
+        f"{peak['threads']} threads, {peak['gbytes_per_s']:.1f} GB/s"
     )
     if result["trace"]:
         click.echo(f"trace in {result['trace']}, for https://ui.perfetto.dev")
-    click.echo(f"costs in {result['costs']}")
+    click.echo(f"costs in {result['costs']}" if result["costs"] else "no costs could be kept")
+
+
+def _rate(giga: float) -> str:
+    return f"{giga:.1f}" if giga else ""
+
+
+def _more(rows: Sequence[object]) -> None:
+    if len(rows) > _MAX_ROWS:
+        click.echo(f"and {len(rows) - _MAX_ROWS} more; --json has all")
+    click.echo()
 
 
 @command(_show_profile)
@@ -47,18 +82,17 @@ def _show_profile(result: Mapping[str, Any]) -> None:
 @INPUTS
 @SEED
 @SIGNATURE
+@SHAPES
 @click.option(
     "--runs",
     type=click.IntRange(min=1),
     default=10,
     show_default=True,
-    help="Runs to measure on each backend.",
+    help="Runs to measure: on each backend, and then of the plan.",
 )
-@EXECUTOR
-@click.option(
-    "--trace",
-    type=click.Path(path_type=Path),
-    help="File to write the trace to. Default: MODEL.trace.json in this folder.",
+@compile_options("autotune")
+@file_option(
+    "--trace", help="File to write the trace to. Default: MODEL.trace.json in this folder."
 )
 @click.option("--no-trace", is_flag=True, help="Write no trace.")
 def profile(
@@ -66,49 +100,71 @@ def profile(
     inputs: Sequence[str],
     seed: int,
     signature: str | None,
+    shapes: Sequence[str],
     runs: int,
-    executor: str | None,
+    options: Mapping[str, Any],
     trace: Path | None,
     no_trace: bool,
 ) -> dict[str, Any]:
-    """Measure every node on every backend, show where time goes, and write a trace.
+    """Measure every node on every backend; then show where the time of the plan goes that runs from
+    then on, and write a trace of it.
 
     The costs are kept in the user's cache folder; from then on they decide where nodes run and
     what runs in parallel. Inputs that are not given are random.
     """
-    loaded = load(model, signature=signature)
-    session = compile(loaded)
-    feeds = read_feeds(session, inputs, seed, fill=True)
+    if no_trace and trace is not None:
+        raise click.UsageError("--trace names a file, and --no-trace says to write none")
+    session = compile(model, signature=signature, **options)
+    assumed: dict[str, str] = {}
+    feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
     measured = session.profile(feeds, runs=runs)
-    session = compile(loaded, **chosen(executor=executor))
-    session.run(feeds)
-    times = []
-    for _ in range(runs):
-        begin = time.perf_counter()
-        session.run(feeds)
-        times.append(time.perf_counter() - begin)
     if not no_trace:
         trace = trace or Path(f"{Path(model).stem}.trace.json")
         recording = Trace()
         session.run(feeds, trace=recording)
         recording.save(trace)
-    count = measured.runs or 1
-
-    def rows(table: Sequence[Row]) -> list[dict[str, Any]]:
-        total = sum(row.seconds for row in table) or 1.0
-        keys = ("name", "count", "ms", "share")
-        cells = [(r.name, r.count, r.seconds / count * 1e3, r.seconds / total) for r in table]
-        return [dict(zip(keys, row, strict=True)) for row in cells]
-
+    peak = machine_peak(session.granted.threads)
+    count, path = measured.runs or 1, cost_table().path
     return {
-        "nodes": rows(measured.by_node()),
-        "operations": rows(measured.by_operation()),
-        "backends": rows(measured.by_backend()),
+        "model": str(model),
+        "inputs": {name: str(type_of(value)) for name, value in feeds.items()},
+        "assumed": assumed,
+        "asked": {name: str(value) for name, value in options.items()},
+        "granted": asdict(session.granted),
+        "granted_line": session.granted.line(session.options),
+        "steps": [_step(row, count, peak) for row in measured.steps()],
+        "operations": _rows(measured.by_operation(), count),
+        "backends": _rows(measured.by_backend(), count),
         "runs": measured.runs,
         "ms": measured.wall / count * 1e3,
         "outside_ms": measured.outside / count * 1e3,
-        "executor": session.latest.name,
-        "run_ms": statistics.median(times) * 1e3,
+        "run_ms": statistics.median(measured.alone) * 1e3,
+        "peak": {
+            "threads": peak.threads,
+            "gflops_per_s": peak.flops_per_s * 1e-9,
+            "gbytes_per_s": peak.bytes_per_s * 1e-9,
+        },
         "trace": None if no_trace else str(trace),
-        "costs": str(cost_table().path),
+        "costs": str(path) if path.exists() else None,
     }
+
+
+def _step(row: StepRow, runs: int, peak: MachinePeak) -> dict[str, Any]:
+    return {
+        **asdict(row.facts),
+        "threads": row.threads,
+        "count": row.count,
+        "ms": row.seconds / runs * 1e3,
+        "best_ms": row.best * 1e3,
+        "share": row.share,
+        "gflops_per_s": row.flops_per_s * 1e-9,
+        "gbytes_per_s": row.bytes_per_s * 1e-9,
+        "share_of_peak": row.flops_per_s / peak.flops_per_s,
+    }
+
+
+def _rows(table: Sequence[Row], runs: int) -> list[dict[str, Any]]:
+    total = sum(row.seconds for row in table) or 1.0
+    keys = ("name", "count", "ms", "share")
+    cells = [(r.name, r.count, r.seconds / runs * 1e3, r.seconds / total) for r in table]
+    return [dict(zip(keys, row, strict=True)) for row in cells]

@@ -6,7 +6,8 @@ import json
 import math
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,23 @@ import click
 import numpy as np
 
 from penstock.cli.base import (
-    EXECUTOR,
     MODEL,
-    PLANNER,
+    SHAPES,
     SIGNATURE,
-    chosen,
     command,
+    dims_by_input,
     known_dims,
     read_dims,
+    show_assumed,
     show_table,
 )
+from penstock.cli.options import compile_options, file_option, folder_option
 from penstock.errors import InvalidInput
 from penstock.limits import DEFAULT_LIMITS
 from penstock.observers.trace import Trace
 from penstock.session.session import Port, Session, compile
 from penstock.session.subgraphs import suggest
-from penstock.types import STRING, TensorType, dtype_name
+from penstock.types import STRING, TensorType, dtype_name, type_of
 
 INPUTS = click.option(
     "--input",
@@ -44,6 +46,8 @@ SEED = click.option("--seed", default=0, show_default=True, help="Seed of random
 
 
 def _show_run(result: Mapping[str, Any]) -> None:
+    if result["assumed"]:
+        show_assumed(result)
     rows = []
     for name, output in result["outputs"].items():
         input_type = f"{output['dtype']}{output['shape']}" if "dtype" in output else output["type"]
@@ -63,14 +67,14 @@ def _show_run(result: Mapping[str, Any]) -> None:
 @INPUTS
 @click.option("--load", type=click.Path(), metavar="FILE.npz", help="File with inputs by name.")
 @click.option("--fetch", "-f", "fetches", multiple=True, metavar="NAME", help="Any value by name.")
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="Folder for .npy files.")
-@click.option("--dump", type=click.Path(), metavar="FILE.npz", help="File for outputs by name.")
-@click.option("--timeout", type=float, help="Seconds after which the run is stopped.")
-@EXECUTOR
-@PLANNER
+@folder_option("--output", "-o", help="Folder for .npy files.")
+@file_option("--dump", metavar="FILE.npz", help="File for outputs by name.")
 @click.option(
-    "--trace", type=click.Path(path_type=Path), help="File for a trace of the run, for Perfetto."
+    "--timeout", type=click.FloatRange(min=0), help="Seconds after which the run is stopped."
 )
+@SHAPES
+@compile_options("timeout")
+@file_option("--trace", help="File for a trace of the run, for Perfetto.")
 @SEED
 def run(
     model: str,
@@ -79,19 +83,19 @@ def run(
     load: str | None,
     fetches: Sequence[str],
     output: Path | None,
-    dump: str | None,
+    dump: Path | None,
     timeout: float | None,
-    executor: str | None,
-    planner: str | None,
+    shapes: Sequence[str],
+    options: Mapping[str, Any],
     trace: Path | None,
     seed: int,
 ) -> dict[str, Any]:
     """Run a model once, and show or save its outputs."""
     begin = time.perf_counter()
-    options = chosen(executor=executor, memory_planner=planner, signature=signature)
-    session = compile(model, **options)
+    session = compile(model, signature=signature, **options)
     recording = None if trace is None else Trace()
-    feeds = read_feeds(session, inputs, seed, load=load)
+    assumed: dict[str, str] = {}
+    feeds = read_feeds(session, inputs, seed, load=load, shapes=shapes, assumed=assumed)
     compiled = time.perf_counter()
     outputs = session.run(feeds, list(fetches) or None, timeout=timeout, trace=recording)
     ended = time.perf_counter()
@@ -99,12 +103,13 @@ def run(
         recording.save(trace)
     summaries = {name: _summary(value) for name, value in outputs.items()}
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
         for name, value in outputs.items():
             summaries[name]["file"] = str(_save(output, name, value))
     if dump is not None:
         _dump(dump, outputs)
     return {
+        "inputs": {name: str(type_of(value)) for name, value in feeds.items()},
+        "assumed": assumed,
         "outputs": summaries,
         "seconds": {"load": compiled - begin, "compile_and_run": ended - compiled},
     }
@@ -117,14 +122,19 @@ def read_feeds(
     *,
     fill: bool = False,
     load: str | None = None,
+    shapes: Sequence[str] = (),
+    assumed: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Feeds by the names of inputs, from the file ``load`` and the texts of ``--input``. An input
     that none of them names is random with ``fill``; without, that is an error unless another value
-    is fed instead."""
+    is fed instead. ``shapes`` are the texts of ``--shape``, for generated values; ``assumed`` gets
+    a note for each input with a dim that was not named."""
     ports = {port.name: port for port in session.inputs}
     aliases = {a: ports[name] for a, name in session.model.aliases.items() if name in ports}
     by_name = {**aliases, **ports}
     rng = np.random.default_rng(seed)
+    named = {name: dims[-1] for name, dims in dims_by_input(session.model, shapes).items()}
+    generate = partial(_generated, rng=rng, shapes=named, assumed=assumed)
     feeds: dict[str, Any] = {}
 
     def add(file: str) -> None:
@@ -145,23 +155,26 @@ def read_feeds(
         elif port is None and what.partition(":")[0] in ("random", "zeros"):
             raise InvalidInput(f"cannot generate {name!r}: {suggest(name, by_name)}")
         else:
-            feeds[name if port is None else port.name] = _value(name, what, port, rng)
+            feeds[name if port is None else port.name] = _value(name, what, port, generate)
     missing = [port for port in ports.values() if port.name not in feeds]
     if fill:
-        feeds.update(
-            (port.name, _generated(port.name, "random", "", port, rng)) for port in missing
-        )
+        feeds.update((port.name, generate(port.name, "random", "", port)) for port in missing)
     elif missing and not feeds.keys() - ports.keys():
         hints = " ".join(f"--input {port.name}=random" for port in missing)
         names = ", ".join(map(str, missing))
         raise InvalidInput(f"no value for {names}; for a first look: {hints}")
+    for name, dims in named.items():
+        if name not in feeds or np.shape(feeds[name]) != dims:
+            raise InvalidInput(
+                f"--shape {name} is not the shape of the value that --input gives it"
+            )
     return feeds
 
 
-def _value(name: str, what: str, port: Port | None, rng: np.random.Generator) -> Any:
+def _value(name: str, what: str, port: Port | None, generate: Callable[..., np.ndarray]) -> Any:
     word, _, dims = what.partition(":")
     if word in ("random", "zeros"):
-        return _generated(name, word, dims, port, rng)
+        return generate(name, word, dims, port)
     if what.endswith((".npy", ".npz")):
         arrays = _read_arrays(what)
         if name not in arrays and len(arrays) != 1:
@@ -179,14 +192,24 @@ def _value(name: str, what: str, port: Port | None, rng: np.random.Generator) ->
 
 
 def _generated(
-    name: str, word: str, dims: str, port: Port | None, rng: np.random.Generator
+    name: str,
+    word: str,
+    dims: str,
+    port: Port | None,
+    *,
+    rng: np.random.Generator,
+    shapes: Mapping[str, tuple[int, ...]],
+    assumed: dict[str, str] | None,
 ) -> np.ndarray:
     input_type = port and port.type
     if not isinstance(input_type, TensorType) or input_type.dtype is None:
         raise InvalidInput(f"input {name!r}: {word} needs an input that is a tensor of known dtype")
     if input_type.dtype == STRING:
         raise InvalidInput(f"input {name!r}: strings cannot be {word}, give them in JSON")
-    shape = read_dims(dims) if dims else known_dims(input_type)
+    if dims:
+        shape = read_dims(dims)
+    else:
+        shape = shapes[name] if name in shapes else known_dims(name, input_type, assumed)
     max_bytes = DEFAULT_LIMITS.max_bytes
     if max_bytes is not None and math.prod(shape) * input_type.dtype.itemsize > max_bytes:
         raise InvalidInput(
@@ -227,7 +250,7 @@ def _save(folder: Path, name: str, value: Any) -> Path:
     return path
 
 
-def _dump(path: str, outputs: Mapping[str, Any]) -> None:
+def _dump(path: Path, outputs: Mapping[str, Any]) -> None:
     """Save values as a .npz file, which ``np.savez`` cannot with any names."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, value in outputs.items():

@@ -9,7 +9,7 @@ same plan gives the same text in every process:
 ``v3``     slot 3, known only during the run: a local variable
 ``V[3]``   the same, if several tasks touch it: an entry of the list that the run's tasks share
 ``add``    a ufunc, by its own name
-``gelu_7`` another kernel: its operation and the number of its step
+``gelu_7`` another kernel: its operation, or those of a fused node, and the number of its step
 ``a7``     the arguments of step 7, if its kernel prepares them itself (``Kernel.prepares``)
 =========  =====================================================================================
 
@@ -44,6 +44,7 @@ from penstock.codegen.sequences import CallSequence, bound_sequence
 from penstock.ir.contract import Guard
 from penstock.ir.layout import LateArray
 from penstock.ir.op import Kernel
+from penstock.ops.internal.fused import parts
 from penstock.ops.result_bytes import counted
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Slot, SlotKind, Step
@@ -51,6 +52,8 @@ from penstock.types import TensorType
 
 MOST_AHEAD = 256
 """kernels that the host may put on a device ahead of it; twice as many if results are large"""
+# Operations of a fused node that the name of its function has.
+_MOST_NAMED = 4
 # Results of at most this size are quick to read.
 _SMALL_BYTES = 1 << 16
 
@@ -150,7 +153,10 @@ def _function_name(number: int, step: Step, kernel: Kernel, is_counted: bool) ->
         name = function.__name__
         if getattr(np, name, None) is function:
             return name
-    name = step.node.op.name.lower()  # of a user's operation, any text
+    names = [part.op.name.lower() for part in parts(step.node)]  # of users' operations, any text
+    if len(names) > _MOST_NAMED:
+        names[_MOST_NAMED - 1 :] = ["more"]
+    name = "_".join(names)
     return f"{name if name.isascii() and name.isidentifier() else 'operation'}_{number}"
 
 

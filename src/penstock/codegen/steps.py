@@ -21,8 +21,8 @@ from penstock.types import TensorType
 _CHECK_EVERY = 50_000_000
 # The estimate for a step of unknown shapes.
 _UNKNOWN_WORK = 1_000_000
-# Where comments begin.
-_COMMENT_COLUMN = 60
+COMMENT_COLUMN = 60
+"""where comments begin"""
 
 ControlFlowWriter: TypeAlias = "Callable[[StepWriter, Step], None]"
 
@@ -83,7 +83,7 @@ class StepWriter:
 
     def _write(self, text: str, step: Step | Sequence[Step] | None, comment: str = "") -> None:
         text = "    " * self.depth + text
-        self.lines.append(f"{text:<{_COMMENT_COLUMN}}  # {comment}" if comment else text)
+        self.lines.append(f"{text:<{COMMENT_COLUMN}}  # {comment}" if comment else text)
         self.step_of_line.append(step)
 
     @contextmanager
@@ -130,7 +130,7 @@ class StepWriter:
             self.sequences[name] = sequence
             self._write(f"{name}({self.names(sequence.slots)})", sequence.steps)
             for step in steps:
-                self._write(f"# {self._calls[step].text()}", None, comment(step))
+                self._write(f"# {self._calls[step].text()}", step, comment(step))
         if released:
             self._write(f"del {self.names(released)}", None)
 

@@ -62,6 +62,10 @@ class Executor(Protocol):
         """The generated program."""
 
     @property
+    def threads(self) -> int:
+        """The most threads that a kernel of a run uses."""
+
+    @property
     def arena_plan(self) -> ArenaPlan | None:
         """Where values lie in the arena."""
 
@@ -120,13 +124,24 @@ class CompiledExecutor:
         self.plan = self.table = program.plan
         self.tasks = program.tasks
         self.arena_plan = program.arena_plan
-        self.source = program.source
         self.sequences = {name: s.steps for name, s in program.sequences.items()}
         kernels = [step.kernel for step in program.plan.walk() if step.kernel is not None]
         self._cached_bytes = [k.cached_bytes for k in kernels if k.cached_bytes is not None]
         self._program = program
         self._share = share_of(program.plan, hosts, workers, threads)
         self._counts = program.allocations.counts
+
+    @property
+    def source(self) -> str:
+        """The generated program, with what each call reads and writes in its comments."""
+        from penstock.codegen.readable import readable_source
+
+        return readable_source(self._program)
+
+    @property
+    def threads(self) -> int:
+        """The most threads that a kernel of a run uses."""
+        return self._share.threads
 
     @property
     def plan_bytes(self) -> int:

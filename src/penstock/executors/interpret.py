@@ -66,6 +66,10 @@ class InterpretExecutor(InlineExecutor):
         """The nodes in the order in which they run."""
         return "\n".join(map(repr, self.graph.nodes)) + "\n"
 
+    @property
+    def threads(self) -> int:
+        return self._share.threads
+
     def observed(self) -> InterpretExecutor:
         return InterpretExecutor(*self._arguments, observed=True)
 

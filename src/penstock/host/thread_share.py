@@ -53,6 +53,13 @@ class ThreadShare:
         for library in self._shared:
             library.threads  # noqa: B018 - loads what it needs now, and not during a run
 
+    @property
+    def threads(self) -> int:
+        """The most threads that a kernel of a run has: of one that is alone, on one stream."""
+        if self.single:
+            return 1
+        return max(1, self._most // max(self._streams, 1)) if self._own else self._most
+
     def enter(self) -> int:
         """Start to compute; returns the threads that each kernel may use, those of the calling
         thread being set accordingly."""

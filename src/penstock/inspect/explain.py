@@ -1,19 +1,18 @@
 """Plans as text: steps in their order, and the memory of each value.
 
 A line has the number of a step, its outputs with their memory and types, its operation, its inputs
-with their memory, and its origin; ``@`` is an offset in the arena::
+with their memory, its backend and its origin; ``@`` is an offset in the arena::
 
-    1 a @0 float32[8] = Conv+Relu(x <input>, w <constant>)  # Conv_0 in model.onnx
+    1 a @0 float32[8] = Conv+Relu(x <input>, w <constant>) on onednn  # Conv_0 in model.onnx
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.ir.describe import format_bytes
-from penstock.ir.graph import Node
-from penstock.ops.internal.fused import parts
+from penstock.ops.internal.fused import operation_name
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, SlotKind, Step, StepTable
 from penstock.plan.tasks import Tasks
@@ -24,11 +23,14 @@ def format_plan(
     arena_plan: ArenaPlan | None,
     tasks: Tasks | None = None,
     sequences: Mapping[str, Sequence[Step]] | None = None,
+    about: str = "",
+    reason: Callable[[Step], object] | None = None,
 ) -> str:
     """A plan with a line for each step; offsets are in bytes from the start of the arena. With
     ``tasks``, steps are listed under their tasks, the most urgent first. Without an ``arena_plan``,
     neither an order nor memory is planned; with one, the arenas of all planners are compared. Steps
-    of ``sequences`` that one call runs have their name behind their origin."""
+    of ``sequences`` that one call runs have their name behind their origin. ``about`` is a line on
+    what it runs with; ``reason`` why a step runs on its backend."""
     memory = "no order and no arena planned"
     if arena_plan is not None:
         views = plan.views if isinstance(plan, Plan) else 0
@@ -41,10 +43,11 @@ def format_plan(
         f"plan {plan.name!r}: {sum(1 for _ in plan.walk())} steps, {memory}, "
         f"constants {format_bytes(plan.constant_bytes)}"
     ]
+    lines += [about] if about else []
     for title, slots in (("inputs", plan.inputs), ("outputs", plan.outputs)):
         text = ", ".join(f"{plan.slots[i].name}: {plan.slots[i].type}" for i in slots)
         lines.append(f"{title} ({text})")
-    formatter = _Formatter(plan, arena_plan, sequences or {})
+    formatter = _Formatter(plan, arena_plan, sequences or {}, reason)
     if tasks is None:
         order = range(len(plan.steps)) if arena_plan is None else arena_plan.order
         lines.extend(formatter.steps([plan.steps[i] for i in order], 0))
@@ -68,8 +71,10 @@ class _Formatter:
         plan: StepTable,
         arena_plan: ArenaPlan | None,
         sequences: Mapping[str, Sequence[Step]],
+        reason: Callable[[Step], object] | None,
     ) -> None:
         self.plan = plan
+        self.reason = reason
         self.sequence_of = {step: name for name, steps in sequences.items() for step in steps}
         self.offsets = {} if arena_plan is None else arena_plan.offsets
         self.number = 0
@@ -113,14 +118,18 @@ class _Formatter:
         self.number += 1
         outputs = ", ".join(self.slot(i, typed=True) for i in step.outputs)
         inputs = ", ".join(self.slot(i, typed=False) for i in step.inputs)
-        call = f"{format_operation(step.node)}({inputs})"
+        call = f"{operation_name(step.node)}({inputs})"
         if step.workspace >= 0:
             workspace = self.plan.slots[step.workspace].type
             call += f" workspace {self.where(step.workspace)} {workspace}"
         origin = step.node.origin or step.node.name
         if step in self.sequence_of:
             origin += f" ({self.sequence_of[step]})"
-        return f"{'  ' * depth}{self.number:>4} {outputs} = {call}  # {origin}"
+        on = f" on {step.backend}" if step.backend else ""
+        text = f"{'  ' * depth}{self.number:>4} {outputs} = {call}{on}  # {origin}"
+        if self.reason is None:
+            return text
+        return f"{text}\n{'  ' * depth}     # {self.reason(step)}"
 
     def slot(self, index: int, *, typed: bool) -> str:
         if index < 0:
@@ -141,8 +150,3 @@ class _Formatter:
 def block_names(step: Step) -> Sequence[str]:
     """The names of a step's blocks, in the order of the step (which need not be the file's)."""
     return ("body",) if len(step.blocks) == 1 else ("then_branch", "else_branch")
-
-
-def format_operation(node: Node) -> str:
-    """The operation of a step; for a fused node, those of all its parts."""
-    return "+".join([part.op.name for part in parts(node)])

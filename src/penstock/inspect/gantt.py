@@ -7,7 +7,8 @@ from html import escape
 
 from penstock.algorithms.ordering import ranks
 from penstock.algorithms.records import dataclass
-from penstock.inspect.explain import block_names, format_operation
+from penstock.inspect.explain import block_names
+from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import Step, StepTable
 from penstock.plan.streams import StreamSchedules
 
@@ -75,7 +76,7 @@ def _charts(steps: Sequence[Step], name: str, schedules: StreamSchedules) -> Ite
 
     def bar(k: int) -> Bar:
         node, times = steps[block.nodes[k]].node, (block.start[k], block.finish[k], rank[k])
-        what, signals = format_operation(node), (schedule.waits[k], schedule.emits[k])
+        what, signals = operation_name(node), (schedule.waits[k], schedule.emits[k])
         return Bar(number[k], what, node.origin or node.name, *times, *signals)
 
     streams = tuple([tuple(map(bar, program)) for program in schedule.programs])

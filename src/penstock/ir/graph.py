@@ -245,7 +245,8 @@ class Model:
     ``check_types`` is the format's own check of types, for the entry and for types of values that
     are fed, by name, if the format has one; it raises ``InvalidModel``. ``signatures`` are names of
     entries that the file has; ``structure`` has lines about its parts, by title; ``options`` are
-    those of compiling that it wishes for. ``artifact``: the file of a saved session, which
+    those of compiling that it wishes for; ``about`` what the file says of its producer and of the
+    versions that it uses, in texts by name. ``artifact``: the file of a saved session, which
     has plans for it.
     """
 
@@ -260,6 +261,7 @@ class Model:
     signatures: Sequence[str] = ()
     structure: dict[str, list[str]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, str] = field(default_factory=dict)
     artifact: Any = None
 
     @property

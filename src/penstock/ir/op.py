@@ -94,6 +94,8 @@ class Kernel:
     of its own; ``let_go()`` makes it hold them in that order alone, and returns functions that give
     them back, by input.
 
+    ``operands``: the dtype to which it rounds the operands of products, "" if it does not.
+
     ``code_bytes``: about what it keeps in memory of a native library, such as generated code;
     ``cached_bytes()``: what it has come to keep during runs. ``late_flops``: about how many
     floating-point operations it has, if only runs know its shapes.
@@ -115,6 +117,7 @@ class Kernel:
     devices: tuple[Any, ...] = ()
     settle: Callable[[Any], object] | None = None
     begin: Callable[..., Callable[[], object] | None] | None = None
+    operands: str = ""
     code_bytes: int = 0
     cached_bytes: Callable[[], int] | None = None
     late_flops: int = 0

@@ -17,10 +17,12 @@ from penstock.plan.plan import Step, StepTable
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ObservedRun:
-    """One run as observers see it: its plan, and the name of its executor."""
+    """One run as observers see it: its plan, the name of its executor, and the most threads that
+    a kernel of the run uses."""
 
     table: StepTable
     executor: str
+    threads: int = 1
 
 
 class Observer:

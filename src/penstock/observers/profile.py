@@ -10,7 +10,9 @@ from typing import Any
 from penstock.algorithms.records import dataclass
 from penstock.ir.graph import Node
 from penstock.observers.base import ObservedRun, Observer
+from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import Step
+from penstock.plan.step_facts import StepFacts, step_facts
 
 
 @dataclass(slots=True)
@@ -37,6 +39,28 @@ class Row:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A step in a table: what it is, the most ``threads`` of its kernel, the number of executions
+    in all runs, their ``seconds`` in total, those of the fastest one, and its ``share`` of the
+    seconds of all steps. ``flops_per_s`` and ``bytes_per_s`` are those of the mean execution."""
+
+    facts: StepFacts
+    threads: int
+    count: int
+    seconds: float
+    best: float
+    share: float
+
+    @property
+    def flops_per_s(self) -> float:
+        return self.facts.flops * self.count / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.facts.bytes * self.count / self.seconds if self.seconds else 0.0
+
+
 class Profile(Observer):
     """Adds up seconds by step over any number of runs, also concurrent ones. An If or a loop has no
     time of its own: the steps of its graphs have, and the rest of it counts as time ``outside`` of
@@ -48,12 +72,17 @@ class Profile(Observer):
         self.runs = 0
         self.wall = 0.0
         """seconds from begin to end of all runs that succeeded"""
+        self.executors: dict[str, int] = {}
+        """the executors of the runs, by name, with the most threads of a kernel on each"""
+        self.alone: list[float] = []
+        """seconds of runs of the same plan that nothing observed, if ``Session.profile`` made it"""
         self._lock = threading.RLock()
         self._runs: dict[ObservedRun, int] = {}
         # Several executions of a step may overlap: in iterations of a frame that run in parallel.
         self._begun: dict[tuple[ObservedRun, Step], list[int]] = {}
 
     def run_begin(self, run: ObservedRun) -> None:
+        self.executors[run.executor] = run.threads
         self._runs[run] = perf_counter_ns()
 
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
@@ -87,6 +116,7 @@ class Profile(Observer):
         with self._lock:
             self.runs += other.runs
             self.wall += other.wall
+            self.executors |= other.executors
             for entry in other:
                 self._count(entry.step, entry.count, entry.total, entry.best)
 
@@ -109,11 +139,20 @@ class Profile(Observer):
         meaningful for parallel runs: 0 if kernels took longer than the runs."""
         return max(0.0, self.wall - self.inside)
 
+    def steps(self) -> list[StepRow]:
+        """A row for each step, the longest first."""
+        inside, threads = self.inside or 1.0, max(self.executors.values(), default=1)
+        rows = [
+            StepRow(step_facts(e.step), threads, e.count, e.total, e.best, e.total / inside)
+            for e in self
+        ]
+        return sorted(rows, key=lambda row: -row.seconds)
+
     def by_node(self) -> list[Row]:
-        return self._rows(lambda step: f"{step.node.op.full_name} ({step.node.label})")
+        return self._rows(lambda step: f"{operation_name(step.node)} ({step.node.label})")
 
     def by_operation(self) -> list[Row]:
-        return self._rows(lambda step: step.node.op.full_name)
+        return self._rows(lambda step: operation_name(step.node))
 
     def by_backend(self) -> list[Row]:
         return self._rows(lambda step: step.backend)

@@ -34,6 +34,7 @@ from penstock.observers.timeline import (
     Span,
     assign_lanes,
 )
+from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import Step, StepTable
 from penstock.types import TensorType
 
@@ -195,7 +196,9 @@ class _Writer:
                 args["error"] = _clean(run.error)
         else:
             name, category = _name(step), "control" if step.control else "step"
-            args["operation"] = _clean(step.node.op.full_name)
+            args["operation"] = _clean(operation_name(step.node))
+            if step.backend:
+                args["backend"] = step.backend
             args["origin"] = _clean(step.node.origin)
             if step.node.device:
                 args["device"] = _clean(step.node.device)

@@ -90,6 +90,7 @@ def save_session(
         "graphs": list(model.graphs),
         "functions": list(model.functions),
         "metadata": model.metadata,
+        "about": model.about,
         "aliases": dict(model.aliases),
         "resizable": model.resizable,
         "signatures": list(model.signatures),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.plan.grouping import Seconds
     from penstock.plan.plan import StepTable
     from penstock.plan.streams import StreamSchedules
+    from penstock.tuning.reasons import Reasons
 
 Stage = Callable[[Any, CompileContext], Any]
 
@@ -157,31 +158,52 @@ class Compiler:
             checkpoint()  # an attempt that was stopped may have been taken for a failed one
         return record
 
-    def profile(self, subgraph: Subgraph, values: Sequence[Any], runs: int) -> Profile:
-        """Measure the nodes of ``subgraph`` in ``runs`` runs: on each backend, or by the frames
-        executor if only that can run them. Then the same with chains fused, as plans have them."""
+    def measure(self, subgraph: Subgraph, values: Sequence[Any], runs: int) -> None:
+        """Measure the nodes of ``subgraph`` on each backend in ``runs`` runs, and keep the costs;
+        first as they are, then with chains fused, as plans have them."""
         from penstock.backends.kernels import KernelTable
         from penstock.ops.internal.fused import is_fused
         from penstock.session.lowering import with_chains_fused
         from penstock.session.scheduling import observed_executor
-        from penstock.tuning.measure import GraphProfiler, profile_runs
+        from penstock.tuning.measure import GraphProfiler
         from penstock.tuning.placement import Placement
 
         context = self.context
-        if subgraph.framed:
-            return profile_runs(self.compile(subgraph, values).observed(), values, runs)
         feeds: Feeds = self._run(_FOR_SHAPES, subgraph, values)
         kernels = KernelTable()
         observed = partial(observed_executor, context)
         profiler = GraphProfiler(feeds.graph, context.backends, values, kernels, observed)
         placement = Placement(context.backends, context.options.place or {}, kernels, profiler)
         profiler.allowed = placement.candidates(feeds.graph)
-        profile = profiler.profile(runs)
+        profiler.measure_all(runs)
         fused = with_chains_fused(feeds.graph, placement, context)
         if any(map(is_fused, fused.walk())):
             profiler.graph, profiler.allowed = fused, placement.candidates(fused)
-            profiler.profile(runs)
+            profiler.measure_all(runs)
+
+    def profile(
+        self, executor: Executor, observed: Executor, values: Sequence[Any], runs: int
+    ) -> Profile:
+        """Where the time of a plan goes: of ``runs`` runs of ``observed``, and as many of
+        ``executor``, which is the same without observers, for what a run takes alone. What was not
+        measured before is kept in the table of costs."""
+        from penstock.tuning.measure import CostModel, profile_runs, timed_runs
+
+        profile = profile_runs(observed, values, runs)
+        profile.alone = timed_runs(executor, values, runs)
+        costs = CostModel(self.context.backends)
+        for single in (False, True) if executor.threads == 1 else (False,):
+            costs.record_new(profile, single)
+        costs.save()
         return profile
+
+    @property
+    def reasons(self) -> Reasons:
+        """Why steps run where they do."""
+        from penstock.tuning.reasons import Reasons
+
+        context = self.context
+        return Reasons(context.backends, context.options.place or {}, context.costs)
 
     @property
     def seconds(self) -> Seconds:

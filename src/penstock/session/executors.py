@@ -195,11 +195,6 @@ class Executors:
         self._plans.drop(subgraph)
         return self.get(subgraph, subgraph.key(values), values).run(values, control)
 
-    def compile_anew(self, subgraph: Subgraph, key: Any, values: Sequence[Any]) -> None:
-        """Compile the plan for these values alone, and forget the others of the subgraph."""
-        self._plans.drop(subgraph)
-        self.get(subgraph, key, values, exact=True)
-
     def write(self, write: Callable[[ArtifactWriter], None]) -> None:
         """Let ``write`` write the session."""
         from penstock.artifact.container import ArtifactWriter

@@ -214,6 +214,8 @@ class CompileOptions:
         for name, most in {"threads": None, "max_streams": None, "max_pending": 1_000_000}.items():
             if (value := getattr(self, name)) is not None or most is not None:
                 check_count(name, value, most)
+        if self.max_streams is not None and self.executor not in ("auto", "streams"):
+            raise ValueError(f'max_streams= is for executor="streams", not {self.executor!r}')
         if self.devices is not None and self.executor not in ("auto", "frames"):
             raise ValueError(f'devices= are for executor="frames", not {self.executor!r}')
 

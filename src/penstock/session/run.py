@@ -54,7 +54,7 @@ class Run:
         if control.stopped:
             control.stop()
         if self.observed:
-            control.run = ObservedRun(executor.table, executor.name)
+            control.run = ObservedRun(executor.table, executor.name, executor.threads)
             self._began = True
             control.observer.run_begin(control.run)
 

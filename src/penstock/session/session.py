@@ -9,7 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from operator import length_hint
 from time import monotonic
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from penstock.inspect.gantt import Chart
     from penstock.observers.profile import Profile
     from penstock.session.compile_cache import CacheEntry
+    from penstock.session.granted import Granted
     from penstock.session.run import Job, PreparedRun
 
 DEFAULT_OPTIONS = CompileOptions()
@@ -129,6 +130,10 @@ class Session:
                 options = saved_options(model, options)
             self.options = options = with_environment(options, model)
             backends = tuple(backends_of(options.backends, options.precision))
+            if options.precision == "bf16":
+                from penstock.session.granted import warn_of_precision
+
+                warn_of_precision(options.precision, backends)
             functions: Mapping[str, Graph]
             own: dict[Any, Any] = {}
             if file is not None and not decode_stores(file):  # graphs are decoded when needed
@@ -282,21 +287,24 @@ class Session:
             raise
 
     def profile(self, feeds: Mapping[str, Any] | None = None, *, runs: int = 10) -> Profile:
-        """Measure every node on every backend that supports it, in ``runs`` runs on each.
+        """Measure every node on every backend that supports it, in ``runs`` runs on each; then
+        return where the time of the plan goes that runs from then on, in as many runs of it.
 
         What each node took is kept in the table of costs (in the user's cache folder), which
         decides from then on where nodes run and what runs in parallel: plans are compiled anew. A
-        graph that only frames can run is measured by the frames executor, and its costs are not
-        kept. Returns where the time went. Raises as ``run`` does.
+        graph that only frames can run is not measured ahead. Raises as ``run`` does.
         """
         if self._closed:
             raise PenstockError("the session is closed")
         check_count("runs", runs)
         request, key, values = self._subgraphs.resolve(feeds, None, None)
-        profile = self._compiler.profile(request.subgraph, values, runs)
-        if not request.subgraph.framed:
-            self._executors.compile_anew(request.subgraph, key, values)
-        return profile
+        subgraph = request.subgraph
+        if not subgraph.framed:
+            self._compiler.measure(subgraph, values, runs)
+            self._plans.drop(subgraph)
+        executor = self._executors.get(subgraph, key, values, exact=True)
+        observed = self._plans.get(subgraph, key, True, executor.observed)
+        return self._compiler.profile(executor, observed, values, runs)
 
     def forecast(self, workers: int) -> Forecast:
         """The simulated time of the last plan on ``workers`` workers of one thread each, by
@@ -352,13 +360,35 @@ class Session:
             len(executors),
         )
 
-    def explain(self) -> str:
-        """How the last plan will run: its steps, its memory, what was simplified away."""
+    @property
+    def granted(self) -> Granted:
+        """What the plan that was used last runs with, whatever the options ask for."""
+        from penstock.session.granted import granted
+
+        return granted(self._compiler.context, self.latest)
+
+    def explain(self, *, reasons: bool = False) -> str:
+        """How the last plan will run: its executor, its memory, and its steps with their backends;
+        with ``reasons``, also why each is on its backend, by the costs that are known now."""
         from penstock.inspect.explain import format_plan
 
         executor = self.latest
         sequences = getattr(executor, "sequences", {})  # of executors with a program
-        return format_plan(executor.table, executor.arena_plan, executor.tasks, sequences)
+        parts = executor.table, executor.arena_plan, executor.tasks, sequences
+        about = self.granted.line(self.options)
+        return format_plan(*parts, about, self._compiler.reasons.of if reasons else None)
+
+    def describe(self) -> dict[str, Any]:
+        """The last plan as plain data, for machines: what was asked for and what was granted, its
+        memory, and each step with its backend, the reason for it, types, operations and bytes."""
+        from penstock.inspect.plan_document import plan_document
+
+        executor, options = self.latest, self.options
+        asked: dict[str, Any] = {"executor": options.executor, "precision": options.precision}
+        asked |= {"threads": options.threads, "devices": options.devices}
+        granted = asdict(self.granted)
+        document = plan_document(executor.table, executor.arena_plan, self._compiler.reasons.of)
+        return {"asked": asked, "granted": granted, **document}
 
     def save(self, path: str | Path) -> None:
         """Save the session to a file, which ``penstock.open`` opens: the model, and the plans for

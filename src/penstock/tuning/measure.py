@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from math import inf
@@ -26,7 +26,7 @@ from penstock.plan.plan import Step
 from penstock.tuning.node_signature import node_signature, tensor_bytes
 
 if TYPE_CHECKING:
-    from penstock.observers.profile import Profile
+    from penstock.observers.profile import Entry, Profile
     from penstock.tuning.cost_table import CostTable
 
 # Runs to measure a graph by: one, and up to this number while they take less than _MOST_SECONDS.
@@ -55,7 +55,7 @@ def profile_runs(
     begin = perf_counter()
     for i in range(1 + runs):
         with compile_run() as control:
-            control.run = ObservedRun(executor.table, executor.name)
+            control.run = ObservedRun(executor.table, executor.name, executor.threads)
             if i:
                 control.observer = profile
             control.observer.run_begin(control.run)
@@ -64,6 +64,17 @@ def profile_runs(
         if i and perf_counter() - begin > most_seconds:
             break
     return profile
+
+
+def timed_runs(executor: Executor, values: Sequence[Any], runs: int) -> list[float]:
+    """The seconds of each of ``runs`` runs that nothing observes, after one to warm up."""
+    seconds = []
+    for _ in range(1 + runs):
+        with compile_run() as control:
+            begin = perf_counter()
+            executor.run(values, control)
+            seconds.append(perf_counter() - begin)
+    return seconds[1:]
 
 
 def _contiguous(values: Sequence[Any]) -> list[Any]:
@@ -169,7 +180,19 @@ class CostModel:
         size = sum(tensor_bytes(value) or 0 for value in node.outputs)
         return self.transfer(node.attrs["source"], node.attrs["target"], size)
 
-    def record(self, profile: Profile, single_threaded: bool) -> None:
+    def record_new(self, profile: Profile, single_threaded: bool) -> None:
+        """``record``, of what was never measured."""
+        by_name = {backend.name: backend for backend in self.backends}
+        new = [
+            entry
+            for entry in profile
+            if entry.step.backend in by_name
+            and not is_transfer(entry.step.node)
+            and self.known(entry.step.node, by_name[entry.step.backend], single_threaded) is None
+        ]
+        self.record(new, single_threaded)
+
+    def record(self, profile: Iterable[Entry], single_threaded: bool) -> None:
         """Keep what nodes and transfers took in runs, with one thread or with all; ``save`` writes
         it to the table's file."""
         threads = {b.name: threads_of(b, self.backends, single_threaded) for b in self.backends}
@@ -249,17 +272,13 @@ class GraphProfiler(CostModel):
                     self._measure(backend, single_threaded, None)
         self._table.save()
 
-    def profile(self, runs: int) -> Profile:
+    def measure_all(self, runs: int) -> None:
         """Measure every node on every backend that supports it, even if measured before."""
-        from penstock.observers.profile import Profile
-
-        profile = Profile()
         for backend in self.backends:
             if any(b.threads > 1 for b in self.backends):
                 self._measure(backend, True, runs)
-            profile.add(self._measure(backend, False, runs))
+            self._measure(backend, False, runs)
         self._table.save()
-        return profile
 
     def faster(self, one: Executor, other: Executor, margin: float) -> Executor:
         # Both are run: a simulation knows neither shared memory bandwidth nor Python's lock.
@@ -281,7 +300,7 @@ class GraphProfiler(CostModel):
             return other
         return one if best[0] <= margin * best[1] else other
 
-    def _measure(self, backend: Backend, single_threaded: bool, runs: int | None) -> Profile:
+    def _measure(self, backend: Backend, single_threaded: bool, runs: int | None) -> None:
         """Run the graph once to warm up, then ``runs`` times, by default up to five, and keep what
         its nodes and transfers take. Raises the errors of the run. Nodes run on ``backend`` where
         it supports them."""
@@ -296,7 +315,6 @@ class GraphProfiler(CostModel):
             fed, limit = _contiguous(self.values), inf if runs else _MOST_SECONDS
             profile = profile_runs(executor, fed, runs or _MOST_RUNS, limit)
         self.record(profile, single_threaded)
-        return profile
 
     def _placed_on(
         self, backend: Backend, kernels: KernelTable

@@ -110,6 +110,7 @@ long as waiting for the weights"""
 
 # Operations of a product from which on rounding its operands to bfloat16 takes less than it saves.
 _WORTH_ROUNDING = 5_000_000
+_ROUNDED = ("Conv", "Gemm", "MatMul")
 
 
 def _convolution_seconds(node: Node, moved: int) -> float:
@@ -245,11 +246,24 @@ class OneDnnBackend(SpecialisingBackend):
             in_parts = _IN_PARTS.get(parts(node)[0].op.full_name)
             if in_parts is not None:
                 desc, make = self._desc(node, types), partial(self._spec, node, types)
-                return None if desc is None else in_parts(self.library, make, desc, flops(node))
+                kernel = None if desc is None else in_parts(self.library, make, desc, flops(node))
+                return self._told(kernel, node, desc)
             spec = self._spec(node, types)
             return None if spec is None else _KERNEL_OF(self.library, spec)
         except DnnlError:
             return None
+
+    def _rounds(self, node: Node, desc: OpDesc) -> bool:
+        """Whether operands of a product are rounded to bfloat16."""
+        return self.narrow and desc.scaling is None and flops(node) >= _WORTH_ROUNDING
+
+    def _told(self, kernel: Kernel | None, node: Node, desc: OpDesc | None) -> Kernel | None:
+        """``kernel``, which says to which dtype it rounds operands."""
+        if kernel is None or desc is None or parts(node)[0].op.name not in _ROUNDED:
+            return kernel
+        if not self._rounds(node, desc):
+            return kernel
+        return replace(kernel, operands="bfloat16")
 
     def supports(self, node: Node) -> bool:
         types = [None if value is None else value.type for value in node.inputs]
@@ -279,7 +293,7 @@ class OneDnnBackend(SpecialisingBackend):
             return None
         if self._releasable:
             spec = replace(spec, releasable=True)
-        if self.narrow and spec.desc.scaling is None and flops(node) >= _WORTH_ROUNDING:
+        if self._rounds(node, spec.desc):
             spec = replace(spec, narrow=True)
         return spec
 

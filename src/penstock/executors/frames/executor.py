@@ -97,6 +97,10 @@ class FramesExecutor:
         return "\n".join(lines) + "\n"
 
     @property
+    def threads(self) -> int:
+        return max((inner.threads for inner in self._inner), default=1)
+
+    @property
     def plan_bytes(self) -> int:
         nodes = sum(len(part.graph.nodes) for part in self.parts)
         return _NODE_BYTES * nodes + sum(inner.plan_bytes for inner in self._inner)

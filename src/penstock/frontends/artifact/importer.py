@@ -28,8 +28,9 @@ def load_artifact(path: str | os.PathLike[str], limits: Limits, map_weights: boo
     try:
         entry, names, functions = head["entry"], head["graphs"], head["functions"]
         text = {str: [entry, *names, *functions, *head["signatures"]]}
-        for key in ("metadata", "aliases"):
-            text[str] += [*head[key].keys(), *head[key].values()]
+        for key in ("metadata", "about", "aliases"):
+            texts = head.get(key, {}) if key == "about" else head[key]
+            text[str] += [*texts.keys(), *texts.values()]
         if not all(type(x) is str for x in text[str]) or entry not in names:
             raise ValueError("its head has other names than strings, or no entry")
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -40,6 +41,7 @@ def load_artifact(path: str | os.PathLike[str], limits: Limits, map_weights: boo
         entry,
         _Graphs(decoded, FUNCTION, functions),
         metadata=head["metadata"],
+        about=head.get("about", {}),
         aliases=head["aliases"],
         path=name,
         resizable=bool(head.get("resizable")),

@@ -14,7 +14,7 @@ put on a list of pending graphs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -132,7 +132,31 @@ class _Importer:
             decode_text(entry.key): decode_text(entry.value) for entry in proto.metadata_props
         }
         path = None if self.path is None else str(self.path)
-        return Model({graph.name: graph}, graph.name, {}, metadata, path, check_types=check_types)
+        return Model(
+            {graph.name: graph},
+            graph.name,
+            {},
+            metadata,
+            path,
+            check_types=check_types,
+            about=self.about(opsets),
+        )
+
+    def about(self, opsets: Mapping[str, int]) -> dict[str, str]:
+        """What the file says of its producer and its versions."""
+        proto = self.proto
+        opset = [f"{domain or 'ai.onnx'} {version}" for domain, version in opsets.items()]
+        texts = {
+            "producer": decode_text(proto.producer_name),
+            "producer version": decode_text(proto.producer_version),
+            "domain": decode_text(proto.domain),
+            "model version": str(proto.model_version) if proto.model_version else "",
+            "description": decode_text(proto.doc_string),
+            "graph description": decode_text(proto.graph.doc_string),
+            "IR version": str(proto.ir_version),
+            "opset": ", ".join(opset),
+        }
+        return {name: text for name, text in texts.items() if text}
 
     def value(self, name: str, context: ImportContext, type_: Type = ANY) -> Value:
         """A new value, with a unique name within functions, which may be expanded many times."""

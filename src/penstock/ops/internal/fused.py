@@ -119,6 +119,12 @@ def is_fused(node: Node) -> bool:
     return node.op is FUSED
 
 
+def operation_name(node: Node) -> str:
+    """The operation of a node for people, with its domain; of a fused node those of its parts, as
+    in "Conv+HardSwish"."""
+    return "+".join([part.op.full_name for part in parts(node)])
+
+
 def parts(node: Node) -> tuple[Node, ...]:
     """The nodes in ``node``: itself, if it is not fused."""
     return node.attrs["region"].nodes if node.op is FUSED else (node,)

@@ -1,0 +1,161 @@
+"""Options of compiling on the command line: the same on every command that compiles, and files that
+commands write, which are tried before anything is computed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.base import EXECUTOR, PLANNER, compile_option
+from penstock.limits import Limits
+from penstock.session.options import PRECISIONS
+
+Decorator = Callable[[Any], Any]
+
+
+def _backends(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+    if text is None:
+        return None
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _place(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> Any:
+    return _pairs(texts) or None
+
+
+def _limits(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> Any:
+    names = [limit.name for limit in fields(Limits)]
+    values: dict[str, Any] = {}
+    for name, text in _pairs(texts).items():
+        if name not in names:
+            raise click.BadParameter(f"there is no limit {name!r}; there are {', '.join(names)}")
+        try:
+            values[name] = None if text == "none" else float(text) if "." in text else int(text)
+        except ValueError:
+            raise click.BadParameter(f"{name}={text}: a number or none is needed") from None
+    try:
+        return Limits(**values) if values else None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _pairs(texts: Iterable[str]) -> dict[str, str]:
+    """What stands before and behind the last equals sign of each text."""
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.rpartition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{text!r} must be NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _devices(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+    if text is None:
+        return None
+    return int(text) if text.isdigit() else [name.strip() for name in text.split(",")]
+
+
+def _import_modules(context: click.Context, parameter: click.Parameter, names: Any) -> None:
+    if names and "" not in sys.path:
+        sys.path.insert(0, "")  # as ``python -m`` has it
+    for name in names:
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise click.BadParameter(f"cannot import {name!r}: {error}") from error
+
+
+IMPORT = click.option(
+    "--import",
+    multiple=True,
+    metavar="MODULE",
+    expose_value=False,
+    is_eager=True,
+    callback=_import_modules,
+    help="Module to import first, for operations of your own; may be repeated.",
+)
+
+_OPTIONS: Mapping[str, Decorator] = {
+    "executor": EXECUTOR,
+    "memory_planner": PLANNER,
+    "threads": compile_option("threads", type=click.IntRange(min=1)),
+    "backends": compile_option("backends", metavar="NAME,NAME", callback=_backends),
+    "precision": compile_option("precision", type=click.Choice(PRECISIONS)),
+    "place": compile_option("place", multiple=True, metavar="WHAT=BACKEND", callback=_place),
+    "limits": compile_option("limits", multiple=True, metavar="NAME=VALUE", callback=_limits),
+    "devices": compile_option("devices", metavar="N or NAMES", callback=_devices),
+    "max_streams": compile_option("max_streams", type=click.IntRange(min=1)),
+    "autotune": compile_option("autotune", is_flag=True, default=None),
+    "timeout": compile_option("timeout", type=click.FloatRange(min=0)),
+}
+
+
+def compile_options(*without: str) -> Decorator:
+    """Give a command the options of compiling, but for those ``without``. It takes the ones that
+    the command line has as a mapping ``options``, for ``penstock.compile``."""
+    names = [name for name in _OPTIONS if name not in without]
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def gathered(*arguments: Any, **values: Any) -> Any:
+            taken = {name: values.pop(_parameter(name)) for name in names}
+            given = {name: value for name, value in taken.items() if value is not None}
+            return function(*arguments, options=given, **values)
+
+        declared: Any = gathered
+        for name in reversed(names):
+            declared = _OPTIONS[name](declared)
+        return IMPORT(declared)
+
+    return declare
+
+
+def _parameter(name: str) -> str:
+    return "planner" if name == "memory_planner" else name
+
+
+# Files.
+
+
+def _written_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Any:
+    """A path that can be written, as far as opening it shows."""
+    if path is not None:
+        existed = path.exists()
+        try:
+            with path.open("ab"):
+                pass
+        except OSError as error:
+            raise click.BadParameter(f"cannot write {path}: {error.strerror}") from error
+        if not existed:
+            path.unlink()
+    return path
+
+
+def _written_folder(context: click.Context, parameter: click.Parameter, path: Path | None) -> Any:
+    """A folder, which is made if it is not there."""
+    if path is not None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise click.BadParameter(f"cannot make the folder {path}: {error.strerror}") from error
+    return path
+
+
+def file_option(*names: str, **settings: Any) -> Decorator:
+    """An option for a file that the command writes: tried before it does anything else."""
+    return click.option(*names, type=click.Path(path_type=Path), callback=_written_file, **settings)
+
+
+def folder_option(*names: str, **settings: Any) -> Decorator:
+    """As ``file_option``, for a folder."""
+    return click.option(
+        *names, type=click.Path(path_type=Path), callback=_written_folder, **settings
+    )

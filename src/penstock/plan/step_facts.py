@@ -1,0 +1,57 @@
+"""What a step is, in words and figures: for profiles, traces, texts and reports of plans."""
+
+from __future__ import annotations
+
+from penstock.algorithms.records import dataclass
+from penstock.ir.graph import Node
+from penstock.ops.internal.fused import operation_name, parts
+from penstock.ops.work_estimate import flops
+from penstock.plan.plan import Step
+from penstock.types import TensorType, dtype_name
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """One step: its ``name``; the names of the ``nodes`` of the model that it computes, of a fused
+    step all; their operations, as in "Conv+HardSwish"; where the first of them came from; the
+    ``backend`` of its kernel; the dtype of its first output ("" unless that is a tensor), and the
+    ``precision`` that products in it are computed from, if that is another one; floating-point
+    operations of one execution, and bytes of its inputs and outputs, each 0 where shapes are
+    unknown."""
+
+    name: str
+    nodes: tuple[str, ...]
+    operation: str
+    origin: str
+    backend: str
+    dtype: str
+    precision: str
+    flops: int
+    bytes: int
+
+
+def step_facts(step: Step) -> StepFacts:
+    """The facts of a step."""
+    node = step.node
+    first = next((v.type for v in node.outputs if v is not None), None)
+    of_tensor = first.dtype if isinstance(first, TensorType) else None
+    dtype = "" if of_tensor is None else dtype_name(of_tensor)
+    rounded = "" if step.kernel is None else step.kernel.operands
+    return StepFacts(
+        node.name or node.label,
+        tuple([part.name or part.label for part in parts(node)]),
+        operation_name(node),
+        node.origin or node.name or node.op.name,
+        step.backend,
+        dtype,
+        rounded or dtype,
+        0 if step.control or node.op.view else flops(node),
+        _moved_bytes(node),
+    )
+
+
+def _moved_bytes(node: Node) -> int:
+    """The bytes of what a node reads and writes, each value once."""
+    values = dict.fromkeys([v for v in (*node.inputs, *node.outputs) if v is not None])
+    types = [value.type for value in values]
+    return sum([t.nbytes for t in types if isinstance(t, TensorType) and t.static])

@@ -1,0 +1,143 @@
+"""What plans say of themselves: backends, reasons, executor and precision, asked for and granted."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.backends.onednn.library import library
+from penstock.build import GraphBuilder
+from penstock.ops.internal.fused import is_fused
+from tests.support.onnx_text import compile_text
+
+_WEIGHTS = ", ".join(["0.01"] * 576)
+CONVOLUTION = f"""g (float[1, 8, 16, 16] x) => (float[1, 8, 16, 16] y)
+    <float[8, 8, 3, 3] w = {{{_WEIGHTS}}}> {{
+    [first] a = Conv<pads=[1, 1, 1, 1]>(x, w) [second] b = HardSwish(a)
+    [third] c = Conv<pads=[1, 1, 1, 1]>(b, w) y = Relu(c) }}"""
+X = {"x": np.ones((1, 8, 16, 16), np.float32)}
+
+needs_onednn = pytest.mark.skipif(library() is None, reason="oneDNN is not installed")
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+
+
+def fusing() -> ps.Session:
+    place = {"Conv": "onednn"}
+    return compile_text(CONVOLUTION, backends=["onednn", "numpy"], place=place, shapes={})
+
+
+@needs_onednn
+def test_profile_and_trace_of_fused_steps_name_their_operations_and_backend():
+    session = fusing()
+    assert any(is_fused(step.node) for step in session.plan.walk())
+    profile, trace = ps.Profile(), ps.Trace()
+    session.run(X, observers=[profile, trace])
+    by_operation = {row.facts.operation: row.facts for row in profile.steps()}
+    assert by_operation["Conv+HardSwish"].backend == "onednn"
+    assert by_operation["Conv+HardSwish"].nodes == ("first", "second")
+    events = [
+        event["args"] for event in trace.to_dict()["traceEvents"] if event.get("cat") == "step"
+    ]
+    assert {(args["operation"], args["backend"]) for args in events} == {
+        (facts.operation, facts.backend) for facts in by_operation.values()
+    }
+
+
+@needs_onednn
+def test_source_of_fused_steps_says_what_each_reads_and_writes():
+    source = fusing().source
+    call = re.search(r"conv_hardswish_(\d+)\((\w+), (c\d+) -> (\w+)", source)
+    assert call, source
+    assert re.search(rf"conv_relu_\d+\({call[4]}, c\d+ -> ", source)  # reads what the first wrote
+    assert "first in the model: float32[1, 8, 16, 16]" in source
+
+
+def test_explain_says_backend_of_each_step_and_executor_asked_and_granted():
+    session = compile_text(CONVOLUTION, backends=["numpy"], shapes={}, executor="streams")
+    assert session.granted.backends == ("numpy",)
+    line = session.explain().splitlines()[1]
+    assert line.startswith("executor streams, precision float32, up to")
+    steps = [line for line in session.explain().splitlines() if " in the model" in line]
+    assert steps and all(" on numpy  # " in line for line in steps)
+    auto = compile_text(CONVOLUTION, backends=["numpy"], shapes={}, threads=1)
+    assert auto.granted.executor == "linear"
+    assert "executor linear (asked for: auto)" in auto.explain()
+
+
+@needs_onednn
+def test_reasons_name_what_was_compared():
+    text = fusing().explain(reasons=True)
+    assert "# place= says so" in text
+    session = compile_text(CONVOLUTION, backends=["onednn", "numpy"], shapes={})
+    session.profile(X, runs=1)
+    steps = session.describe()["steps"]
+    compared = [step for step in steps if len(step["candidates"]) > 1]
+    assert compared
+    for step in compared:
+        least = min(step["candidates"], key=lambda candidate: candidate["seconds"])
+        if step["reason"] == "takes least":
+            assert least["backend"] == step["backend"]
+    assert any(c["measured"] for step in compared for c in step["candidates"])
+
+
+def test_description_is_json_with_types_operations_and_bytes():
+    session = compile_text(CONVOLUTION, backends=["numpy"], shapes={}, executor="linear")
+    described = json.loads(json.dumps(session.describe()))
+    assert described["asked"]["executor"] == described["granted"]["executor"] == "linear"
+    conv = next(step for step in described["steps"] if step["name"] == "first")
+    assert conv["flops"] == 2 * 8 * 8 * 9 * 16 * 16
+    assert conv["bytes"] == 4 * (8 * 256 + 576 + 8 * 256)
+    assert conv["outputs"][0]["type"] == "float32[1, 8, 16, 16]"
+    assert [step["number"] for step in described["steps"]] == [1, 2, 3, 4]
+
+
+def test_description_nests_steps_of_loops():
+    text = """g (float[8] x, int64 n) => (float[8] y) {
+        y = Loop (n, , x) <body = b (int64 i, bool c, float[8] v) => (bool d, float[8] w)
+            { d = Identity(c) a = Exp(v) w = Neg(a) }> }"""
+    described = compile_text(text, backends=["numpy"], shapes={}).describe()
+    loop, *inner = described["steps"]
+    assert loop["operation"] == "Loop" and loop["parent"] is None
+    assert {(step["parent"], step["block"]) for step in inner} == {(1, "body")}
+
+
+def test_bf16_without_a_backend_for_it_warns_and_says_float32():
+    with pytest.warns(UserWarning, match="computes in float32 here: it needs the backend onednn"):
+        session = compile_text(CONVOLUTION, backends=["numpy"], precision="bf16", shapes={})
+    assert session.granted.precision == "float32"
+    assert "precision float32 (asked for: bf16)" in session.explain()
+
+
+@pytest.mark.skipif(
+    library() is None or not library().bfloat16, reason="no instructions for bfloat16"
+)
+def test_bf16_is_told_of_the_steps_that_round():
+    builder = GraphBuilder()
+    x = builder.input("x", np.float32, [256, 256])
+    weights = builder.constant(np.ones((256, 256), np.float32))
+    builder.output("y", builder.op("Sin", builder.op("MatMul", x, weights)))
+    session = ps.compile(builder.model(), precision="bf16", shapes={})
+    precisions = {step["operation"]: step["precision"] for step in session.describe()["steps"]}
+    assert precisions["MatMul"] == "bfloat16"
+    assert precisions["Sin"] == "float32"
+
+
+def test_profile_adds_up_to_its_runs_and_knows_runs_alone():
+    session = compile_text(CONVOLUTION, backends=["numpy"])
+    profile = session.profile(X, runs=3)
+    assert profile.runs == 3 and len(profile.alone) == 3
+    rows = profile.steps()
+    assert {row.count for row in rows} == {3}
+    total = sum(row.seconds for row in rows) + profile.outside
+    assert total == pytest.approx(profile.wall, rel=0.05)
+    assert sum(row.share for row in rows) == pytest.approx(1)
+    conv = next(row for row in rows if row.facts.name == "first")
+    assert conv.flops_per_s == pytest.approx(conv.facts.flops * 3 / conv.seconds)
