@@ -98,7 +98,10 @@ def __getattr__(name: str) -> Any:
     from penstock.host.gc_pause import paused
 
     if name not in __all__:
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+        hint = ""
+        if name in ("InferenceSession", "SessionOptions"):
+            hint = "; it is in penstock.compat.onnxruntime, and penstock.compile is Penstock's own"
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}{hint}")
     with paused():  # what modules define stays
         home = import_module(_HOMES.get(name, "penstock.errors"))
     value = globals()[name] = getattr(home, name)

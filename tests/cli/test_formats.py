@@ -97,9 +97,7 @@ def test_run_says_which_output_a_file_of_arrays_cannot_hold(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("option", ["--dump", "--trace", "--output"])
-def test_file_that_cannot_be_written_is_a_usage_error(
-    onnx_file: Path, option: str
-) -> None:
+def test_file_that_cannot_be_written_is_a_usage_error(onnx_file: Path, option: str) -> None:
     error = as_json("run", onnx_file, "-i", "x=zeros", option, "/proc/none/f", code=2)["error"]
     assert "/proc/none" in error["message"]
 

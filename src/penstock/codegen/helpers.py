@@ -92,6 +92,12 @@ def unshared(value: Any) -> Any:
     return value
 
 
+def put(target: np.ndarray, value: Any) -> np.ndarray:
+    """``target``, an array of the caller's, after ``value`` is copied into it."""
+    np.copyto(target, value)
+    return target
+
+
 def too_many(limit: int, label: str) -> None:
     """Raise ``LimitExceeded`` for a loop that reaches the limit of iterations."""
     raise LimitExceeded(
@@ -111,6 +117,7 @@ _FUNCTIONS = (
         freed,
         keep,
         own,
+        put,
         rows_of,
     ),
     *(same_length, stack, too_many, truth, unshared),

@@ -34,8 +34,9 @@ class StepWriter:
 
     ``step_of_line[i]`` is the step that line i runs, if any, or those of one of the ``sequences``,
     by name; ``constants`` are values that names in the text stand for, the same in every arena.
-    ``loops`` is the number of loops around the line at hand; ``work`` the estimated operations
-    since the last check for a stop; ``counts`` whether the program's runs count what they allocate.
+    ``given`` names the arrays of callers that slots are written into. ``loops`` is the number of
+    loops around the line at hand; ``work`` the estimated operations since the last check for a
+    stop; ``counts`` whether the program's runs count what they allocate.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class StepWriter:
         self.max_iterations = max_iterations
         self.observed = observed
         self.counts = False
+        self.given: Mapping[int, str] = {}
         self.in_tasks = tasks is not None
         self.expanded: Mapping[Step, Sequence[int]] = {} if tasks is None else tasks.expanded
         self.loops = 0
@@ -232,7 +234,9 @@ class StepWriter:
     def _results(self, step: Step) -> None:
         """Allocate the outputs that the kernel of ``step`` is given though they leave the run."""
         for i in step.outputs:
-            if i >= 0 and self.slots[i].owned:
+            if i in self.given:
+                self._write(f"{self.name[i]} = {self.given[i]}", step)
+            elif i >= 0 and self.slots[i].owned:
                 type_ = self.slots[i].type
                 assert isinstance(type_, TensorType)
                 self.constants[f"k{i}"] = (type_.dims, type_.dtype)

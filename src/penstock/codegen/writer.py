@@ -71,7 +71,7 @@ class Program:
     ``steps[i]`` is the step that line ``i + 1`` runs, if any, or those of the ``sequences`` that it
     calls. ``constants`` are the values of names
     in every arena; ``names`` has those that differ between arenas. ``read`` are the names that the
-    code refers to.
+    code refers to; ``given`` the numbers of the outputs that callers give arrays for.
     """
 
     plan: Plan
@@ -89,6 +89,7 @@ class Program:
     filename: str
     code: tuple[CodeType, ...]
     read: frozenset[str]
+    given: tuple[int, ...] = ()
 
     @cached_property
     def nbytes(self) -> int:
@@ -102,6 +103,11 @@ class Program:
         return write_program(
             self.plan, self.arena_plan, self.limits, tasks=self.tasks, observed=True
         )
+
+    def with_given(self, outputs: Sequence[int]) -> Program:
+        """The program of the same plan, one function, that takes arrays for these outputs behind
+        its inputs, and writes into them."""
+        return write_program(self.plan, self.arena_plan, self.limits, given=outputs)
 
     def bind(
         self,
@@ -130,13 +136,15 @@ def write_program(
     *,
     tasks: Tasks | None = None,
     observed: bool = False,
+    given: Sequence[int] = (),
 ) -> Program:
     """Write and compile the program of a plan.
 
     Without ``tasks`` it is one function, ``run(control, *inputs) -> outputs``. With them each is a
     function ``t<number>(control, V)``, with ``S`` and ``emit`` if there are signals, and
     ``results(V)`` returns the outputs. Loops and allocations are within ``limits``. If
-    ``observed``, the program calls the control's observer for each step.
+    ``observed``, the program calls the control's observer for each step. The outputs ``given`` are
+    written into arrays, ``o<number>``, which ``run`` takes behind the inputs.
     """
     order = [plan.steps[i] for i in arena_plan.order]
     shared = frozenset() if tasks is None else tasks.shared
@@ -145,14 +153,16 @@ def write_program(
     lifetimes, most = Lifetimes(plan, order, tasks), limits.max_iterations
     writer = StepWriter(plan, names, lifetimes, _write_control_flow, most, tasks, observed)
     writer.counts = allocated.counts
-    functions = _write_tasks(writer, tasks) if tasks else _write_run(writer, order)
+    writer.given = _given_slots(plan, given)
+    functions = _write_tasks(writer, tasks) if tasks else _write_run(writer, order, given)
     source = "\n".join(writer.lines) + "\n"
     filename = f"<penstock {printable(plan.name) or 'graph'} {next(_SERIAL)}>"
     code = tuple(_compiled(writer.lines, filename))
     lines = tuple(writer.step_of_line), writer.sequences, writer.constants
     text = tuple(functions), source, *lines, filename, code
     read = frozenset[str]().union(*map(_names_in, code))
-    program = Program(plan, arena_plan, tasks, allocated, limits, observed, names, *text, read)
+    parts = plan, arena_plan, tasks, allocated, limits, observed, names
+    program = Program(*parts, *text, read, tuple(given))
     # Tracebacks through the program show its lines for as long as it exists.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     weakref.finalize(program, linecache.cache.pop, filename, None).atexit = False
@@ -176,15 +186,27 @@ def _names_in(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*map(_names_in, inner))
 
 
-def _write_run(writer: StepWriter, order: Sequence[Step]) -> list[str]:
+def _given_slots(plan: Plan, given: Sequence[int]) -> dict[int, str]:
+    """The slots that a step writes straight into an array that the caller gives, and its name."""
+    written = {i for step in plan.steps if step.into for i in step.outputs}
+    names: dict[int, str] = {}
+    for number in given:
+        i = plan.outputs[number]
+        if i in written and plan.slots[i].owned and plan.slots[i].base < 0:
+            names.setdefault(i, f"o{number}")
+    return names
+
+
+def _write_run(writer: StepWriter, order: Sequence[Step], given: Sequence[int]) -> list[str]:
     inputs = writer.plan.inputs
-    writer.line(f"def run({', '.join(['control', *[writer.name[i] for i in inputs]])}):")
+    parameters = [*[writer.name[i] for i in inputs], *[f"o{number}" for number in given]]
+    writer.line(f"def run({', '.join(['control', *parameters])}):")
     with writer.indented():
         for i in inputs:
             slot = writer.slots[i]
             writer.line(f"# {writer.name[i]}: {printable(f'{slot.name!r}, {slot.type}')}")
         writer.block(order)
-        _write_return(writer)
+        _write_return(writer, given)
     return ["run"]
 
 
@@ -210,15 +232,21 @@ def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
     return [*(f"t{number}" for number in range(len(tasks.tasks))), "results"]
 
 
-def _write_return(writer: StepWriter) -> None:
+def _write_return(writer: StepWriter, given: Sequence[int] = ()) -> None:
     """Return the outputs, as copies where they share memory with others."""
     # Arena slots with dims in another order in memory may have views among the outputs.
     reordered = any(slot.kind is SlotKind.ARENA and slot.strides for slot in writer.slots)
     returned: set[int] = set()
     texts = []
-    for i in writer.plan.outputs:
+    for number, i in enumerate(writer.plan.outputs):
         slot = writer.slots[i]
         holder = slot.base if slot.base >= 0 else i
+        if number in given:
+            name = f"o{number}"
+            direct = writer.given.get(i) == name
+            texts.append(name if direct else f"put({name}, {writer.name[i]})")
+            returned.add(holder)
+            continue
         kept = slot.owned and holder not in returned
         kept |= writer.plan.inner and not memory_of(writer.slots, i)
         text = writer.name[i] if kept else f"unshared({writer.name[i]})"

@@ -69,6 +69,16 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         executor.otherwise = self.otherwise
         return executor
 
+    @property
+    def takes_outputs(self) -> bool:
+        """Whether ``with_given`` serves: not where runs may turn to another plan."""
+        return self.otherwise is None
+
+    def with_given(self, outputs: Sequence[int]) -> LinearExecutor:
+        """An executor of the same plan that takes arrays for these outputs, by number, behind the
+        inputs, and writes into them."""
+        return LinearExecutor(self._program.with_given(outputs), *self._arguments)
+
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         if control is not NEVER or self._counts or self.sampler is not None:
             control = self._counting(control)

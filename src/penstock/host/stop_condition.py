@@ -31,7 +31,7 @@ class StopCondition:
         cancel: Cancellation | None = None,
         subject: str = "the run",
     ) -> None:
-        if timeout is not None and not isinstance(timeout, Real):
+        if timeout is not None and (not isinstance(timeout, Real) or timeout != timeout):
             raise wrong_type("timeout", timeout, "a number of seconds")
         if cancel is not None and not hasattr(cancel, "cancelled"):
             raise wrong_type("cancel", cancel, "a penstock.CancelToken")

@@ -56,6 +56,10 @@ def _by_name(value: Any, allowed: Callable[[Any], bool] = lambda _: True) -> boo
     )
 
 
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
 def _are_shapes(value: Any) -> bool:
     by_name = partial(_by_name, allowed=lambda dims: _is_list(dims) or isinstance(dims, np.ndarray))
     return by_name(value) or (_is_list(value) and all(map(by_name, value)))
@@ -256,8 +260,17 @@ class RunOptions:
     cancel: CancelToken | None = option(None, "A token whose cancel() ends the run with Cancelled.")
     trace: Observer | None = option(None, "A penstock.Trace that records the run.")
     observers: Sequence[Observer] = option((), "Observers that are told of each step of the run.")
+    out: Mapping[str, np.ndarray] | None = option(
+        None,
+        "Arrays by the names of what is fetched, into which it is written instead of into new "
+        "memory, and which are returned. Each has the dtype and the dims of its value; the run "
+        "allocates nothing for one that is contiguous, aligned to 16 bytes and shares no memory "
+        "with a feed. Its contents are undefined where the run fails.",
+    )
 
     def __post_init__(self) -> None:
+        if self.out is not None and not _by_name(self.out, _is_array):
+            raise wrong_type("out", self.out, "a mapping of names to arrays")
         if not isinstance(self.observers, Iterable):
             raise wrong_type("observers", self.observers, "Sequence[Observer]")
         for observer in self.all_observers:

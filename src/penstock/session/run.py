@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.executors.base import Done, Executor
@@ -14,12 +14,18 @@ from penstock.executors.turn import Turn
 from penstock.observers.base import ObservedRun, Observers
 from penstock.session.environment import trace
 from penstock.session.options import RunOptions
-from penstock.session.subgraphs import Request
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-PreparedRun = tuple[Executor, Sequence[Any], Request]
+
+class Answers(Protocol):
+    """Names the outputs of a run."""
+
+    def named(self, outputs: Sequence[Any]) -> dict[str, Any]: ...
+
+
+PreparedRun = tuple[Executor, Sequence[Any], Answers]
 """What a run needs: an executor, the values fed, and the names of its outputs."""
 
 
@@ -101,7 +107,7 @@ class Job:
         self._run = run
         self._prepare = prepare
         self._claim = threading.Lock()  # held by the thread that began, or ended, the run
-        self._request: Request | None = None
+        self._request: Answers | None = None
         run.control.add_listener(self.refuse)
 
     def __call__(self) -> None:

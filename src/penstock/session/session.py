@@ -16,6 +16,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakMethod
 
+import numpy as np
+
 from penstock.algorithms.checkpoints import WAKE_S, stopped_by
 from penstock.algorithms.records import dataclass
 from penstock.backends.native.library import library
@@ -30,6 +32,7 @@ from penstock.errors import (
 )
 from penstock.executors.base import Executor
 from penstock.executors.control import NEVER, CancelToken
+from penstock.executors.linear import LinearExecutor
 from penstock.frontends.common.model_files import opened_files
 from penstock.frontends.load import entered, is_artifact, load
 from penstock.host import gc_pause
@@ -46,9 +49,9 @@ from penstock.session.executors import Executors
 from penstock.session.options import CompileOptions, RunOptions, make, takes
 from penstock.session.plan_cache import PlanCache
 from penstock.session.stages import CompileContext
-from penstock.session.subgraphs import Subgraphs
+from penstock.session.subgraphs import Request, Subgraphs
 from penstock.session.wishes import with_wishes
-from penstock.types import Type
+from penstock.types import TensorType, Type
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -58,10 +61,22 @@ if TYPE_CHECKING:
     from penstock.inspect.gantt import Chart
     from penstock.observers.profile import Profile
     from penstock.session.compile_cache import CacheEntry
+    from penstock.session.given_outputs import GivenOutputs
     from penstock.session.granted import Granted
     from penstock.session.run import Job, PreparedRun
 
 DEFAULT_OPTIONS = CompileOptions()
+
+# What methods of ONNX Runtime's sessions are called here.
+_ELSEWHERE = {
+    "get_inputs": "session.inputs",
+    "get_outputs": "session.outputs",
+    "get_modelmeta": "session.model.metadata and session.model.about",
+    "get_providers": "session.granted.backends",
+    "io_binding": "session.run(feeds, out=...)",
+    "run_with_iobinding": "session.run(feeds, out=...)",
+    "end_profiling": "session.run(feeds, trace=penstock.Trace())",
+}
 
 RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
 """Takes the outputs of a run by name, or else the error that it ended with."""
@@ -73,6 +88,17 @@ class Port:
 
     name: str
     type: Type
+
+    @property
+    def shape(self) -> tuple[int | str | None, ...] | None:
+        """The dims of a tensor, names or None where they are open; None if its rank is open, or it
+        is no tensor."""
+        return self.type.shape if isinstance(self.type, TensorType) else None
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """The dtype of a tensor; None if it is open, or it is no tensor."""
+        return self.type.dtype if isinstance(self.type, TensorType) else None
 
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"
@@ -438,6 +464,13 @@ class Session:
         entry = self.model.entry if self.model.entry in self.model.signatures else None
         return Session, (self.model.path, replace(self.options, signature=entry))
 
+    def __getattr__(self, name: str) -> Any:
+        own = _ELSEWHERE.get(name)
+        hint = f"; that is {own}" if own else ""
+        if own:
+            hint += " here, and penstock.compat.onnxruntime has ONNX Runtime's interface"
+        raise AttributeError(f"a Session has no attribute {name!r}{hint}", name=name, obj=self)
+
     def __repr__(self) -> str:
         ports = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
         return f"Session({self.model.entry!r}: ({ports[0]}) -> ({ports[1]}))"
@@ -458,11 +491,21 @@ class Session:
             options.feeds, options.fetches, options.targets
         )
         executor = self._executors.get(request.subgraph, key, values)
+        answers: Request | GivenOutputs = request
+        if options.out is not None:
+            from penstock.session.given_outputs import GivenOutputs
+
+            answers = given = GivenOutputs(request, options.out, executor, values)
+            if given.direct and not observed and isinstance(executor, LinearExecutor):
+                compiled = partial(executor.with_given, given.direct)
+                place = ("given", key, given.direct)
+                executor = self._plans.get(request.subgraph, place, True, compiled)
+                values = [*values, *given.arrays]
         if observed:
             last = request.subgraph.last
             key = last.key if last.executor is executor else key
             executor = self._plans.get(request.subgraph, key, True, executor.observed)
-        return executor, values, request
+        return executor, values, answers
 
 
 @takes(CompileOptions)

@@ -244,11 +244,17 @@ class Subgraphs:
         targets: Sequence[str] | None,
     ) -> tuple[Request, Any, list[Any]]:
         """The request, the key of its plan, and the values fed. Raises ``InvalidInput``."""
+        if isinstance(fetches, Mapping):
+            raise InvalidInput(self._swapped(feeds, fetches))
         if feeds is None:
             feeds = {}
         # A dict is a Mapping, and to compare classes takes a tenth of the time.
         if feeds.__class__ is not dict and not isinstance(feeds, Mapping):
-            raise InvalidInput(f"feeds must map names to values, not be a {type(feeds).__name__}")
+            raise InvalidInput(
+                f"feeds must map names to values, not be a {type(feeds).__name__}; write "
+                f"run({{{', '.join(f'{name!r}: ...' for name in self.main.names)}}}), or call the "
+                "session with inputs by position"
+            )
         if feeds and self._aliases:
             feeds = self._without_aliases(feeds)
         request = self.all
@@ -260,6 +266,17 @@ class Subgraphs:
             request = self._request(feeds, fetches, targets)
             values = request.subgraph.values(feeds)
         return request, request.subgraph.key(values), values
+
+    @staticmethod
+    def _swapped(feeds: Any, fetches: Mapping[str, Any]) -> str:
+        """What to write in place of a call with the arguments in ONNX Runtime's order."""
+        fed = f"{{{', '.join(f'{str(name)[:40]!r}: ...' for name in fetches)}}}"
+        named = isinstance(feeds, list | tuple) and all(isinstance(n, str) for n in feeds)
+        call = f"run({fed}, {list(feeds)!r:.200})" if named and feeds else f"run({fed})"
+        return (
+            f"run takes feeds first and the names to fetch second: write {call}. It returns a "
+            "mapping of names to values; penstock.compat.onnxruntime has ONNX Runtime's interface"
+        )
 
     def _request(
         self, feeds: Mapping[str, Any], fetches: Sequence[str] | None, targets: Sequence[str] | None
@@ -398,6 +415,10 @@ class Subgraphs:
         if value is None:
             ports = self.graph.inputs if role == "feed" else self.graph.outputs
             hint = suggest(name, [*self._values, *self._aliases], [v.name for v in ports])
+            node = next((n for n in self.graph.walk() if n.name == name), None)
+            if node is not None:
+                made = " and ".join([repr(v.name) for v in node.outputs if v is not None])
+                hint = f"that is a node, and its outputs are {made or 'none'}"
             raise InvalidInput(f"cannot {role} {_quoted(name)}: {hint}")
         return value
 

@@ -53,10 +53,13 @@ def check_overrides(
             if key.removeprefix(NODE) not in names:
                 raise InvalidInput(f"place= names {key!r}, but the model has no such node")
         elif key not in operations:
-            raise InvalidInput(
-                f"place= names {key!r}, but the model has no such operation; it has "
-                f"{', '.join(sorted(operations))}"
-            )
+            alike = [name for name in operations if name.casefold() == key.casefold()]
+            hint = f"it has {', '.join(sorted(operations))}"
+            if key in names:
+                hint = f"it has a node of this name: write {NODE + key!r}"
+            elif alike:
+                hint = f"did you mean {alike[0]!r}?"
+            raise InvalidInput(f"place= names {key!r}, but the model has no such operation; {hint}")
 
 
 def wanted(node: Node, overrides: Mapping[str, str]) -> list[str]:
