@@ -86,6 +86,7 @@ OPTIMIZE: tuple[Pass, ...] = (
     WidenHalves(),
     Simplify(),
     ImportedPass("optimize.hoist_invariants", Role.LOOP, Role.SCAN),
+    ImportedPass("optimize.hoist_products", Role.LOOP, Role.SCAN),
     ImportedPass("optimize.sink_transposes", "Transpose"),
     ImportedPass("optimize.decompose_einsum", "Einsum"),
     ImportedPass("optimize.split_reductions", *_REDUCTIONS),

@@ -137,3 +137,34 @@ def test_assign_layouts_copy_of_a_branch_is_not_used_behind_it():
     assert names(graph) == ["If", "Reorder", "MaxPool", "Add"]
     for _, branch in graph.nodes[0].graphs:
         assert names(branch)[0] == "Reorder"
+
+
+LOOP = """<body = b (int64 i, bool go, float[1, 4, 8, 8] h) => (bool on, float[1, 4, 8, 8] k)
+    {{ on = Identity(go) a = {pool} ({read}) k = Add(a, h) }}>"""
+
+
+def test_assign_layouts_copies_what_a_loop_only_reads_in_front_of_it():
+    for read, outside in (("x", ["Reorder", "Loop"]), ("h", ["Loop"])):
+        loop = LOOP.format(pool=POOL, read=read)
+        graph, _, changed = assigned(f"<int64 n = {{3}}> {{ y = Loop (n, c, x) {loop} }}")
+        body = graph.nodes[-1].attrs["body"]
+        assert changed
+        assert names(graph) == outside
+        assert names(body).count("Reorder") == (read == "h")
+
+
+def test_assign_layouts_copies_for_nested_loops_in_front_of_the_outer_one():
+    inner = LOOP.format(pool=POOL, read="x")
+    outer = f"""<body = o (int64 j, bool f, float[1, 4, 8, 8] p) => (bool e, float[1, 4, 8, 8] q)
+        {{ e = Identity(f) q = Loop (n, f, p) {inner} }}>"""
+    graph, _, _ = assigned(f"<int64 n = {{3}}> {{ y = Loop (n, c, x) {outer} }}")
+    assert names(graph) == ["Reorder", "Loop"]
+
+
+def test_assign_layouts_copies_for_a_branch_in_a_loop_there():
+    branch = f"""If (go) <then_branch = t () => (float[1, 4, 8, 8] r) {{ r = {POOL} (x) }},
+        else_branch = e () => (float[1, 4, 8, 8] s) {{ s = Identity(h) }}>"""
+    loop = f"""<body = b (int64 i, bool go, float[1, 4, 8, 8] h) => (bool on, float[1, 4, 8, 8] k)
+        {{ on = Identity(go) k = {branch} }}>"""
+    graph, _, _ = assigned(f"<int64 n = {{3}}> {{ y = Loop (n, c, x) {loop} }}")
+    assert names(graph) == ["Loop"]

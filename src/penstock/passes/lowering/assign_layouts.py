@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+from dataclasses import field
+
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.records import dataclass
 from penstock.analysis.value_memory import Order, ValueMemory, value_memory
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Kernel
+from penstock.ir.op import Kernel, Role
 from penstock.ops.internal.transfer import HOST, REORDER
 from penstock.ops.onnx.control_flow import is_control
 from penstock.passes.context import Pass, PassContext, Property
+
+_LOOPS = (Role.LOOP, Role.SCAN, Role.SEQUENCE_MAP)
 
 
 class AssignLayouts(Pass):
@@ -17,8 +22,9 @@ class AssignLayouts(Pass):
 
     The layout of every value follows from the kernels that write it (``analysis.value_memory``). A
     value is copied into a layout once for all nodes of a graph, and of graphs nested behind the
-    copy, that read it in that layout. Values that are allocated during the run count as having
-    their dims in their own order: kernels look at their strides themselves.
+    copy, that read it in that layout; in front of loops that only read it. Values that are
+    allocated during the run count as having their dims in their own order: kernels look at their
+    strides themselves.
     """
 
     name = "assign_layouts"
@@ -39,8 +45,31 @@ class AssignLayouts(Pass):
             graph, kernels, lambda n: n not in placement or placement[n].memory == HOST
         )
         inserter = _Inserter(kernels, memory, context)
-        inserter.graph(graph, {})
+        inserter.graph(graph)
         return inserter.count > 0
+
+
+@dataclass(eq=False)
+class _Scope:
+    """A graph whose nodes are walked: its ``own`` values, the ``nodes`` so far, and the ``copies``
+    among them, by value and order. ``repeats``: it is the body of a loop in ``outer``."""
+
+    outer: _Scope | None
+    own: Set[Value]
+    repeats: bool
+    nodes: list[Node] = field(default_factory=list)
+    copies: dict[tuple[Value, Order], Value] = field(default_factory=dict)
+
+    def home(self, value: Value) -> _Scope:
+        """The scope whose copy of ``value`` serves this one: outside of loops, if it can be."""
+        if self.outer is None or not self.repeats or value in self.own:
+            return self
+        return self.outer.home(value)
+
+    def copy_of(self, value: Value, order: Order) -> Value | None:
+        """The copy in a layout that nodes of this scope can read."""
+        copy = self.copies.get((value, order))
+        return copy if copy or self.outer is None else self.outer.copy_of(value, order)
 
 
 @dataclass(eq=False)
@@ -51,27 +80,29 @@ class _Inserter:
     count: int = 0
     """of copies"""
 
-    def graph(self, graph: Graph, copies: dict[tuple[Value, Order], Value]) -> None:
-        """Insert copies into ``graph``, but for the ``copies`` that exist, by value and order."""
-        copies = dict(copies)
-        nodes: list[Node] = []
+    def graph(self, graph: Graph, outer: _Scope | None = None, repeats: bool = False) -> None:
+        """Insert copies into ``graph``, the body of a loop in ``outer`` if it ``repeats``."""
+        results = [value for node in graph.nodes for value in node.outputs if value is not None]
+        scope = _Scope(outer, {*graph.inputs, *results}, repeats)
         for node in paced(graph.nodes):
             for _, inner in node.graphs:
-                self.graph(inner, copies)
+                self.graph(inner, scope, node.op.role in _LOOPS)
             kernel, order = self.kernels.get(node), self.memory.orders.get(node)
             for i in kernel.contiguous_inputs if kernel is not None and order is not None else ():
                 value = node.inputs[i] if i < len(node.inputs) else None
                 if value is None or order is None or self.memory.has_order(value, order):
                     continue
-                if (value, order) not in copies:
+                copy = scope.copy_of(value, order)
+                if copy is None:
                     reorder = self.reorder(value, order)
-                    nodes.append(reorder)
                     (copy,) = reorder.outputs
                     assert copy is not None
-                    copies[value, order] = copy
-                node.inputs[i] = copies[value, order]
-            nodes.append(node)
-        graph.nodes[:] = nodes
+                    home = scope.home(value)
+                    home.nodes.append(reorder)
+                    home.copies[value, order] = copy
+                node.inputs[i] = copy
+            scope.nodes.append(node)
+        graph.nodes[:] = scope.nodes
 
     def reorder(self, value: Value, order: Order) -> Node:
         """A copy of ``value`` with its dims in ``order`` in memory."""

@@ -1,0 +1,334 @@
+"""Products of what loops read slice by slice, done for all slices before the loop.
+
+::
+
+    for i in range(n):                              p = MatMul(xs, w)
+        x = Gather(xs, i)                           for i in range(n):
+        h = Tanh(MatMul(x, w) + MatMul(h, u))           h = Tanh(Gather(p, i) + MatMul(h, u))
+
+So exporters write loops of recurrent cells: ``x`` is a slice that Gather takes of a tensor from
+outside, at whatever index, or that a Scan hands out. A product of many rows reads the weights once,
+where each iteration read them anew. A constant bias goes with the product, and
+``MatMul(Concat(x, h), w)`` is divided to free the part of ``x``. Not where a Loop may end long
+before it has read all slices, nor where the products would take more than 128 MiB.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import compress
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import dataclass
+from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
+from penstock.ir.op import Role
+from penstock.ops.common.shape_rules import normalize_axis
+from penstock.ops.onnx.control_flow import ScanLayout
+from penstock.ops.registry import standard
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.dead_code import prune
+from penstock.types import FLOAT32, TensorType, Type
+
+_MOST_BYTES = 1 << 27
+_FEWEST_SLICES, _LEAST_READ = 2, 0.5
+"""slices from which on there is something to gain, and the part of them that a Loop must read"""
+_REAL = (FLOAT32, np.dtype(np.float64))
+_VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
+
+
+class HoistProducts(Pass):
+    """Move such products in front of Loops and Scans."""
+
+    name = "hoist_products"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        if context.framed:
+            return False
+        readers, changed = readers_of(graph), False
+        for outer in list(graph.graphs()):
+            nodes: list[Node] = []
+            for node in paced(outer.nodes):
+                if node.op.role in (Role.LOOP, Role.SCAN):
+                    hoister = _Hoister(node, readers)
+                    changed |= hoister.hoist()
+                    nodes += hoister.before
+                nodes.append(node)
+            outer.nodes = nodes
+        if changed:
+            prune(graph)
+        return changed
+
+
+@dataclass(frozen=True, eq=False)
+class _Slice:
+    """A value of a body that is a slice of ``source`` along ``axis``: what a Gather takes, or the
+    scan input of number ``scan``."""
+
+    source: Value
+    axis: int
+    gather: Node | None
+    scan: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """``x @ weights + bias``."""
+
+    x: Value
+    weights: np.ndarray
+    bias: np.ndarray | None
+
+
+class _Hoister:
+    """Rewrites the body of one loop; ``before`` are the nodes to be put in front of it."""
+
+    def __init__(self, loop: Node, readers: Readers) -> None:
+        self.loop, self.readers = loop, readers
+        self.body: Graph = loop.attrs["body"]
+        self.before: list[Node] = []
+        self.own = {*self.body.inputs}
+        for node in self.body.nodes:
+            self.own.update(value for value in node.outputs if value is not None)
+        self.trips = _trips(loop)
+        self.nodes: list[Node] = []
+
+    def hoist(self) -> bool:
+        """Hoist what can be; return whether anything was."""
+        changed = False
+        for node in paced(list(self.body.nodes)):
+            changed |= self._visit(node)
+        self.body.nodes = self.nodes
+        if changed and self.loop.op.role is Role.SCAN:
+            self._drop_unread()
+        return changed
+
+    def _drop_unread(self) -> None:
+        """Drop scan inputs that nothing reads any more."""
+        loop, layout = self.loop, ScanLayout(self.loop)
+        read = readers_of(self.body)
+        kept = [x in read for x in self.body.inputs[layout.states :]]
+        scanned, n = self.body.inputs, layout.states
+        loop.inputs[n:] = compress(loop.inputs[n:], kept)
+        scanned[n:] = compress(scanned[n:], kept)
+        loop.attrs["scan_input_axes"] = list(compress(layout.input_axes, kept))
+        loop.attrs["scan_input_directions"] = list(compress(layout.input_backward, kept))
+        loop.attrs["num_scan_inputs"] = sum(kept)
+
+    def _visit(self, node: Node) -> bool:
+        product = _product_of(node)
+        if product is None or not self._gains(product.x):
+            self.nodes.append(node)
+            return False
+        (y,) = node.outputs
+        assert y is not None
+        self._compute(product, y, node)
+        return True
+
+    def _gains(self, x: Value) -> bool:
+        """Whether some of ``x`` is a slice, or a view of one."""
+        whole = self._slice(x) is not None or self._view(x) is not None
+        return whole or self._parts(x) is not None
+
+    # Slices.
+
+    def _slice(self, x: Value) -> _Slice | None:
+        """What ``x`` is a slice of, if products of all of its slices are worth it."""
+        node = x.producer
+        if x in self.body.inputs:
+            return self._scanned(x)
+        if node is None or x not in self.own or node.op.full_name != "Gather":
+            return None
+        source = node.inputs[0]
+        if source is None or source in self.own or node.control_inputs or not _is_real(source):
+            return None
+        dims = _dims(source)
+        if len(dims) < 2:
+            return None
+        axis = normalize_axis(node.attrs.get("axis", 0), len(dims))
+        if axis == len(dims) - 1 or not _is_real(x) or dims[axis] < _FEWEST_SLICES:
+            return None
+        if node.inputs[1] not in self.own:  # the same slice in all iterations
+            return None
+        if self.trips is None or self.trips < _LEAST_READ * dims[axis]:
+            return None
+        return _Slice(source, axis, node)
+
+    def _scanned(self, x: Value) -> _Slice | None:
+        if self.loop.op.role is not Role.SCAN:
+            return None
+        layout, place = ScanLayout(self.loop), self.body.inputs.index(x)
+        source = self.loop.inputs[place] if place >= layout.states else None
+        if source is None or not _is_real(source) or not _is_real(x):
+            return None
+        dims, scan = _dims(source), place - layout.states
+        axis = normalize_axis(layout.input_axes[scan], len(dims))
+        if len(dims) < 2 or axis == len(dims) - 1 or dims[axis] < _FEWEST_SLICES:
+            return None
+        return _Slice(source, axis, None, scan)
+
+    def _view(self, x: Value) -> Value | None:
+        """A slice whose dims but the last are others in ``x``."""
+        node = x.producer
+        if node is None or x not in self.own or node.op.full_name not in _VIEWS:
+            return None
+        before = node.inputs[0]
+        if before is None or node.control_inputs or not _is_real(x) or not _is_real(before):
+            return None
+        alike = (
+            x.shape is not None and before.shape is not None and x.shape[-1:] == before.shape[-1:]
+        )
+        return before if alike and before.shape and self._slice(before) is not None else None
+
+    def _parts(self, x: Value) -> Sequence[Value] | None:
+        """The parts of a Concat of which one is such a slice."""
+        node = x.producer
+        if (
+            node is None
+            or x not in self.own
+            or node.op.full_name != "Concat"
+            or node.control_inputs
+        ):
+            return None
+        if len(self.readers.get(x, ())) != 1 or x.rank is None or not 1 < len(node.inputs) <= 4:
+            return None
+        if normalize_axis(node.attrs["axis"], x.rank) != x.rank - 1:
+            return None
+        parts = [part for part in node.inputs if part is not None and _is_real(part)]
+        whole = len(parts) == len(node.inputs)
+        return parts if whole and any(self._slice(part) is not None for part in parts) else None
+
+    # Rewriting.
+
+    def _compute(self, product: _Product, y: Value, beside: Node) -> None:
+        """Compute ``product`` as ``y``, in front of the loop as far as can be."""
+        slice_, view = self._slice(product.x), self._view(product.x)
+        parts = self._parts(product.x)
+        if slice_ is not None and self._has_room(product, slice_):
+            self._hoist(product, slice_, y, beside)
+        elif view is not None:
+            self._view_product(product, view, y, beside)
+        elif parts is not None:
+            self._add_products(product, parts, y, beside)
+        else:
+            self._emit(product, product.x, y, beside, self.nodes)
+
+    def _emit(self, product: _Product, x: Value, y: Value, beside: Node, nodes: list[Node]) -> None:
+        """Add the nodes of the product of ``x`` to ``nodes``."""
+        weights = _constant(product.weights, y, "weights")
+        if product.bias is None:
+            nodes.append(beside.derived([x, weights], [y], {}, op=standard("MatMul")))
+            return
+        total = _value(y, "product", y.type)
+        nodes.append(beside.derived([x, weights], [total], {}, op=standard("MatMul")))
+        bias = _constant(product.bias, y, "bias")
+        nodes.append(beside.derived([total, bias], [y], {}, op=standard("Add")))
+
+    def _has_room(self, product: _Product, slice_: _Slice) -> bool:
+        """Whether the products of all slices are not too large."""
+        dims, weights = _dims(slice_.source), product.weights
+        return math.prod(dims[:-1]) * weights.shape[1] * weights.itemsize <= _MOST_BYTES
+
+    def _hoist(self, product: _Product, slice_: _Slice, y: Value, beside: Node) -> None:
+        """Take ``y`` from the product of all slices."""
+        source, gather = slice_.source, slice_.gather
+        dims = (*_dims(source)[:-1], product.weights.shape[1])
+        every = _value(y, "every", TensorType(source.dtype, dims))
+        self._emit(product, source, every, beside, self.before)
+        if gather is not None:
+            attrs = {"axis": slice_.axis}
+            self.nodes.append(gather.derived([every, *gather.inputs[1:]], [y], attrs))
+            return
+        loop, layout = self.loop, ScanLayout(self.loop)
+        backward = layout.input_backward[slice_.scan]
+        loop.attrs["scan_input_axes"] = [*layout.input_axes, slice_.axis]
+        loop.attrs["scan_input_directions"] = [*layout.input_backward, backward]
+        loop.attrs["num_scan_inputs"] += 1
+        loop.inputs.append(every)
+        y.producer = None
+        self.body.inputs.append(y)
+
+    def _view_product(self, product: _Product, before: Value, y: Value, beside: Node) -> None:
+        """View the product of what ``before`` has."""
+        dims = _dims(y)
+        result = _value(y, "viewed", TensorType(y.dtype, (*_dims(before)[:-1], dims[-1])))
+        self._compute(replace(product, x=before), result, beside)
+        shape = _constant(np.array(dims, np.int64), y, "dims")
+        self.nodes.append(beside.derived([result, shape], [y], {}, op=standard("Reshape")))
+
+    def _add_products(
+        self, product: _Product, parts: Sequence[Value], y: Value, beside: Node
+    ) -> None:
+        """Add up the products of the parts of a Concat, each with its rows of the weights."""
+        begin, bias, total = 0, product.bias, None
+        for number, part in enumerate(parts):
+            end = begin + _dims(part)[-1]
+            result = _value(y, f"part{number}", y.type)
+            self._compute(_Product(part, product.weights[begin:end], bias), result, beside)
+            begin, bias = end, None
+            if total is not None:
+                last = number == len(parts) - 1
+                sum_ = y if last else _value(y, f"sum{number}", y.type)
+                inputs = [total, result]
+                self.nodes.append(beside.derived(inputs, [sum_], {}, op=standard("Add")))
+                result = sum_
+            total = result
+
+
+def _trips(loop: Node) -> int | None:
+    """How often a Loop runs, if that is known and no condition ends it."""
+    if loop.op.role is not Role.LOOP:
+        return None
+    body: Graph = loop.attrs["body"]
+    limit, entered = loop.inputs[:2]
+    proceed = body.outputs[0]
+    always = proceed is body.inputs[1] or (proceed.const is not None and bool(proceed.const.all()))
+    begins = entered is None or (entered.const is not None and bool(entered.const.all()))
+    if limit is None or limit.const is None or limit.const.size != 1 or not always or not begins:
+        return None
+    return max(int(limit.const.reshape(())), 0)
+
+
+def _is_real(value: Value) -> bool:
+    type_ = value.type
+    real = isinstance(type_, TensorType) and type_.static and type_.dtype in _REAL
+    return real and type_.elements > 0  # type: ignore[union-attr]
+
+
+def _product_of(node: Node) -> _Product | None:
+    """A product of rows by constant weights."""
+    if node.op.full_name not in ("MatMul", "Gemm") or node.control_inputs:
+        return None
+    x, weights, bias, (y,) = node.inputs[0], node.const(1), node.const(2), node.outputs
+    if x is None or weights is None or weights.ndim != 2 or y is None or not _is_real(y):
+        return None
+    if not _is_real(x) or weights.dtype != x.dtype:
+        return None
+    attrs = node.attrs
+    if node.op.name == "Gemm":
+        if attrs.get("transA") or (node.input(2) is not None and bias is None):
+            return None
+        weights = weights.T if attrs.get("transB") else weights
+        alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
+        if alpha != 1 or (bias is not None and (beta != 1 or bias.size != bias.shape[-1:][0])):
+            return None
+    if _dims(x)[-1:] != weights.shape[:1]:
+        return None
+    return _Product(x, weights, None if bias is None else bias.reshape(-1))
+
+
+def _dims(value: Value) -> tuple[int, ...]:
+    assert isinstance(value.type, TensorType)
+    return value.type.dims
+
+
+def _constant(array: np.ndarray, beside: Value, name: str) -> Value:
+    return Value(f"{beside.name}/{name}", const=np.ascontiguousarray(array))
+
+
+def _value(beside: Value, name: str, type_: Type) -> Value:
+    return Value(f"{beside.name}/{name}", type_)
