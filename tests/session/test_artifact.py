@@ -154,6 +154,25 @@ def products() -> tuple[ps.Session, dict[str, Any]]:
     return session, {"x": rng.standard_normal((1, 64)).astype(np.float32)}
 
 
+@contextmanager
+def no_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Native kernels may not bring weights into panels."""
+    from penstock.backends.native import blocks, integers, matmul, recurrent
+
+    def refuse(*arguments: object) -> None:
+        raise TypeError("weights are brought into panels again")
+
+    with monkeypatch.context() as patch:
+        for module, name in (
+            (blocks, "_panels"),
+            (integers, "integer_panels"),
+            (matmul, "_padded"),
+            (recurrent, "_panels"),
+        ):
+            patch.setattr(module, name, refuse)
+        yield
+
+
 @pytest.mark.skipif("native" not in available(), reason="needs compiled kernels")
 def test_constants_in_orders_of_native_kernels_are_saved(
     path: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,15 +182,8 @@ def test_constants_in_orders_of_native_kernels_are_saved(
     expected = session.run(x), session.run(x, ["m"])
     assert {step.backend for step in session.plan.walk()} == {"native"}
     session.save(path)
-    from penstock.backends.native import blocks, matmul
-
-    def refuse(*arguments: object) -> None:
-        raise TypeError("weights are brought into panels again")
-
     opened = ps.open(path)
-    with monkeypatch.context() as patch:
-        patch.setattr(blocks, "_panels", refuse)
-        patch.setattr(matmul, "_padded", refuse)
+    with no_panels(monkeypatch):
         assert_same(opened.run(x), expected[0])
     assert_same(opened.run(x, ["m"]), expected[1])
 
@@ -263,15 +275,8 @@ def test_codes_and_recurrent_weights_in_panels_are_saved(
     expected = session.run(feeds)
     assert {step.backend for step in session.plan.walk()} == {"native"}
     session.save(path)
-    from penstock.backends.native import integers, recurrent
-
-    def refuse(*arguments: object) -> None:
-        raise TypeError("weights are brought into panels again")
-
     opened = ps.open(path)
-    with monkeypatch.context() as patch:
-        patch.setattr(integers, "integer_panels", refuse)
-        patch.setattr(recurrent, "_panels", refuse)
+    with no_panels(monkeypatch):
         assert_same(opened.run(feeds), expected)
     with ps.open(path, map_weights=False) as read:
         assert_same(read.run(feeds), expected)
