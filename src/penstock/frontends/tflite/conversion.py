@@ -195,10 +195,18 @@ class OperatorConversion(NodeBuilder):
         return attrs
 
     def transposed(self, value: Value, perm: Sequence[int]) -> Value:
-        """A value with its dims in another order: of a constant, a view."""
-        if value.const is None:
-            return self.emit("Transpose", [value], perm=[*perm])
-        return Value(self.fresh("transpose"), const=value.const.transpose(perm))
+        """A value with its dims in another order: of a constant, a view; of one that another
+        operator has put in this order before, that."""
+        if value.const is not None:
+            return Value(self.fresh("transpose"), const=value.const.transpose(perm))
+        before = value.producer
+        if before is not None and before.op.name == "Transpose":
+            earlier = before.attrs["perm"]
+            if [earlier[axis] for axis in perm] == list(range(len(perm))):
+                whole = before.inputs[0]
+                assert whole is not None
+                return whole
+        return self.emit("Transpose", [value], perm=[*perm])
 
     # Channels first.
 

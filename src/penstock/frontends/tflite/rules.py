@@ -140,7 +140,7 @@ def l2_normalization(c: OperatorConversion) -> None:
 
 @operator_rule("FULLY_CONNECTED")
 def fully_connected(c: OperatorConversion) -> None:
-    """FileBytes have a row for each output. An image of more dims is flattened to rows as long as
+    """Weights have a row for each output. An image of more dims is flattened to rows as long as
     those, unless all of its dims but the last are kept."""
     x, weights, bias = c.take(2, 3)
     if c.option("weights_format", "FullyConnectedOptions"):

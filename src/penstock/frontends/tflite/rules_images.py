@@ -60,7 +60,7 @@ def _channels(c: OperatorConversion, rank: int) -> int | None:
 
 @operator_rule("CONV_2D")
 def conv(c: OperatorConversion) -> None:
-    """FileBytes [outputs, height, width, channels of a group]."""
+    """Weights [outputs, height, width, channels of a group]."""
     weights = c.static_shape(1, "the weights") if c.shape(1) is not None else (0, 0, 0, 0)
     if len(weights) != 4:
         raise NodeError(f"has weights of shape {weights}, which must have four dims")
@@ -73,7 +73,7 @@ def conv(c: OperatorConversion) -> None:
 
 @operator_rule("DEPTHWISE_CONV_2D")
 def depthwise(c: OperatorConversion) -> None:
-    """FileBytes [1, height, width, outputs], with as many outputs for each channel."""
+    """Weights [1, height, width, outputs], with as many outputs for each channel."""
     weights = c.static_shape(1, "the weights")
     if len(weights) != 4 or weights[0] != 1:
         raise NodeError(f"has weights of shape {weights}, not [1, height, width, outputs]")
@@ -86,14 +86,14 @@ def depthwise(c: OperatorConversion) -> None:
 
 @operator_rule("CONV_3D")
 def conv_3d(c: OperatorConversion) -> None:
-    """FileBytes [depth, height, width, channels, outputs]."""
+    """Weights [depth, height, width, channels, outputs]."""
     _convolve(c, c.transposed(c.take(2, 3)[1], [4, 3, 0, 1, 2]), 1, 5)
 
 
 @operator_rule("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE")
 def conv_transpose(c: OperatorConversion) -> None:
     """The inverse of a convolution. The image's shape is an input, and determines the padding.
-    FileBytes [outputs, height, width, channels], or [depth, height, width, outputs, channels]."""
+    Weights [outputs, height, width, channels], or [depth, height, width, outputs, channels]."""
     sizes, kernel, x, bias = c.take(3, 4)
     flat = c.op == "TRANSPOSE_CONV"
     rank = 4 if flat else 5
