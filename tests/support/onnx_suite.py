@@ -272,8 +272,8 @@ def _runtime_operations() -> Iterator[str]:
     yield from _table(("operations", "why"), [(_listed(names), why) for why, names in rows.items()])
     yield ""
     yield _text(
-        "Of attention, experts and searches, all forms that the CPU provider runs are run, and give "
-        "what it gives, but for these:"
+        "All forms that the CPU provider runs are run, and give what it gives, but for these, which "
+        "include some of ONNX's own operations:"
     )
     yield ""
     yield from _table(("operation", "form"), [(f"`{op}`", form) for op, form in FORMS])
@@ -289,15 +289,39 @@ FORMS = (
     ),
     ("DecoderMaskedSelfAttention", "unsupported, as with the CPU provider"),
     ("GroupQueryAttention", "normalised queries and keys are refused, as the CPU provider does"),
+    (
+        "GroupQueryAttention",
+        "rows behind a sample's length are arbitrary; without the outputs of the cache, the CPU "
+        "provider's first output is, too",
+    ),
     ("LinearAttention", "a window of states is refused, as the CPU provider does"),
+    (
+        "MaxpoolWithMask",
+        "the mask of each image and channel is its own; the CPU provider reads it at other places",
+    ),
     ("MoE", "a third layer, and both layers in one behind the other, run here only"),
+    ("MoE", "float16 is close to float32; some answers of the CPU provider are not"),
+    (
+        "MultiHeadAttention",
+        "with `unidirectional`, no query sees later keys; the CPU provider's last one sees all",
+    ),
+    (
+        "NhwcMaxPool",
+        "padded as MaxPool where `auto_pad` is SAME; the CPU provider leaves out dilations",
+    ),
     ("QMoE", "the same, and layers of different bits; codes other than integers are refused"),
+    ("QMoE", "8-bit weights in blocks are exact; the CPU provider's answers are 1 % off"),
+    ("ReduceProd", "integers that overflow wrap, as NumPy's; the CPU provider saturates"),
     ("Sampling", "the penalty of a token that is present is taken off that token"),
     ("Sampling", "the output `filtered_logits` is refused"),
     ("SparseAttention", "need not share a buffer; samples may have different lengths"),
+    (
+        "StringSplit",
+        "with a delimiter, an empty text is one part, as in `onnx.reference`; the CPU provider says none",
+    ),
     ("WhisperBeamSearch", "as BeamSearch; scores of cross attention are refused"),
 )
-"""What is refused, or differs from ONNX Runtime, by operation of com.microsoft."""
+"""What is refused, or differs from ONNX Runtime, by operation."""
 
 
 MISSING: Mapping[str, str] = {

@@ -84,6 +84,18 @@ def test_maxpool_with_mask_gives_each_channel_its_own_mask() -> None:
     np.testing.assert_array_equal(pool(x, mask), parts)
 
 
+@pytest.mark.parametrize("masks", [(1, 1), (2, 1), (1, 3)])
+def test_maxpool_with_mask_broadcasts_masks_of_one_image_or_channel(masks: Any) -> None:
+    x, mask = draw(2, 3, 6, 5), (rng.random((*masks, 6, 5)) < 0.7).astype(np.int32)
+    attrs = {"kernel_shape": [2, 2]}
+    every = np.broadcast_to(mask, x.shape)
+    parts = [[run_one(x[i, j], every[i, j], attrs) for j in range(3)] for i in range(2)]
+    for typed in (True, False):
+        pool = ps.compile(contrib_model("MaxpoolWithMask", [x, mask], attrs, typed=typed))
+        np.testing.assert_array_equal(pool(x, mask), parts)
+    refused("MaxpoolWithMask", [x, np.ones((2, 2, 6, 5), np.int32)], attrs)
+
+
 def run_one(x: np.ndarray, mask: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
     inputs = [x[None, None], mask[None, None]]
     (y,) = run_ort(contrib_model("MaxpoolWithMask", inputs, attrs), inputs)
@@ -102,6 +114,13 @@ def test_crop_and_resize_matches_onnx_runtime(
     inputs = [draw(2, 3, height, width), BOXES, np.array([0, 1, 1, 0], np.int32)]
     attrs = {"mode": mode, "extrapolation_value": -1.5}
     check_contrib("CropAndResize", [*inputs, np.array(size, np.int32)], attrs, constants=[3])
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_crop_and_resize_of_float16_matches_onnx_runtime(mode: str) -> None:
+    inputs = [draw(2, 3, 5, 6).astype(np.float16), BOXES.astype(np.float16)]
+    inputs += [np.array([0, 1, 1, 0], np.int32), np.array([3, 4], np.int32)]
+    check_contrib("CropAndResize", inputs, {"mode": mode}, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize(

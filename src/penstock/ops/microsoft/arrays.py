@@ -71,7 +71,11 @@ def unfold_tensor(x: np.ndarray, *, size: int, step: int = 1, dim: int = -1) -> 
 
 
 def _infer_masked_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    rules.check_shape("mask", rules.tensor(types, 1).shape, rules.tensor(types, 0).shape)
+    x, mask = rules.tensor(types, 0).shape, rules.tensor(types, 1).shape
+    if x is not None and mask is not None and len(mask) == len(x):
+        # One mask may be that of all images, or channels.
+        x = (*[None if own == 1 else dim for own, dim in zip(mask[:2], x[:2], strict=True)], *x[2:])
+    rules.check_shape("mask", mask, x)
     return standard("MaxPool").infer(types[:1], attrs, consts[:1])[:1]
 
 
@@ -110,7 +114,8 @@ def _infer_crop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     rules.choice(attrs, "mode", "bilinear", ("bilinear", "nearest"))
     image, boxes = rules.tensor(types, 0).shape, rules.tensor(types, 1).shape
     size = rules.ints(types, consts, 3) or (None, None)
-    return (TensorType(FLOAT32, (boxes and boxes[0], image and image[1], *size)),)  # type: ignore[arg-type]
+    dtype = rules.same_dtype(types, (0, 1))
+    return (TensorType(dtype, (boxes and boxes[0], image and image[1], *size)),)  # type: ignore[arg-type]
 
 
 @array_operator("CropAndResize", domain=MICROSOFT, arity=(4, 1), infer=_infer_crop)
@@ -123,9 +128,10 @@ def crop_and_resize_channels_first(
     mode: str = "bilinear",
     extrapolation_value: float = 0.0,
 ) -> np.ndarray:
-    last = np.moveaxis(image, 1, -1)
+    last = np.moveaxis(image, 1, -1).astype(FLOAT32, copy=False)
+    boxes = boxes.astype(FLOAT32, copy=False)
     crops = resized_crops(last, boxes, which, size, mode == "nearest", extrapolation_value, True)
-    return np.moveaxis(crops, -1, 1)
+    return np.moveaxis(crops, -1, 1).astype(image.dtype, copy=False)
 
 
 # Sequences.

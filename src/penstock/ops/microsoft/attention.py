@@ -187,6 +187,8 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     heads = Heads(batch, count, count, length, past + length, q_size // count, v_size // count)
     layout, total = Scratch(), q_size + k_size + v_size
     projected = layout.field((batch * length, total), dtype)
+    if outputs[1] is not None and k_size != v_size:
+        raise ShapeError("present has keys and values of one size")
     own = past_type is not None and outputs[1] is None
     attend = _Attend(layout, heads, dtype, node.attrs, past, (own, own))
     ends = q_size, q_size + k_size, total
