@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
+import penstock as ps
+from penstock.backends.onednn.kernel import PrimitiveCache
 from penstock.backends.onednn.library import library
 from penstock.ops.common.constant_cache import held
 from tests.backends.onednn.forced import (
@@ -94,6 +96,31 @@ def test_conv_transpose_post_ops_run_as_a_primitive_of_their_own(bias, executor)
     primitives = step.kernel.binder.packed
     assert primitives.then is not None
     assert not primitives.is_reference_impl
+
+
+@pytest.mark.parametrize("dims", [(2, 32, 1, 1), (2, 1, 16, 16), (1, 32, 16, 1), (2, 1, 1, 1)])
+@pytest.mark.parametrize("name", ["Conv", "ConvTranspose"])
+def test_operand_that_is_broadcast_takes_no_code_for_single_elements(name, dims):
+    """As networks of diffusion add what the time embeds to, for each image and channel."""
+    feeds = {"x": draw(2, 32, 16, 16), "b": draw(*dims)}
+    nodes = [
+        helper.make_node(name, ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["c", "b"], ["y"]),
+    ]
+    proto = proto_of(nodes, feeds, ["y"], {"w": draw(32, 32, 3, 3)})
+    session = ps.compile(proto)
+    wanted = ps.compile(proto, executor="interpret").run(feeds)["y"]
+    np.testing.assert_allclose(session.run(feeds)["y"], wanted, rtol=1e-3, atol=1e-3)
+    ran = [
+        bound
+        for step in session.plan.walk()
+        if isinstance(step.kernel.binder, PrimitiveCache) and step.node.op.name != "Reorder"
+        for bound in step.kernel.binder._primitives.values()
+    ]
+    assert ran
+    assert not any(bound.is_reference_impl for bound in ran)
+    # Deconvolutions that go by a convolution's code apply post-ops element by element.
+    assert not any(bound.primitive.implementation.startswith("conv:any") for bound in ran)
 
 
 @pytest.mark.parametrize("group", [1, 2])

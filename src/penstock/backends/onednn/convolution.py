@@ -85,7 +85,9 @@ def deconvolution(desc: OpDesc) -> PrimitiveSpec | None:
         # a primitive of its own does.
         first = plain.create(replace(context, desc=plain.desc))
         if first.primitive.implementation.startswith("brg") and not context.releasable:
-            return whole.create(context)
+            both = whole.create(context)
+            if both.primitive.implementation.startswith("brg"):
+                return both
         first.then = rest.create(replace(context, desc=rest.desc))
         return first
 

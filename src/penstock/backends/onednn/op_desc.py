@@ -105,12 +105,13 @@ class OpDesc:
     @property
     def summed(self) -> int:
         """The tensor that may lie where the result is written, so that the result is added to it:
-        the operand of a first post-op that adds, if nothing else reads it; else -1."""
+        the operand of a first post-op that adds, if it has the type of the result and nothing else
+        reads it; else -1."""
         ops = self.post_ops
         if not ops or ops[0].binary != "add":
             return -1
         tensor = ops[0].tensor
-        if self.constants[tensor] is not None:
+        if self.constants[tensor] is not None or self.tensors[tensor] != self.output:
             return -1
         read = [*self.inputs, *[op.tensor for op in ops]]
         return tensor if read.count(tensor) == 1 else -1
