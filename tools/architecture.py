@@ -25,7 +25,7 @@ ORDER = (
     *("host", "ir", "ops", "analysis", "textual", "artifact", "frontends", "build"),
     *("passes",),
     *("backends", "plan", "observers", "codegen", "executors", "inspect", "tuning", "session"),
-    "serving",
+    *("serving", "compat"),
     *("__init__", "cli", "onnx_backend"),
 )
 
@@ -219,11 +219,12 @@ def shared_names() -> dict[str, list[str]]:
 
     Functions that are registered as the implementation of an operation are left out, since an
     operation has one name on every side: those that a call decorates (``@operator("Add")``), and
-    all in modules that are tables of them (``IMPLEMENTATIONS``).
+    all in modules that are tables of them (``IMPLEMENTATIONS``). What ``compat`` has bears the
+    names of other runtimes.
     """
     homes: dict[str, dict[str, None]] = defaultdict(dict)
     for module, path in modules().items():
-        if path.name.endswith(GENERATED):
+        if path.name.endswith(GENERATED) or top(module) == "compat":
             continue
         for node in tree(module).body:
             if not isinstance(node, Function | ast.ClassDef) or node.name.startswith("_"):

@@ -1,0 +1,97 @@
+"""Inputs and outputs that are bound to memory ahead of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.compat.onnxruntime.values import OrtValue, check_device, dtype_of, plain_value
+
+
+class IOBinding:
+    """The memory of a run's inputs and outputs. An output that is bound to an array is written
+    there (``Session.run`` with ``out=``), one that is bound to a device alone gets new memory."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.feeds: dict[str, Any] = {}
+        self.given: dict[str, np.ndarray | None] = {}
+        self.results: dict[str, Any] = {}
+
+    def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
+        """Feed an array."""
+        self.feeds[name] = arr_on_cpu
+
+    def bind_input(
+        self,
+        name: str,
+        device_type: str,
+        device_id: int,
+        element_type: Any,
+        shape: Sequence[int],
+        buffer_ptr: int,
+    ) -> None:
+        """Feed the tensor at an address, which must stay valid."""
+        check_device(device_type)
+        self.feeds[name] = _at(buffer_ptr, shape, dtype_of(element_type))
+
+    def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
+        """Feed a value."""
+        self.feeds[name] = ortvalue
+
+    def bind_output(
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None:
+        """Fetch an output, into the memory at an address, if one is given."""
+        check_device(device_type)
+        self.given[name] = (
+            None if buffer_ptr is None else _at(buffer_ptr, shape or (), dtype_of(element_type))
+        )
+
+    def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
+        """Fetch an output into the memory of a value."""
+        self.given[name] = ortvalue.numpy()
+
+    def synchronize_inputs(self) -> None:
+        """Nothing to wait for: values are in the host's memory."""
+
+    def synchronize_outputs(self) -> None:
+        """Nothing to wait for: a run returns when its outputs are complete."""
+
+    def get_outputs(self) -> list[OrtValue]:
+        """The values of the outputs, in the order in which they were bound."""
+        return [OrtValue(self.results[name]) for name in self.given if name in self.results]
+
+    def copy_outputs_to_cpu(self) -> list[Any]:
+        """The outputs as arrays, in the order in which they were bound."""
+        return [value.value for value in self.get_outputs()]
+
+    def clear_binding_inputs(self) -> None:
+        self.feeds.clear()
+
+    def clear_binding_outputs(self) -> None:
+        self.given.clear()
+        self.results.clear()
+
+    def arguments(self) -> tuple[Mapping[str, Any], list[str], dict[str, np.ndarray]]:
+        """Feeds, fetches and given arrays of a run."""
+        feeds = {name: plain_value(value) for name, value in self.feeds.items()}
+        given = {name: array for name, array in self.given.items() if array is not None}
+        return feeds, list(self.given), given
+
+
+def _at(pointer: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """The tensor at an address."""
+    import ctypes
+
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    buffer = (ctypes.c_uint8 * size).from_address(pointer)
+    return np.ctypeslib.as_array(buffer).view(dtype).reshape(tuple(shape))

@@ -1,0 +1,140 @@
+"""Options of sessions and of runs, as ONNX Runtime has them.
+
+What has a counterpart takes effect: the numbers of threads, the execution mode, dims by name,
+profiles, termination. What steers ONNX Runtime's own allocators, optimiser and logs is kept and
+told back, and changes nothing (``docs/coming-from.md`` lists both).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NoReturn
+
+from penstock.executors.control import CancelToken
+
+
+class GraphOptimizationLevel(IntEnum):
+    """How far ONNX Runtime optimises a graph; Penstock always optimises what answers allow."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+
+class ExecutionMode(IntEnum):
+    """Whether independent nodes may run at the same time."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
+
+
+class ExecutionOrder(IntEnum):
+    """An order of nodes; plans have an order of their own."""
+
+    DEFAULT = 0
+    PRIORITY_BASED = 1
+    MEMORY_EFFICIENT = 2
+
+
+class SessionOptions:
+    """Options of an ``InferenceSession``."""
+
+    def __init__(self) -> None:
+        self.intra_op_num_threads = 0
+        """cores that a run may keep busy; 0: all of the process"""
+        self.inter_op_num_threads = 0
+        """more cores for independent nodes, with ``ORT_PARALLEL``"""
+        self.execution_mode = ExecutionMode.ORT_SEQUENTIAL
+        self.enable_profiling = False
+        self.profile_file_prefix = "onnxruntime_profile_"
+        self.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
+        self.execution_order = ExecutionOrder.DEFAULT
+        self.enable_cpu_mem_arena = True
+        self.enable_mem_pattern = True
+        self.enable_mem_reuse = True
+        self.use_deterministic_compute = False
+        self.use_per_session_threads = True
+        self.log_severity_level = -1
+        self.log_verbosity_level = 0
+        self.logid = ""
+        self.optimized_model_filepath = ""
+        self.free_dims: dict[str, int] = {}
+        """dims by name, of ``add_free_dimension_override_by_name``"""
+        self._entries: dict[str, str] = {}
+        self._providers: list[str] = []
+
+    def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
+        """Let a dim of this name have a size; inputs of other sizes are refused."""
+        self.free_dims[name] = int(size)
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Keep an entry of ONNX Runtime's configuration."""
+        self._entries[key] = value
+
+    def get_session_config_entry(self, key: str) -> str:
+        """The entry of this key; raises ``RuntimeError`` if there is none."""
+        if key not in self._entries:
+            raise RuntimeError(f"SessionOptions does not have configuration with key: {key}")
+        return self._entries[key]
+
+    def add_provider(self, name: str, options: dict[str, str]) -> None:
+        """Ask for a provider, as ``providers=`` of the session does."""
+        self._providers.append(name)
+
+    def has_providers(self) -> bool:
+        """Whether ``add_provider`` was called."""
+        return bool(self._providers)
+
+    def register_custom_ops_library(self, path: str) -> NoReturn:
+        """Not available: operations of libraries for ONNX Runtime are built against its ABI."""
+        raise NotImplementedError(
+            f"{path}: libraries of custom operations run in ONNX Runtime alone; register the "
+            "operation in Python (penstock.extend)"
+        )
+
+    def add_initializer(self, name: str, value: Any) -> NoReturn:
+        """Not available: feed the value instead."""
+        raise NotImplementedError(f"feed {name!r} instead: any value of a model may be fed")
+
+    def add_external_initializers(self, names: Any, values: Any) -> NoReturn:
+        """Not available: feed the values instead."""
+        raise NotImplementedError("feed these values instead: any value of a model may be fed")
+
+
+class RunOptions:
+    """Options of one run."""
+
+    def __init__(self) -> None:
+        self.log_severity_level = -1
+        self.log_verbosity_level = 0
+        self.logid = ""
+        self.only_execute_path_to_fetches = False  # a run never executes anything else
+        self.token = CancelToken()
+        """what setting ``terminate`` cancels"""
+        self._terminate = False
+        self._entries: dict[str, str] = {}
+
+    @property
+    def terminate(self) -> bool:
+        """Set it to end all runs with these options; back to False to let new ones begin."""
+        return self._terminate
+
+    @terminate.setter
+    def terminate(self, value: bool) -> None:
+        self._terminate = bool(value)
+        if value:
+            self.token.cancel()
+        else:
+            self.token = CancelToken()
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        """Keep an entry of ONNX Runtime's configuration."""
+        self._entries[key] = value
+
+    def get_run_config_entry(self, key: str) -> str:
+        """The entry of this key; raises ``RuntimeError`` if there is none."""
+        if key not in self._entries:
+            raise RuntimeError(f"RunOptions does not have configuration with key: {key}")
+        return self._entries[key]

@@ -1,0 +1,275 @@
+"""``InferenceSession``: ONNX Runtime's session on top of one of Penstock's."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.compat.onnxruntime.binding import IOBinding
+from penstock.compat.onnxruntime.errors import (
+    Fail,
+    InvalidArgument,
+    InvalidProtobuf,
+    NoSuchFile,
+    translated,
+)
+from penstock.compat.onnxruntime.options import ExecutionMode, RunOptions, SessionOptions
+from penstock.compat.onnxruntime.values import (
+    ModelMetadata,
+    NodeArg,
+    OrtValue,
+    node_arg,
+    plain_value,
+)
+from penstock.errors import InvalidModel
+from penstock.frontends.load import load
+from penstock.ir.graph import Model
+from penstock.observers.trace import Trace
+from penstock.session.session import compile
+from penstock.types import TensorType
+
+CPU = "CPUExecutionProvider"
+
+
+def get_available_providers() -> list[str]:
+    """The providers that there are: the host's processor alone."""
+    return [CPU]
+
+
+def get_all_providers() -> list[str]:
+    """As ``get_available_providers``."""
+    return [CPU]
+
+
+def get_device() -> str:
+    """The kind of device that models run on."""
+    return "CPU"
+
+
+class InferenceSession:
+    """A model, compiled. ``providers`` other than the processor's are warned of, and not used."""
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | os.PathLike[str],
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(path_or_bytes, str | bytes | os.PathLike):
+            raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
+        self._options = options = sess_options or SessionOptions()
+        _check_providers(providers or ())
+        model = _loaded(path_or_bytes)
+        _set_free_dims(model, options.free_dims)
+        parallel = options.execution_mode == ExecutionMode.ORT_PARALLEL
+        threads = options.intra_op_num_threads
+        threads = max(threads, options.inter_op_num_threads) if threads and parallel else threads
+        with translated(otherwise=Fail):
+            self._session = compile(
+                model,
+                threads=threads or None,
+                executor="parallel" if parallel else "auto",
+            )
+        self._trace = Trace() if options.enable_profiling else None
+        self._began_ns = time.perf_counter_ns()
+        self._outputs = [port.name for port in self._session.outputs]
+        self._inputs = [port.name for port in self._session.inputs]
+
+    # What is known of the model.
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Names, dims and types of the inputs."""
+        return [node_arg(port) for port in self._session.inputs]
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Names, dims and types of the outputs."""
+        return [node_arg(port) for port in self._session.outputs]
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """None are listed: any value of a model may be fed."""
+        return []
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """What the model's file says of itself."""
+        model = self._session.model
+        about = model.about.get
+        return ModelMetadata(
+            dict(model.metadata),
+            about("description", ""),
+            about("domain", ""),
+            about("graph description", ""),
+            model.entry,
+            about("producer", ""),
+            int(about("model version", "0")),
+        )
+
+    def get_session_options(self) -> SessionOptions:
+        """The options of the session."""
+        return self._options
+
+    def get_providers(self) -> list[str]:
+        """The providers in use."""
+        return [CPU]
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """The options of each provider: none."""
+        return {CPU: {}}
+
+    def set_providers(
+        self,
+        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Warn of providers that there are not."""
+        _check_providers(providers or ())
+
+    def disable_fallback(self) -> None:
+        """Nothing is ever tried on another provider."""
+
+    def enable_fallback(self) -> None:
+        """Nothing is ever tried on another provider."""
+
+    # Runs.
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: RunOptions | None = None,
+    ) -> list[Any]:
+        """The outputs of these names, by default all of the model, in their order."""
+        names = list(output_names or self._outputs)
+        outputs = self._run(names, input_feed, run_options)
+        return [outputs[name] for name in names]
+
+    def _run(
+        self,
+        names: Sequence[str],
+        feeds: Mapping[str, Any],
+        options: RunOptions | None,
+        out: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        feeds = self._checked(names, feeds)
+        more: dict[str, Any] = {} if options is None else {"cancel": options.token}
+        more |= {} if self._trace is None else {"trace": self._trace}
+        more |= {"out": out} if out else {}
+        with translated():
+            return self._session.run(feeds, None if names == self._outputs else names, **more)
+
+    def _checked(self, names: Sequence[str], feeds: Mapping[str, Any]) -> dict[str, Any]:
+        missing = [name for name in self._inputs if name not in feeds]
+        if missing:
+            raise ValueError(
+                f"Required inputs ({missing}) are missing from input feed ({list(feeds)})."
+            )
+        for name in names:
+            if name not in self._outputs:
+                raise InvalidArgument(f"Invalid output name:{name}")
+        for name in feeds:
+            if name not in self._inputs:
+                raise InvalidArgument(f"Invalid input name: {name}")
+        return {name: plain_value(value) for name, value in feeds.items()}
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Any], Any, str], object],
+        user_data: Any,
+        run_options: RunOptions | None = None,
+    ) -> None:
+        """Return at once; call ``callback(outputs, user_data, error)`` when the run has ended, with
+        no outputs and the text of the error if it failed."""
+        names = list(output_names or self._outputs)
+        feeds = self._checked(names, input_feed)
+        more: dict[str, Any] = {} if run_options is None else {"cancel": run_options.token}
+        more |= {} if self._trace is None else {"trace": self._trace}
+
+        def done(outputs: dict[str, Any] | None, error: BaseException | None) -> None:
+            if outputs is None:
+                callback([], user_data, str(error))
+            else:
+                callback([outputs[name] for name in names], user_data, "")
+
+        self._session.run_async(done, feeds, names, **more)
+
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None = None,
+    ) -> list[OrtValue]:
+        """``run`` with values instead of arrays."""
+        outputs = self.run(output_names, input_dict_ort_values, run_options)
+        return [OrtValue(output) for output in outputs]
+
+    def io_binding(self) -> IOBinding:
+        """A new binding of inputs and outputs."""
+        return IOBinding(self)
+
+    def run_with_iobinding(
+        self, iobinding: IOBinding, run_options: RunOptions | None = None
+    ) -> None:
+        """Run on what is bound; the outputs are in the binding."""
+        feeds, names, given = iobinding.arguments()
+        iobinding.results = self._run(names or self._outputs, feeds, run_options, given)
+
+    # Profiles.
+
+    def end_profiling(self) -> str:
+        """Write the trace of all runs since the beginning, for Perfetto; returns the path, "" if
+        ``enable_profiling`` was not set."""
+        if self._trace is None:
+            return ""
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+        path = f"{self._options.profile_file_prefix}_{stamp}.json"
+        self._trace.save(path)
+        self._trace = None
+        return path
+
+    def get_profiling_start_time_ns(self) -> int:
+        """When the session was made, by the clock of the trace."""
+        return self._began_ns
+
+
+def _check_providers(providers: Sequence[str | tuple[str, Mapping[str, Any]]]) -> None:
+    for provider in providers:
+        name = provider if isinstance(provider, str) else provider[0]
+        if name != CPU:
+            warnings.warn(
+                f"Specified provider '{name}' is not in available provider names. "
+                f"Available providers: '{CPU}'",
+                UserWarning,
+                stacklevel=3,
+            )
+
+
+def _loaded(source: str | bytes | os.PathLike[str]) -> Model:
+    """The model of a file or of bytes, with ONNX Runtime's errors."""
+    if not isinstance(source, bytes):
+        source = Path(source)
+        if not source.exists():
+            raise NoSuchFile(f"Load model from {source} failed. File doesn't exist")
+    try:
+        with translated(otherwise=Fail):
+            return load(source)
+    except Exception as error:
+        if isinstance(error.__cause__, InvalidModel) and "protobuf" in str(error):
+            raise InvalidProtobuf(error.__cause__) from error.__cause__
+        raise
+
+
+def _set_free_dims(model: Model, dims: Mapping[str, int]) -> None:
+    """Give dims of inputs sizes, by the names of the dims."""
+    if not dims:
+        return
+    for value in model.graph.inputs:
+        if isinstance(value.type, TensorType) and value.type.shape is not None:
+            sizes = [dims.get(d, d) if isinstance(d, str) else d for d in value.type.shape]
+            value.type = TensorType(value.type.dtype, tuple(sizes))

@@ -1,0 +1,228 @@
+"""Values, and what ONNX Runtime says of inputs, outputs and models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.algorithms.records import dataclass
+from penstock.session.session import Port
+from penstock.types import (
+    STRING,
+    MapType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    dtype_name,
+    dtype_named,
+)
+
+_OWN_NAMES = {"float32": "float", "float64": "double"}
+# The numbers of ONNX's TensorProto.DataType.
+_ELEMENTS = {
+    "float32": 1,
+    "uint8": 2,
+    "int8": 3,
+    "uint16": 4,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
+    "string": 8,
+    "bool": 9,
+    "float16": 10,
+    "float64": 11,
+    "uint32": 12,
+    "uint64": 13,
+    "complex64": 14,
+    "complex128": 15,
+    "bfloat16": 16,
+    "float8_e4m3fn": 17,
+    "float8_e4m3fnuz": 18,
+    "float8_e5m2": 19,
+    "float8_e5m2fnuz": 20,
+    "uint4": 21,
+    "int4": 22,
+}
+
+
+def type_text(type_: Type | None) -> str:
+    """A type as ONNX Runtime writes it: ``tensor(float)``, ``seq(tensor(int64))``."""
+    if isinstance(type_, SequenceType):
+        return f"seq({type_text(type_.element)})"
+    if isinstance(type_, OptionalType):
+        return f"optional({type_text(type_.element)})"
+    if isinstance(type_, MapType):
+        key, value = (_element(t) for t in (type_.key, type_.value))
+        return f"map({key},tensor({value}))"
+    if isinstance(type_, TensorType) and type_.dtype is not None:
+        return f"tensor({_element(type_.dtype)})"
+    return "tensor(undefined)"
+
+
+def _element(dtype: Any) -> str:
+    dtype = dtype.dtype if isinstance(dtype, TensorType) else dtype
+    name = dtype_name(dtype)
+    return _OWN_NAMES.get(name, name)
+
+
+def dtype_of(element: Any) -> np.dtype:
+    """The dtype of an element type: a number of ONNX's, or anything that NumPy takes for one."""
+    if isinstance(element, int) and not isinstance(element, bool):
+        for name, number in _ELEMENTS.items():
+            if number == element:
+                return dtype_named(name)
+        raise ValueError(f"there is no element type {element}")
+    return np.dtype(element)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeArg:
+    """An input or an output: its name, its dims, with names or None where they are open, and its
+    type as text."""
+
+    name: str
+    shape: list[int | str | None]
+    type: str
+
+
+def node_arg(port: Port) -> NodeArg:
+    """What ONNX Runtime says of an input or output."""
+    return NodeArg(port.name, list(port.shape or ()), type_text(port.type))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """What a model's file says of itself."""
+
+    custom_metadata_map: Mapping[str, str]
+    description: str
+    domain: str
+    graph_description: str
+    graph_name: str
+    producer_name: str
+    version: int
+
+
+class OrtDevice:
+    """The memory of the host, the one place where values are."""
+
+    def device_id(self) -> int:
+        return 0
+
+    def device_type(self) -> str:
+        return "cpu"
+
+    @staticmethod
+    def make(name: str, device_id: int, vendor_id: int = -1) -> OrtDevice:
+        """The device of this name; raises ``ValueError`` for another than the host."""
+        check_device(name)
+        return OrtDevice()
+
+
+def check_device(name: str) -> None:
+    """Raise ``ValueError`` for a device that there is not."""
+    if name.lower() != "cpu":
+        raise ValueError(f"there is no device {name!r} here: values are in the host's memory")
+
+
+class OrtValue:
+    """A value that stays where it is: a tensor, or a sequence of tensors, of the host's memory."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    @staticmethod
+    def ortvalue_from_numpy(
+        array: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """The value of an array, which it shares."""
+        check_device(device_type)
+        return OrtValue(np.asarray(array))
+
+    @staticmethod
+    def ortvalue_from_shape_and_type(
+        shape: Sequence[int],
+        element_type: Any = np.float32,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        vendor_id: int = -1,
+    ) -> OrtValue:
+        """A new tensor, whose contents are undefined."""
+        check_device(device_type)
+        return OrtValue(np.empty(tuple(shape), dtype_of(element_type)))
+
+    @classmethod
+    def from_dlpack(cls, data: Any, /) -> OrtValue:
+        """The value of what another library hands over by DLPack."""
+        return cls(np.from_dlpack(data))
+
+    def numpy(self) -> np.ndarray:
+        """The tensor. Raises ``RuntimeError`` for another value."""
+        if not isinstance(self._value, np.ndarray):
+            raise RuntimeError("only tensors are arrays")
+        return self._value
+
+    @property
+    def value(self) -> Any:
+        """The tensor, or the list of tensors."""
+        return self._value
+
+    def shape(self) -> list[int]:
+        return list(self.numpy().shape)
+
+    def data_type(self) -> str:
+        value = self._value
+        if isinstance(value, list):
+            first = value[0].dtype if value else np.dtype(np.float32)
+            return f"seq(tensor({_element(first)}))"
+        return f"tensor({_element(value.dtype)})"
+
+    def element_type(self) -> int:
+        """The number of the element type among ONNX's."""
+        return _ELEMENTS.get(dtype_name(self.numpy().dtype), 0)
+
+    def data_ptr(self) -> int:
+        """The address of the first element."""
+        return int(self.numpy().ctypes.data)
+
+    def device_name(self) -> str:
+        return "cpu"
+
+    def tensor_size_in_bytes(self) -> int:
+        return int(self.numpy().nbytes)
+
+    def has_value(self) -> bool:
+        return self._value is not None
+
+    def is_tensor(self) -> bool:
+        return isinstance(self._value, np.ndarray)
+
+    def is_sparse_tensor(self) -> bool:
+        return False
+
+    def is_tensor_sequence(self) -> bool:
+        return isinstance(self._value, list)
+
+    def update_inplace(self, data: Any) -> None:
+        """Copy ``data``, of the same dims, into the tensor."""
+        np.copyto(self.numpy(), data)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.numpy(), dtype, copy=copy)
+
+    def __dlpack__(self, *, stream: Any = None) -> Any:
+        return self.numpy().__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.numpy().__dlpack_device__()
+
+
+def plain_value(value: Any) -> Any:
+    """What Penstock is fed for a value that a program hands over: strings as an array of str."""
+    value = value.value if isinstance(value, OrtValue) else value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "US":
+        return value.astype(STRING)
+    return value

@@ -1,0 +1,104 @@
+"""Published packages that use ONNX Runtime, run unchanged on Penstock.
+
+Each program runs in a process of its own, once with ``penstock.compat.install`` and once on ONNX
+Runtime; the answers must agree. Packages that are not installed are put into a folder of
+``.cache`` once, as the models of ``tests/models`` are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(__file__).parent.parent.parent / ".cache" / "packages"
+
+_BEGIN = """
+import json, sys
+import numpy as np
+if sys.argv[1] == "penstock":
+    import penstock.compat
+    penstock.compat.install("onnxruntime")
+"""
+_END = """
+import onnxruntime
+print(json.dumps({"runtime": onnxruntime.InferenceSession.__module__, "answer": answer}))
+"""
+
+PROGRAMS = {
+    "magika": """
+from magika import Magika
+
+magika = Magika()
+texts = [b"import os\\ndef f(x):\\n    return x\\n" * 5, b"#include <stdio.h>\\nint main() {}\\n" * 4]
+found = [magika.identify_bytes(text) for text in texts]
+answer = [[one.output.label, round(one.score, 3)] for one in found]
+""",
+    "swift-f0==0.3.0": """
+from swift_f0 import SwiftF0
+
+seconds = np.arange(16000) / 16000
+result = SwiftF0(threads=1).detect(np.sin(2 * np.pi * 220 * seconds).astype(np.float32), 16000)
+answer = [[round(float(hz)) for hz in result.pitch_hz[5:-5]], len(result.confidence)]
+""",
+    "rapidocr==3.10.0": """
+from PIL import Image, ImageDraw, ImageFont
+from rapidocr import RapidOCR
+
+image = Image.new("RGB", (640, 200), "white")
+font = ImageFont.load_default(48)
+ImageDraw.Draw(image).text((20, 60), "Hello Penstock 2026", fill="black", font=font)
+result = RapidOCR()(np.array(image))
+answer = [list(result.txts), [round(score, 2) for score in result.scores]]
+""",
+}
+_ALONE = {"swift-f0==0.3.0"}  # needs nothing that is not here
+
+
+def folder_of(package: str) -> Path | None:
+    """Where a package is; None for one that is installed. Skips where it cannot be had."""
+    if "==" not in package:
+        return None
+    folder = CACHE / package.replace("==", "-")
+    if not (folder / "complete").exists():
+        more = ["--no-deps"] if package in _ALONE else []
+        command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), *more]
+        done = subprocess.run([*command, package], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"cannot install {package}: {done.stderr[-300:]}")
+        (folder / "complete").touch()
+    return folder
+
+
+def answer(program: str, runtime: str, folder: Path | None, tmp_path: Path) -> dict:
+    path = tmp_path / "program.py"
+    path.write_text(_BEGIN + program + _END)
+    environment = dict(os.environ)
+    if folder is not None:
+        environment["PYTHONPATH"] = f"{folder}{os.pathsep}{environment.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, str(path), runtime],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("package", PROGRAMS)
+def test_package_gives_the_same_answers_on_penstock(package, tmp_path):
+    folder = folder_of(package)
+    program = PROGRAMS[package]
+    ours = answer(program, "penstock", folder, tmp_path)
+    theirs = answer(program, "onnxruntime", folder, tmp_path)
+    assert ours["runtime"].startswith("penstock.compat")
+    assert theirs["runtime"].startswith("onnxruntime")
+    assert ours["answer"] == theirs["answer"]
