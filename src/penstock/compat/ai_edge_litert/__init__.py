@@ -1,0 +1,1 @@
+"""LiteRT's Python interface on top of Penstock."""

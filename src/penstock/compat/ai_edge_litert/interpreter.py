@@ -1,0 +1,276 @@
+"""``Interpreter``: LiteRT's interpreter on top of Penstock's sessions.
+
+Plans are compiled when they are needed, for the dims that inputs have: ``allocate_tensors`` and
+``resize_tensor_input`` take no time. Delegates have no counterpart, and are refused.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from penstock.compat.ai_edge_litert.tensors import Details, read_tensors
+from penstock.errors import PenstockError
+from penstock.session.session import Session, compile
+from penstock.types import STRING
+
+
+@enum.unique
+class OpResolverType(enum.Enum):
+    """Which kernels LiteRT uses; here all are the same."""
+
+    AUTO = 0
+    BUILTIN = 1
+    BUILTIN_REF = 2
+    BUILTIN_WITHOUT_DEFAULT_DELEGATES = 3
+
+
+class Delegate:
+    """Not available: a delegate is a library that is built for LiteRT."""
+
+    def __init__(self, library: str, options: Any = None) -> None:
+        _refuse_delegate(library)
+
+
+def load_delegate(library: str, options: Any = None) -> NoReturn:
+    """Not available: raises ``ValueError``."""
+    _refuse_delegate(library)
+
+
+def _refuse_delegate(library: Any) -> NoReturn:
+    raise ValueError(f"there is no delegate {library!r} here: kernels are Penstock's own")
+
+
+class Interpreter:
+    """A model of a TFLite file, ``model_path``, or of its bytes, ``model_content``."""
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str] | None = None,
+        model_content: bytes | None = None,
+        experimental_delegates: Sequence[Any] | None = None,
+        num_threads: int | None = None,
+        experimental_op_resolver_type: OpResolverType = OpResolverType.AUTO,
+        experimental_preserve_all_tensors: bool = False,
+        **experimental: Any,
+    ) -> None:
+        if experimental_delegates:
+            _refuse_delegate(experimental_delegates[0])
+        if experimental_preserve_all_tensors:
+            raise ValueError(
+                "experimental_preserve_all_tensors: fetch what you want to see by its name, with "
+                "penstock.compile(path).run(feeds, [name])"
+            )
+        if num_threads is not None and (not isinstance(num_threads, int) or num_threads < 1):
+            raise ValueError("num_threads should be an int of at least 1")
+        if (model_path is None) == (model_content is None):
+            raise ValueError("exactly one of `model_path` and `model_content` must be given")
+        self._source: Any = model_path if model_path is not None else bytes(model_content or b"")
+        self._threads = num_threads
+        try:
+            self._file = read_tensors(self._source)
+            self._session = self._compiled(None)
+        except (OSError, PenstockError) as error:
+            raise ValueError(f"Could not open {model_path or 'the model'}: {error}") from error
+        main = self._file.subgraphs[0]
+        self._inputs = dict(zip(main.inputs, self._session.inputs, strict=True))
+        self._outputs = dict(zip(main.outputs, self._session.outputs, strict=True))
+        self._shapes = {i: tuple(main.tensors[i]["shape"].tolist()) for i in main.inputs}
+        self._fed: dict[int, np.ndarray] = {}
+        self._results: dict[int, np.ndarray] = {}
+        self._allocated = False
+
+    def _compiled(self, signature: str | None) -> Session:
+        return compile(self._source, threads=self._threads, signature=signature)
+
+    def allocate_tensors(self) -> None:
+        """Let inputs be set."""
+        self._allocated = True
+
+    def get_input_details(self) -> list[Details]:
+        """The tensors of the inputs, with the dims to which they were resized."""
+        tensors = self._file.subgraphs[0].tensors
+        return [{**tensors[i], "shape": np.array(self._shapes[i], np.int32)} for i in self._inputs]
+
+    def get_output_details(self) -> list[Details]:
+        """The tensors of the outputs, with the dims that they had in the last run, or else as
+        declared."""
+        found = []
+        for i in self._outputs:
+            details = self._file.subgraphs[0].tensors[i]
+            if i in self._results:
+                details = {**details, "shape": np.array(self._results[i].shape, np.int32)}
+            found.append(details)
+        return found
+
+    def get_tensor_details(self, subgraph_index: int = 0) -> list[Details]:
+        """All tensors of a subgraph. Raises ``ValueError`` for one that there is not."""
+        if not 0 <= subgraph_index < len(self._file.subgraphs):
+            raise ValueError(
+                f"subgraph_index is out of range: {subgraph_index} for the model, which has "
+                f"{len(self._file.subgraphs)} subgraphs."
+            )
+        return list(self._file.subgraphs[subgraph_index].tensors.values())
+
+    def num_subgraphs(self) -> int:
+        """The number of subgraphs of the file."""
+        return len(self._file.subgraphs)
+
+    def resize_tensor_input(
+        self, input_index: int, tensor_size: Sequence[int], strict: bool = False
+    ) -> None:
+        """Let an input have other dims; with ``strict`` only those that the file leaves open."""
+        details = self._input(input_index)
+        size = tuple(int(dim) for dim in tensor_size)
+        declared = details["shape_signature"].tolist()
+        if strict and (
+            len(declared) != len(size)
+            or any(dim not in (-1, new) for dim, new in zip(declared, size, strict=True))
+        ):
+            raise RuntimeError(
+                f"ResizeInputTensorStrict only allows mutating unknown dimensions identified by "
+                f"-1: {list(size)} does not fit {declared}"
+            )
+        self._shapes[int(input_index)] = size
+        self._fed.pop(int(input_index), None)
+        self._allocated = False
+
+    def set_tensor(self, tensor_index: int, value: Any) -> None:
+        """Copy ``value`` into an input. Raises ``ValueError`` for another dtype or other dims than
+        the input has."""
+        details, array = self._input(tensor_index), np.asarray(value)
+        if details["dtype"] is np.bytes_:
+            array = array.astype(STRING)
+        elif array.dtype != details["dtype"]:
+            raise ValueError(
+                f"Cannot set tensor: Got value of type {array.dtype.name.upper()} but expected "
+                f"type {np.dtype(details['dtype']).name.upper()} for input {tensor_index}, "
+                f"name: {details['name']}"
+            )
+        if array.shape != self._shapes[int(tensor_index)]:
+            raise ValueError(
+                f"Cannot set tensor: Dimension mismatch. Got {list(array.shape)} but expected "
+                f"{list(self._shapes[int(tensor_index)])} for input {tensor_index}."
+            )
+        np.copyto(self._buffer(int(tensor_index)), array)
+
+    def _input(self, index: int) -> Details:
+        if int(index) not in self._inputs:
+            raise ValueError(f"tensor {index} is no input; these are {list(self._inputs)}")
+        if not self._file.subgraphs[0].tensors[int(index)]:
+            raise ValueError("Could not get tensor details")
+        return self._file.subgraphs[0].tensors[int(index)]
+
+    def _buffer(self, index: int) -> np.ndarray:
+        """The memory of an input, of zeros at first."""
+        if not self._allocated:
+            raise ValueError("Cannot set tensor: call allocate_tensors() first")
+        array = self._fed.get(index)
+        if array is None:
+            details = self._input(index)
+            dtype = STRING if details["dtype"] is np.bytes_ else details["dtype"]
+            array = self._fed[index] = np.zeros(self._shapes[index], dtype)
+            if dtype == STRING:
+                array.fill("")
+        return array
+
+    def invoke(self) -> None:
+        """Run the model. Raises ``RuntimeError`` if it fails, or tensors are not allocated."""
+        if not self._allocated:
+            raise RuntimeError("Invoke called on model that is not ready: allocate_tensors() first")
+        feeds = {port.name: self._buffer(i) for i, port in self._inputs.items()}
+        names = [port.name for port in self._outputs.values()]
+        try:
+            outputs = self._session.run(feeds, names)
+        except PenstockError as error:
+            raise RuntimeError(str(error)) from error
+        self._results = {i: outputs[port.name] for i, port in self._outputs.items()}
+
+    def get_tensor(self, tensor_index: int, subgraph_index: int = 0) -> np.ndarray:
+        """A copy of an input or an output. Raises ``ValueError`` for other tensors, and for an
+        output before the first run."""
+        return self._value(int(tensor_index)).copy()
+
+    def tensor(self, tensor_index: int) -> Callable[[], np.ndarray]:
+        """A function that returns an input or an output itself: what is written into an input is
+        fed, and an output is that of the last run."""
+        return lambda: self._value(int(tensor_index))
+
+    def _value(self, index: int) -> np.ndarray:
+        if index in self._results:
+            value = self._results[index]
+            strings = value.dtype == STRING
+            return (
+                np.array([x.encode() for x in value.flat]).reshape(value.shape)
+                if strings
+                else value
+            )
+        if index in self._inputs:
+            return self._buffer(index)
+        if index in self._outputs:
+            raise ValueError("Tensor data is null: call invoke() first")
+        raise ValueError(
+            f"tensor {index} is neither an input nor an output; penstock.compile(path).run(feeds, "
+            "[name]) fetches any value by its name"
+        )
+
+    def reset_all_variables(self) -> None:
+        """Let variables have the values that they start with."""
+        self._session = self._compiled(None)
+
+    # Signatures.
+
+    def get_signature_list(self) -> dict[str, dict[str, list[str]]]:
+        """The names of inputs and outputs, by signature."""
+        return {
+            key: {"inputs": list(entry.inputs), "outputs": list(entry.outputs)}
+            for key, entry in self._file.signatures.items()
+        }
+
+    def get_signature_runner(self, signature_key: str | None = None) -> SignatureRunner:
+        """A function that runs a signature; the key may be left out if there is one only."""
+        if signature_key is None:
+            if len(self._file.signatures) != 1:
+                raise ValueError(
+                    "SignatureDef signature_key is None and model has "
+                    f"{len(self._file.signatures)} Signatures: name one of them"
+                )
+            signature_key = next(iter(self._file.signatures))
+        return SignatureRunner(self, signature_key)
+
+
+class SignatureRunner:
+    """Runs one signature; it has variables of its own."""
+
+    def __init__(self, interpreter: Interpreter, signature_key: str) -> None:
+        signatures = interpreter._file.signatures
+        if signature_key not in signatures:
+            raise ValueError(f'Invalid signature_key provided: "{signature_key}".')
+        self._signature = signatures[signature_key]
+        self._tensors = interpreter._file.subgraphs[self._signature.subgraph].tensors
+        self._session = interpreter._compiled(signature_key)
+
+    def __call__(self, **inputs: Any) -> dict[str, np.ndarray]:
+        """The outputs by name. Raises ``ValueError`` for wrong names and values."""
+        expected = self._signature.inputs
+        if inputs.keys() != expected.keys():
+            raise ValueError(
+                f"Invalid inputs provided for running a SignatureDef: {list(inputs)} instead of "
+                f"{list(expected)}"
+            )
+        try:
+            return self._session.run(inputs, list(self._signature.outputs))
+        except PenstockError as error:
+            raise ValueError(str(error)) from error
+
+    def get_input_details(self) -> dict[str, Details]:
+        """The tensors of the inputs by name."""
+        return {name: self._tensors[i] for name, i in self._signature.inputs.items()}
+
+    def get_output_details(self) -> dict[str, Details]:
+        """The tensors of the outputs by name."""
+        return {name: self._tensors[i] for name, i in self._signature.outputs.items()}
