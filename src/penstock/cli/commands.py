@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import json
 from importlib import import_module
 from typing import Any
 
@@ -27,6 +26,9 @@ COMMANDS = {
 """The module of each command, and what it does"""
 
 
+_AS_JSON = "penstock.as_json"
+
+
 class _Commands(click.Group):
     """Commands that are imported when they are called: the list of them needs none."""
 
@@ -44,14 +46,19 @@ class _Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(context)])
 
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        context.meta[_AS_JSON] = "--json" in args
+        return super().parse_args(context, args)
+
     def invoke(self, context: click.Context) -> Any:
         """With ``--json`` a wrong command line is an object as well."""
-        as_json = "--json" in (*context._protected_args, *context.args)
         try:
             return super().invoke(context)
         except click.UsageError as error:
-            if not as_json:
+            if not context.meta[_AS_JSON]:
                 raise
+            import json
+
             about = {"type": "UsageError", "message": error.format_message()}
             click.echo(json.dumps({"ok": False, "error": about}, indent=2))
             context.exit(error.exit_code)
