@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ class Model:
     ``path`` is called for its ONNX file, and fetches or makes that where need be. ``exported``:
     made from a torch module (``bench.exports.make`` of its name), which torch can run as it is.
     ``quick``: part of the quick set. ``clients``: also timed with several client threads.
+    ``fed_back``: the inputs that are fed outputs of the run before (``Job.fed_back``).
     """
 
     name: str
@@ -32,6 +33,7 @@ class Model:
     exported: bool = False
     quick: bool = False
     clients: bool = False
+    fed_back: dict[str, int] = field(default_factory=dict)
 
 
 QUICK = {

@@ -87,7 +87,7 @@ class Bench:
             return
         inputs = self.folder / "feeds.npz"
         np.savez(inputs, *feeds.values())
-        job = Job(OURS, 1, str(path), list(feeds), str(inputs))
+        job = Job(OURS, 1, str(path), list(feeds), str(inputs), fed_back=model.fed_back)
         wanted = self._reference(model, job)
         for threads in self.options.threads:
             self._compare(model, replace(job, threads=threads), wanted)

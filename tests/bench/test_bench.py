@@ -26,7 +26,17 @@ from bench.tables import (
     ratio,
     report,
 )
-from bench.trial import LEAST_SAMPLES, MOST_SAMPLES, Job, Trial, measure, sample, work
+from bench.trial import (
+    LEAST_SAMPLES,
+    MOST_SAMPLES,
+    STEPS,
+    Job,
+    Trial,
+    decoded,
+    measure,
+    sample,
+    work,
+)
 from onnx.helper import tensor_dtype_to_np_dtype
 
 NAN, INF = math.nan, math.inf
@@ -246,3 +256,17 @@ def test_failed_trial_is_reported_as_a_trial(job: Job, tmp_path: Path):
     assert work(job).error
     Path(job.feeds).unlink()
     assert "FileNotFoundError" in measure(job, tmp_path).error
+
+
+def test_decoders_are_fed_what_they_returned_for_some_steps(monkeypatch):
+    monkeypatch.setattr("bench.trial.SECONDS", 0)
+    lengths = []
+
+    def run(feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        lengths.append(len(feeds["past"]))
+        return [feeds["x"], np.append(feeds["past"], 1)]
+
+    times = decoded(run, {"x": np.zeros(1), "past": np.zeros(3)}, {"past": 1})
+    sequence = list(range(3, 3 + STEPS))
+    assert lengths == sequence * 2
+    assert len(times) == STEPS

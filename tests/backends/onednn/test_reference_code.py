@@ -1,0 +1,85 @@
+"""Plans run no reference code of oneDNN, which is tens of times slower than its other code.
+
+What is run is counted by oneDNN itself (ONEDNN_VERBOSE), in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.backends import registry
+
+pytestmark = pytest.mark.skipif("onednn" not in registry.available(), reason="needs oneDNN")
+
+ROOT = Path(__file__).parents[3]
+RUN = """
+import sys
+import numpy as np
+import penstock as ps
+from bench import nets
+session = ps.compile(eval(sys.argv[1]), threads=int(sys.argv[2]))
+rng = np.random.default_rng(0)
+sizes = {"b": 1, "s": 1, "p": 9, "t": 10, "steps": 7}
+feeds = {}
+for port in session.inputs:
+    dims = [dim if isinstance(dim, int) else sizes[dim] for dim in port.type.shape]
+    real = port.type.dtype.kind == "f"
+    feeds[port.name] = rng.standard_normal(dims).astype("f") if real else np.ones(dims, "i8")
+session.run(feeds)
+"""
+NETS = [
+    *[f"nets.windows({batch})" for batch in (1, 3, 8)],
+    *[f"nets.encoder({n}, 768, 12, 1, masked=True)" for n in (16, 49, 128, 512)],
+    "nets.encoder(1500, 384, 6, 1, masked=False)",
+    "nets.encoder(49, 128, 4, 1, masked=True, batch=5)",
+    *[f"nets.gpt2('{weights}', 1)" for weights in ("float32", "int4", "dynamic")],
+    *[f"nets.llama('float32', {grouped}, layers=1)" for grouped in (True, False)],
+    *[
+        f"nets.keras_loop('{cell}', 7, {batch}, 64, 128)"
+        for cell in ("LSTM", "GRU")
+        for batch in (1, 8)
+    ],
+    "nets.script_loop(1, 64, 128)",
+    "nets.scan(7, 3, 64, 128)",
+]
+
+
+def executed(net: str, threads: int = 1) -> list[str]:
+    """The primitives that a run executes, as oneDNN writes them: kind, implementation and so on."""
+    command = [sys.executable, "-c", RUN, net, str(threads)]
+    variables = {**os.environ, "ONEDNN_VERBOSE": "profile_exec"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=variables, timeout=200, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if ",exec," in line]
+
+
+def reference_code(lines: list[str]) -> list[str]:
+    """Those whose implementation is a reference one, at least in part."""
+    found = []
+    for line in lines:
+        implementation = line.split(",exec,", 1)[1].split(",")[2]
+        parts = implementation.replace("+", " ").split()
+        if any(part.startswith("ref") for part in parts):
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_networks_run_no_reference_code(net):
+    lines = executed(net)
+    assert lines
+    assert not reference_code(lines)
+
+
+def test_reference_code_is_told_by_its_name():
+    line = "onednn_verbose,v1,primitive,exec,cpu,{},{},undef,src_f32,attr-scratchpad:user ,,1,0.01"
+    names = ["ref:any", "brg:avx512_core", "jit:uni+ref", "simple:any", "ref"]
+    found = reference_code([line.format("matmul", name) for name in names])
+    assert [names[0], names[2], names[4]] == [each.split(",")[6] for each in found]
