@@ -4,6 +4,8 @@ A part moves its tokens on one thread at a time, and rests when it has nothing t
 elsewhere, such as a value of another part, wakes it. The thread that brought the job does not enter
 the part at once, which could recurse without end, but after its own part; or another thread does,
 if this one begins something long. The run ends when all parts rest, since none can wake another.
+Where a run goes on in other processes, too, a part that waits for a value of theirs does not rest,
+and ``dispatch`` says on which thread it goes on when the value comes.
 """
 
 from __future__ import annotations
@@ -22,12 +24,19 @@ from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.host.current_run import working_for
 from penstock.host.threads import Workers
 
+Dispatch = Callable[[Callable[[], object]], object]
+"""Calls a function, now or soon, perhaps on another thread."""
+
 
 class PartRun(Protocol):
     """A part of a run. ``resting`` while it has nothing to do, and none of its kernels runs
     elsewhere."""
 
     resting: bool
+
+    @property
+    def waits(self) -> bool:
+        """Whether it does nothing, and nothing of its own goes on elsewhere in the process."""
 
     def go(self) -> None:
         """Work on it, on the calling thread, as long as there is something to do."""
@@ -46,13 +55,21 @@ class Barrier:
     """The shared state of the parts of one run, whose ``lock`` they use as well.
 
     ``on_end`` is called once, by the thread that ends the run. Only a run of several parts has a
-    ``rendezvous``.
+    ``rendezvous``, or one that is given it since other parts are elsewhere. ``dispatch`` calls a
+    function: at once, by default.
     """
 
-    def __init__(self, control: Control, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        control: Control,
+        on_end: Callable[[], None],
+        rendezvous: Rendezvous | None = None,
+        dispatch: Dispatch | None = None,
+    ) -> None:
         self.control = control
         self.lock = threading.RLock()
-        self.rendezvous: Rendezvous | None = None
+        self.rendezvous = rendezvous
+        self._dispatch = dispatch
         self.parts: Sequence[PartRun] = ()
         self.error: BaseException | None = None
         self._on_end: Callable[[], None] | None = on_end  # refers to this barrier: see ``end``
@@ -69,7 +86,7 @@ class Barrier:
         notice a stop.
         """
         self.parts = parts
-        if len(parts) > 1:
+        if len(parts) > 1 and self.rendezvous is None:
             self.rendezvous = Rendezvous()
         self._busy = len(parts)
         self._ready.extend(parts)
@@ -81,8 +98,12 @@ class Barrier:
     def resume(self, part: PartRun) -> None:
         """Queue a part that has become active, or that leaves its thread to another part."""
         self._ready.append(part)
-        if get_ident() not in self._threads:
+        if get_ident() in self._threads:
+            return
+        if self._dispatch is None:
             quiet(self._work)
+        else:
+            self._dispatch(partial(quiet, self._work))
 
     @property
     def waiting(self) -> bool:
@@ -120,6 +141,11 @@ class Barrier:
         self._busy -= 1
         self._over = not self._busy
         return self._over
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing but values of other processes can let the run go on."""
+        return all(part.waits for part in self.parts)
 
     # Ends.
 

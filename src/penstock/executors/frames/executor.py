@@ -16,8 +16,9 @@ from penstock.errors import Cancelled
 from penstock.executors.base import Done, Executor, budget_of, outputs_of, quiet
 from penstock.executors.control import Control
 from penstock.executors.errors import run_error
-from penstock.executors.frames.barrier import Barrier
+from penstock.executors.frames.barrier import Barrier, Dispatch
 from penstock.executors.frames.frame_graph import FrameGraph
+from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.executors.frames.run import FramesRun
 from penstock.host.threads import Workers
 from penstock.ir.describe import describe_node
@@ -137,6 +138,19 @@ class FramesExecutor:
         return self._end(barrier)
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+        self.begin(inputs, control, done)
+
+    def begin(
+        self,
+        inputs: Sequence[Any],
+        control: Control,
+        done: Done,
+        rendezvous: Rendezvous | None = None,
+        dispatch: Dispatch | None = None,
+    ) -> Barrier:
+        """``run_async``, for a part of a graph, too, whose other parts are in other processes: it
+        meets these at the ``rendezvous``, and goes on where ``dispatch`` says (``Barrier``)."""
+
         def end() -> None:
             try:
                 outputs = self._end(barrier)
@@ -145,8 +159,9 @@ class FramesExecutor:
             else:
                 done(outputs, None)
 
-        barrier = Barrier(self._counting(control), end)
+        barrier = Barrier(self._counting(control), end, rendezvous, dispatch)
         quiet(self._begin, barrier, inputs)
+        return barrier
 
     def _counting(self, control: Control) -> Control:
         """The control of a run, which counts what it allocates."""
@@ -164,7 +179,8 @@ class FramesExecutor:
             FramesRun(p.graph, [inputs[i] for i in p.inputs], p.workers, observe, limits, barrier)
             for p in self.parts
         ]
-        barrier.begin(runs, listens=self._listens)
+        far = barrier.rendezvous is not None
+        barrier.begin(runs, listens=self._listens or far)
 
     def _end(self, barrier: Barrier) -> tuple[Any, ...]:
         """The outputs of a run that is over; raises the error that it ended with."""

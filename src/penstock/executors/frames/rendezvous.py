@@ -17,6 +17,10 @@ Receiver = Callable[[Any, bool, Aborted | None], None]
 comes."""
 
 
+class NoValue(Aborted):
+    """What a receiver is called with that waits for a value which nobody will send."""
+
+
 def edge_key(source: str, target: str, name: str) -> str:
     """What the keys of an edge have in common: the devices at its ends, and the value's name."""
     return f"{source};{target};{name}"
@@ -62,6 +66,11 @@ class Rendezvous:
                 del self._sent[key]
             return value
 
+    def is_far(self, key: Hashable) -> bool:
+        """Whether values with this key are sent from outside of the process, so that a part that
+        waits for one is not at rest."""
+        return False
+
     def abort(self, error: BaseException) -> None:
         """Give up all transfers because of ``error``: waiting receivers are called with an
         ``Aborted`` that quotes it, and later calls raise one."""
@@ -74,6 +83,14 @@ class Rendezvous:
         for receivers in waiting.values():
             for receiver in receivers:
                 receiver(None, False, Aborted(self._error))
+
+    def end(self) -> None:
+        """Let waiting receivers know that no values will come, without an error."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for receivers in waiting.values():
+            for receiver in receivers:
+                receiver(None, False, NoValue())
 
     def close(self) -> None:
         """Drop waiting receivers and values at the end of the run; no receiver is called."""

@@ -26,6 +26,7 @@ from penstock.executors.control import Control
 from penstock.executors.errors import explained_at
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.frame_graph import FrameGraph, FrameNode, TokenRule
+from penstock.executors.frames.rendezvous import NoValue
 from penstock.executors.frames.scheduler import (
     DEAD,
     MISSING,
@@ -102,6 +103,7 @@ class FramesRun:
         self.chosen: dict[FrameNode, int] = {}
         self.away = 0  # kernels that run elsewhere, asynchronous ones included
         self.elsewhere = 0  # of these, those that keep a thread of the pool busy
+        self.far = 0  # values of other processes that it waits for
         self.workers = graph.workers
         self.pending: set[_Completion] = set()
         # Jobs of other threads for the thread of the run.
@@ -128,11 +130,17 @@ class FramesRun:
                 if self.back:
                     continue
                 self.active = False
-                self.resting = not self.away
+                self.resting = not self.away and not self.far
                 ended = self.resting and self.barrier.rested()
             if ended:
                 self.barrier.end()
             return
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing but values of other processes can wake it, or nothing at all."""
+        with self.lock:
+            return not (self.active or self.away)
 
     def outputs(self) -> Outputs:
         error = missing_output(self.root, self.chosen)
@@ -463,17 +471,24 @@ class FramesRun:
     def _receive(self, token: Token) -> None:
         node, iteration, _ = token
         self._begun(node, ())
-        rendezvous = self.barrier.rendezvous
+        rendezvous, key = self.barrier.rendezvous, _key(node, iteration)
         assert rendezvous is not None
+        far = rendezvous.is_far(key)
         try:
-            sent = rendezvous.recv(_key(node, iteration), partial(self.post, self._received, token))
+            sent = rendezvous.recv(key, partial(self.post, self._received, token, far))
         except Aborted as error:
             self._fail(error)
             return
+        self.far += far
         if sent is not None:
-            self._received(token, *sent, None)
+            self._received(token, far, *sent, None)
 
-    def _received(self, token: Token, value: Any, dead: bool, error: Aborted | None) -> None:
+    def _received(
+        self, token: Token, far: bool, value: Any, dead: bool, error: Aborted | None
+    ) -> None:
+        self.far -= far
+        if isinstance(error, NoValue):
+            return
         if error is not None:
             self._fail(error)
         elif not self.failed:

@@ -7,13 +7,16 @@ crosses from one device to another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from penstock.algorithms.records import NamedTuple
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel, Op, Role, Types
+from penstock.ir.op import Attrs, Consts, Kernel, Op, Role, Types
 from penstock.ops.common.shape_rules import same_type
 from penstock.ops.registry import no_kernel, unknown_types
+from penstock.types import Type
 
 HOST = "host"
 """The memory of NumPy arrays, and so of the inputs and outputs of a graph."""
@@ -46,17 +49,23 @@ STACK = Op("Stack", "penstock", 1, 1, same_type, no_kernel("a backend provides i
 """Rows that a loop has collected in the memory of a backend, joined there to the output of the loop
 that they are. Attributes: ``axis``, and ``backward`` if the last row comes first."""
 
-_BY_EXECUTOR = unknown_types, no_kernel("the frames executor runs it"), False
+_BY_EXECUTOR = no_kernel("the frames executor runs it"), False
 
-SEND = Op("_Send", "penstock", 1, 1, *_BY_EXECUTOR, Role.SEND)
+SEND = Op("_Send", "penstock", 1, 1, unknown_types, *_BY_EXECUTOR, Role.SEND)
 """Sends its input, dead or live; without an input, the token that its control inputs have run."""
 
-RECV = Op("_Recv", "penstock", 1, 1, *_BY_EXECUTOR, Role.RECV)
+
+def _sent_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (attrs["type"],) if "type" in attrs else ()
+
+
+RECV = Op("_Recv", "penstock", 1, 1, _sent_type, *_BY_EXECUTOR, Role.RECV)
 """Its output is the token that a Send has sent in the same frame and iteration, dead or live. It
 receives even if its control inputs are dead.
 
 Attributes of both: ``send_device`` and ``recv_device``, the devices at the ends; ``tensor_name``,
-the name of the value. ``loop_cond`` of a Recv: whether the value is the output of a LoopCond."""
+the name of the value. Of a Recv: ``type``, that of the value, if one is sent; ``loop_cond``,
+whether that is the output of a LoopCond."""
 
 
 def is_transfer(node: Node) -> bool:

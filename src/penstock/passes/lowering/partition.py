@@ -221,6 +221,8 @@ class _Draft:
             source, name = _source(need), _name(need)
             value = self.value_of[need] if isinstance(need, Value) else Value(name)
             attrs = _transfer(self.whole.devices[source], self.device, name)
+            if isinstance(need, Value):
+                attrs["type"] = need.type
             if need is self.whole.pivots.get(self.whole.after[source]):
                 attrs["loop_cond"] = True
             origin = f"the transfer of {name!r}"
