@@ -27,6 +27,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from math import prod
 from typing import TYPE_CHECKING, Any, BinaryIO
 from weakref import WeakValueDictionary
@@ -80,6 +81,12 @@ class ArtifactWriter:
         """Write the file, in the place of what is there."""
         with replacing(path) as file:
             self._write(file)
+
+    def to_bytes(self) -> bytes:
+        """The contents of the file."""
+        with BytesIO() as file:
+            self._write(file)
+            return file.getvalue()
 
     def _write(self, file: BinaryIO) -> None:
         file.write(bytes(_ALIGNMENT))
@@ -138,16 +145,23 @@ def _write_section(file: BinaryIO, content: memoryview) -> list[int]:
 
 
 class ArtifactFile:
-    """An artifact that is open. If ``mapped``, its pages are shared by all that map the file; else
-    all of it is read. Raises ``InvalidModel`` for a file that is damaged."""
+    """An artifact that is open: a file, or its contents in memory, whose address is a multiple of
+    64. If ``mapped``, the pages of the file are shared by all that map it; else all of it is read.
+    Raises ``InvalidModel`` for a file that is damaged."""
 
-    def __init__(self, file: BinaryIO, name: str, limits: Limits, *, mapped: bool) -> None:
+    def __init__(
+        self, file: BinaryIO | memoryview, name: str, limits: Limits, *, mapped: bool = False
+    ) -> None:
         self.name = name
-        status = os.fstat(file.fileno())
-        if excess := limits.beyond("max_bytes", status.st_size):
-            raise InvalidModel(f"{name} has more bytes {excess}")
         self._mapped = mapped
-        self._content = _contents(file, status, mapped=mapped)
+        self._content: mmap.mmap | memoryview
+        if isinstance(file, memoryview):
+            self._content = file
+        else:
+            status = os.fstat(file.fileno())
+            if excess := limits.beyond("max_bytes", status.st_size):
+                raise InvalidModel(f"{name} has more bytes {excess}")
+            self._content = _contents(file, status, mapped=mapped)
         self._lock = threading.RLock()
         self._checked: set[tuple[int, int, int]] = set()
         self._made: dict[int, np.ndarray] = {}

@@ -18,7 +18,7 @@ from penstock.errors import Unsupported
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.internal.fused import FUSED, Region
-from penstock.ops.internal.transfer import REORDER
+from penstock.ops.internal.transfer import RECV, REORDER, SEND
 from penstock.ops.registry import find
 from penstock.types import (
     ANY,
@@ -45,14 +45,15 @@ _INTERNAL = {
     "ZeroNaN": "zero_nan.ZERO_NAN",
 }
 """Where in ``ops.internal`` the operations of Penstock's own domain are."""
+_TRANSFERS = {"_Recv": RECV, "_Send": SEND}
 _MOST_NESTED = 100
 
 
-def decode_graphs(document: Any, file: ArtifactFile) -> dict[str, Graph]:
-    """The graphs of a document, by name. Raises ``InvalidModel`` if it is damaged, ``Unsupported``
-    for operations that there are not."""
+def decode_graphs(document: Any, file: ArtifactFile, *, parts: bool = False) -> dict[str, Graph]:
+    """The graphs of a document, by name; of ``parts`` of a graph, which may have Sends and Recvs.
+    Raises ``InvalidModel`` if it is damaged, ``Unsupported`` for operations that there are not."""
     try:
-        return _Decoder(document, file).graphs()
+        return _Decoder(document, file, parts).graphs()
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise file.damaged(f"a graph is none: {error!r}") from error
 
@@ -118,8 +119,9 @@ def _store(file: ArtifactFile, arrays: Any) -> Any:
 class _Decoder:
     """The lists of one document."""
 
-    def __init__(self, document: Any, file: ArtifactFile) -> None:
+    def __init__(self, document: Any, file: ArtifactFile, parts: bool) -> None:
         self.file = file
+        self.parts = parts
         self.document = _typed(document, dict)
         self.ops = list(map(self.op, paced(_typed(document["ops"], list))))
         self.values = list(map(self.value, paced(_typed(document["values"], list))))
@@ -136,6 +138,8 @@ class _Decoder:
             module, _, constant = _INTERNAL[name].partition(".")
             internal: Op = getattr(import_module(f"penstock.ops.internal.{module}"), constant)
             return internal
+        if self.parts and domain == SEND.domain and name in _TRANSFERS:
+            return _TRANSFERS[name]
         op = find(name, domain, _typed(version, int))
         if op is None:
             full_name = f"{domain}.{name}" if domain else name
@@ -244,6 +248,7 @@ class _Decoder:
 
     kinds: Mapping[str, Callable[[_Decoder, Any], Any]] = {
         "array": lambda self, i: self.file.array(i),
+        "type": lambda self, entry: decode_type(entry),
         "list": lambda self, i: self.numbers(self.file.array(i)),
         "bytes": lambda self, x: bytes.fromhex(x),
         "dtype": lambda self, name: dtype_named(name),

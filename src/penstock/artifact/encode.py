@@ -128,6 +128,8 @@ class _Encoder:
             return {"bytes": x.hex()}
         if isinstance(x, np.dtype):
             return {"dtype": dtype_name(x)}
+        if isinstance(x, Type):
+            return {"type": encode_type(x)}
         if isinstance(x, Graph):
             return {"graph": self.graph(x)}
         if isinstance(x, Region):
