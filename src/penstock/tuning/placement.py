@@ -35,13 +35,6 @@ def check_overrides(
     overrides: Mapping[str, str], graph: Graph, backends: Sequence[Backend]
 ) -> None:
     """Raise ``InvalidInput`` for a name of ``place=`` that the model or ``backends`` lack."""
-    if not overrides:
-        return
-    operations: dict[str, None] = {}
-    names: dict[str, None] = {}
-    for node in graph.walk():
-        operations.update({node.op.full_name: None, node.op.name: None})
-        names[node.name] = None
     available = [backend.name for backend in backends]
     for key, name in overrides.items():
         if name not in available:
@@ -49,6 +42,17 @@ def check_overrides(
                 f"place={{{key!r}: {name!r}}}: the session has no such backend, it has "
                 f"{', '.join(map(repr, available))}"
             )
+    check_keys(overrides, graph)
+
+
+def check_keys(overrides: Mapping[str, str], graph: Graph) -> None:
+    """Raise ``InvalidInput`` for a key of ``place=`` that the model lacks."""
+    operations: dict[str, None] = {}
+    names: dict[str, None] = {}
+    for node in graph.walk():
+        operations.update({node.op.full_name: None, node.op.name: None})
+        names[node.name] = None
+    for key in overrides:
         if key.startswith(NODE):
             if key.removeprefix(NODE) not in names:
                 raise InvalidInput(f"place= names {key!r}, but the model has no such node")
