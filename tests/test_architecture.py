@@ -24,6 +24,7 @@ CONFINED = {
     "onnxruntime": (),
     "tensorflow": (),
     "google_crc32c": ("artifact.container", "frontends.tensorflow.checkpoint"),
+    "ray": ("cluster.*",),
     "starlette": ("serving.app",),
     "prometheus_client": ("serving.metrics",),
     "uvicorn": ("cli.serve",),

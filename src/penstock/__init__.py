@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.version import VERSION
 
 if TYPE_CHECKING:
+    from penstock.cluster.cluster import Cluster
     from penstock.errors import (
         Cancelled,
         DeadlineExceeded,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         QueueFull,
         RunError,
         Unsupported,
+        WorkerLost,
     )
     from penstock.executors.control import CancelToken
     from penstock.frontends.load import load
@@ -48,6 +50,7 @@ __version__ = VERSION
 # neither pays for the other.
 _HOMES = {
     "CancelToken": "penstock.executors.control",
+    "Cluster": "penstock.cluster.cluster",
     "Limits": "penstock.limits",
     "NanGuard": "penstock.observers.nan_guard",
     "Observer": "penstock.observers.base",
@@ -66,6 +69,7 @@ _HOMES = {
 __all__ = [
     "CancelToken",
     "Cancelled",
+    "Cluster",
     "DeadTensor",
     "DeadlineExceeded",
     "InternalError",
@@ -86,6 +90,7 @@ __all__ = [
     "Stream",
     "Trace",
     "Unsupported",
+    "WorkerLost",
     "compile",
     "load",
     "open",

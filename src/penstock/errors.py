@@ -154,6 +154,11 @@ class DeadlineExceeded(RunError):  # noqa: N818
     """The run did not finish within its timeout."""
 
 
+class WorkerLost(RunError):  # noqa: N818
+    """A worker of a cluster died, or gave no answer for too long, while it had a part of the run;
+    or it had variables that the run needs."""
+
+
 class LimitExceeded(RunError):  # noqa: N818
     """The model or the run passed one of its ``Limits``."""
 

@@ -29,6 +29,7 @@ WRONG = {
     "cache": [1, 1.5, ["x"]],
     "autotune": ["x", np.array([1, 2])],
     "devices": [1.5, "cpu:0", [1], {1: "numpy"}, True, 0, 10**30],
+    "cluster": [1, "x", {"workers": 2}],
     "cost_model": [1, "x"],
     "pool": [1, "x"],
     "grouping": [1, len],

@@ -39,6 +39,7 @@ _schedule_streams: Stage = imported("penstock.session.scheduling.schedule_stream
 _bind_sampled: Stage = imported("penstock.session.scheduling.bind_sampled")
 _check_dims: Callable[..., None] = imported("penstock.session.feeds.check_dims")
 _build_frames: Stage = imported("penstock.session.frames.build_frames")
+_build_on_cluster: Stage = imported("penstock.session.spread.build_on_cluster")
 
 _FOR_SHAPES: tuple[Stage, ...] = (stages.specialise, _optimise)
 _PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, _lower_graph, stages.plan_slots)
@@ -59,9 +60,11 @@ LINES: Mapping[str, tuple[Stage, ...]] = {
     "streams": (*_PLANNED, _schedule_streams, *_SAMPLED),
     # Passes know nothing of frames: they see what runs between tokens.
     "frames": (stages.specialise, _build_frames),
+    "cluster": (*_FOR_SHAPES, _build_on_cluster),
     "interpret": (stages.specialise, stages.infer, stages.bind_interpreter),
 }
-"""The stages of each executor, from ``Feeds`` to the executor. "auto" is "parallel" with a margin:
+"""The stages of each executor, from ``Feeds`` to the executor; "cluster" is what ``cluster=`` asks
+for. "auto" is "parallel" with a margin:
 it becomes one task, in order, unless several are clearly faster."""
 
 
@@ -113,6 +116,8 @@ class Compiler:
         context, compiler = self.context, self
         framed = context.executor == "frames" or subgraph.framed
         line = LINES["frames" if framed else context.executor]
+        if framed and context.options.cluster is not None:
+            line = (stages.specialise, _build_on_cluster)
         if not framed and context.executor == "auto" and context.workers > 1:
             again = partial(_reframed, context, subgraph.again, _unfilled(values), open_types)
             compiler = Compiler(replace(context, reframed=again))

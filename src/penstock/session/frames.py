@@ -87,6 +87,13 @@ def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
     return _FramesCompiler(graph, context).segmented()
 
 
+def build_part(graph: Graph, context: CompileContext) -> FramesExecutor:
+    """The executor of a part of a graph, whose other parts are on other workers of a cluster."""
+    infer_types(graph, certain=False)
+    check_sizes(graph, context.limits)
+    return _FramesCompiler(graph, context).segmented()
+
+
 class _SegmentError(Exception):
     """A segment, or a frame as one node, cannot be compiled, perhaps since it would never run."""
 
@@ -179,11 +186,15 @@ class _FramesCompiler:
         return graph
 
     def fold_constants(self, graph: Graph) -> None:
-        passes = replace(self.context.passes(), framed=is_framed(graph))
+        transfers = any(node.op.role in (Role.SEND, Role.RECV) for node in graph.nodes)
+        passes = replace(self.context.passes(), framed=is_framed(graph) or transfers)
         run_passes((FoldConstants(),), graph, passes)
 
     def in_parts(self, graph: Graph) -> bool:
-        """Whether the nodes of a graph are on several devices that have parts of their own."""
+        """Whether the nodes of a graph are on several devices that have parts of their own, or it
+        is such a part."""
+        if any(node.op.role in (Role.SEND, Role.RECV) for node in graph.nodes):
+            return True
         several = self.context.devices and len({node.device for node in graph.nodes}) > 1
         return bool(several) and not self.together
 

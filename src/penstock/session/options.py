@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.passes.context import AfterPass
     from penstock.plan.grouping import ClusteredGrouping
     from penstock.tuning.measure import CostModel
+    from penstock.tuning.worker_placement import WorkerPool
 
 EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames", "interpret")
 PRECISIONS = ("float32", "bf16", "strict")
@@ -98,7 +99,7 @@ class CompileOptions:
     place: Mapping[str, str] | None = option(
         None,
         'Backends by name for operations ("Conv") or single nodes ("node:add_3"); they override '
-        "costs.",
+        'costs. With cluster=, workers by name ("/job:worker/task:1"), too.',
         partial(_by_name, allowed=lambda name: isinstance(name, str)),
     )
     threads: int | None = option(
@@ -164,6 +165,13 @@ class CompileOptions:
         "nodes run as far as that supports them. By default all nodes run on one device.",
         _are_devices,
     )
+    cluster: WorkerPool | None = option(
+        None,
+        "Workers that run the parts of graphs together: a penstock.Cluster. Nodes run on the "
+        'worker that they name ("/job:worker/task:1"), or that place= names; of others costs '
+        "decide.",
+        lambda value: hasattr(value, "devices"),
+    )
     cost_model: CostModel | None = option(
         None,
         "Costs to decide by, instead of those measured on this machine: a "
@@ -222,6 +230,8 @@ class CompileOptions:
             raise ValueError(f'max_streams= is for executor="streams", not {self.executor!r}')
         if self.devices is not None and self.executor not in ("auto", "frames"):
             raise ValueError(f'devices= are for executor="frames", not {self.executor!r}')
+        if self.cluster is not None and (self.executor != "auto" or self.devices is not None):
+            raise ValueError('cluster= goes with executor="auto" and without devices=')
 
     def filled(self, values: Mapping[str, Any]) -> CompileOptions:
         """These options with ``values`` for those that were not given. None is never given."""

@@ -124,6 +124,16 @@ def _own_stores(graphs: dict[str, Graph], own: dict[Any, Any]) -> dict[str, Grap
     return own_stores(graphs, own)
 
 
+def _spread(options: CompileOptions, model: Model) -> tuple[CompileOptions, dict[str, Any]]:
+    """The options without what they say of workers, which contexts of compiling have."""
+    if options.cluster is None:
+        return options, {}
+    from penstock.session.spread import worker_places
+
+    options, pins, named = worker_places(options, model)
+    return options, {"pins": pins, "named": named}
+
+
 class Session:
     """A compiled model; made by ``penstock.compile``.
 
@@ -154,7 +164,8 @@ class Session:
                 from penstock.session.artifact import Artifact, saved_options
 
                 options = saved_options(model, options)
-            self.options = options = with_environment(options, model)
+            options, spread = _spread(with_environment(options, model), model)
+            self.options = options
             backends = tuple(backends_of(options.backends, options.precision))
             if options.precision == "bf16":
                 from penstock.session.granted import warn_of_precision
@@ -168,7 +179,9 @@ class Session:
                 functions = _own_stores({"": model.graph, **model.functions}, own)
                 graph = partial(dict.pop, functions, "")
             adopt = WeakMethod(self._plans.replace)
-            context = CompileContext(options, backends, self.limits, functions, adopt=adopt)
+            context = CompileContext(
+                options, backends, self.limits, functions, adopt=adopt, **spread
+            )
             self._compiler = Compiler(context)
             artifact = None if file is None else Artifact(model, context, own)
             main = None if artifact is None else artifact.main()

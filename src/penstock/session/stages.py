@@ -86,6 +86,10 @@ class CompileContext:
     adopt: Adopt = _no_adoption
     long: Collection[str] = frozenset()
     """names of nodes that have taken long in runs, which estimates did not say"""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """what ``place=`` says of the workers of a cluster"""
+    named: bool = False
+    """whether the nodes of the model, or ``pins``, name workers of a cluster"""
     reframed: Callable[[Collection[str]], Executor | None] | None = None
     """of a plan whose loops may overlap: compiles it anew, given the ``long`` nodes that runs have
     shown; None if all loops are raised as before"""
@@ -102,6 +106,8 @@ class CompileContext:
     @property
     def executor(self) -> str:
         """The name of the executor that was asked for."""
+        if self.options.cluster is not None:
+            return "frames" if self.named else "cluster"
         return "frames" if self.devices else self.options.executor
 
     @cached_property

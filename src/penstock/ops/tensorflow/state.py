@@ -130,9 +130,14 @@ def _declared(attrs: Attrs) -> TensorType:
     return TensorType(dtypes().get(attrs.get("dtype", "")), dims_of(attrs.get("shape")))
 
 
+def variable_name(attrs: Attrs, node_name: str) -> str:
+    """The name, in its store, of the variable that a node with these attributes names."""
+    return "/".join(filter(None, (attrs.get("container"), attrs.get("shared_name") or node_name)))
+
+
 def variable_of(attrs: Attrs, node_name: str) -> _Variable:
     """The variable that a node with these attributes names. Raises ``ShapeError``."""
-    name = "/".join(filter(None, (attrs.get("container"), attrs.get("shared_name") or node_name)))
+    name = variable_name(attrs, node_name)
     variable: _Variable = attrs["store"].variable(name, _declared(attrs))
     return variable
 

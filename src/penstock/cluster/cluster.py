@@ -1,0 +1,393 @@
+"""``penstock.Cluster``: workers on one machine or many that run the parts of graphs together."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from penstock.algorithms.records import dataclass
+from penstock.analysis.frames import GraphPart
+from penstock.errors import InvalidModel, PenstockError, WorkerLost, check_count, wrong_type
+from penstock.ir.graph import Graph
+from penstock.ir.op import Role
+from penstock.plan.plan import Slot, SlotKind, StepTable
+from penstock.session.stages import CompileContext
+from penstock.types import TensorType
+
+if TYPE_CHECKING:
+    from penstock.cluster.executor import ClusterExecutor
+    from penstock.cluster.members import Members
+    from penstock.cluster.parts import PartOptions, RemotePart
+    from penstock.ops.tensorflow.state import Store
+    from penstock.tuning.worker_placement import LinkCost
+
+OBJECTIVES = ("throughput", "latency")
+
+# Bytes of the messages by which links are measured, and how often each is sent.
+_PROBES = (8, 1 << 20)
+_PROBE_ROUNDS = 8
+# Times that workers are replaced in a row while others die.
+_MOST_REPLACEMENTS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class _Registered:
+    """A graph: the contents of its part for each worker, as a reference of Ray and of so many
+    bytes, and what workers need to compile it. ``variables``: the names of those that each worker
+    has."""
+
+    contents: Mapping[int, Any]
+    nbytes: Mapping[int, int]
+    options: PartOptions
+    parts: Mapping[int, RemotePart]
+    stores: Mapping[int, list[int]]
+    variables: Mapping[int, list[str]]
+
+
+class Cluster:
+    """Workers that run the graphs of sessions together: ``penstock.compile(model, cluster=...)``.
+
+    ``workers`` processes, actors of Ray (``pip install penstock[ray]``), of ``threads`` threads
+    each; they start when the first graph is compiled, on the Ray that this process uses, or at
+    ``address``, or else on one that is started on this machine. Any number of sessions may share a
+    cluster, which ``close`` ends, or the end of the process. Nodes run on the worker that they name
+    (``/job:worker/task:1``), or that ``place=`` names; of others costs decide: such that many runs
+    at the same time take the least time each (``objective="throughput"``, as a pipeline), or such
+    that one run does (``"latency"``).
+
+    A run whose worker dies ends with ``WorkerLost``, or is tried again up to ``retries`` times, if
+    its graph has no variables; a new worker takes the place of the old one, with the variables as
+    the model has them. One that gives no answer for ``worker_timeout`` seconds counts as dead.
+    ``bandwidth`` (bytes per second) and ``latency`` (seconds) between workers are measured when the
+    cluster starts, unless they are given.
+    """
+
+    def __init__(
+        self,
+        workers: int = 2,
+        threads: int = 1,
+        *,
+        retries: int = 0,
+        worker_timeout: float = 30.0,
+        objective: str = "throughput",
+        bandwidth: float | None = None,
+        latency: float | None = None,
+        address: str | None = None,
+    ) -> None:
+        check_count("workers", workers, 10_000)
+        check_count("threads", threads)
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise ValueError(f"retries={retries!r}: a whole number of at least 0 is needed")
+        if objective not in OBJECTIVES:
+            raise ValueError(f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}")
+        rates = {"worker_timeout": worker_timeout, "bandwidth": bandwidth, "latency": latency}
+        for name, value in rates.items():
+            if value is not None and not isinstance(value, int | float):
+                raise wrong_type(name, value, "a number")
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value!r}: a number over 0 is needed")
+        self.workers = workers
+        self.threads = threads
+        self.retries = retries
+        self.worker_timeout = worker_timeout
+        self.objective = objective
+        self.devices = tuple(
+            [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(workers)]
+        )
+        self.sent_graph_bytes = 0
+        """bytes of graphs that workers have been sent"""
+        self._address = address
+        self._rates = bandwidth, latency
+        self._link_cost: LinkCost | None = None
+        self._closed = False
+        self._lock = threading.RLock()
+        self._members: Members | None = None
+        self._handles = count()
+        self._graphs: dict[int, _Registered] = {}
+        self._store_numbers: weakref.WeakKeyDictionary[Store, int] = weakref.WeakKeyDictionary()
+        self._homes: dict[tuple[int, str], int] = {}
+        self._losses: dict[int, WorkerLost] = {}
+        self._echo: dict[int, threading.Event] = {}
+        self._runs: Any = None
+
+    # Starting and ending.
+
+    def start(self) -> None:
+        """Start the workers, unless they have been started. Raises ``PenstockError`` if Ray is not
+        installed, or has no room for them."""
+        with self._lock:
+            if self._closed:
+                raise PenstockError("the cluster is closed")
+            if self._members is not None:
+                return
+            try:
+                from penstock.cluster.members import Members, start_ray
+                from penstock.cluster.runs import Runs
+            except ImportError as error:
+                raise PenstockError(
+                    f"a cluster needs Ray ({error}): pip install penstock[ray]"
+                ) from error
+            start_ray(self._address, self.workers * self.threads)
+            runs = Runs()
+            self._members = runs.members = Members(
+                self.devices,
+                self.threads,
+                self.worker_timeout,
+                self._take,
+                self._lost,
+                runs.end_doubtful,
+            )
+            self._runs = runs
+            atexit.register(self.close)
+
+    def close(self) -> None:
+        """End the workers; runs in flight end with ``WorkerLost``. Ray goes on."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+            members, runs = self._members, self._runs
+        if not closed and members is not None:
+            atexit.unregister(self.close)
+            members.close()
+            runs.end_all(WorkerLost("the cluster was closed"))
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a cluster cannot be pickled: it has workers of this process")
+
+    @property
+    def processes(self) -> list[int]:
+        """The numbers of the workers' processes."""
+        return [] if self._members is None else [m.process for m in self._members.members]
+
+    # Graphs.
+
+    def executor(
+        self, parts: Sequence[GraphPart], graph: Graph, context: CompileContext
+    ) -> ClusterExecutor:
+        """Register the parts of a graph with the workers whose devices they name."""
+        from penstock.cluster.executor import ClusterExecutor
+
+        self.start()
+        assert self._members is not None
+        handle = next(self._handles)
+        workers = [self.devices.index(part.device) for part in parts]
+        self._members.connect(self._pairs(parts))
+        registered = self._encoded(handle, dict(zip(workers, parts, strict=True)), context)
+        with self._lock:
+            self._graphs[handle] = registered
+        for worker in workers:
+            self._register(handle, registered, worker)
+        remote = list(registered.parts.values())
+        # A run that has changed variables must not do so again.
+        stateful = any(registered.stores.values())
+        retries, loss = (0, self.undeclared_loss) if stateful else (self.retries, None)
+        table, source = _table(graph), _source(parts)
+        executor = ClusterExecutor(self._runs, handle, remote, table, source, retries, loss)
+        weakref.finalize(executor, self._forget, handle)
+        return executor
+
+    def _encoded(
+        self, handle: int, parts: Mapping[int, GraphPart], context: CompileContext
+    ) -> _Registered:
+        import numpy as np
+        import ray
+
+        from penstock.cluster.parts import PartOptions, encode_part, remote_parts, variables_of
+
+        contents: dict[int, Any] = {}
+        nbytes: dict[int, int] = {}
+        numbers: dict[int, list[int]] = {}
+        variables: dict[int, list[str]] = {}
+        for worker, part in parts.items():
+            content, stores = encode_part(part, context.functions)
+            with self._lock:
+                known = self._store_numbers
+                numbers[worker] = [known.setdefault(s, len(known)) for s in stores]
+                names = variables_of(part.graph, context.functions)
+                variables[worker] = [name for _, name in names]
+                for store, name in names:
+                    self._settle((known[store], name), worker)
+            contents[worker] = ray.put(np.frombuffer(content, np.uint8))
+            nbytes[worker] = len(content)
+        options = PartOptions.of(context)
+        remote = {part.worker: part for part in remote_parts(parts)}
+        return _Registered(contents, nbytes, options, remote, numbers, variables)
+
+    def _settle(self, variable: tuple[int, str], worker: int) -> None:
+        """Note the worker that has a variable."""
+        home = self._homes.setdefault(variable, worker)
+        if home != worker:
+            raise InvalidModel(
+                f"variable {variable[1]!r} is used on {self.devices[home]} and on "
+                f"{self.devices[worker]}, which have no memory in common; give all nodes that name "
+                "it one device"
+            )
+
+    def _register(self, handle: int, registered: _Registered, worker: int) -> None:
+        assert self._members is not None
+        actor = self._members.members[worker].actor
+        content, stores = registered.contents[worker], registered.stores[worker]
+        part = registered.parts[worker]
+        call = actor.register.remote(handle, part, content, registered.options, stores)
+        self._members.result(call)
+        self.sent_graph_bytes += registered.nbytes[worker]
+
+    def _pairs(self, parts: Sequence[GraphPart]) -> dict[tuple[int, int], int]:
+        """The pairs of workers that exchange values, with the bytes of the largest one."""
+        pairs: dict[tuple[int, int], int] = {}
+        for part in parts:
+            for node in part.graph.nodes:
+                if node.op.role is Role.RECV:
+                    ends = node.attrs["send_device"], node.attrs["recv_device"]
+                    source, target = map(self.devices.index, ends)
+                    type_ = node.attrs.get("type")
+                    nbytes = 0
+                    if isinstance(type_, TensorType) and type_.static:
+                        nbytes = type_.nbytes
+                    pairs[source, target] = max(nbytes, pairs.get((source, target), 0))
+        return pairs
+
+    def _forget(self, handle: int) -> None:
+        """Give up a graph that no session needs any more."""
+        with self._lock:
+            registered = self._graphs.pop(handle, None)
+            members = self._members
+        if registered is None or members is None or self._closed:
+            return
+        for worker in registered.contents:
+            members.members[worker].actor.forget.remote([handle])
+
+    # Messages, and lost workers.
+
+    def _take(self, worker: int, message: tuple[Any, ...]) -> None:
+        if message[0] == "echo":
+            self._echo[message[1]].set()
+        else:
+            self._runs.take(worker, message)
+
+    def _lost(self, lost: dict[int, str]) -> None:
+        """Replace workers that have died, and others that die meanwhile; on the thread that
+        watches."""
+        assert self._members is not None
+        gone: str | None = None
+        for _ in range(_MOST_REPLACEMENTS):
+            for worker, reason in lost.items():
+                self._note_loss(worker, reason)
+                self._runs.hold(worker, partial(self._told, worker, reason))
+            try:
+                self._replace(lost)
+                gone = None
+                break
+            except Exception as error:
+                if self._closed:
+                    return
+                gone = f"workers {sorted(lost)} are lost and cannot be replaced: {error}"
+                lost = {**dict.fromkeys(lost, gone), **self._members.dead()}
+        self._runs.resume(gone)
+
+    def _told(self, worker: int, reason: str, part: RemotePart) -> str:
+        return f"worker {worker} ({self.devices[worker]}) is lost: {reason}. It ran {part.nodes}"
+
+    def _replace(self, lost: Collection[int]) -> None:
+        """Start workers anew, and register their parts with them."""
+        assert self._members is not None
+        self._members.replace(lost)
+        with self._lock:
+            graphs = list(self._graphs.items())
+        for handle, registered in graphs:
+            for worker in registered.contents.keys() & {*lost}:
+                self._register(handle, registered, worker)
+
+    def _note_loss(self, worker: int, reason: str) -> None:
+        """Note which variables a lost worker had: the next run that needs them is told."""
+        with self._lock:
+            for registered in self._graphs.values():
+                names = registered.variables.get(worker)
+                if names:
+                    listed = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
+                    loss = WorkerLost(
+                        f"worker {worker} ({self.devices[worker]}) was lost: {reason}. Its "
+                        f"variables {listed} have the values again that the model was loaded with, "
+                        "if it has any; run what assigns them, then repeat this run"
+                    )
+                    self._losses.update(dict.fromkeys(registered.stores[worker], loss))
+
+    def undeclared_loss(self, handle: int) -> WorkerLost | None:
+        """The loss of variables of a graph that no run has been told of."""
+        if not self._losses:
+            return None
+        with self._lock:
+            stores = self._graphs[handle].stores.values()
+            losses = [self._losses.pop(n, None) for numbers in stores for n in numbers]
+        return next((loss for loss in losses if loss is not None), None)
+
+    # Costs of transfers.
+
+    @property
+    def link_cost(self) -> LinkCost:
+        """The time that a message between two workers takes, as given, or as measured now."""
+        from penstock.tuning.worker_placement import LinkCost
+
+        with self._lock:
+            if self._link_cost is None:
+                bandwidth, latency = self._rates
+                if bandwidth is None or latency is None:
+                    measured = self._measure()
+                    bandwidth = measured.bandwidth if bandwidth is None else bandwidth
+                    latency = measured.latency if latency is None else latency
+                self._link_cost = LinkCost(bandwidth, latency)
+            return self._link_cost
+
+    def _measure(self) -> LinkCost:
+        """Time messages to a worker and back, which are two links."""
+        import numpy as np
+
+        from penstock.tuning.worker_placement import LinkCost
+
+        self.start()
+        assert self._members is not None
+        link = self._members.members[0].link
+        seconds = []
+        for nbytes in _PROBES:
+            times = []
+            payload = np.zeros(nbytes, np.uint8)
+            for i in range(_PROBE_ROUNDS):
+                event = self._echo[i] = threading.Event()
+                start = monotonic()
+                link.send(("echo", i, payload))
+                if not event.wait(self.worker_timeout):
+                    raise PenstockError("a worker gives no answer")
+                times.append((monotonic() - start) / 2)
+            seconds.append(min(times))
+        small, large = seconds
+        per_byte = max(large - small, 1e-9) / (_PROBES[1] - _PROBES[0])
+        return LinkCost(1 / per_byte, small)
+
+
+def _table(graph: Graph) -> StepTable:
+    """The ports of a graph; its steps are those of workers, which plan them."""
+    values = [*dict.fromkeys([*graph.inputs, *graph.outputs])]
+    slots = [Slot(value.name, value.type, SlotKind.DYNAMIC) for value in values]
+    place = {value: i for i, value in enumerate(values)}
+    inputs = tuple([place[value] for value in graph.inputs])
+    outputs = tuple([place[value] for value in graph.outputs])
+    return StepTable(graph.name, (), tuple(slots), inputs, outputs)
+
+
+def _source(parts: Sequence[GraphPart]) -> str:
+    """The nodes of each part."""
+    lines = []
+    for part in parts:
+        lines += [f"# {part.device}", *map(repr, part.graph.nodes)]
+    return "\n".join(lines) + "\n"

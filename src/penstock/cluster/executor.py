@@ -1,0 +1,105 @@
+"""The executor of a graph whose parts are on the workers of a cluster: it sends feeds and a handle,
+and gets outputs; what the parts exchange does not pass through here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from penstock.algorithms.checkpoints import await_release
+from penstock.cluster.parts import RemotePart
+from penstock.cluster.runs import ClusterRun, Runs, listen
+from penstock.errors import Cancelled, Unsupported, WorkerLost
+from penstock.executors.base import Done, Executor
+from penstock.executors.control import NEVER, Control
+from penstock.host.threads import pool
+from penstock.plan.plan import StepTable
+
+# Bytes that a part takes in this process, about.
+_PART_BYTES = 1000
+
+
+class ClusterExecutor:
+    """Runs a graph by its ``handle``, under which its ``parts`` are registered with workers.
+    ``table`` has its ports, but no steps: workers plan their own. ``retries``: how often a run is
+    tried again. ``loss``, of a graph with variables: the loss of some that no run was told of."""
+
+    name = "cluster"
+    hands_over = False
+    arena_plan = None
+    tasks = None
+    arena_bytes = 0
+    run_bytes = 0
+
+    def __init__(
+        self,
+        runs: Runs,
+        handle: int,
+        parts: Sequence[RemotePart],
+        table: StepTable,
+        source: str,
+        retries: int,
+        loss: Callable[[int], WorkerLost | None] | None,
+    ) -> None:
+        self.parts = parts
+        self.table = table
+        self.source = source
+        self._retries = retries
+        self._loss = loss
+        self._runs = runs
+        self._handle = handle
+
+    @property
+    def plan_bytes(self) -> int:
+        return _PART_BYTES * len(self.parts)
+
+    def observed(self) -> Executor:
+        where = "steps run on the workers of a cluster, which tell nobody of them; observe runs of "
+        advice = "a session that is compiled without cluster="
+        raise Unsupported.of([("observers", where + advice, "run")])
+
+    def trim(self) -> None:
+        """Nothing is held here."""
+
+    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+        ended = threading.Lock()
+        ended.acquire()
+        results: list[tuple[Any, BaseException | None]] = []
+
+        def done(outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
+            results.append((outputs, error))
+            ended.release()
+
+        run = self._begin(inputs, control, done)
+        try:
+            await_release(ended)
+        except BaseException:
+            self._runs.stop(run, Cancelled("the run was interrupted"))
+            raise
+        outputs, error = results.pop()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, run  # the traceback holds this frame
+        assert outputs is not None
+        ends: tuple[Any, ...] = outputs
+        return ends
+
+    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+        # What callers do when a run has ended may take long, or wait for another run: not on the
+        # thread that takes the messages of a worker.
+        self._begin(inputs, control, lambda *result: pool().submit(partial(done, *result)))
+
+    def _begin(self, inputs: Sequence[Any], control: Control, done: Done) -> ClusterRun:
+        run = ClusterRun(self._handle, self.parts, inputs, control, done, self._retries)
+        if control is not NEVER:
+            listen(self._runs, run)
+        loss = None if self._loss is None else self._loss(self._handle)
+        if loss is not None:
+            run.end(None, loss)
+        else:
+            self._runs.begin(run)
+        return run

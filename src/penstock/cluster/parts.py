@@ -1,0 +1,160 @@
+"""Parts of graphs on their way to workers: as bytes, and from these to executors.
+
+The bytes are those of an artifact: the graph of the part, the functions that it calls, and the
+constants and initial values of variables that these need. They are sent once; runs then name the
+part by its handle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.algorithms.records import dataclass
+from penstock.analysis.frames import GraphPart
+from penstock.artifact.container import ArtifactFile, ArtifactWriter
+from penstock.artifact.decode import decode_graphs, decode_stores
+from penstock.artifact.encode import encode_graphs, encode_stores
+from penstock.backends.registry import backends_of
+from penstock.errors import Unsupported
+from penstock.executors.frames.executor import FramesExecutor
+from penstock.ir.graph import Graph, Node, all_reads
+from penstock.ir.op import Role
+from penstock.limits import Limits
+from penstock.ops.tensorflow.state import Store, variable_name
+from penstock.session.frames import build_part
+from penstock.session.options import CompileOptions
+from penstock.session.stages import CompileContext
+
+_MAIN, _FUNCTION = "main", "function:"
+
+
+@dataclass(frozen=True)
+class RemotePart:
+    """A part of a graph that is registered with a ``worker`` under the ``handle`` of the graph.
+    ``inputs`` and ``outputs``: which ones of the graph are its own; ``nodes`` describes it.
+    ``passive``: it begins when a value of another part comes. ``silent``: it has nothing to answer,
+    and no effects that a run must wait for."""
+
+    worker: int
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    nodes: str
+    passive: bool
+    silent: bool
+
+    @staticmethod
+    def of(part: GraphPart, worker: int) -> RemotePart:
+        own = [n for n in part.graph.nodes if n.op.role not in (Role.SEND, Role.RECV)]
+        named = [n for n in own if n in part.originals] or own
+        ends = " to ".join([node.label for node in (named[:1] + named[1:][-1:])])
+        text = f"the part of {part.graph.name!r} with {len(named)} node(s), {ends}"
+        roots = [node for node in part.graph.nodes if not _waits(node)]
+        passive = bool(roots) and all(node.op.role is Role.RECV for node in roots)
+        quiet = not part.outputs and not part.graph.targets and all(n.op.pure for n in own)
+        return RemotePart(
+            worker, part.inputs, part.outputs, text, passive and not part.inputs, quiet
+        )
+
+
+def _waits(node: Node) -> bool:
+    """Whether a node waits for others."""
+    reads = all_reads(node)
+    return bool(node.control_inputs) or any(value.producer is not None for value in reads)
+
+
+def remote_parts(parts: Mapping[int, GraphPart]) -> list[RemotePart]:
+    """What the driver knows of parts, by worker; of parts of which none has outputs, all answer."""
+    remote = [RemotePart.of(part, worker) for worker, part in parts.items()]
+    if all(part.silent for part in remote):
+        remote = [replace(part, silent=False) for part in remote]
+    return remote
+
+
+@dataclass(frozen=True)
+class PartOptions:
+    """How a worker compiles a part: what ``CompileOptions`` say of it."""
+
+    backends: tuple[str, ...]
+    precision: str
+    memory_planner: str
+    place: Mapping[str, str]
+    limits: Limits
+
+    @staticmethod
+    def of(context: CompileContext) -> PartOptions:
+        """Raises ``Unsupported`` for backends that exist in this process alone."""
+        options = context.options
+        for backend in options.backends or ():
+            if not isinstance(backend, str):
+                reason = "a backend that is an object of this process; name one that workers have"
+                raise Unsupported.of([(type(backend).__name__, reason, "backends=")])
+        names = tuple([backend.name for backend in context.backends])
+        place = dict(options.place or {})
+        return PartOptions(names, options.precision, options.memory_planner, place, context.limits)
+
+
+def encode_part(part: GraphPart, functions: Mapping[str, Graph]) -> tuple[bytes, list[Store]]:
+    """The bytes of a part, and the session's stores of variables that it refers to. Raises
+    ``PenstockError`` for attributes that are no data."""
+    writer = ArtifactWriter()
+    names = called(part.graph, functions)
+    graphs = {_MAIN: part.graph, **{_FUNCTION + name: functions[name] for name in names}}
+    document = encode_graphs(graphs, writer)
+    writer.document("part", document)
+    writer.document("stores", encode_stores(writer))
+    nodes = [node for graph in graphs.values() for node in graph.walk()]
+    stores = [node.attrs["store"] for node in nodes if isinstance(node.attrs.get("store"), Store)]
+    own = {store.model: store for store in stores}
+    return writer.to_bytes(), [own[store] for store in writer.stores]
+
+
+def called(graph: Graph, functions: Mapping[str, Graph]) -> list[str]:
+    """The names of the functions that a graph calls, and those that these call."""
+    names: dict[str, None] = {}
+    graphs = [graph]
+    while graphs:
+        for node in graphs.pop().walk():
+            name = node.attrs["function"] if node.op.role is Role.CALL else None
+            if name is not None and name not in names:
+                names[name] = None
+                graphs.append(functions[name])
+    return list(names)
+
+
+def compile_part(
+    content: memoryview,
+    options: PartOptions,
+    threads: int,
+    numbers: list[int],
+    stores: dict[int, Any],
+) -> FramesExecutor:
+    """The executor of a part. ``stores`` has the variables of this worker, by the ``numbers`` that
+    the parts of a session have for them, and gets those that are new."""
+    file = ArtifactFile(content, "a part of a graph", options.limits)
+    own = decode_stores(file)
+    file.stores = [stores.setdefault(n, store) for n, store in zip(numbers, own, strict=True)]
+    graphs = decode_graphs(file.document("part"), file, parts=True)
+    functions = {
+        name.removeprefix(_FUNCTION): graph for name, graph in graphs.items() if name != _MAIN
+    }
+    compile_options = CompileOptions(
+        executor="frames",
+        backends=options.backends,
+        precision=options.precision,
+        memory_planner=options.memory_planner,
+        place=options.place,
+        threads=threads,
+        limits=options.limits,
+    )
+    backends = tuple(backends_of(options.backends, options.precision))
+    context = CompileContext(compile_options, backends, options.limits, functions)
+    return build_part(graphs[_MAIN], context)
+
+
+def variables_of(graph: Graph, functions: Mapping[str, Graph]) -> list[tuple[Store, str]]:
+    """The variables that a graph and its functions name: their stores and names."""
+    graphs = [graph, *[functions[name] for name in called(graph, functions)]]
+    nodes = [node for each in graphs for node in each.walk() if "store" in node.attrs]
+    return [(node.attrs["store"], variable_name(node.attrs, node.name)) for node in nodes]

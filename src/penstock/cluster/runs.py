@@ -1,0 +1,266 @@
+"""Runs on a cluster, from the driver's side: which are in flight, and what workers have answered.
+
+A run is a *step* of each worker that has a part of the graph. Steps have numbers, new ones for each
+attempt: what comes for an old one is dropped, so that no run ends twice. A run ends with the first
+error, or when all parts have ended; or when none can go on, since all wait and every value that was
+sent has been received (each pair of workers has its own count, and links keep the order of
+messages, so that equal counts mean that nothing is on its way).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from penstock.cluster.links import Message
+from penstock.cluster.parts import RemotePart
+from penstock.errors import Aborted, Cancelled, RunError, WorkerLost
+from penstock.executors.base import Done
+from penstock.executors.control import NEVER, Control
+
+if TYPE_CHECKING:
+    from penstock.cluster.members import Members
+
+# Seconds after which a run ends whose part could not send a value, though no worker has died.
+_DOUBT_S = 10.0
+
+
+_Counts = tuple[dict[int, int], dict[int, int]]
+"""values sent to, and received from, each worker"""
+
+
+class ClusterRun:
+    """A run in flight. ``parts`` are those that have not ended, by worker; ``reports`` what
+    workers have said of the values that they have sent and received."""
+
+    def __init__(
+        self,
+        handle: int,
+        parts: Sequence[RemotePart],
+        inputs: Sequence[Any],
+        control: Control,
+        done: Done,
+        attempts: int,
+    ) -> None:
+        self.handle = handle
+        self.all_parts = parts
+        self.inputs = inputs
+        self.control = control
+        self.attempts = attempts
+        self.number = -1
+        self._done: Done | None = done
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what an attempt has come to."""
+        self.parts = {part.worker: part for part in self.all_parts}
+        self.outputs: dict[int, Any] = {}
+        self.reports: dict[int, _Counts] = {}
+        self.doubt: BaseException | None = None
+        self.since = 0.0
+
+    @property
+    def still(self) -> bool:
+        """Whether no part can go on: all have ended or wait, and nothing is on its way."""
+        # A part that no value has come to yet has nothing to say.
+        reports: dict[int, _Counts] = {p.worker: ({}, {}) for p in self.all_parts if p.passive}
+        reports |= self.reports
+        if reports.keys() < {part.worker for part in self.all_parts}:
+            return False
+        return all(
+            reports[target][1].get(source, 0) == count
+            for source, (sent, _) in reports.items()
+            for target, count in sent.items()
+            if target in self.parts
+        )
+
+    def end(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
+        """End the run, unless it has ended."""
+        done, self._done = self._done, None
+        if done is not None:
+            done(outputs, error)
+
+
+class Runs:
+    """The runs of one cluster. ``members`` is None until it has started."""
+
+    def __init__(self) -> None:
+        self.members: Members | None = None
+        self._lock = threading.Lock()
+        self._steps: dict[int, ClusterRun] = {}
+        self._next = 0
+        self._held: list[ClusterRun] | None = None
+        self._gone: str | None = None
+
+    # A run from its begin to its end.
+
+    def begin(self, run: ClusterRun) -> None:
+        """Send the feeds of a run, or hold them until a lost worker is replaced."""
+        with self._lock:
+            if self._held is not None:
+                self._held.append(run)
+                return
+            if self._gone is None:
+                run.number, self._next = self._next, self._next + 1
+                self._steps[run.number] = run
+                oldest = next(iter(self._steps))
+        if self._gone is not None:
+            run.end(None, WorkerLost(self._gone))
+            return
+        self._send(run, run.number, oldest)
+
+    def _send(self, run: ClusterRun, number: int, oldest: int) -> None:
+        assert self.members is not None
+        timeout = run.control.seconds_left
+        try:
+            for part in run.all_parts:
+                if part.passive:
+                    continue
+                feeds = [run.inputs[i] for i in part.inputs]
+                message = ("run", run.handle, number, oldest, feeds, timeout)
+                self.members.members[part.worker].link.post(message, number)
+        except Exception as error:  # a feed is no data
+            self.stop(run, RunError(f"a feed cannot be sent to worker {part.worker}: {error!r}"))
+
+    def stop(self, run: ClusterRun, error: BaseException) -> None:
+        """End a run with an error, and tell its workers."""
+        if self._take(run):
+            self._stop_workers(run, error)
+        run.end(None, error)
+
+    def _take(self, run: ClusterRun) -> bool:
+        """Take a run out of those in flight; False if another thread has, or it was held."""
+        with self._lock:
+            if self._held is not None and run in self._held:
+                self._held.remove(run)
+            return self._steps.pop(run.number, None) is run
+
+    def _stop_workers(self, run: ClusterRun, error: BaseException) -> None:
+        reason = error if isinstance(error, Cancelled) else Cancelled(f"the run failed: {error!r}")
+        for worker in list(run.parts):
+            self._order(worker, ("stop", run.number, reason))
+
+    def _order(self, worker: int, message: Message) -> None:
+        assert self.members is not None
+        self.members.members[worker].link.post(message)
+
+    # What workers say.
+
+    def take(self, worker: int, message: Message) -> None:
+        """A message of a worker."""
+        kind, number, *rest = message
+        assert self.members is not None
+        if kind == "ended":  # parts that had nothing to answer
+            for each, sent, received in number:
+                with self._lock:
+                    run = self._steps.get(each)
+                if run is not None:
+                    self._ended(run, worker, (), None, sent, received)
+            return
+        self.members.members[worker].link.took(number)
+        with self._lock:
+            run = self._steps.get(number)
+        if run is None:
+            if kind == "waits":  # it began when the run had ended
+                stop = ("stop", number, Cancelled("the run has ended"))
+                self._order(worker, stop)
+        elif kind == "done":
+            self._ended(run, worker, *rest)
+        elif kind == "waits":
+            run.reports[worker] = rest[0], rest[1]
+            self._look(run)
+
+    def _ended(
+        self,
+        run: ClusterRun,
+        worker: int,
+        outputs: tuple[Any, ...] | None,
+        error: BaseException | None,
+        sent: dict[int, int],
+        received: dict[int, int],
+    ) -> None:
+        """A part has ended."""
+        if isinstance(error, Aborted):  # since another worker is gone, which Ray will say
+            run.doubt, run.since = error, monotonic()
+            return
+        if error is not None:
+            run.parts.pop(worker, None)
+            self.stop(run, error)
+            return
+        with self._lock:
+            part = run.parts.pop(worker, None)
+            if part is None or outputs is None:
+                return
+            run.reports[worker] = sent, received
+            run.outputs.update(zip(part.outputs, outputs, strict=True))
+            left = any(not part.silent for part in run.parts.values())
+        if not left:
+            self._take(run)
+            run.end(tuple([run.outputs[i] for i in sorted(run.outputs)]), None)
+        else:
+            self._look(run)
+
+    def _look(self, run: ClusterRun) -> None:
+        """End the parts of a run that wait for values which nobody will send."""
+        if run.still:
+            run.reports.clear()  # of those that wait; more come if the message is late
+            for worker in list(run.parts):
+                self._order(worker, ("end", run.number, run.handle))
+
+    # When a worker is lost.
+
+    def hold(self, worker: int, reason: Callable[[RemotePart], str]) -> None:
+        """Take the runs out of which a part has not ended on a lost worker: those that have
+        attempts left are tried again, others end with ``WorkerLost``. New runs wait from now on,
+        until ``resume``."""
+        with self._lock:
+            self._held = self._held or []
+            lost = [run for run in self._steps.values() if worker in run.parts]
+            for run in lost:
+                del self._steps[run.number]
+        for run in lost:
+            error = WorkerLost(reason(run.parts.pop(worker)))
+            self._stop_workers(run, error)
+            if run.attempts < 1 or run.control.stopped:
+                run.end(None, error)
+                continue
+            run.attempts -= 1
+            run.reset()
+            with self._lock:
+                self._held.append(run)
+
+    def resume(self, gone: str | None = None) -> None:
+        """Begin the runs that wait; or end them, and all later ones, if workers are ``gone``."""
+        with self._lock:
+            self._gone = gone
+            held, self._held = self._held or [], None
+        for run in held:
+            if not run.control.stopped:
+                self.begin(run)
+
+    def end_doubtful(self) -> None:
+        """End runs of which a part could not send a value long ago, though no worker has died."""
+        now = monotonic()
+        with self._lock:
+            runs = [run for run in self._steps.values() if run.doubt is not None]
+        for run in runs:
+            if run.doubt is not None and now - run.since > _DOUBT_S:
+                self.stop(run, run.doubt)
+
+    def end_all(self, error: Exception) -> None:
+        """End all runs in flight."""
+        with self._lock:
+            runs = [*self._steps.values(), *(self._held or [])]
+            self._steps.clear()
+            self._held = None
+            self._gone = str(error)
+        for run in runs:
+            run.end(None, error)
+
+
+def listen(runs: Runs, run: ClusterRun) -> None:
+    """Let a deadline or a token stop a run."""
+    if run.control is not NEVER:
+        run.control.add_listener(lambda error: runs.stop(run, error))

@@ -1,0 +1,337 @@
+"""A worker of a cluster: a process, as an actor of Ray, that runs parts of graphs.
+
+Messages come by links: from the driver the feeds of runs, by the handle of a part, and what stops
+a run; from other workers the values that their parts send. Readers of links only note them; one
+thread runs the parts of all runs, in the order in which they can go on. The driver is sent the
+outputs of each part, or the error that it ended with.
+
+A run of all parts of a graph is a *step*, whose number is in each message. Values of a step may
+come before its feeds do; those of a step that has ended are dropped. A part that can only begin
+with values of others is not sent for by the driver: their values bring its handle. The end of a
+part without outputs is of no interest to the driver, which is told of it when there is time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import ray
+
+from penstock.cluster.doorbell import BellAddress, Doorbell
+from penstock.cluster.links import Link, LinkClosed, LinkReader, Message, Reader, open_link
+from penstock.cluster.parts import PartOptions, RemotePart, compile_part
+from penstock.errors import Aborted, PenstockError, RunError
+from penstock.executors.control import Control, begin_run, end_run
+from penstock.executors.frames.barrier import Barrier
+from penstock.executors.frames.executor import FramesExecutor
+from penstock.executors.frames.rendezvous import Rendezvous
+from penstock.host.threads import Workers, report_thread_exception
+
+# Seconds between two looks for steps that wait for values and may do so without end.
+_IDLE_S = 0.25
+# Steps that have ended of which all are remembered: values may come for those that were stopped.
+_MOST_OVER = 10_000
+# Ends of parts that the driver is told of later, if it still waits for their runs.
+_MOST_ENDED = 100_000
+
+
+class FarRendezvous(Rendezvous):
+    """Where a part of one step meets those of other workers: values that it sends go there by
+    links, and the links of this worker bring theirs (``arrive``)."""
+
+    def __init__(self, worker: Worker, step: int) -> None:
+        super().__init__()
+        self._worker = worker
+        self._step = step
+        self.handle = -1
+        self.sent: dict[int, int] = {}
+        self.received: dict[int, int] = {}
+
+    def is_far(self, key: Hashable) -> bool:
+        return True
+
+    def send(self, key: Hashable, value: Any, dead: bool = False) -> None:
+        assert isinstance(key, tuple)
+        target = self._worker.target(key[0])
+        self.sent[target] = self.sent.get(target, 0) + 1
+        try:
+            self._worker.links[target].send((self._step, self.handle, key, value, dead))
+        except (LinkClosed, KeyError) as error:
+            raise Aborted(f"worker {target} is gone, which {key[0]!r} was to be sent to") from error
+
+    def arrive(self, source: int, key: Hashable, value: Any, dead: bool) -> None:
+        with suppress(Aborted):  # the step has failed
+            super().send(key, value, dead)
+        # Afterwards: a part that seems to wait only waits for what has not been counted here.
+        self.received[source] = self.received.get(source, 0) + 1
+
+
+class RemoteStep:
+    """A run of a part. ``control`` and ``barrier`` are None until its feeds have come."""
+
+    def __init__(self, worker: Worker, number: int) -> None:
+        self.rendezvous = FarRendezvous(worker, number)
+        self.control: Control | None = None
+        self.barrier: Barrier | None = None
+        self.reported: tuple[dict[int, int], dict[int, int]] | None = None
+
+    def counts(self) -> tuple[dict[int, int], dict[int, int]]:
+        """How many values were sent to and received from each worker."""
+        return dict(self.rendezvous.sent), dict(self.rendezvous.received)
+
+
+class Worker:
+    """The actor. ``devices``: the full names of the devices of all workers, in their order."""
+
+    def __init__(self, index: int, threads: int, devices: Sequence[str]) -> None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        self.index = index
+        self.threads = threads
+        self.links: dict[int, Link] = {}
+        self._doorbell = Doorbell(ray.util.get_node_ip_address())
+        self._tasks = {device: i for i, device in enumerate(devices)}
+        self._readers: dict[int, LinkReader] = {}
+        self._driver: Link | None = None
+        self._parts: dict[int, FramesExecutor] = {}
+        self._stores: dict[int, Any] = {}
+        self._passive: set[int] = set()
+        self._silent: set[int] = set()
+        self._steps: dict[int, RemoteStep] = {}
+        self._ended: deque[Message] = deque(maxlen=_MOST_ENDED)
+        self._oldest = 0
+        self._over: set[int] = set()
+        self._lock = threading.Lock()
+        self._pool = Workers(f"cluster-{index}", 1)
+        self._closed = threading.Event()
+        self._targets: dict[str, int] = {}
+
+    # Called by the driver, through Ray.
+
+    def identity(self) -> tuple[str, int, BellAddress]:
+        """The node of Ray that the worker runs on, the number of its process, its doorbell."""
+        node: str = ray.get_runtime_context().get_node_id()
+        return node, os.getpid(), self._doorbell.address
+
+    def open(self, peer: int, reader: Reader, nbytes: int) -> Any:
+        """Open a link to another worker, or to the driver, which is -1; returns its channel."""
+        old = self.links.get(peer)
+        if old is not None:
+            old.close()
+        link = self.links[peer] = open_link(self.index, reader, nbytes)
+        return link.channel
+
+    def read(self, peer: int, channel: Any) -> None:
+        """Take what another worker, or the driver, writes into a channel."""
+        old = self._readers.pop(peer, None)
+        if old is not None:
+            old.close()
+        take = self._take_order if peer < 0 else partial(self._take_value, peer)
+        bell = self._doorbell.accept(peer)
+        self._readers[peer] = LinkReader(channel, take, str(peer), bell)
+
+    def part_from(self, peer: int) -> None:
+        """Close the links to a worker that is gone, and from it."""
+        ends: list[Any] = [self.links.pop(peer, None), self._readers.pop(peer, None)]
+        for end in ends:
+            if end is not None:
+                end.close()
+
+    def register(
+        self,
+        handle: int,
+        part: RemotePart,
+        content: Any,
+        options: PartOptions,
+        stores: list[int],
+    ) -> None:
+        """Compile a part, which runs name by its handle from now on."""
+        compiled = compile_part(memoryview(content), options, self.threads, stores, self._stores)
+        self._parts[handle] = compiled
+        if part.passive:
+            self._passive.add(handle)
+        if part.silent:
+            self._silent.add(handle)
+
+    def forget(self, handles: Sequence[int]) -> None:
+        """Give up parts."""
+        for handle in handles:
+            self._parts.pop(handle, None)
+            self._passive.discard(handle)
+            self._silent.discard(handle)
+
+    def ping(self) -> int:
+        """The number of steps that run."""
+        return len(self._steps)
+
+    def stay(self) -> None:
+        """Return when the worker is closed; and, every moment, report steps that only wait."""
+        while not self._closed.wait(_IDLE_S):
+            if self._ended:
+                ended = [self._ended.popleft() for _ in range(len(self._ended))]
+                self._answer(("ended", ended))
+            for number, step in list(self._steps.items()):
+                self._report(number, step)
+
+    def close(self) -> None:
+        """End the links and the threads."""
+        self._closed.set()
+        ends: list[Any] = [*self.links.values(), *self._readers.values()]
+        for end in ends:
+            end.close()
+        self._doorbell.close()
+
+    # Messages.
+
+    def _take_order(self, message: Message) -> None:
+        """A message of the driver: run a part, stop a step, or answer."""
+        kind, *rest = message
+        if kind == "run":
+            self._pool.submit(partial(self._run, *rest))
+        elif kind == "stop":
+            number, error = rest
+            step = self._steps.get(number)
+            if step is not None and step.control is not None:
+                step.control.set(error)
+            else:
+                self._pool.submit(partial(self._stop, number, error))
+        elif kind == "end":
+            self._pool.submit(partial(self._end, *rest))
+        elif kind == "echo":
+            self._answer(message)
+
+    def _take_value(self, source: int, message: Message) -> None:
+        """A value of another worker."""
+        number, handle, key, value, dead = message
+        step = self._step(number)
+        if step is None:
+            return
+        if handle in self._passive and step.rendezvous.handle < 0:
+            step.rendezvous.handle = handle
+            self._pool.submit(partial(self._run, handle, number, 0, (), None))
+        step.rendezvous.arrive(source, key, value, dead)
+
+    def _answer(self, message: Message) -> None:
+        with suppress(LinkClosed, KeyError):  # the driver is gone
+            self.links[-1].send(message)
+
+    def _step(self, number: int) -> RemoteStep | None:
+        """A step, begun now if it is new; None if it has ended."""
+        with self._lock:
+            step = self._steps.get(number)
+            if step is None and number >= self._oldest and number not in self._over:
+                step = self._steps[number] = RemoteStep(self, number)
+            return step
+
+    # Steps, on the thread of the pool.
+
+    def _run(
+        self,
+        handle: int,
+        number: int,
+        oldest: int,
+        feeds: Sequence[Any],
+        timeout: float | None,
+    ) -> None:
+        """Begin a step, and forget what is left of those before the ``oldest``, which have ended
+        everywhere."""
+        with self._lock:
+            self._oldest = max(oldest, self._oldest)
+            stale = [n for n, s in self._steps.items() if n < oldest and s.control is None]
+            for each in stale:
+                del self._steps[each]
+            if len(self._over) > _MOST_OVER:
+                self._over = {n for n in self._over if n >= self._oldest}
+        step, part = self._step(number), self._parts.get(handle)
+        if step is None:
+            return
+        step.rendezvous.handle = handle
+        step.control = begin_run(timeout, None)
+        done = partial(self._done, handle, number)
+        if part is None:
+            done(None, PenstockError(f"worker {self.index} knows no part with handle {handle}"))
+            return
+        try:
+            barrier = part.begin(feeds, step.control, done, step.rendezvous, self._pool.submit)
+        except BaseException as error:
+            report_thread_exception()
+            done(None, error)
+        else:
+            step.barrier = barrier
+
+    def _stop(self, number: int, error: Exception) -> None:
+        """Stop a step whose feeds have come behind all that was queued before, or never come."""
+        step = self._steps.get(number)
+        if step is not None and step.control is not None:
+            step.control.set(error)
+            return
+        with self._lock:
+            self._steps.pop(number, None)
+            self._over.add(number)
+
+    def _end(self, number: int, handle: int) -> None:
+        """End a step that waits for values which no worker will send."""
+        if number not in self._steps and handle in self._passive:
+            self._run(handle, number, 0, (), None)
+        step = self._steps.get(number)
+        if step is not None:
+            step.rendezvous.end()
+
+    def _done(
+        self,
+        handle: int,
+        number: int,
+        outputs: tuple[Any, ...] | None,
+        error: BaseException | None,
+    ) -> None:
+        with self._lock:
+            step = self._steps.pop(number, None)
+            self._over.add(number)
+        counts: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        if step is not None:
+            counts = step.counts()
+            if step.control is not None:
+                end_run(step.control)
+        if error is None and handle in self._silent:
+            self._ended.append((number, *counts))
+            return
+        try:
+            self._answer(("done", number, outputs, _sendable(error), *counts))
+        except Exception as problem:  # an output is no data
+            reason = f"an output cannot be sent to the caller of the run: {problem!r}"
+            self._answer(("done", number, None, RunError(reason), *counts))
+
+    def _report(self, number: int, step: RemoteStep) -> None:
+        """Tell the driver of a step that has only waited since the last look."""
+        barrier = step.barrier
+        if barrier is None or not barrier.idle:
+            return
+        counts = step.counts()
+        if not barrier.idle:  # the counts may be of a moment at which it was not
+            step.reported = None
+        elif counts != step.reported:
+            step.reported = counts
+        else:
+            self._answer(("waits", number, *counts))
+
+    def target(self, edge: str) -> int:
+        """The worker that the values of an edge go to (``rendezvous.edge_key``)."""
+        target = self._targets.get(edge)
+        if target is None:
+            target = self._targets[edge] = self._tasks[edge.split(";")[1]]
+        return target
+
+
+def _sendable(error: BaseException | None) -> BaseException | None:
+    """An error that another process can have, without its traceback."""
+    if error is None:
+        return None
+    if isinstance(error, PenstockError):
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        return error
+    return RunError(f"a worker failed: {error!r}")

@@ -1,0 +1,34 @@
+"""One Ray for each process of tests, and one cluster that tests share which leave it whole."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import penstock as ps
+
+pytest.importorskip("ray", reason="tests of clusters need Ray: pip install penstock[ray]")
+
+
+@pytest.fixture(scope="session")
+def ray_started():
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # else Ray writes a token into the home folder
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    import ray
+
+    ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        object_store_memory=256 << 20,
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def cluster(ray_started):
+    with ps.Cluster(2) as cluster:
+        yield cluster
