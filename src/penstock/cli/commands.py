@@ -20,6 +20,7 @@ COMMANDS = {
     "info": ("info", "What a model is made of; with --plan, its work and memory."),
     "plan": ("inspect", "How a model will run: its steps and their memory."),
     "profile": ("profile", "Measure every node on every backend."),
+    "report": ("report", "Write a page that shows where time and memory of a model go."),
     "run": ("run", "Run a model once, and show or save its outputs."),
     "serve": ("serve", "Answer requests for models over HTTP."),
 }

@@ -13,9 +13,10 @@ from typing import Any
 
 import click
 
+from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.base import EXECUTOR, PLANNER, compile_option
 from penstock.limits import Limits
-from penstock.session.options import PRECISIONS
+from penstock.session.options import EXECUTORS, PRECISIONS
 
 Decorator = Callable[[Any], Any]
 
@@ -120,6 +121,45 @@ def compile_options(*without: str) -> Decorator:
 
 def _parameter(name: str) -> str:
     return "planner" if name == "memory_planner" else name
+
+
+def _compared_with(
+    context: click.Context, parameter: click.Parameter, texts: Sequence[str]
+) -> dict[str, Any]:
+    readers: dict[str, Callable[[str], Any]] = {
+        "backends": lambda text: _backends(context, parameter, text),
+        "executor": lambda text: _one_of(EXECUTORS, text),
+        "precision": lambda text: _one_of(PRECISIONS, text),
+        "memory_planner": lambda text: _one_of(MEMORY_PLANNERS, text),
+        "threads": _count,
+    }
+    values = {}
+    for name, text in _pairs(texts).items():
+        key = "memory_planner" if name == "planner" else name
+        values[key] = readers[_one_of(readers, key)](text)
+    return values
+
+
+def _one_of(names: Iterable[str], name: str) -> str:
+    if name not in names:
+        raise click.BadParameter(f"{name!r} is not one of {', '.join(names)}")
+    return name
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise click.BadParameter(f"{text!r} is no number of threads")
+    return int(text)
+
+
+comparison_options = click.option(
+    "--against",
+    multiple=True,
+    metavar="OPTION=VALUE",
+    callback=_compared_with,
+    help="Compare with the same model compiled with another option, as in --against "
+    "backends=numpy; of backends, executor, precision, planner, threads. May be repeated.",
+)
 
 
 # Files.

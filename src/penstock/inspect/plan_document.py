@@ -24,7 +24,7 @@ def plan_document(
     offsets = {} if arena_plan is None else arena_plan.offsets
     slots = [_slot(plan, i, offsets) for i in range(len(plan.slots))]
     steps: list[dict[str, Any]] = []
-    for step, parent, block in _walk([plan.steps[i] for i in order]):
+    for step, parent, block in nested_steps([plan.steps[i] for i in order]):
         facts = asdict(step_facts(step))
         why = reason(step)
         facts |= {
@@ -49,7 +49,7 @@ def plan_document(
     }
 
 
-def _walk(steps: Sequence[Step]) -> Iterator[tuple[Step, int | None, str | None]]:
+def nested_steps(steps: Sequence[Step]) -> Iterator[tuple[Step, int | None, str | None]]:
     """Each step, with the number of the step that carries it and the name of its block there."""
     number = 0
     stack: list[Iterator[tuple[Step, int | None, str | None]]] = [

@@ -74,14 +74,21 @@ class Trace(Observer):
         and ``ready steps`` are counters; arrows (``s``, ``f``) lead from the step that computed a
         value to those that read it.
         """
-        # Threads read the clock before they append. Sorting by time keeps causes before effects;
-        # the sort is stable for records of the same time.
-        records = sorted(self._records.copy(), key=lambda record: record[1])
         return {
             "displayTimeUnit": "ns",
             "otherData": {"producer": "penstock", "clock": "time.perf_counter_ns"},
-            "traceEvents": _Writer(Replay(records), self._threads).events,
+            "traceEvents": _Writer(self.replay(), self._threads).events,
         }
+
+    def replay(self) -> Replay:
+        """The spans of everything recorded: executions of steps and runs, with their tracks."""
+        # Threads read the clock before they append. Sorting by time keeps causes before effects;
+        # the sort is stable for records of the same time.
+        return Replay(sorted(self._records.copy(), key=lambda record: record[1]))
+
+    def thread_name(self, thread: int) -> str:
+        """The name that a thread of the trace had, "" if it had none."""
+        return self._threads.get(thread, "")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to ``path``: open it with https://ui.perfetto.dev or chrome://tracing.

@@ -229,8 +229,14 @@ def memory_of(slots: Sequence[Slot], index: int) -> tuple[int, ...]:
 
 
 def step_dag(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
-    """The dependencies between steps of one block: through slots, control inputs and effects. Those
-    of asynchronous kernels come at any time, as they do in frames."""
+    """The dependencies between steps of one block, which have no circles but in frames."""
+    return Dag(len(steps), step_edges(slots, steps))
+
+
+def step_edges(slots: Sequence[Slot], steps: Sequence[Step]) -> list[tuple[int, int]]:
+    """The dependencies between steps of one block, as pairs of indices, some more than once:
+    through slots, control inputs and effects. Those of asynchronous kernels come at any time, as
+    they do in frames."""
     producer = {slot: i for i, step in enumerate(steps) for slot in step.outputs if slot >= 0}
     place = {step.node: i for i, step in enumerate(steps)}
     edges = []
@@ -246,7 +252,7 @@ def step_dag(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
             if effect >= 0:
                 edges.append((effect, i))
             effect = i
-    return Dag(len(steps), edges)
+    return edges
 
 
 def has_effect(step: Step) -> bool:

@@ -59,11 +59,13 @@ if TYPE_CHECKING:
 
     from penstock.inspect.forecast import Forecast
     from penstock.inspect.gantt import Chart
+    from penstock.inspect.report_page import Report
     from penstock.observers.profile import Profile
     from penstock.session.compile_cache import CacheEntry
     from penstock.session.given_outputs import GivenOutputs
     from penstock.session.granted import Granted
     from penstock.session.run import Job, PreparedRun
+    from penstock.tuning.reasons import Reasons
 
 DEFAULT_OPTIONS = CompileOptions()
 
@@ -336,14 +338,49 @@ class Session:
         if self._closed:
             raise PenstockError("the session is closed")
         check_count("runs", runs)
+        request, _, values = self._subgraphs.resolve(feeds, None, None)
+        if not request.subgraph.framed:
+            self._compiler.measure(request.subgraph, values, runs)
+            self._plans.drop(request.subgraph)
+        executor, observed, taken = self.watched(feeds)
+        return self._compiler.profile(executor, observed, taken, runs)
+
+    def report(
+        self,
+        feeds: Mapping[str, Any] | None = None,
+        *,
+        runs: int = 5,
+        against: Session | None = None,
+    ) -> Report:
+        """Run the model a few times and return a page about it (``Report.save``): its graph, time
+        line, arena, steps and roofline, linked to one another, in one HTML file.
+
+        Steps are measured in ``runs`` runs; nothing is kept in the table of costs. With another
+        session of the same model, made with other options, ``against``, its runs are measured too,
+        and the values of both are compared: where they differ most, and what each took. Raises as
+        ``run`` does.
+        """
+        from penstock.session.report import make_report
+
+        check_count("runs", runs)
+        if against is not None and not isinstance(against, Session):
+            raise wrong_type("against", against, "a Session")
+        return make_report(self, feeds, runs, against)
+
+    def watched(self, feeds: Mapping[str, Any] | None) -> tuple[Executor, Executor, Sequence[Any]]:
+        """The executor for these feeds, one of the same plan that tells observers of its steps, and
+        the values that they take."""
+        if self._closed:
+            raise PenstockError("the session is closed")
         request, key, values = self._subgraphs.resolve(feeds, None, None)
-        subgraph = request.subgraph
-        if not subgraph.framed:
-            self._compiler.measure(subgraph, values, runs)
-            self._plans.drop(subgraph)
-        executor = self._executors.get(subgraph, key, values, exact=True)
-        observed = self._plans.get(subgraph, key, True, executor.observed)
-        return self._compiler.profile(executor, observed, values, runs)
+        executor = self._executors.get(request.subgraph, key, values, exact=True)
+        observed = self._plans.get(request.subgraph, key, True, executor.observed)
+        return executor, observed, values
+
+    @property
+    def reasons(self) -> Reasons:
+        """Why steps run on their backends, by the costs that are known now."""
+        return self._compiler.reasons
 
     def forecast(self, workers: int) -> Forecast:
         """The simulated time of the last plan on ``workers`` workers of one thread each, by

@@ -1,0 +1,81 @@
+"""``penstock report``: a page that shows where the time and the memory of a model go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.base import MODEL, SHAPES, SIGNATURE, command, show_assumed
+from penstock.cli.options import comparison_options, compile_options, file_option
+from penstock.cli.run import INPUTS, SEED, read_feeds
+from penstock.frontends.load import load
+from penstock.session.session import compile
+from penstock.types import type_of
+
+
+def _show_report(result: Mapping[str, Any]) -> None:
+    show_assumed(result)
+    click.echo(f"{result['steps']} steps in {result['output']} ({result['bytes']} bytes)")
+    if result["largest"] is not None:
+        largest = result["largest"]
+        click.echo(
+            f"largest relative difference: {largest['relative']:.3g} in {largest['name']!r} "
+            f"({largest['operation']})"
+        )
+
+
+@command(_show_report)
+@MODEL
+@file_option("--output", "-o", help="File for the page. Default: MODEL.report.html in this folder.")
+@INPUTS
+@SEED
+@SIGNATURE
+@SHAPES
+@click.option(
+    "--runs",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Runs to measure steps in.",
+)
+@compile_options()
+@comparison_options
+def report(
+    model: str,
+    output: Path | None,
+    inputs: Sequence[str],
+    seed: int,
+    signature: str | None,
+    shapes: Sequence[str],
+    runs: int,
+    options: Mapping[str, Any],
+    against: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Run a model a few times, and write a page about it: its graph, its time line, its arena, its
+    steps, and the roofline of this machine, in one HTML file that needs no network.
+
+    With --against options, all is run with these as well, and the values of both are compared.
+    Inputs that are not given are random.
+    """
+    loaded = load(model, signature=signature)
+    session = compile(loaded, **options)
+    assumed: dict[str, str] = {}
+    feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
+    other = compile(loaded, **{**options, **against}) if against else None
+    made = session.report(feeds, runs=runs, against=other)
+    output = output or Path(f"{Path(model).stem}.report.html")
+    made.save(output)
+    compared = made.document.get("comparison", {"values": []})["values"]
+    keys = ("name", "operation", "relative", "largest")
+    return {
+        "model": str(model),
+        "inputs": {name: str(type_of(value)) for name, value in feeds.items()},
+        "assumed": assumed,
+        "output": str(output),
+        "bytes": output.stat().st_size,
+        "steps": len(made.document["steps"].get("name", ())),
+        "largest": next(({k: row[k] for k in keys} for row in compared if row["same_shape"]), None),
+    }

@@ -1,0 +1,233 @@
+"""Reports as plain data: a plan, a run of it on a time line, its memory, and what steps took.
+
+Steps and values are numbered from 0, and everything refers to a step by its number, so that the
+page can link all of its views. Of what there is a lot of, each column is a list of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from penstock.algorithms.records import dataclass
+from penstock.inspect.arena_document import arena_document
+from penstock.inspect.plan_document import nested_steps
+from penstock.observers.profile import Profile
+from penstock.observers.timeline import Replay, Span, assign_lanes
+from penstock.observers.trace import Trace
+from penstock.observers.values import ValueComparison, ValueKeeper
+from penstock.ops.internal.fused import operation_name
+from penstock.plan.arena_layout import ArenaPlan
+from penstock.plan.plan import Plan, Slot, Step, StepTable, step_edges
+from penstock.plan.step_facts import step_facts
+from penstock.types import TensorType
+
+# Executions of steps on the time line: loops may have millions.
+MOST_SPANS = 50_000
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What was seen of a plan: ``profile`` of some runs, ``trace`` of one; ``alone`` are seconds of
+    runs that nothing observed; ``reasons`` say why steps run on their backends, of some."""
+
+    table: StepTable
+    arena_plan: ArenaPlan | None
+    profile: Profile
+    trace: Trace
+    alone: Sequence[float]
+    reasons: Mapping[Step, str]
+
+
+class _Numbers:
+    """The steps of a plan in the order in which it lists them, those of blocks behind the step that
+    carries them, with their numbers."""
+
+    def __init__(self, plan: StepTable, arena_plan: ArenaPlan | None) -> None:
+        order = range(len(plan.steps)) if arena_plan is None else arena_plan.order
+        self.rows = list(nested_steps([plan.steps[i] for i in order]))
+        self.of = {step: i for i, (step, _, _) in enumerate(self.rows)}
+
+
+def report_document(about: dict[str, Any], seen: Observation) -> dict[str, Any]:
+    """The data of a report, without a comparison; ``about`` has what is said of all of it."""
+    plan, numbers = seen.table, _Numbers(seen.table, seen.arena_plan)
+    arena = None
+    if seen.arena_plan is not None and isinstance(plan, Plan):
+        arena = arena_document(plan, seen.arena_plan, numbers.of)
+    return {
+        **about,
+        "plan": plan.name,
+        "inputs": list(plan.inputs),
+        "outputs": list(plan.outputs),
+        "constant_bytes": plan.constant_bytes,
+        "runs": seen.profile.runs,
+        "observed_s": seen.profile.wall / (seen.profile.runs or 1),
+        "alone_s": sorted(seen.alone)[len(seen.alone) // 2] if seen.alone else None,
+        "steps": _steps(seen, numbers),
+        "slots": _slots(plan.slots),
+        "edges": _edges(plan, numbers),
+        "timeline": _timeline(seen.trace, numbers),
+        "arena": arena,
+    }
+
+
+def _steps(seen: Observation, numbers: _Numbers) -> dict[str, list[Any]]:
+    seconds: dict[Step, tuple[int, float]] = {}
+    for entry in seen.profile:
+        seconds[entry.step] = entry.count, entry.total
+    runs = seen.profile.runs or 1
+    rows = []
+    for step, parent, block in numbers.rows:
+        row = asdict(step_facts(step))
+        row["nodes"] = list(row["nodes"]) if len(row["nodes"]) > 1 else []
+        count, total = seconds.get(step, (0, 0.0))
+        written = [i for i in step.outputs if i >= 0]
+        row |= {
+            "parent": -1 if parent is None else parent - 1,
+            "block": block or "",
+            "inputs": [i for i in step.inputs if i >= 0],
+            "outputs": written,
+            "written": sum(_nbytes(seen.table.slots[i]) for i in written),
+            "workspace": 0 if step.workspace < 0 else seen.table.slots[step.workspace].nbytes,
+            "control": step.control,
+            "count": count / runs,
+            "seconds": total / runs,
+            "reason": seen.reasons.get(step, ""),
+        }
+        rows.append(row)
+    return _columns(rows)
+
+
+def _slots(slots: Sequence[Slot]) -> dict[str, list[Any]]:
+    rows = [
+        {
+            "name": slot.name,
+            "type": str(slot.type),
+            "memory": slot.kind.value,
+            "bytes": _nbytes(slot),
+            "base": slot.base,
+        }
+        for slot in slots
+    ]
+    return _columns(rows)
+
+
+def _nbytes(slot: Slot) -> int:
+    """Bytes of a value, 0 if they are known only in a run."""
+    known = isinstance(slot.type, TensorType) and slot.type.static
+    return slot.nbytes if known else 0
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {key: [row[key] for row in rows] for key in rows[0]} if rows else {}
+
+
+def _edges(plan: StepTable, numbers: _Numbers) -> list[tuple[int, int]]:
+    """The dependencies between steps of the same block."""
+    blocks = [plan.steps, *[block.steps for step in plan.walk() for block in step.blocks]]
+    edges = []
+    for steps in blocks:
+        of = [numbers.of[step] for step in steps]
+        edges += [(of[a], of[b]) for a, b in sorted(set(step_edges(plan.slots, steps)))]
+    return edges
+
+
+def _timeline(trace: Trace, numbers: _Numbers) -> dict[str, Any]:
+    """Times are in microseconds since the run began. ``spans``: step, track, begin, duration and
+    bytes copied to another backend; ``waits``: step, begin and duration from ready to begin;
+    ``live``: times with the bytes that the run holds from then on."""
+    replay = trace.replay()
+    lanes = assign_lanes(replay.spans)
+    places = [(thread, lane) for thread, count in lanes.items() for lane in range(count)]
+    track = {place: i for i, place in enumerate(places)}
+    spans = [span for span in replay.spans if span.step is not None]
+    run = next((span for span in replay.spans if span.step is None), None)
+    shown = spans[:MOST_SPANS]
+    return {
+        "tracks": [
+            (trace.thread_name(thread) or f"thread {thread}") + (f" ({lane + 1})" if lane else "")
+            for thread, lane in places
+        ],
+        "duration": 0 if run is None else (run.end - run.begin) / 1e3,
+        "spans": [
+            [*_times(span, replay, numbers, track[span.thread, span.lane]), span.transferred]
+            for span in shown
+        ],
+        "executions": len(spans),
+        "waits": [_times(wait, replay, numbers) for wait in replay.waits[:MOST_SPANS]],
+        "live": [((now - replay.origin) / 1e3, value) for now, value in replay.memory],
+    }
+
+
+def _times(span: Span, replay: Replay, numbers: _Numbers, *more: int) -> list[Any]:
+    assert span.step is not None
+    begin, duration = (span.begin - replay.origin) / 1e3, (span.end - span.begin) / 1e3
+    return [numbers.of[span.step], *more, begin, duration]
+
+
+# Comparisons.
+
+
+def comparison_document(
+    labels: tuple[str, str],
+    seen: Observation,
+    other: Observation,
+    kept: ValueKeeper,
+    compared: ValueComparison,
+) -> dict[str, Any]:
+    """How the values and the times of two runs differ, ``seen`` and ``other``. ``values`` has a row
+    for each value that both compute, the largest relative difference first; ``step`` is the number
+    of the step of ``seen`` that computes it. ``only``: how many values one of them computes alone,
+    as values inside of fused steps are."""
+    numbers = _Numbers(seen.table, seen.arena_plan)
+    maker = {
+        seen.table.slots[slot].name: step
+        for step, _, _ in numbers.rows
+        for slot in step.outputs
+        if slot >= 0
+    }
+    times = [_seconds(o.profile) for o in (seen, other)]
+    rows = []
+    for name, difference in compared.differences.items():
+        first, second = maker[name], compared.steps[name]
+        row: dict[str, Any] = {
+            "name": name,
+            "step": numbers.of[first],
+            "operation": operation_name(first.node),
+            "other_operation": operation_name(second.node),
+            "backend": first.backend,
+            "other_backend": second.backend,
+            "seconds": times[0].get(first, 0.0),
+            "other_seconds": times[1].get(second, 0.0),
+            "same_shape": difference is not None,
+        }
+        if difference is not None:
+            row |= {k: _finite(v) for k, v in asdict(difference).items()}
+            row["relative"] = difference.relative
+        rows.append(row)
+    rows.sort(key=lambda row: (row["same_shape"], -row.get("relative", 0.0)))
+    of_other = {
+        other.table.slots[slot].name
+        for step in other.table.walk()
+        for slot in step.outputs
+        if slot >= 0
+    }
+    return {
+        "labels": labels,
+        "values": rows,
+        "dropped": len(kept.dropped),
+        "only": [len(maker.keys() - of_other), len(of_other - maker.keys())],
+        "alone_s": [sorted(o.alone)[len(o.alone) // 2] for o in (seen, other)],
+    }
+
+
+def _seconds(profile: Profile) -> dict[Step, float]:
+    """What each step takes in a run."""
+    return {entry.step: entry.total / (profile.runs or 1) for entry in profile}
+
+
+def _finite(value: Any) -> Any:
+    """``value`` as JSON can have it."""
+    return str(value) if isinstance(value, float) and value - value != 0 else value

@@ -1,0 +1,129 @@
+"""Reports of sessions: what a page shows is measured here, in runs of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from heapq import nlargest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.errors import InvalidInput
+from penstock.executors.base import Executor
+from penstock.executors.control import compile_run
+from penstock.inspect.report_document import Observation, comparison_document, report_document
+from penstock.inspect.report_page import Report
+from penstock.ir.graph import Model
+from penstock.observers.base import ObservedRun, Observer, Observers
+from penstock.observers.trace import Trace
+from penstock.observers.values import ValueComparison, ValueKeeper
+from penstock.session.granted import Granted
+from penstock.session.options import CompileOptions
+from penstock.tuning.machine_peak import machine_peak
+from penstock.tuning.measure import profile_runs, timed_runs
+from penstock.types import type_of
+from penstock.version import VERSION
+
+if TYPE_CHECKING:
+    from penstock.tuning.reasons import Reasons
+
+
+class ReportedSession(Protocol):
+    """What a report asks of a session."""
+
+    model: Model
+    options: CompileOptions
+
+    def watched(self, feeds: Mapping[str, Any] | None) -> tuple[Executor, Executor, Sequence[Any]]:
+        """The executor for these feeds, one of the same plan that tells observers of its steps, and
+        the values that they take."""
+
+    @property
+    def granted(self) -> Granted: ...
+
+    @property
+    def reasons(self) -> Reasons: ...
+
+
+# The longest steps, of which it is said why they run on their backend. Every backend must be asked
+# for its kernel anew, which takes about a millisecond.
+_MOST_REASONS = 300
+
+
+class _Watched:
+    """A session with the executors of its plan for some feeds, and what it computes for them."""
+
+    def __init__(self, session: ReportedSession, feeds: Mapping[str, Any] | None) -> None:
+        self.session = session
+        self.executor, self.observed, self.values = session.watched(feeds)
+
+    def watch(self, *observers: Observer) -> None:
+        """Run once more, observed."""
+        run(self.observed, self.values, *observers)
+
+    def observation(self, runs: int) -> Observation:
+        """Measure ``runs`` runs of the plan; then trace one."""
+        profile = profile_runs(self.observed, self.values, runs)
+        alone = timed_runs(self.executor, self.values, runs)
+        self.watch(trace := Trace())
+        reason = self.session.reasons
+        longest = nlargest(_MOST_REASONS, profile, key=lambda entry: entry.total)
+        reasons = {entry.step: str(reason.of(entry.step)) for entry in longest}
+        table, arena_plan = self.observed.table, self.observed.arena_plan
+        return Observation(table, arena_plan, profile, trace, alone, reasons)
+
+
+def run(observed: Executor, values: Any, *observers: Observer) -> None:
+    """One run on an executor that tells observers of its steps."""
+    with compile_run() as control:
+        control.run = ObservedRun(observed.table, observed.name, observed.threads)
+        control.observer = Observers(observers)
+        error: BaseException | None = None
+        control.observer.run_begin(control.run)
+        try:
+            observed.run(values, control)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            control.observer.run_end(control.run, error)
+            del error
+
+
+def make_report(
+    session: ReportedSession,
+    feeds: Mapping[str, Any] | None,
+    runs: int,
+    against: ReportedSession | None,
+) -> Report:
+    """The report of ``session`` for ``feeds``, compared with the session ``against``."""
+    watched = _Watched(session, feeds)
+    other = None if against is None else _Watched(against, feeds)
+    if other is not None:
+        # Before all other runs: variables of both still have the same values.
+        kept = ValueKeeper()
+        watched.watch(kept)
+        compared = ValueComparison(kept)
+        other.watch(compared)
+        if not compared.steps:
+            raise InvalidInput(
+                "the sessions compute no value of the same name: compare sessions of one model"
+            )
+    seen, granted = watched.observation(runs), session.granted
+    peak = machine_peak(granted.threads)
+    path = session.model.path
+    about: dict[str, Any] = {
+        "format": 1,
+        "version": VERSION,
+        "title": Path(path).name if path else session.model.entry,
+        "about": granted.line(session.options),
+        "granted": asdict(granted),
+        "feeds": {name: str(type_of(value)) for name, value in (feeds or {}).items()},
+        "peak": asdict(peak),
+    }
+    document = report_document(about, seen)
+    if other is not None and against is not None:
+        labels = granted.line(session.options), against.granted.line(against.options)
+        measured = other.observation(runs)
+        document["comparison"] = comparison_document(labels, seen, measured, kept, compared)
+    return Report(document)
