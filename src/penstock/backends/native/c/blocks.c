@@ -21,7 +21,10 @@ struct block_product {
     int64_t rows, k, n, bits, block;
 };
 
-enum { DIRECT = MOST_ROWS > 4 ? 4 : MOST_ROWS, FEW = 2 * DIRECT, PART = 256, MOST_BLOCKS = 2048 };
+/* Sums of a column that are under way: of several rows, or CHAINS of a single one. */
+enum { SUMS = 4, DIRECT = MOST_ROWS > SUMS ? SUMS : MOST_ROWS, CHAINS = VECTORS < 8 ? 8 / VECTORS : 1 };
+enum { FEW = 2 * DIRECT, PART = 256, MOST_BLOCKS = 2048 };
+_Static_assert((int)CHAINS <= (int)SUMS, "parts of direct() have room");
 
 typedef int32_t words __attribute__((vector_size(VECTOR_BYTES)));
 typedef int8_t bytes __attribute__((vector_size(LANES)));
@@ -53,17 +56,19 @@ static inline __attribute__((always_inline)) vector weights_of(const struct bloc
 #endif
 }
 
-/* Some rows, a constant, with a panel. `sums` has the sums of x by row and block. */
+/* Some rows, a constant, with a panel. `sums` has the sums of x by row and block. A sum waits for the
+   one before: a single row has several for each column, so that enough of them are under way. */
 static inline __attribute__((always_inline)) void direct(
     const struct block_product *a, int bits, int rows, int64_t p, const float *x, const float *sums,
     float *c, int64_t c_step)
 {
     int64_t blocks = (a->k + a->block - 1) / a->block;
     const char *panel = (const char *)a->weights + p * a->k * PANEL * bits / 8;
+    const int chains = rows == 1 ? CHAINS : 1;
     vector totals[DIRECT * VECTORS] = {0};
     for (int64_t b = 0; b < blocks; b++) {
         int64_t from = b * a->block, to = from + a->block < a->k ? from + a->block : a->k;
-        vector parts[DIRECT * VECTORS] = {0};
+        vector parts[SUMS * VECTORS] = {0};
         words held[VECTORS] = {0};
         for (int64_t k = from; k < to; k += 8)
 #pragma GCC unroll 8
@@ -73,8 +78,13 @@ static inline __attribute__((always_inline)) void direct(
                     vector column = weights_of(a, bits, panel, k + i, j, held + j);
 #pragma GCC unroll 16
                     for (int r = 0; r < rows; r++)
-                        parts[r * VECTORS + j] += x[r * a->k + k + i] * column;
+                        parts[(i % chains * rows + r) * VECTORS + j] += x[r * a->k + k + i] * column;
                 }
+#pragma GCC unroll 8
+        for (int i = 1; i < chains; i++)
+#pragma GCC unroll 16
+            for (int j = 0; j < VECTORS; j++)
+                parts[j] += parts[i * VECTORS + j];
         const float *scales = a->scales + (p * blocks + b) * PANEL;
         const float *shifts = a->shifts ? a->shifts + (p * blocks + b) * PANEL : NULL;
 #pragma GCC unroll 16
