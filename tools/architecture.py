@@ -25,7 +25,7 @@ ORDER = (
     *("host", "ir", "ops", "analysis", "textual", "artifact", "frontends", "build"),
     *("passes",),
     *("backends", "plan", "observers", "codegen", "executors", "inspect", "tuning", "session"),
-    *("cluster", "serving", "compat"),
+    *("cluster", "serving", "compat", "extend", "testing"),
     *("__init__", "cli", "onnx_backend"),
 )
 

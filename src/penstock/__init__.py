@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.observers.ranges import Ranges
     from penstock.observers.trace import Trace
     from penstock.serving.replicas import Replicas
-    from penstock.session.session import Session, compile, open
+    from penstock.session.session import Session, Stats, compile, open
     from penstock.session.stream import Signal, Stream
 
 
@@ -58,6 +58,7 @@ _HOMES = {
     "Ranges": "penstock.observers.ranges",
     "Replicas": "penstock.serving.replicas",
     "Session": "penstock.session.session",
+    "Stats": "penstock.session.session",
     "Signal": "penstock.session.stream",
     "Stream": "penstock.session.stream",
     "Trace": "penstock.observers.trace",
@@ -87,6 +88,7 @@ __all__ = [
     "RunError",
     "Session",
     "Signal",
+    "Stats",
     "Stream",
     "Trace",
     "Unsupported",

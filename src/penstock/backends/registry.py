@@ -72,10 +72,23 @@ def backend_of(chosen: str | Backend, precision: str = "float32") -> Backend:
             )
         return chosen
     if chosen not in BACKENDS:
-        raise ValueError(f"backend {chosen!r} is not one of {', '.join(BACKENDS)}")
+        return _of_package(chosen)
     cls = _backend_class(chosen)
     backend: Backend = cls(precision) if chosen in _WITH_PRECISION else cls()
     return backend
+
+
+def _of_package(chosen: str) -> Backend:
+    """The backend that an installed package names as one of ``penstock.backends``."""
+    from importlib.metadata import entry_points
+
+    entries = entry_points(group="penstock.backends")
+    for entry in entries:
+        if entry.name == chosen:
+            backend: Backend = entry.load()()
+            return backend
+    known = [*BACKENDS, *sorted(entry.name for entry in entries)]
+    raise ValueError(f"backend {chosen!r} is not one of {', '.join(known)}")
 
 
 @cache

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.algorithms.records import dataclass
 from penstock.analysis.type_inference import node_types
-from penstock.build.node_rules import check_node, operation_of, output_count, with_defaults
+from penstock.build.node_rules import check_added_node, operation_of, output_count, with_defaults
 from penstock.build.symbolic import SymbolicValue
 from penstock.errors import InvalidModel
 from penstock.frontends.common.builder import UniqueNames
@@ -152,7 +152,7 @@ class GraphBuilder:
         if outputs is None:
             outputs = output_count(operation, schema, complete)
         node = self._node(operation, values, complete, name or op.lower(), outputs)
-        check_node(node, schema, attrs)
+        check_added_node(node, schema, attrs)
         return self._add(node)
 
     def single(self, op: str, *inputs: Any, domain: str = "", **attrs: Any) -> SymbolicValue:

@@ -91,7 +91,7 @@ def output_count(op: Op, schema: Schema, attrs: Mapping[str, Any]) -> int:
     return 1 if op.arity is None or op.arity[1] is None else op.arity[1]
 
 
-def check_node(node: Node, schema: Schema, given: Mapping[str, Any]) -> None:
+def check_added_node(node: Node, schema: Schema, given: Mapping[str, Any]) -> None:
     """Raise ``InvalidModel`` unless ``schema`` allows the node, whose attributes ``given`` are not
     by default."""
     faults = [*type_faults(node), *value_faults(node.op.name, given, node.attrs)]

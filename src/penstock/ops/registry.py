@@ -22,8 +22,8 @@ runs many times.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import wraps
+from dataclasses import replace as replaced
+from functools import cache, wraps
 from importlib import import_module
 from types import FunctionType
 from typing import Any, TypedDict, TypeVar, Unpack
@@ -41,12 +41,16 @@ COMPUTING = frozenset({"Conv", "Gemm", "MatMul"})
 """operations that backends may have integer kernels for"""
 TENSORFLOW = "tensorflow"  # the domain of TensorFlow's operations that ONNX lacks
 TFLITE = "tflite"  # the domain of TFLite's operations that neither has, and of custom ones
+_OWN_DOMAINS = frozenset({"", "ai.onnx.ml", MICROSOFT, TENSORFLOW})
 NEWEST = 10**9  # stands for the newest version of a schema
 
 Compile = Callable[[Node, Types], Kernel]
 """Returns the NumPy kernel of a node, for inputs of these types."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+FORGET: list[Callable[[], None]] = []
+"""what clears caches of looked up operations, when users register others"""
 
 _REGISTRY: dict[tuple[str, str], list[Op]] = {}
 _PENDING = dict(MODULES)  # without the operations that were looked up
@@ -93,7 +97,7 @@ def _numeric(compile: Compile) -> Compile:
 
         into = None if kernel.into is None else guarded(kernel.into)
         begin = None if kernel.begin is None else guarded(kernel.begin)
-        return replace(kernel, function=guarded(kernel.function), into=into, begin=begin)
+        return replaced(kernel, function=guarded(kernel.function), into=into, begin=begin)
 
     return checked
 
@@ -135,9 +139,12 @@ def operator(
     infer: Infer = unknown_types,
     pure: bool = True,
     strings: bool = False,
+    replace: bool = False,
     **traits: Unpack[_Traits],
 ) -> Callable[[Compile], Compile]:
-    """Register a compile function as an operation; stackable, for operations that share one.
+    """Register a compile function as an operation; stackable, for operations that share one. Raises
+    ``ValueError`` if there is an operation of this name, domain and version already, unless this
+    one is to ``replace`` it; models that were loaded before keep the other.
 
     ``version`` is the last schema version with this meaning, by default the newest.
     ``strings``: whether it takes tensors of strings; the kernels of others never see one. ``pure``
@@ -146,8 +153,19 @@ def operator(
 
     def register(compile: Compile) -> Compile:
         last = NEWEST if version is None else version
+        if not compile.__module__.startswith("penstock."):
+            find(name, domain)  # imports what Penstock has of this name
+            for forget in FORGET:
+                forget()
         entries = _REGISTRY.setdefault((domain, name), [])
-        assert all(last < e.since or since > e.version for e in entries), (name, since)
+        others = [e for e in entries if last >= e.since and since <= e.version]
+        if others and not replace:
+            of_domain = f" of the domain {domain!r}" if domain else ""
+            raise ValueError(
+                f"the operation {name!r}{of_domain} is registered already, from version "
+                f"{others[0].since} on; register it with replace=True to replace it"
+            )
+        entries[:] = [e for e in entries if e not in others]
         checked = compile if strings else _numeric(compile)
         checked_infer = infer
         if domain in (MICROSOFT, TENSORFLOW, TFLITE):
@@ -197,11 +215,14 @@ def _with_attributes(function: Callable[..., Any], attrs: Attrs) -> Callable[...
 
 
 def find(name: str, domain: str = "", version: int | None = None) -> Op | None:
-    """Return the operation that ``name`` means in a schema version, by default the newest."""
+    """Return the operation that ``name`` means in a schema version, by default the newest. One that
+    is not known, of a domain that is not Penstock's own, may come with an installed package."""
     key = domain, name
     if key in _PENDING:
         import_module(_PENDING[key])
         _PENDING.pop(key, None)
+    elif key not in _REGISTRY and domain not in _OWN_DOMAINS:
+        load_operations()
     entries = _REGISTRY.get(key, ())
     if version is None:
         return max(entries, key=lambda op: op.version, default=None)
@@ -209,6 +230,15 @@ def find(name: str, domain: str = "", version: int | None = None) -> Op | None:
         if op.since <= version <= op.version:
             return op
     return None
+
+
+@cache
+def load_operations() -> None:
+    """Import the modules that installed packages name as ``penstock.operations``, once."""
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="penstock.operations"):
+        entry.load()
 
 
 def standard(name: str, domain: str = "") -> Op:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import WeakMethod, ref
 
@@ -16,9 +18,11 @@ from penstock.executors.base import Executor
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
 from penstock.host import gc_pause
+from penstock.host.log import DEBUG, INFO, is_logged, log
 from penstock.host.malloc import give_back_memory
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Model, clone
+from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import Plan
 from penstock.session.compiler import AFTER_LOWERING, Compiler
 from penstock.session.plan_cache import PlanCache
@@ -157,6 +161,7 @@ class Executors:
         self, subgraph: Subgraph, values: Sequence[Any], shapes: OpenShapes | None = None
     ) -> Executor:
         self._compiled += 1
+        begin = perf_counter()
         if self._compiled == _MANY_PLANS:
             self.save_memory()
         if self._model.check_types is not None and subgraph.depends_on_dtypes:
@@ -185,7 +190,23 @@ class Executors:
         once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
         if once and _let_go_constants(executor) > _MANY_BYTES:
             give_back_memory()
+        if is_logged(INFO):
+            self._log(executor, perf_counter() - begin)
         return executor
+
+    def _log(self, executor: Executor, seconds: float) -> None:
+        """Tell of a plan that was compiled, and where its steps run."""
+        from penstock.session.granted import granted
+
+        table, context = executor.table, self._compiler.context
+        ports = ", ".join([f"{table.slots[i].name}: {table.slots[i].type}" for i in table.inputs])
+        about = granted(context, executor).line(context.options)
+        message = "compiled a plan of %r for (%s) in %.1f ms: %s"
+        log(INFO, message, table.name, ports, 1e3 * seconds, about)
+        if is_logged(DEBUG):
+            placed = Counter((operation_name(s.node), s.backend) for s in table.walk() if s.backend)
+            for (operation, backend), count in sorted(placed.items()):
+                log(DEBUG, "%s on %s: %d steps", operation, backend, count)
 
     def _expect_nothing(
         self, subgraph: Subgraph, values: Sequence[Any], control: Control

@@ -6,12 +6,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from threading import get_ident
 from typing import Any
 
 from penstock.algorithms.checkpoints import hold_lock
 from penstock.errors import PenstockError
 from penstock.executors.base import Executor
+from penstock.host.log import INFO, is_logged, log
 from penstock.host.malloc import give_back_memory
 from penstock.session.subgraphs import NO_PLAN, Subgraph
 
@@ -40,6 +42,9 @@ class PlanCache:
         self._max_bytes = max_bytes
         self._closed = False
         self._dropped = self._changes = 0
+        self.made = self.evicted = 0
+        """plans compiled, and dropped for want of room"""
+        self._hits = count()  # whose next() is atomic
         self._lock = threading.RLock()
         # Threads that compile a plan, wait for one, or hold the lock.
         self._compiling: set[int] = set()
@@ -50,6 +55,8 @@ class PlanCache:
         compiles it; threads with plans of their own go on."""
         place = (subgraph, key, observed)
         executor = self._lookup(place)
+        if executor is not None:
+            next(self._hits)
         if executor is None:
             self.refuse_reentry()
             thread = get_ident()
@@ -59,6 +66,7 @@ class PlanCache:
                     executor = self._lookup(place)
                     if executor is None:
                         executor = compile()
+                        self.made += 1
                         self._keep(place, executor)
             finally:
                 self._compiling.discard(thread)
@@ -71,6 +79,11 @@ class PlanCache:
         elif not observed:
             subgraph.use(key, executor)
         return executor
+
+    @property
+    def hits(self) -> int:
+        """How often a plan was found that was compiled before, beside the one used last."""
+        return int(repr(self._hits)[len("count(") : -1])
 
     def has(self, subgraph: Subgraph, key: Any) -> bool:
         """Whether there is a plan of a subgraph under this key."""
@@ -184,6 +197,9 @@ class PlanCache:
             (oldest, _, _), dropped = self._executors.popitem(last=False)
             held -= _nbytes(dropped)
             self._dropped += _nbytes(dropped)
+            self.evicted += 1
+            if is_logged(INFO):
+                log(INFO, "dropped a plan of %d bytes: plans may have %d", _nbytes(dropped), most)
             if oldest.last.executor is dropped:
                 oldest.last = NO_PLAN
 

@@ -117,6 +117,19 @@ class Memory:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a session has done: plans that it compiled; how often a plan was found among those that
+    it keeps, beside the one used last; plans dropped for want of room (``Limits.max_plans_bytes``);
+    plans that it keeps; and submitted runs that have not ended."""
+
+    plans_made: int
+    plans_found: int
+    plans_dropped: int
+    plans_kept: int
+    pending: int
+
+
 def _own_stores(graphs: dict[str, Graph], own: dict[Any, Any]) -> dict[str, Graph]:
     """The graphs by name, with variables of their own."""
     if not any("store" in node.attrs for graph in graphs.values() for node in graph.walk()):
@@ -443,6 +456,14 @@ class Session:
 
         return granted(self._compiler.context, self.latest)
 
+    @property
+    def stats(self) -> Stats:
+        """What the session has done so far. Runs are not counted, which would slow them down: an
+        observer or a trace does so."""
+        plans = self._plans
+        kept = len(plans.executors())
+        return Stats(plans.made, plans.hits, plans.evicted, kept, self._places.taken)
+
     def explain(self, *, reasons: bool = False) -> str:
         """How the last plan will run: its executor, its memory, and its steps with their backends;
         with ``reasons``, also why each is on its backend, by the costs that are known now."""
@@ -626,6 +647,7 @@ class _Places:
     when its time is over."""
 
     def __init__(self, count: int) -> None:
+        self._count = count
         self._never_taken = iter(range(count))
         self._given: deque[None] = deque()
         self._was_given = threading.Lock()  # released when there is one for those that wait
@@ -658,6 +680,11 @@ class _Places:
     def _wake(self) -> None:
         with suppress(RuntimeError):  # it is released
             self._was_given.release()
+
+    @property
+    def taken(self) -> int:
+        """How many are taken."""
+        return self._count - length_hint(self._never_taken) - len(self._given)
 
     @property
     def all_taken(self) -> bool:

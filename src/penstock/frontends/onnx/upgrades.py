@@ -28,6 +28,7 @@ from penstock.ir.graph import Value
 from penstock.ir.op import Op
 from penstock.ops import find
 from penstock.ops.common.reference import reference_op
+from penstock.ops.registry import FORGET
 from penstock.types import BOOL, FLOAT32
 
 Rule = Callable[[NodeUpgrade], None]
@@ -380,3 +381,6 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
         return Meaning(schema, op=op, defaults=schema.defaults)
     added = {k: v for k, v in newest.defaults.items() if k not in schema.attributes}
     return Meaning(schema, op=op, defaults={**added, **schema.defaults})
+
+
+FORGET.append(meaning.cache_clear)

@@ -1,0 +1,26 @@
+"""Log lines of the logger "penstock": plans that are compiled and dropped, and what is missing.
+
+Penstock does not import ``logging``, which takes a few milliseconds: a program that reads its lines
+has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+DEBUG, INFO, WARNING = 10, 20, 30
+"""the levels of ``logging``"""
+
+
+def is_logged(level: int) -> bool:
+    """Whether anything reads lines of this level."""
+    logging = sys.modules.get("logging")
+    return logging is not None and bool(logging.getLogger("penstock").isEnabledFor(level))
+
+
+def log(level: int, message: str, *arguments: Any) -> None:
+    """Write a line, whose ``arguments`` are formatted if anything reads it."""
+    logging = sys.modules.get("logging")
+    if logging is not None:
+        logging.getLogger("penstock").log(level, message, *arguments)

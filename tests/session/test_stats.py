@@ -1,0 +1,89 @@
+"""Counters of a session, and its lines in the log."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from tests.support.onnx_text import compile_text
+
+TEXT = "g (float[N] x) => (float[N] y) { a = Exp(x) y = Neg(a) }"
+
+
+def x(n: int) -> dict[str, np.ndarray]:
+    return {"x": np.ones(n, np.float32)}
+
+
+def test_stats_count_plans_that_are_made_found_and_kept():
+    session = compile_text(TEXT, backends=["numpy"])
+    assert session.stats == ps.Stats(0, 0, 0, 0, 0)
+    for n in (1, 2, 1, 1, 2):
+        session.run(x(n))
+    stats = session.stats
+    assert (stats.plans_made, stats.plans_kept, stats.plans_dropped) == (2, 2, 0)
+    assert stats.plans_found == 2  # the others are those of the plan used last
+
+
+def test_stats_count_plans_that_are_dropped(caplog):
+    session = compile_text(TEXT, backends=["numpy"], limits=ps.Limits(max_plans_bytes=1))
+    with caplog.at_level(logging.INFO, "penstock"):
+        for n in (1, 2, 3):
+            session.run(x(n))
+    assert session.stats.plans_dropped == 2
+    assert session.stats.plans_kept == 1
+    assert sum("dropped a plan of" in record.message for record in caplog.records) == 2
+
+
+def test_stats_count_submitted_runs_that_have_not_ended():
+    class Waiting(ps.Observer):
+        def run_begin(self, run):
+            began.set()
+            assert go_on.wait(30)
+
+    began, go_on = threading.Event(), threading.Event()
+    session = compile_text(TEXT, backends=["numpy"], max_pending=4)
+    future = session.submit(x(1), observers=[Waiting()])
+    assert began.wait(30)
+    assert session.stats.pending == 1
+    go_on.set()
+    future.result(30)
+    session.submit(x(1)).result(30)
+    assert session.stats.pending == 0
+
+
+def test_log_tells_of_plans_and_their_placement(caplog):
+    session = compile_text(TEXT, backends=["numpy"], executor="linear")
+    with caplog.at_level(logging.DEBUG, "penstock"):
+        session.run(x(3))
+        session.run(x(3))
+    first, *others = [record.getMessage() for record in caplog.records]
+    assert first.startswith("compiled a plan of 'g' for (x: float32[3]) in ")
+    assert "executor linear" in first and "backends numpy" in first
+    assert others == ["Exp on numpy: 1 steps", "Neg on numpy: 1 steps"]
+
+
+def test_penstock_does_not_import_logging():
+    program = """
+import sys
+from penstock.host.log import INFO, is_logged, log
+assert not is_logged(INFO)
+log(INFO, "nobody reads this")
+assert "logging" not in sys.modules, "imported"
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 or "imported" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("level", [logging.WARNING, logging.ERROR])
+def test_nothing_is_logged_below_the_level(caplog, level):
+    with caplog.at_level(level, "penstock"):
+        compile_text(TEXT, backends=["numpy"]).run(x(2))
+    assert not caplog.records
