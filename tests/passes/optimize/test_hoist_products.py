@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 import penstock as ps
 from penstock.ir.graph import Graph
 from penstock.ir.op import Role
-from penstock.passes.pipeline import optimize
+from penstock.passes.pipeline import CHECK_PASSES, optimize
+from tests.support.onnx_text import model_from_text
 
 EXECUTORS = ("linear", "dataflow", "parallel", "streams", "frames", "interpret")
 STEPS, BATCH, WIDTH, UNITS = 5, 2, 3, 4
@@ -193,6 +194,26 @@ def test_scan_does_not_read_what_only_products_read():
         graph = ps.load(MODELS[name]).graph
         optimize(graph)
         assert loop_in(graph).attrs["num_scan_inputs"] == count
+
+
+def test_loops_whose_values_have_the_same_names_give_a_valid_graph(monkeypatch):
+    monkeypatch.setenv(CHECK_PASSES, "1")
+    loop = """Loop (n, , {h}) <body = b{k} (int64 i, bool c, float[2, 4] v)
+        => (bool d, float[2, 4] t) {{ d = Identity(c) x = Gather(xs, i) p = Gemm(x, w, e)
+        s = Add(v, p) t = Tanh(s) }}>"""
+    both = f"a = {loop.format(h='h', k=0)} y = {loop.format(h='a', k=1)}"
+    constants = "<int64 n = {3}, float[4] e = {1, 2, 3, 4}>"
+    text = f"""g (float[3, 2, 4] xs, float[2, 4] h) => (float[2, 4] y)
+        {constants} {{ w = ConstantOfShape <value = float[1] {{0.5}}> (m) {both} }}"""
+    text = text.replace("<int64 n", "<int64[2] m = {4, 4}, int64 n")
+    model, rng = model_from_text(text), np.random.default_rng(3)
+    feeds = {"xs": (3, 2, 4), "h": (2, 4)}
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in feeds.items()}
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    session = ps.compile(model)
+    np.testing.assert_allclose(session.run(feeds)["y"], wanted, rtol=1e-5)
+    # Both loops read the same slices: their products are one.
+    assert sum(step.node.op.name == "MatMul" for step in session.plan.steps) == 1
 
 
 def test_products_that_take_too_much_memory_stay(monkeypatch):

@@ -50,11 +50,12 @@ class HoistProducts(Pass):
         if context.framed:
             return False
         readers, changed = readers_of(graph), False
+        taken = _names(graph)
         for outer in list(graph.graphs()):
             nodes: list[Node] = []
             for node in paced(outer.nodes):
                 if node.op.role in (Role.LOOP, Role.SCAN):
-                    hoister = _Hoister(node, readers)
+                    hoister = _Hoister(node, readers, taken)
                     changed |= hoister.hoist()
                     nodes += hoister.before
                 nodes.append(node)
@@ -85,10 +86,11 @@ class _Product:
 
 
 class _Hoister:
-    """Rewrites the body of one loop; ``before`` are the nodes to be put in front of it."""
+    """Rewrites the body of one loop; ``before`` are the nodes to be put in front of it. The names
+    of values that are ``taken`` are those of all graphs: a body's may be another's, too."""
 
-    def __init__(self, loop: Node, readers: Readers) -> None:
-        self.loop, self.readers = loop, readers
+    def __init__(self, loop: Node, readers: Readers, taken: set[str]) -> None:
+        self.loop, self.readers, self.taken = loop, readers, taken
         self.body: Graph = loop.attrs["body"]
         self.before: list[Node] = []
         self.own = {*self.body.inputs}
@@ -223,10 +225,20 @@ class _Hoister:
         if product.bias is None:
             nodes.append(beside.derived([x, weights], [y], {}, op=standard("MatMul")))
             return
-        total = _value(y, "product", y.type)
+        total = self._value(y, "product", y.type)
         nodes.append(beside.derived([x, weights], [total], {}, op=standard("MatMul")))
         bias = _constant(product.bias, y, "bias")
         nodes.append(beside.derived([total, bias], [y], {}, op=standard("Add")))
+
+    def _value(self, beside: Value, name: str, type_: Type) -> Value:
+        """A new value, of a name that no other has."""
+        name, number = f"{beside.name}/{name}", 1
+        own = name
+        while own in self.taken:
+            number += 1
+            own = f"{name}{number}"
+        self.taken.add(own)
+        return Value(own, type_)
 
     def _has_room(self, product: _Product, slice_: _Slice) -> bool:
         """Whether the products of all slices are not too large."""
@@ -237,7 +249,7 @@ class _Hoister:
         """Take ``y`` from the product of all slices."""
         source, gather = slice_.source, slice_.gather
         dims = (*_dims(source)[:-1], product.weights.shape[1])
-        every = _value(y, "every", TensorType(source.dtype, dims))
+        every = self._value(y, "every", TensorType(source.dtype, dims))
         self._emit(product, source, every, beside, self.before)
         if gather is not None:
             attrs = {"axis": slice_.axis}
@@ -255,7 +267,7 @@ class _Hoister:
     def _view_product(self, product: _Product, before: Value, y: Value, beside: Node) -> None:
         """View the product of what ``before`` has."""
         dims = _dims(y)
-        result = _value(y, "viewed", TensorType(y.dtype, (*_dims(before)[:-1], dims[-1])))
+        result = self._value(y, "viewed", TensorType(y.dtype, (*_dims(before)[:-1], dims[-1])))
         self._compute(replace(product, x=before), result, beside)
         shape = _constant(np.array(dims, np.int64), y, "dims")
         self.nodes.append(beside.derived([result, shape], [y], {}, op=standard("Reshape")))
@@ -267,12 +279,12 @@ class _Hoister:
         begin, bias, total = 0, product.bias, None
         for number, part in enumerate(parts):
             end = begin + _dims(part)[-1]
-            result = _value(y, f"part{number}", y.type)
+            result = self._value(y, f"part{number}", y.type)
             self._compute(_Product(part, product.weights[begin:end], bias), result, beside)
             begin, bias = end, None
             if total is not None:
                 last = number == len(parts) - 1
-                sum_ = y if last else _value(y, f"sum{number}", y.type)
+                sum_ = y if last else self._value(y, f"sum{number}", y.type)
                 inputs = [total, result]
                 self.nodes.append(beside.derived(inputs, [sum_], {}, op=standard("Add")))
                 result = sum_
@@ -330,5 +342,9 @@ def _constant(array: np.ndarray, beside: Value, name: str) -> Value:
     return Value(f"{beside.name}/{name}", const=np.ascontiguousarray(array))
 
 
-def _value(beside: Value, name: str, type_: Type) -> Value:
-    return Value(f"{beside.name}/{name}", type_)
+def _names(graph: Graph) -> set[str]:
+    """The names of all values of a graph and those nested in it."""
+    names = {value.name for inner in graph.graphs() for value in inner.inputs}
+    for node in graph.walk():
+        names.update([value.name for value in node.outputs if value is not None])
+    return names
