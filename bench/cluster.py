@@ -1,0 +1,243 @@
+"""Clusters beside Ray alone: ``python -m bench.cluster``; needs ``penstock[ray]``.
+
+Each figure stands beside what it is compared with, measured in turn in one run: a hop of 600 KB
+over two workers beside a compiled graph of Ray whose actors do nothing; a pipeline of the halves of
+a convolutional network beside one worker; an iteration of a loop across two workers beside two
+calls of an actor. ``--kills N`` kills workers under many clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock as ps
+from bench.devices import two_devices
+from penstock.build import GraphBuilder
+from penstock.ir.graph import Model
+
+HERE = Path(__file__).parent
+HOP_FLOATS = 150_000  # 600 KB
+IN_FLIGHT = 100
+ROUNDS = 3
+TURNS = 200
+ITERATIONS = 500
+RUNS = 1000
+CLIENTS = 50
+FEED = "x"
+
+
+class Idle:
+    """An actor that gives back what it gets."""
+
+    def echo(self, x: Any) -> Any:
+        return x
+
+
+def milliseconds(call: Callable[[], object], turns: int = TURNS) -> float:
+    """The median time of a call, after some to warm up."""
+    times = []
+    for i in range(turns + 20):
+        start = time.perf_counter()
+        call()
+        if i >= 20:
+            times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e3
+
+
+def medians(ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[float, float]:
+    """The medians of two figures that are measured in turn."""
+    pairs = [(ours(), theirs()) for _ in range(ROUNDS)]
+    one, other = zip(*pairs, strict=True)
+    return statistics.median(one), statistics.median(other)
+
+
+def split(model: Model) -> dict[str, str]:
+    """``place=`` with the halves of a model's nodes on two workers."""
+    nodes = model.graph.nodes
+    half = len(nodes) // 2
+    return {f"node:{n.name}": f"/job:worker/task:{int(i >= half)}" for i, n in enumerate(nodes)}
+
+
+def chain(floats: int) -> Model:
+    b = GraphBuilder()
+    h = b.input(FEED, np.float32, [floats])
+    for _ in range(2):
+        h = b.op("Neg", h)
+    b.output("y", h)
+    return b.model()
+
+
+def network(layers: int = 12) -> Model:
+    """An image classifier: a stem, convolutions that are all alike, and a mean."""
+    b, rng = GraphBuilder(), np.random.default_rng(0)
+
+    def conv(x: Any, channels: int, **attrs: Any) -> Any:
+        weights = (rng.random((64, channels, 3, 3), np.float32) - 0.5) / channels
+        return b.op("Relu", b.op("Conv", x, b.constant(weights), pads=[1, 1, 1, 1], **attrs))
+
+    h = conv(b.input(FEED, np.float32, [1, 3, 224, 224]), 3, strides=[4, 4])
+    for _ in range(layers):
+        h = conv(h, 64)
+    b.output("y", b.op("GlobalAveragePool", h))
+    return b.model()
+
+
+def hop(cluster: ps.Cluster) -> tuple[float, float]:
+    """Milliseconds of a value over two workers, and of Ray's compiled graph."""
+    import ray
+    from ray.dag import InputNode
+
+    model, x = chain(HOP_FLOATS), np.ones(HOP_FLOATS, np.float32)
+    session = ps.compile(model, cluster=cluster, place=split(model))
+    actors = [ray.remote(num_cpus=0)(Idle).remote() for _ in range(2)]
+    with InputNode() as fed:
+        graph = actors[1].echo.bind(actors[0].echo.bind(fed)).experimental_compile()
+    figures = medians(
+        lambda: milliseconds(lambda: session.run({FEED: x})),
+        lambda: milliseconds(lambda: ray.get(graph.execute(x))),
+    )
+    graph.teardown()
+    return figures
+
+
+def loop(cluster: ps.Cluster) -> tuple[float, float]:
+    """Milliseconds of an iteration across two workers, and of two calls of an actor."""
+    import ray
+
+    source, ended = two_devices()
+    model = ps.load(source)
+    for node in model.graph.nodes:
+        node.device = node.device.replace("/device:CPU:", "/job:worker/task:")
+    session = ps.compile(model, cluster=cluster)
+    feeds = {session.inputs[0].name: np.int32(ITERATIONS)}
+    actor = ray.remote(num_cpus=0)(Idle).remote()
+    return medians(
+        lambda: milliseconds(lambda: session.run(feeds, [ended]), 3) / ITERATIONS,
+        lambda: 2 * milliseconds(lambda: ray.get(actor.echo.remote(0))),
+    )
+
+
+def pipeline(cluster: ps.Cluster, alone: ps.Cluster) -> tuple[float, float]:
+    """Milliseconds of a run of a network, of many in flight: on two workers, and on one."""
+    model, x = network(), np.ones((1, 3, 224, 224), np.float32)
+    sessions = [
+        ps.compile(model, cluster=cluster, place=split(model)),
+        ps.compile(model, cluster=alone),
+    ]
+
+    def each(session: ps.Session) -> float:
+        start = time.perf_counter()
+        for future in [session.submit({FEED: x}) for _ in range(IN_FLIGHT)]:
+            future.result()
+        return (time.perf_counter() - start) / IN_FLIGHT * 1e3
+
+    for session in sessions:
+        each(session)
+    return medians(lambda: each(sessions[0]), lambda: each(sessions[1]))
+
+
+def sent_again(cluster: ps.Cluster) -> int:
+    """Bytes of graphs that are sent in runs after the first one."""
+    model, x = chain(100), np.ones(100, np.float32)
+    session = ps.compile(model, cluster=cluster, place=split(model))
+    session.run({FEED: x})
+    before = cluster.sent_graph_bytes
+    for _ in range(RUNS):
+        session.run({FEED: x})
+    return cluster.sent_graph_bytes - before
+
+
+def killed(kills: int) -> tuple[int, int, float]:
+    """Workers killed under clients: requests without an answer or with a wrong one, requests with
+    several, and the longest time from a kill to the next answer in seconds."""
+    model, ended, wrong = chain(1000), Counter[tuple[int, int]](), []
+    stop = threading.Event()
+    begun: Counter[int] = Counter()
+    with ps.Cluster(2, retries=100) as cluster:
+        session = ps.compile(model, cluster=cluster, place=split(model))
+        session.run({FEED: np.zeros(1000, np.float32)})
+
+        def client(number: int) -> None:
+            x = np.full(1000, number, np.float32)
+            while not stop.is_set():
+                begun[number] += 1
+                key, told = (number, begun[number]), threading.Event()
+
+                def done(outputs: Any, error: Any, key: Any = key, told: Any = told) -> None:
+                    ended[key] += 1
+                    if error is not None or not np.array_equal(outputs["y"], x):
+                        wrong.append(key)
+                    told.set()
+
+                session.run_async(done, {FEED: x})
+                if not told.wait(60):
+                    wrong.append(key)
+
+        threads = [threading.Thread(target=client, args=(i,), daemon=True) for i in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        longest = 0.0
+        for i in range(kills):
+            time.sleep(0.3)
+            process, start = cluster.processes[i % 2], time.perf_counter()
+            os.kill(process, signal.SIGKILL)
+            while cluster.processes[i % 2] == process:
+                time.sleep(0.001)
+            before = len(ended)
+            while len(ended) < before + CLIENTS and time.perf_counter() - start < 60:
+                time.sleep(0.001)
+            longest = max(longest, time.perf_counter() - start)
+        stop.set()
+        for thread in threads:
+            thread.join()
+    lost = len(wrong) + sum(begun.values()) - len(ended)
+    return lost, sum(count > 1 for count in ended.values()), longest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20, help="how many workers are killed")
+    parser.add_argument("--write", action="store_true", help="write bench/cluster.md, too")
+    arguments = parser.parse_args()
+    import ray
+
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    rows = []
+    with ps.Cluster(2) as cluster, ps.Cluster(1) as alone:
+        for name, figures in (
+            ("one hop over two workers, 600 KB; Ray's compiled graph", hop(cluster)),
+            ("an iteration of a loop across two workers; two calls of an actor", loop(cluster)),
+            ("a run of a network in halves, 100 in flight; one worker", pipeline(cluster, alone)),
+        ):
+            ours, theirs = figures
+            rows.append(f"| {name} | {ours:.2f} ms | {theirs:.2f} ms | {ours / theirs:.2f} |")
+        again = sent_again(cluster)
+    rows.append(f"| bytes of graphs sent in {RUNS} runs after the first | {again} | | |")
+    if arguments.kills:
+        lost, doubled, longest = killed(arguments.kills)
+        name = f"{arguments.kills} workers killed under {CLIENTS} clients"
+        rows.append(f"| {name}: requests lost, answered twice | {lost}, {doubled} | | |")
+        rows.append(f"| the longest time from a kill until all had answers | {longest:.1f} s | | |")
+    head = "| what; beside what | Penstock | beside | ratio |\n|---|---|---|---|\n"
+    table = head + "\n".join(rows) + "\n"
+    print(table)
+    if arguments.write:
+        text = "# Clusters\n\n`python -m bench.cluster --write`, medians, measured in turn.\n\n"
+        (HERE / "cluster.md").write_text(
+            f"{text}{os.cpu_count()} cores, Ray {ray.__version__}.\n\n{table}"
+        )
+
+
+if __name__ == "__main__":
+    main()
