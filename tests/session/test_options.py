@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from typing import get_args
 
 import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.backends.onednn.library import library
 from penstock.host.threads import core_budget
 from penstock.ir.describe import format_bytes
 from penstock.observers.trace import Trace
 from penstock.ops import find
-from penstock.session.options import CompileOptions, RunOptions
+from penstock.session.options import (
+    EXECUTORS,
+    PRECISIONS,
+    CompileOptions,
+    ExecutorName,
+    MemoryPlanner,
+    Precision,
+    RunOptions,
+)
 from penstock.session.session import Session
 from penstock.tuning.measure import CostModel
 from tests.support.cost_models import EqualCosts
@@ -172,3 +182,8 @@ def test_cost_model_decides_against_fused_nodes(autotune: bool) -> None:
     options = {"backends": ["onednn", "numpy"], "autotune": autotune, "executor": "linear"}
     session = compile_text(text, cost_model=OneDnnIsSlow(), **options)
     assert [step.node.op.name for step in session.plan.walk()] == ["MatMul", "Add", "Relu"]
+
+
+def test_choices_for_type_checkers_are_those_that_are_accepted():
+    assert get_args(MemoryPlanner) == MEMORY_PLANNERS
+    assert get_args(ExecutorName) == EXECUTORS and get_args(Precision) == PRECISIONS

@@ -161,7 +161,9 @@ def plan(
         if not streams and svg is None:
             raise click.UsageError("--max-streams is for --streams, or --executor streams")
         options = {name: value for name, value in options.items() if name != "max_streams"}
-    compiled = partial(compile, loaded, shapes=all_shapes(loaded, shapes), **options)
+    compiled: Callable[..., Session] = partial(
+        compile, loaded, shapes=all_shapes(loaded, shapes), **options
+    )
     if after is not None:
         graph = _graph_after(after, compiled)
         return {"pass": after, "text": format_graph(graph, max_elements) + "\n"}

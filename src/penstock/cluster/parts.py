@@ -24,7 +24,7 @@ from penstock.ir.op import Role
 from penstock.limits import Limits
 from penstock.ops.tensorflow.state import Store, variable_name
 from penstock.session.frames import build_part
-from penstock.session.options import CompileOptions
+from penstock.session.options import CompileOptions, MemoryPlanner, Precision
 from penstock.session.stages import CompileContext
 
 _MAIN, _FUNCTION = "main", "function:"
@@ -77,8 +77,8 @@ class PartOptions:
     """How a worker compiles a part: what ``CompileOptions`` say of it."""
 
     backends: tuple[str, ...]
-    precision: str
-    memory_planner: str
+    precision: Precision
+    memory_planner: MemoryPlanner
     place: Mapping[str, str]
     limits: Limits
 

@@ -11,7 +11,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, field, fields, replace
 from functools import cache, partial
 from inspect import Parameter, Signature, cleandoc
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    overload,
+)
 
 import numpy as np
 
@@ -32,8 +44,13 @@ if TYPE_CHECKING:
     from penstock.tuning.measure import CostModel
     from penstock.tuning.worker_placement import WorkerPool
 
-EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames", "interpret")
-PRECISIONS = ("float32", "bf16", "strict")
+ExecutorName: TypeAlias = Literal[
+    "auto", "linear", "dataflow", "parallel", "streams", "frames", "interpret"
+]
+Precision: TypeAlias = Literal["float32", "bf16", "strict"]
+MemoryPlanner: TypeAlias = Literal["quick", "best", "wic", "first_fit", "bump"]
+EXECUTORS: tuple[ExecutorName, ...] = get_args(ExecutorName)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 def option(default: Any, help: str, allowed: Callable[[Any], bool] | None = None) -> Any:
@@ -80,7 +97,7 @@ class CompileOptions:
     given: ClassVar[frozenset[str]] = frozenset()
     """Names of the options that were given, of these those that may be at their defaults."""
 
-    executor: str = option(
+    executor: ExecutorName = option(
         "auto",
         'How plans run. "linear": in a fixed order, as one generated function; "dataflow": step by '
         'step, as inputs become ready; "parallel": on several threads, where a simulated schedule '
@@ -142,7 +159,7 @@ class CompileOptions:
         "Measure nodes on all backends that can run them when a plan is compiled.",
         _is_flag,
     )
-    precision: str = option(
+    precision: Precision = option(
         "float32",
         '"float32" computes float16 and bfloat16 in float32, and rounds what leaves the model; '
         '"strict" rounds after each operation to the type that the model says; "bf16" is like '
@@ -152,7 +169,7 @@ class CompileOptions:
     max_streams: int | None = option(
         None, "Use at most N streams, even if they do not pay off; by default as many as pay off."
     )
-    memory_planner: str = option(
+    memory_planner: MemoryPlanner = option(
         "quick",
         'How offsets in the arena are chosen. "quick": a search for the smallest arena; "best": a '
         'longer one; "wic": largest tensors first; "first_fit": in order of first use; "bump": no '
