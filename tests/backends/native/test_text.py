@@ -56,6 +56,13 @@ def test_category_mapper_and_first_label_encoder_equal_numpy():
     check(ml("LabelEncoder", x, 1, classes_strings=NAMES[:3]), [x])
 
 
+@pytest.mark.parametrize("attrs", [{}, {"positive": 0, "seed": 7}])
+@pytest.mark.parametrize("dtype", ["str", "int32", "uint32", "int64", "float32", "float64"])
+def test_hashes_equal_numpy(dtype, attrs):
+    x = some(TEXTS, (4, 9)) if dtype == "str" else np.arange(-18, 18).reshape(4, 9).astype(dtype)
+    check(node_of("MurmurHash3", [x], domain="com.microsoft", version=1, **attrs), [x])
+
+
 @pytest.mark.parametrize("dims", [(1,), (5, 2), (0,)])
 def test_one_hot_encoder_of_strings_equals_numpy(dims):
     x = some(NAMES, dims)

@@ -210,7 +210,12 @@ _OF_ANY_SHAPES = {
         ("Attention", f"{MICROSOFT}.GroupQueryAttention"), _of("late.attention_kernel")
     ),
     **dict.fromkeys(
-        (*_STRINGS, f"{MICROSOFT}.Tokenizer", *[_ML + name for name in _TEXTS]),
+        (
+            *_STRINGS,
+            f"{MICROSOFT}.MurmurHash3",
+            f"{MICROSOFT}.Tokenizer",
+            *[_ML + name for name in _TEXTS],
+        ),
         _of("text.text_kernel"),
     ),
 }

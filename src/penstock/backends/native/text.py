@@ -1,4 +1,4 @@
-"""Strings, which are objects: encoders by dict, tokens, matches, n-grams, and rows as dicts."""
+"""Strings, which are objects: encoders by dict, hashes, tokens, matches, n-grams; rows as dicts."""
 
 from __future__ import annotations
 
@@ -72,6 +72,13 @@ def _one_hot(functions: Any, attrs: Attrs) -> Function | None:
     rows = np.eye(count + 1, count, dtype=np.float32)  # the last is of zeros
     places = functions.places
     return lambda x: rows.take(places(x, numbers, count), axis=0)
+
+
+def _murmur_hash3(functions: Any, attrs: Attrs) -> Function:
+    seed = attrs.get("seed", 0) % 2**32
+    dtype = np.dtype(np.uint32 if attrs.get("positive", 1) else np.int32)
+    hashes = functions.hashes
+    return lambda x: hashes(x, seed, checkpoint).view(dtype)
 
 
 def _zip_map(functions: Any, attrs: Attrs) -> Function:
@@ -190,6 +197,7 @@ def _tfidf(functions: Any, attrs: Attrs) -> Function:
     return run
 
 
+_HASHED = tuple(map(np.dtype, ("int32", "uint32", "int64", "uint64", "float32", "float64")))
 _FAMILIES: Mapping[str, ArrayFamily] = {
     "RegexFullMatch": _by_attributes(_full_match, STRING),
     "StringSplit": _by_attributes(_string_split, STRING),
@@ -198,6 +206,7 @@ _FAMILIES: Mapping[str, ArrayFamily] = {
     "ai.onnx.ml.LabelEncoder": _by_attributes(_label_encoder, STRING),
     "ai.onnx.ml.OneHotEncoder": _by_attributes(_one_hot, STRING),
     "ai.onnx.ml.ZipMap": _by_attributes(_zip_map, FLOAT32),
+    "com.microsoft.MurmurHash3": _by_attributes(_murmur_hash3, STRING, *_HASHED),
     "com.microsoft.Tokenizer": _by_attributes(_tokenizer, STRING),
 }
 

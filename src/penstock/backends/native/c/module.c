@@ -433,6 +433,8 @@ static PyMethodDef module_methods[] = {
      "variable_assign(variable, handle, x): replace the value of a variable by a copy of x."},
     {"are_strings", text_are_strings, METH_O, "are_strings(x): whether all elements are of class str."},
     {"places", FAST(text_places), "places(x, places, missing): the place of each string."},
+    {"hashes", FAST(text_hashes),
+     "hashes(x, seed, checkpoint): MurmurHash3 of each string, or of the bytes of each number."},
     {"zip_map", FAST(text_zip_map), "zip_map(x, labels): a dict of each row, float by label."},
     {"tokens", FAST(text_tokens),
      "tokens(x, members, others, single, least, checkpoint): the list of all runs of characters in "

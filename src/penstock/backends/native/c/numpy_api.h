@@ -29,6 +29,7 @@ PyObject *late_product(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 PyObject *late_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *text_are_strings(PyObject *module, PyObject *given);
 PyObject *text_places(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *text_hashes(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *text_zip_map(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *text_tokens(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *text_matches(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

@@ -1,5 +1,5 @@
-/* Functions of Python on strings, which are objects: their places in a table, tokens, n-grams, and rows
-   as dictionaries. */
+/* Functions of Python on strings, which are objects: their places in a table, hashes, tokens, n-grams,
+   and rows as dictionaries. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #define NO_IMPORT_ARRAY
@@ -59,6 +59,60 @@ PyObject *text_places(PyObject *module, PyObject *const *arguments, Py_ssize_t c
         }
         if (PyErr_Occurred())
             Py_CLEAR(y);
+    }
+    Py_XDECREF((PyObject *)x);
+    return (PyObject *)y;
+}
+
+static inline uint32_t rotated(uint32_t x, int bits)
+{
+    return x << bits | x >> (32 - bits);
+}
+
+/* MurmurHash3_x86_32 (Appleby, 2011) of `size` bytes. */
+static uint32_t hash_of(const char *bytes, Py_ssize_t size, uint32_t seed)
+{
+    uint32_t hash = seed;
+    for (Py_ssize_t at = 0; at < size; at += 4) {
+        const Py_ssize_t left = size - at < 4 ? size - at : 4;
+        uint32_t word = 0;
+        for (Py_ssize_t i = 0; i < left; i++)
+            word |= (uint32_t)(unsigned char)bytes[at + i] << 8 * i;
+        hash ^= rotated(word * 0xcc9e2d51u, 15) * 0x1b873593u;
+        if (left == 4)
+            hash = rotated(hash, 13) * 5 + 0xe6546b64u;
+    }
+    hash ^= (uint32_t)size;
+    hash = (hash ^ hash >> 16) * 0x85ebca6bu;
+    hash = (hash ^ hash >> 13) * 0xc2b2ae35u;
+    return hash ^ hash >> 16;
+}
+
+PyObject *text_hashes(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (!expected(count, 3) || !PyArray_Check(arguments[0]))
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "hashes() takes an array");
+    const int type = PyArray_TYPE((PyArrayObject *)arguments[0]);
+    const uint32_t seed = (uint32_t)PyLong_AsUnsignedLong(arguments[1]);
+    PyArrayObject *x = PyErr_Occurred() ? NULL : array_of(arguments[0], type);
+    PyArrayObject *y = x ? new_array(PyArray_NDIM(x), PyArray_DIMS(x), NPY_UINT32) : NULL;
+    for (npy_intp i = 0; y && i < PyArray_SIZE(x); i++) {
+        Py_ssize_t size = PyArray_ITEMSIZE(x);
+        const char *bytes = (const char *)PyArray_DATA(x) + i * size;
+        if (type == NPY_OBJECT) {
+            PyObject *element = ((PyObject **)PyArray_DATA(x))[i];
+            bytes = PyUnicode_AsUTF8AndSize(element ? element : Py_None, &size);
+        }
+        if (bytes)
+            ((uint32_t *)PyArray_DATA(y))[i] = hash_of(bytes, size, seed);
+        else
+            Py_CLEAR(y);
+        if (y && i % BETWEEN_CHECKS == BETWEEN_CHECKS - 1) {
+            PyObject *result = PyObject_CallNoArgs(arguments[2]);
+            if (!result)
+                Py_CLEAR(y);
+            Py_XDECREF(result);
+        }
     }
     Py_XDECREF((PyObject *)x);
     return (PyObject *)y;
