@@ -23,7 +23,7 @@ MOST_BYTES = 20_000  # of a model, and of its feeds
 # Models by group; derived ones of products that saturate on some processors are left out.
 QUOTAS = {
     "scikit-learn": 40, "lightgbm": 4, "xgboost": 4, "torch-modules": 70, "derived": 32,
-    "transformers": 0, "torchvision": 0, "timm": 0,
+    "keras": 16, "tensorflow": 12, "jax": 12, "transformers": 0, "torchvision": 0, "timm": 0,
 }  # fmt: skip
 SATURATING = ("u8s8", "u8u8", "dynamic", "ort_all")
 
@@ -39,19 +39,26 @@ class Sample:
 
 
 def write(entries: Sequence[Entry], findings: Sequence[Finding]) -> None:
-    """Write the archive: of each group, models that both engines run alike, evenly spread."""
+    """Write the archive: of each group, models that both engines run alike, evenly spread. Groups of
+    which there are no ``entries`` keep the models that they have in it."""
     right = {f.key for f in findings if not (f.refused or f.peer_refused or f.wrong)}
+    generated = {entry.group for entry in entries}
     index: list[Sample] = []
+    kept = [found for found in _archived() if found[0].name.split("/")[0] not in generated]
     with zipfile.ZipFile(FILE, "w", zipfile.ZIP_DEFLATED) as archive:
         for group, quota in QUOTAS.items():
             small = [e for e in entries if e.group == group and _eligible(e, right)]
             count = min(quota, len(small))
-            for place in range(count):
-                entry = small[place * len(small) // count]
-                name = f"{group}/{entry.name}"
-                index.append(Sample(name, entry.inputs, entry.tolerance))
-                _add(archive, f"{name}.onnx", entry.path.read_bytes())
-                _add(archive, f"{name}.npz", _feeds(entry))
+            chosen = [small[place * len(small) // count] for place in range(count)]
+            models = [
+                (Sample(f"{group}/{e.name}", e.inputs, e.tolerance), e.path.read_bytes(), _feeds(e))
+                for e in chosen
+            ]
+            models += [found for found in kept if found[0].name.startswith(f"{group}/")]
+            for sample, model, feeds in models:
+                index.append(sample)
+                _add(archive, f"{sample.name}.onnx", model)
+                _add(archive, f"{sample.name}.npz", feeds)
         text = json.dumps([asdict(sample) for sample in index], indent=1)
         _add(archive, "index.json", text.encode())
     print(f"{FILE}: {len(index)} models, {FILE.stat().st_size} bytes")
@@ -59,13 +66,22 @@ def write(entries: Sequence[Entry], findings: Sequence[Finding]) -> None:
 
 def samples() -> Iterator[tuple[Sample, bytes, dict[str, np.ndarray]]]:
     """Each model of the archive with its bytes and its feeds."""
+    for sample, model, packed in _archived():
+        with np.load(io.BytesIO(packed)) as arrays:
+            feeds = [a.astype(object) if a.dtype.kind == "U" else a for a in arrays.values()]
+        yield sample, model, dict(zip(sample.inputs, feeds, strict=True))
+
+
+def _archived() -> list[tuple[Sample, bytes, bytes]]:
+    """Each model of the archive with its bytes and those of its feeds."""
+    if not FILE.exists():
+        return []
     with zipfile.ZipFile(FILE) as archive:
-        for fields in json.loads(archive.read("index.json")):
-            sample = Sample(**fields)
-            with np.load(io.BytesIO(archive.read(f"{sample.name}.npz"))) as arrays:
-                feeds = [a.astype(object) if a.dtype.kind == "U" else a for a in arrays.values()]
-            model = archive.read(f"{sample.name}.onnx")
-            yield sample, model, dict(zip(sample.inputs, feeds, strict=True))
+        every = [Sample(**fields) for fields in json.loads(archive.read("index.json"))]
+        return [
+            (each, archive.read(f"{each.name}.onnx"), archive.read(f"{each.name}.npz"))
+            for each in every
+        ]
 
 
 def _eligible(entry: Entry, right: set[str]) -> bool:

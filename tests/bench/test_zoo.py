@@ -12,7 +12,7 @@ import onnx
 import pytest
 from bench.cases import chain
 from bench.tables import LOADING_PEER, OURS
-from bench.zoo import check, store
+from bench.zoo import check, sample, store
 from bench.zoo.__main__ import GENERATORS
 from bench.zoo.check import Finding, difference
 from bench.zoo.report import report
@@ -189,3 +189,19 @@ def test_report_counts_by_group_and_names_the_worst():
         "| Conv | 1 | 4.00 | 30 | g/a row 4.0 |",
     ):
         assert line in lines
+
+
+def test_sample_keeps_the_models_of_groups_that_are_not_generated(cache, monkeypatch):
+    monkeypatch.setattr(sample, "FILE", cache / "sample.zip")
+
+    def write(*groups: str) -> list[str]:
+        for group in groups:
+            generate(group, [Recipe(f"of_{group}", product)], (), again=False)
+        made = entries()
+        sample.write(made, [Finding(e.group, e.name) for e in made])
+        return [found.name for found, _, _ in sample.samples()]
+
+    assert write("jax") == ["jax/of_jax"]
+    for file in (cache / "jax").iterdir():
+        file.unlink()
+    assert write("keras") == ["keras/of_keras", "jax/of_jax"]
