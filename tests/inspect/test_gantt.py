@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.inspect.gantt import draw_charts, format_charts
+from penstock.inspect.gantt import format_charts
+from penstock.inspect.gantt_svg import draw_charts
 from penstock.tuning import cost_table
 from penstock.tuning.cost_table import CostTable
 from tests.support.device_backend import DelayedBackend
@@ -156,3 +157,64 @@ def test_fused_operations_are_listed_in_chart():
     assert "body:" in session.explain()
     x = np.linspace(-1, 1, 8, dtype=np.float32)
     assert session.run({"n": np.int64(0), "x": x})["y"].tolist() == x.tolist()
+
+
+def chain(n: int) -> ps.Session:
+    """A session of ``n`` pairs of steps that can run at once, pair after pair."""
+    lines, last = [], "x"
+    for i in range(n):
+        lines.append(f"s{i} = Sin({last}) c{i} = Cos({last}) a{i} = Add(s{i}, c{i})")
+        last = f"a{i}"
+    text = " ".join(lines)
+    return compiled(f"g (float[4096] x) => (float[4096] y) {{ {text} y = Exp({last}) }}")
+
+
+def test_svg_has_an_axis_of_time_and_a_legend():
+    schedule = chain(3).schedule(2)
+    root = ElementTree.fromstring(schedule.to_svg())
+    texts = list(root.iter(SVG + "text"))
+    ticks = [each for each in texts if each.get("text-anchor") == "middle"]
+    times = [float(each.text.removesuffix(" us")) for each in ticks]
+    places = [float(each.get("x")) for each in ticks]
+    assert len(times) >= 4 and times[0] == 0
+    scale = (places[-1] - places[0]) / (times[-1] - times[0])
+    assert all(
+        x == pytest.approx(places[0] + t * scale, abs=0.2)
+        for x, t in zip(places, times, strict=True)
+    )
+    exp = next(bar for bar in bars(schedule.to_svg()) if " Exp," in bar.find(SVG + "title").text)
+    start = schedule[0].makespan - float(exp.get("width")) / scale * 1e-6
+    assert float(exp.get("x")) == pytest.approx(places[0] + start * 1e6 * scale, abs=1)
+    legend = {each.text for each in texts if each.get("class") == "legend"}
+    assert legend == {"Sin", "Cos", "Add", "Exp"}
+
+
+def test_wide_svg_wraps_into_rows():
+    schedule = chain(60).schedule(2)
+    root = ElementTree.fromstring(schedule.to_svg(wrap=1000))
+    assert float(root.get("width")) <= 1000
+    wide = ElementTree.fromstring(schedule.to_svg(wrap=None))
+    assert float(wide.get("width")) > 2000
+    titles = [each.find(SVG + "title").text for each in bars(schedule.to_svg(wrap=1000))]
+    assert len(set(titles)) == 181  # every step is there, some in two rows
+    in_rows = sum(float(bar.get("width")) for bar in bars(schedule.to_svg(wrap=1000)))
+    assert in_rows == pytest.approx(
+        sum(float(b.get("width")) for b in bars(schedule.to_svg(None))), rel=0.02
+    )
+    for bar in bars(schedule.to_svg(wrap=1000)):
+        assert 110 <= float(bar.get("x")) <= float(bar.get("x")) + float(bar.get("width")) <= 981
+
+
+def test_waits_across_rows_are_labelled_at_both_ends():
+    svg = chain(60).schedule(2).to_svg(wrap=1000)
+    marks = [each for each in shapes(svg, "text") if each.get("class") == "signal"]
+    arrows_and_marks = len(arrows(svg)) + len(marks) / 2
+    assert arrows_and_marks == len(arrows(chain(60).schedule(2).to_svg(wrap=None)))
+
+
+def test_schedule_is_a_page_a_drawing_in_notebooks_and_text_in_terminals():
+    schedule = compiled(DIAMOND).schedule(2)
+    assert schedule.to_html().startswith("<!DOCTYPE html>")
+    assert schedule.to_svg() in schedule.to_html()
+    assert schedule.to_svg() in schedule._repr_html_()
+    assert str(schedule) == format_charts(schedule).rstrip("\n")

@@ -135,7 +135,7 @@ def plan(
 ) -> dict[str, Any]:
     """How a model will run: its steps and their memory, or the generated program, its streams, a
     forecast, or the arenas of all memory planners; or its graph after a compiler pass."""
-    from penstock.inspect.gantt import draw_charts, format_charts
+    from penstock.inspect.gantt import format_charts
     from penstock.textual.printer import format_graph
 
     if model is not None and text_file is None:
@@ -175,7 +175,7 @@ def plan(
     if streams or svg is not None:
         charts = session.schedule(most)
         if svg is not None:
-            svg.write_text(draw_charts(charts), encoding="utf-8")
+            svg.write_text(charts.to_svg(), encoding="utf-8")
         return {"text": format_charts(charts), "blocks": [asdict(chart) for chart in charts]}
     if source:
         return {"text": session.source}

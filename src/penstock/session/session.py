@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.inspect.forecast import Forecast
-    from penstock.inspect.gantt import Chart
+    from penstock.inspect.gantt import Schedule
     from penstock.inspect.report_page import Report
     from penstock.observers.profile import Profile
     from penstock.session.compile_cache import CacheEntry
@@ -404,11 +404,12 @@ class Session:
         check_count("workers", workers)
         return forecast(self.plan, self._compiler.seconds, workers)
 
-    def schedule(self, max_streams: int | None = None) -> list[Chart]:
+    def schedule(self, max_streams: int | None = None) -> Schedule:
         """The static schedule of the last plan on streams, and of its blocks with streams of their
         own, by measured costs (``profile``), or else estimated ones.
 
         As many streams as pay off are used, or up to ``max_streams`` whether they pay off or not.
+        ``to_svg`` and ``to_html`` of the schedule draw it.
         """
         from penstock.inspect.gantt import charts
 
