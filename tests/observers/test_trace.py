@@ -224,8 +224,8 @@ def test_trace_times_are_in_microseconds(clock):
     assert (step["ts"], step["dur"]) == (pytest.approx(3.001), pytest.approx(2.005))
     assert (ns(step["ts"]), ns(step["dur"])) == (3001, 2005)
     assert step["args"]["transferred bytes"] == 320
-    (begin,) = [e for e in events if e["ph"] == "b"]
-    (end,) = [e for e in events if e["ph"] == "e"]
+    (begin,) = [e for e in events if e["ph"] == "b" and e["cat"] == "queue"]
+    (end,) = [e for e in events if e["ph"] == "e" and e["cat"] == "queue"]
     assert (begin["ts"], end["ts"]) == (1.5, step["ts"])
     assert begin["cat"] == "queue" != step["cat"]
     assert begin["args"] == {"run": 1, "step": neg.node.name}
@@ -290,7 +290,7 @@ def test_trace_marks_steps_in_progress_when_run_fails(clock):
     states = {e["args"].get("operation"): e["args"].get("state") for e in slices(events)}
     assert states == {None: "failed", "Exp": None, "Loop": "failed", "Add": "failed"}
     assert {ns(e["ts"]) + ns(e["dur"]) for e in slices(events) if "state" in e["args"]} == {9009}
-    (wait,) = [e for e in events if e["ph"] == "b"]
+    (wait,) = [e for e in events if e["ph"] == "b" and e["cat"] == "queue"]
     assert wait["args"]["state"] == "never began"
     assert sum(trace.counts.values()) == 1
 
@@ -403,3 +403,41 @@ def test_recording_a_trace_is_cheap():
     trace = Trace()
     drive(plan, trace, np.ones((2, 3), np.float32))
     assert len(trace._records) == 2 * 3 + 4
+
+
+def lives(events):
+    """The begin and the end of each live value, by name and run."""
+    begun = {e["id"]: e for e in events if e["ph"] == "b" and e["name"] == "live value"}
+    ended = {e["id"]: e for e in events if e["ph"] == "e" and e["name"] == "live value"}
+    assert begun.keys() == ended.keys()
+    return [(begin["args"], begin["ts"], ended[i]["ts"]) for i, begin in begun.items()]
+
+
+def test_values_live_from_their_step_to_the_end_of_their_last_reader():
+    text = "g (float[8] x) => (float[8] y) { a = Exp(x) b = Neg(a) c = Sin(b) y = Add(c, a) }"
+    graph = clone(ps.load(model_from_text(text)).graph)
+    trace = Trace()
+    drive(compile_plan(graph, [NumpyBackend()]), trace, np.ones(8, np.float32))
+    events = checked(trace)
+    step = {e["args"]["operation"]: e for e in slices(events, "step")}
+    (run,) = slices(events, "run")
+    found = {args["value"]: (begin, end) for args, begin, end in lives(events)}
+    ends = {name: ns(e["ts"]) + ns(e["dur"]) for name, e in step.items()}
+    assert found.keys() == {"a", "b", "c", "y"}
+    last = {
+        "a": ends["Add"],
+        "b": ends["Sin"],
+        "c": ends["Add"],
+        "y": ns(run["ts"]) + ns(run["dur"]),
+    }
+    maker = {"a": "Exp", "b": "Neg", "c": "Sin", "y": "Add"}
+    for name, (begin, end) in found.items():
+        assert (ns(begin), ns(end)) == (ends[maker[name]], last[name])
+    assert {args["bytes"] for args, _, _ in lives(events)} == {32}
+
+
+def test_values_of_loops_live_once_an_iteration():
+    trace = Trace()
+    drive(planned(NESTED), trace, np.ones(4, np.float32), 3, True)
+    values = [args["value"] for args, _, _ in lives(checked(trace))]
+    assert values.count("u") == 3

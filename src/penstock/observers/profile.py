@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.algorithms.records import dataclass
+from penstock.host.on_demand import imported
 from penstock.ir.graph import Node
 from penstock.observers.base import ObservedRun, Observer
 from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import Step
 from penstock.plan.step_facts import StepFacts, step_facts
+
+if TYPE_CHECKING:
+    from penstock.ir.tables import DisplayTable
 
 
 @dataclass(slots=True)
@@ -168,6 +172,29 @@ class Profile(Observer):
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries.values())
+
+    _repr_html_ = imported("penstock.ir.tables.show_html")
+    _repr_pretty_ = imported("penstock.ir.tables.show_text")
+
+    def _as_table(self) -> DisplayTable:
+        from penstock.ir.tables import DisplayTable
+
+        count = self.runs or 1
+        rows = [
+            (
+                row.facts.operation,
+                row.facts.origin,
+                row.facts.backend,
+                row.count,
+                f"{row.seconds / count * 1e3:.3f}",
+                f"{row.share:.1%}",
+            )
+            for row in self.steps()
+        ]
+        titles = ("operation", "step", "backend", "times", "ms a run", "share")
+        return DisplayTable(
+            f"{self.runs} runs, {self.wall / count * 1e3:.3f} ms each", titles, rows
+        )
 
     def __repr__(self) -> str:
         return f"Profile({self.runs} runs, {len(self.entries)} steps, {self.wall:.6f} s)"

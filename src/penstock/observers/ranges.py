@@ -11,13 +11,17 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.algorithms.records import dataclass
+from penstock.host.on_demand import imported
 from penstock.observers.base import ObservedRun, Observer
 from penstock.plan.plan import Slot, Step
+
+if TYPE_CHECKING:
+    from penstock.ir.tables import DisplayTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,19 @@ class Ranges(Observer):
             message = f"{os.fspath(path)} does not hold ranges: {error}"
             raise ValueError(f"{message}. Load a file that Ranges.save has written") from error
         return loaded
+
+    _repr_html_ = imported("penstock.ir.tables.show_html")
+    _repr_pretty_ = imported("penstock.ir.tables.show_text")
+
+    def _as_table(self) -> DisplayTable:
+        from penstock.ir.tables import DisplayTable
+
+        rows = [
+            (name, f"{r.min:.6g}", f"{r.max:.6g}", r.count, r.nonfinite)
+            for name, r in self.ranges.items()
+        ]
+        titles = ("value", "min", "max", "times", "not finite")
+        return DisplayTable(f"ranges of {len(rows)} values", titles, rows)
 
     def __repr__(self) -> str:
         return f"Ranges({len(self._ranges)} values)"

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from itertools import chain, count
 from typing import Any, TypeAlias
@@ -46,6 +47,16 @@ class Span:
         self.end, self.last, self.state = end, last, state
 
 
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A tensor of ``nbytes``, from the end of the step that computes it, to the end of ``last``."""
+
+    name: str
+    nbytes: int
+    maker: Span
+    last: Span
+
+
 @dataclass(eq=False, slots=True)
 class RunSpan:
     """The state of a run while its records are replayed. ``makers`` has the last execution that
@@ -61,9 +72,10 @@ class RunSpan:
     makers: dict[int, Span] = field(default_factory=dict)
     live: int = 0
 
-    def maker(self, slot: int) -> Span | None:
-        """The execution that computed the present value of a slot, if a step did."""
-        latest: Span | None = None
+    def maker(self, slot: int) -> tuple[Span, int] | None:
+        """The execution that computed the present value of a slot, if a step did, and the slot that
+        it wrote."""
+        latest: tuple[Span, int] | None = None
         seen: set[int] = set()
         stack = [slot]
         while stack:
@@ -73,10 +85,10 @@ class RunSpan:
                 if slot not in seen:
                     seen.add(slot)
                     stack.extend(self.lineage.sources.get(slot, ()))
-            elif latest is None or span.last > latest.last:
+            elif latest is None or span.last > latest[0].last:
                 # A carried value comes from before the loop or from the previous iteration: from
                 # the later of the two, unless the loop passes it on unchanged.
-                latest = span
+                latest = span, slot
         return latest
 
 
@@ -110,13 +122,15 @@ class _Lineage:
 class Replay:
     """Replays records in the order of time. ``spans`` are in the order in which they began.
     ``arrows`` lead from an execution to one that reads a value it computed, with the name of the
-    value. ``memory`` and ``ready`` are counters: pairs of a time and the value from then on."""
+    value. ``reads`` has the last execution that reads a value, by the one that computed it and its
+    slot. ``memory`` and ``ready`` are counters: pairs of a time and the value from then on."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.origin = records[0][1] if records else 0
         self.spans: list[Span] = []
         self.waits: list[Span] = []
         self.arrows: list[tuple[Span, Span, str]] = []
+        self.reads: dict[tuple[Span, int], Span] = {}
         self.memory: list[tuple[int, int]] = []
         self.ready: list[tuple[int, int]] = []
         self._plans: dict[StepTable, _Lineage] = {}
@@ -126,6 +140,21 @@ class Replay:
             self._take(place, record)
         for run in self._runs.values():
             self._finish(run, records[-1][1], len(records), "not ended")
+
+    def lifetimes(self) -> Iterator[Lifetime]:
+        """The tensors that steps have computed, in that order: each lives until the last step that
+        reads it has ended; what leaves the run, until the run has. What no step reads is left
+        out."""
+        for span in self.spans:
+            if span.step is None:
+                continue
+            table = span.run.observed.table
+            for slot, record in zip(span.step.outputs, span.outputs, strict=False):
+                last = span.run.span if slot in table.outputs else self.reads.get((span, slot))
+                if slot >= 0 and last is not None and isinstance(record, tuple):
+                    dtype, dims = record
+                    nbytes = getattr(dtype, "itemsize", 0) * math.prod(dims)
+                    yield Lifetime(table.slots[slot].name, nbytes, span, last)
 
     def _take(self, place: int, record: Record) -> None:
         what, now, thread, observed, step, detail = record
@@ -176,8 +205,9 @@ class Replay:
         run.working.setdefault(step, []).append(span)
         makers: dict[Span, int] = {}
         for slot in step.inputs:
-            if slot >= 0 and (maker := run.maker(slot)) is not None:
-                makers.setdefault(maker, slot)
+            if slot >= 0 and (made := run.maker(slot)) is not None:
+                makers.setdefault(made[0], slot)
+                self.reads[made] = span
         slots = run.observed.table.slots
         self.arrows += [(maker, span, slots[slot].name) for maker, slot in makers.items()]
 

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import current_thread, get_ident
 from time import perf_counter_ns
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from penstock.errors import check_count
+from penstock.host.on_demand import imported
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.timeline import (
     ALLOCATION,
@@ -29,6 +30,7 @@ from penstock.observers.timeline import (
     RUN_BEGIN,
     RUN_END,
     TRANSFER,
+    Lifetime,
     Record,
     Replay,
     Span,
@@ -37,6 +39,9 @@ from penstock.observers.timeline import (
 from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import Step, StepTable
 from penstock.types import TensorType
+
+if TYPE_CHECKING:
+    from penstock.ir.tables import DisplayTable
 
 
 class Trace(Observer):
@@ -70,7 +75,8 @@ class Trace(Observer):
         Times are in microseconds since the first record. Each run and each execution of a step is a
         complete event (``X``) on the track of the thread where it began; if it ended on another
         thread, or the thread did other work meanwhile, on a further track of that thread. Waits
-        from ready to begin are asynchronous events (``b``, ``e``) named ``queued``; ``live memory``
+        from ready to begin are asynchronous events (``b``, ``e``) named ``queued``, and so are the
+        lives of tensors, each with its bytes, named ``live value``; ``live memory``
         and ``ready steps`` are counters; arrows (``s``, ``f``) lead from the step that computed a
         value to those that read it.
         """
@@ -95,6 +101,22 @@ class Trace(Observer):
         Raises ``OSError`` where the file cannot be written."""
         text = json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":"))
         Path(path).write_text(text + "\n", encoding="ascii")
+
+    _repr_html_ = imported("penstock.ir.tables.show_html")
+    _repr_pretty_ = imported("penstock.ir.tables.show_text")
+
+    def _as_table(self) -> DisplayTable:
+        from penstock.ir.tables import DisplayTable
+
+        total: Counter[tuple[str, str, str]] = Counter()
+        count: Counter[tuple[str, str, str]] = Counter()
+        for span in self.replay().spans:
+            if span.step is not None:
+                key = _name(span.step), operation_name(span.step.node), span.step.backend
+                count[key] += 1
+                total[key] += span.end - span.begin
+        rows = [(*key, count[key], f"{ns * 1e-6:.3f}") for key, ns in total.most_common()]
+        return DisplayTable(repr(self), ("step", "operation", "backend", "times", "ms"), rows)
 
     def __repr__(self) -> str:
         events = [record[0] for record in self._records.copy()]
@@ -164,6 +186,10 @@ class _Writer:
         for number, wait in enumerate(replay.waits, 1):
             begin, end = self._wait(wait, number)
             keyed += [((wait.begin, wait.first, 0), begin), ((wait.end, wait.last, -1), end)]
+        for number, life in enumerate(replay.lifetimes(), len(replay.waits) + 1):
+            begin, end = self._life(life, number)
+            keyed.append(((life.maker.end, life.maker.last, 1), begin))
+            keyed.append(((life.last.end, life.last.last, 1), end))
         outer = {span for span in replay.spans if span.step is not None and span.step.blocks}
         for number, (maker, reader, name) in enumerate(replay.arrows, 1):
             # Viewers attach an arrow to the innermost span at its time, Perfetto to the last that
@@ -227,6 +253,16 @@ class _Writer:
         return (
             self._event("b", "queued", "queue", wait.begin, wait, id=number, args=args),
             self._event("e", "queued", "queue", wait.end, wait, id=number),
+        )
+
+    def _life(self, life: Lifetime, number: int) -> tuple[_Event, _Event]:
+        assert life.maker.step is not None
+        args = {"run": life.maker.run.number, "value": _clean(life.name), "bytes": life.nbytes}
+        args["step"] = _clean(_name(life.maker.step))
+        name, category = "live value", "memory"  # one name for one track, as of waits
+        return (
+            self._event("b", name, category, life.maker.end, life.maker, id=number, args=args),
+            self._event("e", name, category, life.last.end, life.maker, id=number),
         )
 
     def _names(self, threads: Mapping[int, str]) -> Iterator[_Event]:

@@ -39,17 +39,23 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.records import dataclass
+from penstock.host.on_demand import imported
 from penstock.ir.contract import Contract
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.layout import address
 from penstock.ir.op import Kernel
+from penstock.ops.internal.fused import operation_name
 from penstock.types import TensorType, Type
+
+if TYPE_CHECKING:
+    from penstock.ir.tables import DisplayTable
 
 
 class SlotKind(enum.Enum):
@@ -175,6 +181,21 @@ class StepTable:
     def dag(self) -> Dag:
         """The dependencies between the outermost steps."""
         return step_dag(self.slots, self.steps)
+
+    _repr_html_ = imported("penstock.ir.tables.show_html")
+    _repr_pretty_ = imported("penstock.ir.tables.show_text")
+
+    def _as_table(self) -> DisplayTable:
+        from penstock.ir.tables import DisplayTable
+
+        rows = []
+        for number, step in enumerate(self.walk(), 1):
+            values = [self.slots[i] for i in step.outputs if i >= 0]
+            outputs = ", ".join(f"{slot.name}: {slot.type}" for slot in values)
+            name = operation_name(step.node)
+            rows.append((number, name, outputs, step.backend, step.node.origin or step.node.name))
+        caption = f"plan {self.name!r}: {len(rows)} steps, {self.constant_bytes} bytes of constants"
+        return DisplayTable(caption, ("step", "operation", "outputs", "backend", "from"), rows)
 
     @property
     def constant_bytes(self) -> int:

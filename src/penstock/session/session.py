@@ -38,6 +38,7 @@ from penstock.frontends.load import entered, is_artifact, load
 from penstock.host import gc_pause
 from penstock.host.fork import renewed
 from penstock.host.malloc import keep_memory
+from penstock.host.on_demand import imported
 from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import on_worker, pool
 from penstock.ir.graph import Graph, Model
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from penstock.inspect.forecast import Forecast
     from penstock.inspect.gantt import Schedule
     from penstock.inspect.report_page import Report
+    from penstock.ir.tables import DisplayTable
     from penstock.observers.profile import Profile
     from penstock.session.compile_cache import CacheEntry
     from penstock.session.given_outputs import GivenOutputs
@@ -542,6 +544,19 @@ class Session:
         if own:
             hint += " here, and penstock.compat.onnxruntime has ONNX Runtime's interface"
         raise AttributeError(f"a Session has no attribute {name!r}{hint}", name=name, obj=self)
+
+    _repr_html_ = imported("penstock.ir.tables.show_html")
+    _repr_pretty_ = imported("penstock.ir.tables.show_text")
+
+    def _as_table(self) -> DisplayTable:
+        from penstock.ir.tables import DisplayTable
+
+        held, rows = self.memory, []
+        for title, ports in (("input", self.inputs), ("output", self.outputs)):
+            rows += [(title, port.name, str(port.type)) for port in ports]
+        caption = f"session of {self.model.path or self.model.entry!r}: {held.count} plans, "
+        caption += f"{held.weights} bytes of weights, {held.arenas} of arenas"
+        return DisplayTable(caption, ("", "name", "type"), rows)
 
     def __repr__(self) -> str:
         ports = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
