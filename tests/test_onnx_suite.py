@@ -7,6 +7,7 @@ import pytest
 from onnx.backend.test.loader import load_model_tests
 
 from penstock.backends.onednn.library import library
+from penstock.backends.registry import missing
 from penstock.onnx_backend import PenstockBackend
 from tests.support import onnx_suite
 from tests.support.cost_models import PreferredBackendCosts
@@ -36,7 +37,15 @@ class OnOneDnn(PenstockBackend):
         return super().prepare(model, device, backends=backends, cost_model=costs, **options)
 
 
-BACKENDS = {"numpy": OnNumpy, "onednn,numpy": OnOneDnn}
+class OnTorch(PenstockBackend):
+    """torch gets all that it has kernels for, on its CPU device; NumPy stands in for the rest."""
+
+    @classmethod
+    def prepare(cls, model, device="CPU", **options):
+        return super().prepare(model, device, backends=["torch"], **options)
+
+
+BACKENDS = {"numpy": OnNumpy, "onednn,numpy": OnOneDnn, "torch": OnTorch}
 
 
 @pytest.mark.parametrize("backends", BACKENDS)
@@ -44,6 +53,8 @@ BACKENDS = {"numpy": OnNumpy, "onednn,numpy": OnOneDnn}
 def test_onnx_suite_case_ends_as_expected(name, backends):
     if "onednn" in backends and library() is None:
         pytest.skip("needs libdnnl.so.3")
+    if backends == "torch" and (reason := missing("torch")) is not None:
+        pytest.skip(reason)
     assert onnx_suite.outcome(name, BACKENDS[backends]) is None
     if name in onnx_suite.EXCEPTIONS:
         pytest.xfail(onnx_suite.EXCEPTIONS[name][1])

@@ -114,6 +114,9 @@ class Backend(Protocol):
     # ``openmp``, the address of ``omp_set_num_threads`` of the runtime that has its threads: of
     # backends with one address, one sets the threads of all.
 
+    # A backend with a memory of its own may name one of the host in ``beside``. A session without
+    # any gets that one: it ``stands_in``, for nodes that no other backend has a kernel for.
+
     @property
     def workers(self) -> int:
         """The most steps of one run that may run at once on this backend."""
@@ -190,6 +193,11 @@ def copier(source: Backend, target: Backend) -> Callable[[Any], Any] | None:
 def stacks(backend: Backend) -> bool:
     """Whether rows that loops collect stay in the memory of a backend."""
     return backend.memory != HOST and getattr(backend, "stack", None) is not None
+
+
+def stands_in(backend: Backend) -> bool:
+    """Whether a backend runs only what no other one has a kernel for."""
+    return bool(getattr(backend, "stands_in", False))
 
 
 def stack_kernel(node: Node, backend: Backend) -> Kernel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -83,6 +83,27 @@ class KernelTable:
                 error = raised.with_traceback(None)  # that would hold this table
             answer = self._answers[key] = _Answer(types, constants, kernel, error)
         return answer
+
+
+def host_ports(
+    table: KernelTable, backends: Sequence[Backend], placement: Mapping[Node, Place]
+) -> Callable[[Node], tuple[Collection[int], bool]]:
+    """A function from a node to ``Kernel.host_inputs`` and ``host_outputs`` of its kernel, for
+    ``PassContext.host_ports``."""
+    away = {backend.name: backend for backend in backends if backend.memory != HOST}
+
+    def ports(node: Node) -> tuple[Collection[int], bool]:
+        place = placement.get(node)
+        backend = None if place is None else away.get(place.backend)
+        if backend is None or is_transfer(node):
+            return (), False
+        try:
+            kernel = table.kernel(backend, node)
+        except Exception:  # the plan raises it, unless the node may never run
+            return (), False
+        return ((), False) if kernel is None else (kernel.host_inputs, kernel.host_outputs)
+
+    return ports
 
 
 def placed_kernels(

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from penstock.backends.base import Backend
+from penstock.errors import PenstockError
+from penstock.ops.internal.transfer import HOST
 
 BACKENDS = {
     "native": "penstock.backends.native.backend.NativeBackend",
     "numpy": "penstock.backends.numpy.NumpyBackend",
     "onednn": "penstock.backends.onednn.backend.OneDnnBackend",
+    "torch": "penstock.backends.torch.backend.TorchBackend",
 }
 """the class of each backend, by its name"""
-_WITH_PRECISION = {"onednn"}
+_WITH_PRECISION = {"onednn", "torch"}
 
 
 def available() -> tuple[str, ...]:
@@ -32,6 +36,9 @@ def missing(name: str) -> str | None:
         from penstock.backends.onednn.library import library
 
         return None if library() is not None else "the wheel onednn-cpu-gomp is not installed"
+    if name == "torch":
+        found = find_spec("torch") is not None
+        return None if found else "PyTorch is not installed: pip install 'penstock[torch]'"
     if name == "native":
         from penstock.backends.native.library import library as native
 
@@ -51,6 +58,11 @@ def describe(name: str) -> str:
         kernels = native()
         assert kernels is not None
         return f"{len(kernels.kernels)} kernels for {kernels.level}, {kernels.path}"
+    if name == "torch":
+        import torch
+
+        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return f"PyTorch {torch.__version__} with {devices} CUDA devices"
     from penstock.backends.onednn.library import library
 
     loaded = library()
@@ -73,8 +85,10 @@ def backend_of(chosen: str | Backend, precision: str = "float32") -> Backend:
         return chosen
     if chosen not in BACKENDS:
         return _of_package(chosen)
+    if chosen == "torch" and (reason := missing(chosen)) is not None:
+        raise PenstockError(f"backend 'torch': {reason}")
     cls = _backend_class(chosen)
-    backend: Backend = cls(precision) if chosen in _WITH_PRECISION else cls()
+    backend: Backend = cls(precision=precision) if chosen in _WITH_PRECISION else cls()
     return backend
 
 
@@ -100,10 +114,22 @@ def _backend_class(chosen: str) -> Any:
 def backends_of(
     chosen: Sequence[str | Backend] | None, precision: str = "float32"
 ) -> list[Backend]:
-    """The backends of a session: those ``chosen``, or all that are available. Raises ``ValueError``
-    for two of one name, and as ``backend_of`` does."""
+    """The backends of a session: those ``chosen``, or all that are available. A backend with a
+    memory of its own that needs one of the host beside it (``Backend.beside``) gets that, if none
+    is chosen, for what it has no kernels for. Raises ``ValueError`` for two of one name, and as
+    ``backend_of`` does."""
     backends = [backend_of(backend, precision) for backend in chosen or available()]
+    beside = dict.fromkeys([getattr(backend, "beside", None) for backend in backends])
+    if all(backend.memory != HOST for backend in backends):
+        backends += [_stand_in(name) for name in beside if name is not None]
     names = [backend.name for backend in backends]
     if len(set(names)) < len(names):
         raise ValueError(f"backends= has two of one name: {names}")
     return backends
+
+
+def _stand_in(name: str) -> Backend:
+    """The backend of a name, which runs only what the others have no kernel for."""
+    backend: Any = backend_of(name)
+    backend.stands_in = True
+    return backend

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.ir.describe import format_bytes
 from penstock.ops.internal.fused import operation_name
+from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, SlotKind, Step, StepTable
 from penstock.plan.tasks import Tasks
@@ -125,7 +126,7 @@ class _Formatter:
         origin = step.node.origin or step.node.name
         if step in self.sequence_of:
             origin += f" ({self.sequence_of[step]})"
-        on = f" on {step.backend}" if step.backend else ""
+        on = f" on {_place(step)}" if step.backend else ""
         text = f"{'  ' * depth}{self.number:>4} {outputs} = {call}{on}  # {origin}"
         if self.reason is None:
             return text
@@ -145,6 +146,12 @@ class _Formatter:
         if slot.kind is SlotKind.ALIAS:
             return f"@{self.offsets[slot.base] + slot.offset}"
         return f"<{slot.kind.value}>"
+
+
+def _place(step: Step) -> str:
+    """The backend of a step; for a transfer, those that it copies between."""
+    attrs = step.node.attrs
+    return f"{attrs['source']} to {attrs['target']}" if is_transfer(step.node) else step.backend
 
 
 def block_names(step: Step) -> Sequence[str]:

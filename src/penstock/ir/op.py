@@ -81,6 +81,10 @@ class Kernel:
     ``Backend.device`` alone. The call goes through a stream of each of them; all of these have
     waited for its inputs, and what reads its outputs waits for all of them.
 
+    ``host_inputs``: the inputs that the kernel reads on the host, as NumPy arrays, though other
+    values of its backend are elsewhere: shapes, axes, conditions. ``host_outputs``: its outputs
+    are there, and made without waiting for a device, as the shape of a tensor is.
+
     ``settle``: given an output that is on a device, waits for it on the host, outside of streams;
     None if calls return when their work is done.
 
@@ -115,6 +119,8 @@ class Kernel:
     compiled_call: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
     check: Callable[[Any], object] | None = None
     devices: tuple[Any, ...] = ()
+    host_inputs: tuple[int, ...] = ()
+    host_outputs: bool = False
     settle: Callable[[Any], object] | None = None
     begin: Callable[..., Callable[[], object] | None] | None = None
     operands: str = ""

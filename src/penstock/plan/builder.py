@@ -45,7 +45,7 @@ class CompiledNode(NamedTuple):
     @property
     def on_host(self) -> bool:
         """Whether the outputs are in the host's memory, as arenas are."""
-        return self.to_host or self.backend.memory == HOST
+        return self.to_host or self.backend.memory == HOST or self.kernel.host_outputs
 
 
 def compile_plan(
@@ -235,7 +235,12 @@ class _Builder:
         compiled = self.compiled[node]
         if compiled.on_host or is_transfer(node):
             return inputs
-        return tuple([self.constant_on(compiled.backend, i) for i in inputs])
+        on_host = compiled.kernel.host_inputs
+        slots = list(inputs)
+        for i, index in enumerate(inputs):
+            if i not in on_host:
+                slots[i] = self.constant_on(compiled.backend, index)
+        return tuple(slots)
 
     def constant_on(self, backend: Backend, index: int) -> int:
         """Slot ``index``; for a constant, one with a copy in the memory of ``backend``."""

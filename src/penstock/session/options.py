@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 ExecutorName: TypeAlias = Literal[
     "auto", "linear", "dataflow", "parallel", "streams", "frames", "interpret"
 ]
-Precision: TypeAlias = Literal["float32", "bf16", "strict"]
+Precision: TypeAlias = Literal["float32", "tf32", "bf16", "strict"]
 MemoryPlanner: TypeAlias = Literal["quick", "best", "wic", "first_fit", "bump"]
 EXECUTORS: tuple[ExecutorName, ...] = get_args(ExecutorName)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -164,7 +164,8 @@ class CompileOptions:
         '"float32" computes float16 and bfloat16 in float32, and rounds what leaves the model; '
         '"strict" rounds after each operation to the type that the model says; "bf16" is like '
         '"float32", but lets oneDNN round the operands of large products and convolutions to '
-        "bfloat16 where the processor supports it: faster, with two to three digits.",
+        'bfloat16 where the processor supports it: faster, with two to three digits; "tf32" is '
+        'like "float32", but lets the torch backend on a GPU round them to TensorFloat-32.',
     )
     max_streams: int | None = option(
         None, "Use at most N streams, even if they do not pay off; by default as many as pay off."

@@ -33,7 +33,7 @@ from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend, Device, copier, stacks
 from penstock.backends.dynamic_shapes import plausible
-from penstock.backends.kernels import KernelTable, placed_kernels
+from penstock.backends.kernels import KernelTable, host_ports, placed_kernels
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
 from penstock.executors.base import Executor
@@ -172,12 +172,15 @@ class CompileContext:
         fusion: FusionPolicy | None = None,
         choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None,
         kernels: KernelTable | None = None,
+        layouts: bool = True,
     ) -> PassContext:
-        """The context of passes; with ``kernels``, these decide the layouts of values."""
+        """The context of passes; with ``kernels`` and ``layouts``, these decide the layouts of
+        values."""
         from penstock.passes.context import PassContext
 
         placement: dict[Node, Place] = {}
-        compiled = None if kernels is None else placed_kernels(kernels, self.backends, placement)
+        table, parts = kernels or KernelTable(), (self.backends, placement)
+        compiled = placed_kernels(table, *parts) if kernels is not None and layouts else None
         fuses = any(backend.fuses for backend in self.backends)
         return PassContext(
             limits=self.limits,
@@ -190,6 +193,7 @@ class CompileContext:
             must_stay=partial(_overlapping, self) if self.executor == "auto" else None,
             direct=self.direct,
             stacks=self.stacks,
+            host_ports=host_ports(table, *parts),
             after_pass=self.options.after_pass,
             placement=placement,
             compiled=compiled,

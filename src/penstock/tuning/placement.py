@@ -11,14 +11,16 @@ from typing import TypeVar
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import bound
 from penstock.algorithms.records import dataclass
-from penstock.backends.base import Backend
+from penstock.backends.base import Backend, stands_in
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InvalidInput, Unsupported
 from penstock.ir.graph import Graph, Node, dependencies, readers_of, same_objects
 from penstock.ops.internal.fused import is_fused, parts
+from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
 from penstock.ops.work_estimate import wanted_in_own_order
+from penstock.tuning.host_arithmetic import host_arithmetic
 from penstock.tuning.measure import CostModel
 
 NODE = "node:"
@@ -160,11 +162,17 @@ class Placement:
 
     def candidates(self, graph: Graph) -> Candidates:
         """The backends that have a kernel for each node, nested ones included, those named first to
-        be preferred. Raises ``Unsupported`` as ``fastest`` does."""
+        be preferred; one that stands in for others only where these have none, and where all that
+        a node computes is shapes on the host. Raises ``Unsupported`` as ``fastest`` does."""
+        able = self._chosen(graph, self._able)
+        if any(map(stands_in, self.backends)):
+            for node in host_arithmetic(graph, able, self.kernels):
+                able[node] = [b for b in able[node] if b.memory == HOST]
+        return {node: _preferred(among) for node, among in able.items()}
+
+    def _able(self, node: Node) -> list[Backend]:
         accepts = self.kernels.accepts
-        return self._chosen(
-            graph, lambda node: [b for b in self._allowed(node) if accepts(b, node)]
-        )
+        return [b for b in self._allowed(node) if accepts(b, node)]
 
     def fastest(self, graph: Graph) -> dict[Node, Backend]:
         """The backend of each node, nested ones included, that is expected to be the fastest, for
@@ -258,6 +266,11 @@ class Placement:
         if faults:
             raise Unsupported.of(faults)
         return chosen
+
+
+def _preferred(among: list[Backend]) -> list[Backend]:
+    """Those of ``among`` that stand in for no other, if there are such."""
+    return [backend for backend in among if not stands_in(backend)] or among
 
 
 def _add_up_to(bound: float, seconds: Iterable[float]) -> bool:

@@ -96,7 +96,7 @@ def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
     raise ShapeError(f"{whole} elements cannot be divided into blocks of {divisor}")
 
 
-def _reshaped(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Shape:
+def reshaped_dims(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Shape:
     """The shape that Reshape gives a tensor of shape ``dims``, as far as both are known. Dims that
     0 copies take no part in inferring -1, so that an empty batch keeps its other dims."""
     if any(isinstance(d, int) and d < -1 for d in target) or target.count(-1) > 1:
@@ -134,7 +134,7 @@ def _infer_reshape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     target = rules.ints(types, consts, 1)
     if target is None:
         return (TensorType(x.dtype, unknown_shape(types, 1)),)
-    dims = _reshaped(x.shape, target, bool(attrs.get("allowzero")))
+    dims = reshaped_dims(x.shape, target, bool(attrs.get("allowzero")))
     return (_carried(TensorType(x.dtype, dims), x),)
 
 
@@ -145,7 +145,7 @@ def reshape(node: Node, types: Types) -> Kernel:
     dims = rules.all_known(rules.tensor(types, 0).shape)
 
     def resolved(x: np.ndarray, spelled: Sequence[int]) -> np.ndarray:
-        shape: Any = _reshaped(x.shape, spelled, allowzero)
+        shape: Any = reshaped_dims(x.shape, spelled, allowzero)
         return x.reshape(shape)
 
     def into(x: np.ndarray, _: Any, out: np.ndarray) -> None:
@@ -153,7 +153,7 @@ def reshape(node: Node, types: Types) -> Kernel:
 
     if target is None:
         return Kernel(lambda x, shape: resolved(x, shape.tolist()), into, view=True)
-    fixed: Any = target if dims is None else _reshaped(dims, target, allowzero)
+    fixed: Any = target if dims is None else reshaped_dims(dims, target, allowzero)
     if dims is None and 0 in target and not allowzero:
         return Kernel(lambda x, _: resolved(x, fixed), into, view=True)
 

@@ -24,8 +24,9 @@ class InsertTransfers(Pass):
     it is used: a captured value that these read on one device only is brought there before, and a
     value that a body computes on a device and carries is carried there. Rows that a loop collects
     on a device stay there, too, if its backend can join them behind the loop
-    (``PassContext.stacks``). A transfer is placed on the device that it copies to, or from if it
-    copies to the host.
+    (``PassContext.stacks``). What a kernel on a device reads on the host, such as a shape, stays
+    there (``PassContext.host_ports``). A transfer is placed on the device that it copies to, or
+    from if it copies to the host.
     """
 
     name = "insert_transfers"
@@ -63,9 +64,10 @@ class _Transfers:
                 self.control(node)
                 continue
             place = self.placement[node]
-            self.read_inputs(node, {}, place)
+            on_host, gives_to_host = self.context.host_ports(node)
+            self.read_inputs(node, dict.fromkeys(on_host, self.home), place)
             self.nodes.append(node)
-            if place.memory != HOST:
+            if place.memory != HOST and not gives_to_host:
                 self.places.update((v, place) for v in node.outputs if v is not None)
         leaving = self.leaving.get(graph, {})
         graph.outputs[:] = [
@@ -74,9 +76,11 @@ class _Transfers:
         graph.nodes[:] = self.nodes
 
     def read_inputs(self, node: Node, places: Mapping[int, Place], place: Place) -> None:
+        carries = is_control(node)
         for i, value in enumerate(node.inputs):
             if value is not None:
-                node.inputs[i] = self.read(value, places.get(i, place), i in places)
+                carried = carries and i in places
+                node.inputs[i] = self.read(value, places.get(i, place), carried)
 
     def read(self, value: Value, there: Place, carried: bool = False) -> Value:
         """``value`` in the memory of ``there``. A constant that a loop carries from there on is
@@ -175,6 +179,7 @@ class _Transfers:
         """For each output of a graph, the device on which a node of the graph computes it."""
         own = set(graph.nodes)
         nodes = [value.producer if value.producer in own else None for value in graph.outputs]
+        nodes = [None if n is None or self.context.host_ports(n)[1] else n for n in nodes]
         places = [None if node is None else self.placement.get(node) for node in nodes]
         return [None if place is None or place.memory == HOST else place for place in places]
 
@@ -182,9 +187,11 @@ class _Transfers:
         """Where each value is read in ``graph``, nested graphs included."""
         places: dict[Value, set[Place]] = defaultdict(set)
         for node in graph.walk():
-            for value in node.inputs:
+            on_host = () if is_control(node) else self.context.host_ports(node)[0]
+            for i, value in enumerate(node.inputs):
                 if value is not None:
-                    places[value].add(self.placement.get(node, self.home))
+                    place = self.home if i in on_host else self.placement.get(node, self.home)
+                    places[value].add(place)
         for inner in graph.graphs():
             for value in inner.outputs:
                 places[value].add(self.home)

@@ -1,0 +1,307 @@
+"""Kernels that move elements: views, joins, parts, borders, and tensors made from little.
+
+Shapes, axes and the like are inputs on the host (``Kernel.host_inputs``); the shape of a tensor is
+an output there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.backends.torch.site import TorchSite
+from penstock.ir.op import Kernel
+from penstock.ops.common.shape_rules import normalize_axes
+from penstock.ops.onnx.shape import flatten_axis, reshaped_dims
+
+
+def _viewing(function: Callable[..., Any], *host_inputs: int) -> Kernel:
+    """The kernel of a view."""
+    return Kernel(function, view=True, host_inputs=host_inputs)
+
+
+def shape_of(site: TorchSite) -> Kernel | None:
+    """Shape and Size, on the host: the tensor itself is not read."""
+    if site.dtype(0) is None:
+        return None
+    if site.node.op.name == "Size":
+        return Kernel(lambda x: np.array(x.numel(), np.int64), host_outputs=True)
+    part = slice(site.attrs.get("start") or 0, site.attrs.get("end"))
+    return Kernel(lambda x: np.array(x.shape[part], np.int64), host_outputs=True)
+
+
+# Views.
+
+
+def reshape_kernel(site: TorchSite) -> Kernel | None:
+    """Reshape and Flatten."""
+    if site.dtype(0) is None:
+        return None
+    fixed = site.result_dims() if site.dims(0) is not None else None
+    if fixed is not None:
+        return _viewing(lambda x, _=None: x.reshape(fixed), 1)
+    if site.node.op.name == "Flatten":
+
+        def flatten(x: Tensor) -> Tensor:
+            axis = flatten_axis(site.attrs, x.dim())
+            return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
+
+        return _viewing(flatten)
+    allowzero = bool(site.attrs.get("allowzero"))
+
+    def function(x: Tensor, spelled: Any) -> Tensor:
+        dims: Any = reshaped_dims(tuple(x.shape), spelled.tolist(), allowzero)
+        return x.reshape(dims)
+
+    return _viewing(function, 1)
+
+
+def squeeze(site: TorchSite) -> Kernel | None:
+    """Squeeze of given axes, which must be 1."""
+    if site.dtype(0) is None:
+        return None
+    known = site.dims(0) is not None and (site.const(1) is not None or not site.given(1))
+    fixed = site.result_dims() if known else None
+    if fixed is not None:
+        return _viewing(lambda x, _=None: x.reshape(fixed), 1)
+
+    def function(x: Tensor, axes: Any = None) -> Tensor:
+        if axes is None:
+            return x.squeeze()
+        chosen = normalize_axes(axes.reshape(-1).tolist(), x.dim())
+        if any(x.shape[axis] != 1 for axis in chosen):
+            raise ValueError(f"axes {list(chosen)} of shape {list(x.shape)} are not all 1")
+        return x.squeeze(chosen)
+
+    return _viewing(function, 1)
+
+
+def unsqueeze(site: TorchSite) -> Kernel | None:
+    """Unsqueeze: new axes of 1."""
+    if site.dtype(0) is None:
+        return None
+
+    def function(x: Tensor, axes: Any) -> Tensor:
+        rank = x.dim() + axes.size
+        for axis in sorted(normalize_axes(axes.reshape(-1).tolist(), rank)):
+            x = x.unsqueeze(axis)
+        return x
+
+    axes, rank = site.ints(1), site.rank(0)
+    if axes is not None and len(axes) == 1 and rank is not None:
+        (axis,) = axes
+        if -rank - 1 <= axis <= rank:
+            return _viewing(lambda x, _: x.unsqueeze(axis), 1)
+    return _viewing(function, 1)
+
+
+def transpose_kernel(site: TorchSite) -> Kernel | None:
+    """Transpose."""
+    rank, perm = site.rank(0), site.attrs.get("perm")
+    if site.dtype(0) is None or (rank is None and perm is None):
+        return None
+    order = tuple(range(rank or 0)[::-1] if perm is None else perm)
+    return _viewing(lambda x: x.permute(order))
+
+
+def expand(site: TorchSite) -> Kernel | None:
+    """Expand: broadcasting to a shape, which may have fewer dims."""
+    if site.dtype(0) is None:
+        return None
+    fixed = site.result_dims()
+    if fixed is not None:
+        return _viewing(lambda x, _: x.expand(fixed), 1)
+
+    def function(x: Tensor, spelled: Any) -> Tensor:
+        return x.expand(torch.broadcast_shapes(x.shape, spelled.tolist()))
+
+    return _viewing(function, 1)
+
+
+def slice_(site: TorchSite) -> Kernel | None:
+    """Slice by numbers on the host; torch has no views with negative steps."""
+    rank = site.rank(0)
+    steps = site.ints(4) if site.given(4) else ()
+    if site.dtype(0) is None or rank is None or steps is None or min(steps, default=1) < 1:
+        return None
+
+    def index(numbers: Sequence[Any]) -> tuple[slice, ...]:
+        lists: Any = [
+            None if x is None else x.reshape(-1).tolist() for x in (*numbers, None, None)[:4]
+        ]
+        starts, ends, axes, widths = lists
+        parts = [slice(None)] * rank
+        for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            axis = i if axes is None else axes[i]
+            parts[axis] = slice(start, end, 1 if widths is None else widths[i])
+        return tuple(parts)
+
+    given = [site.const(i) for i in range(1, len(site.node.inputs))]
+    known = all(x is not None or not site.given(i) for i, x in enumerate(given, 1))
+    if known and not _in_range(given, rank):
+        return None  # the error is NumPy's
+    if known:
+        fixed = index(given)
+        return _viewing(lambda x, *_: x[fixed], 1, 2, 3, 4)
+    return _viewing(lambda x, *numbers: x[index(numbers)], 1, 2, 3, 4)
+
+
+def _in_range(numbers: Sequence[Any], rank: int) -> bool:
+    axes = numbers[2] if len(numbers) > 2 else None
+    return axes is None or all(-rank <= axis < rank for axis in axes.reshape(-1).tolist())
+
+
+def split_kernel(site: TorchSite) -> Kernel | None:
+    """Split into parts whose sizes are known when the plan is compiled."""
+    axis, count = site.attrs.get("axis", 0), len(site.node.outputs)
+    dims = [site.result_dims(i) for i in range(count)]
+    if site.dtype(0) is None or any(shape is None for shape in dims) or site.dims(0) is None:
+        return None
+    sizes = [shape[axis] for shape in dims if shape is not None]
+    if count == 1:
+        return _viewing(lambda x, _=None: x, 1)
+    return _viewing(lambda x, _=None: torch.split(x, sizes, axis), 1)
+
+
+# Copies.
+
+
+def concat(site: TorchSite) -> Kernel | None:
+    """Concat."""
+    dtypes = {site.dtype(i) for i in range(len(site.node.inputs))}
+    if len(dtypes) != 1 or None in dtypes:
+        return None
+    axis = site.attrs.get("axis", 1)
+
+    def into(*tensors: Tensor) -> None:
+        torch.cat(tensors[:-1], axis, out=tensors[-1])
+
+    return Kernel(lambda *tensors: torch.cat(tensors, axis), into)
+
+
+def tile(site: TorchSite) -> Kernel | None:
+    """Tile: repetitions along each axis."""
+    if site.dtype(0) is None:
+        return None
+    return Kernel(lambda x, times: x.repeat(times.tolist()), host_inputs=(1,))
+
+
+def pad_kernel(site: TorchSite) -> Kernel | None:
+    """Pad with a constant, or with mirrored or repeated elements as far as torch has these."""
+    rank, mode = site.rank(0), site.attrs.get("mode", "constant")
+    mode = mode.decode() if isinstance(mode, bytes) else mode
+    widths, axes = site.ints(1), site.ints(3)
+    if site.dtype(0) is None or rank is None or widths is None or mode != "constant":
+        return None
+    if site.given(3) and axes is None:
+        return None
+    chosen = range(rank) if axes is None else [axis % rank for axis in axes]
+    pairs = [(0, 0)] * rank
+    half = len(widths) // 2
+    for axis, pair in zip(chosen, zip(widths[:half], widths[half:], strict=True), strict=True):
+        pairs[axis] = pair
+    flat = [width for pair in reversed(pairs) for width in pair]
+
+    def function(x: Tensor, _: Any, value: Any = None, __: Any = None) -> Tensor:
+        return torch.constant_pad_nd(x, flat, 0 if value is None else value.item())
+
+    return Kernel(function, host_inputs=(1, 2, 3))
+
+
+def rearrange_blocks(site: TorchSite) -> Kernel | None:
+    """DepthToSpace and SpaceToDepth."""
+    if site.dtype(0) is None or site.rank(0) != 4:
+        return None
+    b, mode = site.attrs["blocksize"], site.attrs.get("mode", "DCR")
+    column_first = mode in ("CRD", b"CRD")
+
+    def to_space(x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        if column_first:
+            y = x.reshape(n, c // (b * b), b, b, h, w).permute(0, 1, 4, 2, 5, 3)
+        else:
+            y = x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2)
+        return y.reshape(n, c // (b * b), h * b, w * b)
+
+    def to_depth(x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        y = x.reshape(n, c, h // b, b, w // b, b)
+        y = y.permute(0, 1, 3, 5, 2, 4) if column_first else y.permute(0, 3, 5, 1, 2, 4)
+        return y.reshape(n, c * b * b, h // b, w // b)
+
+    return Kernel(to_space if site.node.op.name == "DepthToSpace" else to_depth)
+
+
+def triangle(site: TorchSite) -> Kernel | None:
+    """Trilu: the upper or lower triangle of matrices, by a diagonal on the host."""
+    if site.dtype(0) is None or (site.rank(0) or 0) < 2:
+        return None
+    part = torch.triu if site.attrs.get("upper", 1) else torch.tril
+
+    def function(x: Tensor, diagonal: Any = None) -> Tensor:
+        return part(x, 0 if diagonal is None else int(diagonal.item()))
+
+    return Kernel(function, host_inputs=(1,))
+
+
+# Tensors made from little.
+
+
+def constant_of_shape(site: TorchSite) -> Kernel | None:
+    """ConstantOfShape: one number everywhere."""
+    dtype, value = site.result_dtype(), site.attrs.get("value")
+    if dtype is None:
+        return None
+    number = 0 if value is None else np.asarray(value).reshape(-1)[0].item()
+    device = site.device
+
+    def function(shape: Any) -> Tensor:
+        return torch.full(shape.tolist(), number, dtype=dtype, device=device)
+
+    return Kernel(function, host_inputs=(0,))
+
+
+def range_(site: TorchSite) -> Kernel | None:
+    """Range of whole numbers, by numbers on the host."""
+    dtype, device = site.result_dtype(), site.device
+    if dtype not in (torch.int32, torch.int64):
+        return None
+
+    def function(start: Any, limit: Any, step: Any) -> Tensor:
+        first, last, width = start.item(), limit.item(), step.item()
+        count = max(-(-(last - first) // width), 0) if width else 0
+        if not width:
+            raise ValueError("the step of a Range must not be 0")
+        return torch.arange(count, dtype=dtype, device=device).mul_(width).add_(first)
+
+    return Kernel(function, host_inputs=(0, 1, 2))
+
+
+def nonzero(site: TorchSite) -> Kernel | None:
+    """NonZero: the places of elements that are not 0, as columns."""
+    if site.dtype(0) is None or not site.rank(0):
+        return None
+    return Kernel(lambda x: torch.nonzero(x).t())
+
+
+def one_hot_kernel(site: TorchSite) -> Kernel | None:
+    """OneHot of whole numbers; those out of range have no place."""
+    dtype = site.dtype(2)
+    if site.dtype(0) not in (torch.int32, torch.int64) or dtype is None or not site.rank(0):
+        return None
+    axis, rank = site.attrs.get("axis", -1), site.rank(0) or 0
+    place = axis % (rank + 1)
+
+    def function(indices: Tensor, depth: Any, values: Tensor) -> Tensor:
+        size = int(depth.reshape(-1)[0])
+        numbers = torch.arange(size, device=indices.device)
+        numbers = numbers.reshape([size if i == place else 1 for i in range(rank + 1)])
+        wrapped = torch.where(indices < 0, indices + size, indices).unsqueeze(place)
+        return torch.where(wrapped == numbers, values[1], values[0])
+
+    return Kernel(function, host_inputs=(1,))

@@ -1,0 +1,201 @@
+"""The torch backend: which family of kernels runs which operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.backends.base import HostBackend
+from penstock.backends.torch import (
+    arrays,
+    attention,
+    convolution,
+    elementwise,
+    index,
+    normalization,
+    pooling,
+    products,
+    recurrent,
+    reduce,
+    resize,
+)
+from penstock.backends.torch.memory import WIDTHS, TorchMemory
+from penstock.backends.torch.site import TorchSite
+from penstock.errors import PenstockError
+from penstock.ir.graph import Node
+from penstock.ir.op import Kernel
+from penstock.ops.internal.fused import FUSED
+from penstock.ops.work_estimate import flops
+from penstock.types import TensorType, Type
+
+Family = Callable[[TorchSite], Kernel | None]
+
+# Approximate costs on the CPU device: of a call, bytes a second, and operations a second.
+_CALL_S, _BYTES_PER_S, _FLOPS_PER_S = 2e-6, 10e9, 100e9
+
+_FAMILIES: Mapping[tuple[str, ...], Family] = {
+    elementwise.UNARY: elementwise.unary,
+    elementwise.BINARY: elementwise.binary,
+    elementwise.VARIADIC: elementwise.variadic,
+    reduce.REDUCTIONS: reduce.reduction_kernel,
+    (FUSED.full_name,): attention.attention_chain,
+    ("ArgMax", "ArgMin"): reduce.extreme_place,
+    ("Attention",): attention.attention,
+    ("AveragePool",): pooling.average_pool,
+    ("BatchNormalization",): normalization.batch_normalization,
+    ("BitShift",): elementwise.shift,
+    ("Cast", "CastLike"): elementwise.cast_kernel,
+    ("Clip",): elementwise.clip,
+    ("Concat",): arrays.concat,
+    ("ConstantOfShape",): arrays.constant_of_shape,
+    ("Conv",): convolution.convolution,
+    ("ConvTranspose",): convolution.transposed_convolution,
+    ("CumSum",): reduce.running_sum,
+    ("DepthToSpace", "SpaceToDepth"): arrays.rearrange_blocks,
+    ("Dropout", "Identity"): elementwise.identity_kernel,
+    ("Einsum",): products.einsum,
+    ("Expand",): arrays.expand,
+    ("Flatten", "Reshape"): arrays.reshape_kernel,
+    ("GRU", "LSTM", "RNN"): recurrent.recurrent,
+    ("Gather",): index.gather,
+    ("GatherElements",): index.gather_elements,
+    ("GatherND",): index.gather_nd,
+    ("Gemm",): products.gemm,
+    ("GlobalAveragePool", "GlobalMaxPool"): pooling.global_pool,
+    ("GroupNormalization",): normalization.group_normalization_kernel,
+    ("InstanceNormalization",): normalization.instance_normalization,
+    ("LRN",): normalization.local_response,
+    ("LayerNormalization",): normalization.layer_normalization_kernel,
+    ("LogSoftmax", "Softmax"): normalization.softmax,
+    ("MatMul",): products.matmul,
+    ("MaxPool",): pooling.max_pool,
+    ("NonZero",): arrays.nonzero,
+    ("OneHot",): arrays.one_hot_kernel,
+    ("Pad",): arrays.pad_kernel,
+    ("RMSNormalization",): normalization.rms_normalization,
+    ("Range",): arrays.range_,
+    ("Resize",): resize.resize_kernel,
+    ("ScatterElements",): index.scatter_elements,
+    ("ScatterND",): index.scatter_nd,
+    ("Shape", "Size"): arrays.shape_of,
+    ("Slice",): arrays.slice_,
+    ("Split",): arrays.split_kernel,
+    ("Squeeze",): arrays.squeeze,
+    ("Tile",): arrays.tile,
+    ("TopK",): reduce.top_k,
+    ("Transpose",): arrays.transpose_kernel,
+    ("Trilu",): arrays.triangle,
+    ("Unsqueeze",): arrays.unsqueeze,
+    ("Where",): elementwise.where,
+    ("penstock.ZeroNaN",): elementwise.unary,
+}
+FAMILIES = {name: family for names, family in _FAMILIES.items() for name in names}
+"""the families of kernels, by the full name of the operation"""
+
+
+class TorchBackend(HostBackend):
+    """Runs operations with PyTorch, on a device of torch.
+
+    ``device``: as torch names it ("cpu", "cuda:1"), by default the current CUDA device if there is
+    one, else the CPU. ``dtype``: the type in which float32 is held and computed there, a floating
+    type of torch or its name; what enters and leaves is float32 nevertheless. ``precision="tf32"``
+    lets products and convolutions on a GPU round their operands to TensorFloat-32. Raises
+    ``PenstockError`` for a device that there is not, ``ValueError`` for another type.
+
+    Values are tensors. What the backend has no kernel for, the host runs.
+    """
+
+    name = "torch"
+    fuses = True
+    beside = "numpy"
+
+    def __init__(
+        self,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype = "float32",
+        precision: str = "float32",
+        name: str = "torch",
+    ) -> None:
+        self.name = name
+        self.torch_device = _device_of(device)
+        self.tf32 = precision == "tf32"
+        self._memory = TorchMemory(self.torch_device, _width_of(dtype))
+
+    @property
+    def memory(self) -> str:  # type: ignore[override]
+        return self._memory.name
+
+    def seconds(self, node: Node) -> float:
+        if node.op.full_name not in FAMILIES:
+            return math.inf
+        if node.op.view:
+            return _CALL_S
+        types = [v.type for v in (*node.inputs, *node.outputs) if v is not None and v.const is None]
+        moved = sum([t.nbytes for t in types if isinstance(t, TensorType) and t.static])
+        return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
+
+    def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        family = FAMILIES.get(node.op.full_name)
+        if family is None or not self._holds_results(node):
+            return None
+        return family(TorchSite(node, types, self._memory, self.tf32))
+
+    def _holds_results(self, node: Node) -> bool:
+        """Whether all outputs are known to be tensors of elements that torch has."""
+        for value in node.outputs:
+            type_ = None if value is None else value.type
+            if value is not None and not isinstance(type_, TensorType):
+                return False
+            if isinstance(type_, TensorType) and self._memory.dtype(type_.dtype) is None:
+                return False
+        return True
+
+    def from_host(self, value: Any) -> Any:
+        return self._memory.from_host(value)
+
+    def to_host(self, value: Any) -> Any:
+        return self._memory.to_host(value)
+
+    def stack(self, values: Sequence[Any], axis: int) -> Any:
+        """Rows that a loop has collected, joined along a new axis."""
+        return torch.stack(list(values), axis)
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        raise PenstockError("arenas of the host are allocated by backends in its memory")
+
+    @property
+    def workers(self) -> int:
+        return 1
+
+
+def _device_of(device: str | torch.device | None) -> torch.device:
+    """The device of that name. Raises ``PenstockError`` if there is none."""
+    cuda = torch.cuda.is_available()
+    try:
+        chosen = torch.device(("cuda" if cuda else "cpu") if device is None else device)
+    except RuntimeError as error:
+        raise PenstockError(f"device={device!r} is no device of torch: {error}") from error
+    if chosen.type == "cpu":
+        return torch.device("cpu")
+    if chosen.type != "cuda":
+        raise PenstockError(f"device={device!r}: the torch backend runs on cpu and cuda devices")
+    count = torch.cuda.device_count() if cuda else 0
+    index = chosen.index
+    if index is None and cuda:
+        index = torch.cuda.current_device()
+    if index is None or index >= count:
+        raise PenstockError(f"device={device!r}: torch finds {count} CUDA devices here")
+    return torch.device("cuda", index)
+
+
+def _width_of(dtype: str | torch.dtype) -> torch.dtype:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found not in WIDTHS:
+        names = ", ".join(str(width).removeprefix("torch.") for width in WIDTHS)
+        raise ValueError(f"dtype={dtype!r} is not one of {names}")
+    assert isinstance(found, torch.dtype)
+    return found

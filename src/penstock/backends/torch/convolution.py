@@ -1,0 +1,87 @@
+"""Convolutions: Conv and ConvTranspose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.backends.torch.site import TorchSite
+from penstock.backends.torch.windows import Padding
+from penstock.ir.op import Kernel
+
+
+def _convolve(site: TorchSite, transposed: bool, groups: int) -> Callable[..., Tensor]:
+    """``convolve(x, w, b, strides, padding, dilations, output_padding)``. On a GPU, operands are
+    rounded to TensorFloat-32 only if the session allows that, whatever the flags of the process
+    say."""
+    if site.memory.on_host:
+        return lambda x, w, b, strides, padding, dilations, more: torch.convolution(
+            x, w, b, strides, padding, dilations, transposed, more, groups
+        )
+    # benchmark, deterministic, cudnn_enabled, allow_tf32
+    flags = False, False, True, site.tf32
+    return lambda x, w, b, strides, padding, dilations, more: torch._convolution(
+        x, w, b, strides, padding, dilations, transposed, more, groups, *flags
+    )
+
+
+def convolution(site: TorchSite) -> Kernel | None:
+    """Conv of images with one to three spatial axes."""
+    w = site.type(1)
+    if not site.are_floats(0, 1, 2) or w is None or w.shape is None:
+        return None
+    kernel = [dim for dim in w.shape[2:] if isinstance(dim, int)]
+    if not 1 <= len(kernel) <= 3 or len(kernel) < len(w.shape) - 2:
+        return None
+    padding = Padding(site.attrs, kernel)
+    convolve = _convolve(site, False, site.attrs.get("group", 1))
+    strides, dilations = padding.strides, padding.dilations
+    none = [0] * len(kernel)
+    if (alike := padding.alike) is not None:
+
+        def function(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+            return convolve(x, w, b, strides, alike, dilations, none)
+    else:
+
+        def function(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+            return convolve(padding.pad(x), w, b, strides, none, dilations, none)
+
+    return Kernel(function)
+
+
+def transposed_convolution(site: TorchSite) -> Kernel | None:
+    """ConvTranspose with declared padding: of a result that is larger, a part is cut out."""
+    w, attrs = site.type(1), site.attrs
+    if not site.are_floats(0, 1, 2) or w is None or w.shape is None:
+        return None
+    kernel = [dim for dim in w.shape[2:] if isinstance(dim, int)]
+    automatic = attrs.get("auto_pad") not in (None, "", "NOTSET", b"", b"NOTSET")
+    if not 1 <= len(kernel) <= 3 or len(kernel) < len(w.shape) - 2:
+        return None
+    if automatic or attrs.get("output_shape"):
+        return None
+    padding = Padding(attrs, kernel)
+    strides, dilations = padding.strides, padding.dilations
+    more = list(attrs.get("output_padding") or [0] * len(kernel))
+    # torch takes less than a stride or a dilation.
+    if any(m >= max(s, d) for m, s, d in zip(more, strides, dilations, strict=True)):
+        return None
+    convolve = _convolve(site, True, attrs.get("group", 1))
+    pads = list(attrs.get("pads") or [0] * 2 * len(kernel))
+    begins, ends = pads[: len(kernel)], pads[len(kernel) :]
+    common = [min(pair) for pair in zip(begins, ends, strict=True)]
+    cuts: list[tuple[Any, ...]] = [
+        (b - c, e - c) for b, e, c in zip(begins, ends, common, strict=True)
+    ]
+
+    def function(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        y = convolve(x, w, b, strides, common, dilations, more)
+        for axis, (first, last) in enumerate(cuts, 2):
+            if first or last:
+                y = y.narrow(axis, first, y.shape[axis] - first - last)
+        return y
+
+    return Kernel(function)

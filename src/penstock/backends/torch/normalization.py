@@ -1,0 +1,156 @@
+"""Normalisation: by batch, instance, layer, group and across channels; softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.backends.torch.site import FLOATS, TorchSite
+from penstock.ir.op import Kernel
+
+_FLOAT32 = 1  # of stash_type, as ONNX numbers types
+
+
+def batch_normalization(site: TorchSite) -> Kernel | None:
+    """BatchNormalization by given statistics."""
+    if site.attrs.get("training_mode") or not site.are_floats(0, 1, 2, 3, 4):
+        return None
+    if any(site.output(i) is not None for i in range(1, len(site.node.outputs))):
+        return None
+    if (site.rank(0) or 0) < 2:
+        return None
+    epsilon = site.attrs.get("epsilon", 1e-5)
+
+    def function(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return torch.batch_norm(x, scale, bias, mean, var, False, 0.0, epsilon, False)
+
+    return Kernel(function)
+
+
+def instance_normalization(site: TorchSite) -> Kernel | None:
+    """InstanceNormalization: of each channel of each image."""
+    if not site.are_floats(0, 1, 2) or (site.rank(0) or 0) < 3:
+        return None
+    epsilon = site.attrs.get("epsilon", 1e-5)
+
+    def function(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        # As groups of one channel: torch refuses instances of a single element.
+        return torch.group_norm(x, x.shape[1], scale, bias, epsilon, False)
+
+    return Kernel(function)
+
+
+def group_normalization_kernel(site: TorchSite) -> Kernel | None:
+    """GroupNormalization with a scale and a bias for each channel."""
+    channels = site.dims(1)
+    if not site.are_floats(0, 1, 2) or site.attrs.get("stash_type", _FLOAT32) != _FLOAT32:
+        return None
+    groups = site.attrs["num_groups"]
+    if site.node.op.since < 21 and (channels is None or channels[0] == groups):
+        return None  # scales are of groups
+    epsilon = site.attrs.get("epsilon", 1e-5)
+
+    def function(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        return torch.group_norm(x, groups, scale, bias, epsilon, False)
+
+    return Kernel(function)
+
+
+def _normalized_axes(site: TorchSite) -> int | None:
+    """The first of the axes that are normalised, which are the last ones."""
+    rank = site.rank(0)
+    axis = site.attrs.get("axis", -1)
+    return None if rank is None or not -rank <= axis < rank else axis % rank
+
+
+def layer_normalization_kernel(site: TorchSite) -> Kernel | None:
+    """LayerNormalization, with the statistics if they are outputs."""
+    first, dtype, count = _normalized_axes(site), site.dtype(0), len(site.node.outputs)
+    if first is None or not site.are_floats(0, 1, 2):
+        return None
+    if site.attrs.get("stash_type", _FLOAT32) != _FLOAT32 or dtype is torch.float64:
+        return None
+    epsilon, whole = site.attrs.get("epsilon", 1e-5), _same_dims(site)
+    if count > 1:
+        if dtype is not site.result_dtype(1) and site.output(1) is not None:
+            return None
+
+        def with_statistics(x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
+            weights = (scale, bias) if whole else (None, None)
+            y, *others = torch.native_layer_norm(x, x.shape[first:], *weights, epsilon)
+            return (y if whole else _scaled(y, scale, bias), *others)[:count]
+
+        return Kernel(with_statistics)
+    if whole:
+
+        def function(x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+            return torch.layer_norm(x, x.shape[first:], scale, bias, epsilon, False)
+
+        return Kernel(function)
+
+    def broadcast(x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+        return _scaled(
+            torch.layer_norm(x, x.shape[first:], None, None, epsilon, False), scale, bias
+        )
+
+    return Kernel(broadcast)
+
+
+def _scaled(y: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    y = y.mul_(scale)
+    return y if bias is None else y.add_(bias)
+
+
+def _same_dims(site: TorchSite) -> bool:
+    """Whether scale and bias are known to have the dims that are normalised."""
+    x, scale, bias = site.type(0), site.dims(1), site.dims(2)
+    if x is None or x.shape is None or scale is None:
+        return False
+    fits = scale == x.shape[len(x.shape) - len(scale) :]
+    return fits and (not site.given(2) or bias == scale)
+
+
+def rms_normalization(site: TorchSite) -> Kernel | None:
+    """RMSNormalization: by the root of the mean square."""
+    first = _normalized_axes(site)
+    if first is None or not site.are_floats(0, 1) or site.dtype(0) is torch.float64:
+        return None
+    if site.attrs.get("stash_type", _FLOAT32) != _FLOAT32:
+        return None
+    epsilon = site.attrs.get("epsilon", 1e-5)
+    if _same_dims(site):
+        return Kernel(lambda x, scale: torch.rms_norm(x, x.shape[first:], scale, epsilon))
+
+    def broadcast(x: Tensor, scale: Tensor) -> Tensor:
+        return torch.rms_norm(x, x.shape[first:], None, epsilon).mul_(scale)
+
+    return Kernel(broadcast)
+
+
+def local_response(site: TorchSite) -> Kernel | None:
+    """LRN over an odd number of channels: of an even one, torch takes others."""
+    attrs = site.attrs
+    if site.dtype(0) not in FLOATS or attrs["size"] % 2 == 0 or (site.rank(0) or 0) < 3:
+        return None
+    arguments: tuple[Any, ...] = (
+        attrs["size"],
+        attrs.get("alpha", 1e-4),
+        attrs.get("beta", 0.75),
+        attrs.get("bias", 1.0),
+    )
+    return Kernel(lambda x: torch.nn.functional.local_response_norm(x, *arguments))
+
+
+def softmax(site: TorchSite) -> Kernel | None:
+    """Softmax and LogSoftmax along one axis."""
+    if site.dtype(0) not in FLOATS or site.node.op.since < 13 or not site.rank(0):
+        return None
+    axis = site.attrs.get("axis", -1)
+    function = torch.log_softmax if site.node.op.name == "LogSoftmax" else torch.softmax
+
+    def into(x: Tensor, out: Tensor) -> None:
+        function(x, axis, out=out)
+
+    return Kernel(lambda x: function(x, axis), into)

@@ -1,0 +1,76 @@
+"""Matrix products: MatMul, Gemm, Einsum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.backends.torch.elementwise import writing
+from penstock.backends.torch.site import TorchSite
+from penstock.ir.op import Kernel
+
+
+def rounding(site: TorchSite, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, with operands of products rounded to TensorFloat-32 on a GPU if the session
+    allows that. torch has one flag for the process: it is set for the call, and put back."""
+    if not site.tf32 or site.memory.on_host:
+        return function
+    flags = torch.backends.cuda.matmul
+
+    def call(*tensors: Tensor, **options: Any) -> Any:
+        before = flags.allow_tf32
+        flags.allow_tf32 = True
+        try:
+            return function(*tensors, **options)
+        finally:
+            flags.allow_tf32 = before
+
+    return call
+
+
+def matmul(site: TorchSite) -> Kernel | None:
+    """MatMul, with NumPy's rules for more than two dims."""
+    if not site.are_floats(0, 1) or 0 in (site.rank(0), site.rank(1)):
+        return None
+    return writing(rounding(site, torch.matmul), 2)
+
+
+def gemm(site: TorchSite) -> Kernel | None:
+    """Gemm: ``alpha a b + beta c``, where a and b may be transposed."""
+    if not site.are_floats(0, 1, 2):
+        return None
+    attrs = site.attrs
+    alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
+    turned_a, turned_b = attrs.get("transA", 0), attrs.get("transB", 0)
+    addmm, product = rounding(site, torch.addmm), rounding(site, torch.mm)
+
+    def compute(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None) -> Tensor:
+        if turned_a:
+            a = a.t()
+        if turned_b:
+            b = b.t()
+        if c is not None:
+            return addmm(c, a, b, alpha=alpha, beta=beta, out=out)
+        result = product(a, b, out=out)
+        return result if alpha == 1 else result.mul_(alpha)
+
+    def function(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+        return compute(a, b, c, None)
+
+    def into(a: Tensor, b: Tensor, *others: Any) -> None:
+        compute(a, b, others[0] if len(others) > 1 else None, others[-1])
+
+    return Kernel(function, into)
+
+
+def einsum(site: TorchSite) -> Kernel | None:
+    """Einsum of floats."""
+    if not site.are_floats(*range(len(site.node.inputs))):
+        return None
+    equation = site.attrs["equation"]
+    equation = equation.decode() if isinstance(equation, bytes) else equation
+    compute = rounding(site, torch.einsum)
+    return Kernel(lambda *tensors: compute(equation, *tensors))

@@ -1,0 +1,93 @@
+"""Recurrent layers: LSTM, GRU and RNN with constant weights, as torch has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.backends.torch.site import TorchSite
+from penstock.ir.op import Kernel
+
+_ORDER: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
+"""the gates in torch's order, by their places in ONNX's"""
+_USUAL: Mapping[str, tuple[str, ...]] = {
+    "LSTM": ("sigmoid", "tanh", "tanh"),
+    "GRU": ("sigmoid", "tanh"),
+    "RNN": ("tanh",),
+}
+
+
+def _is_plain(site: TorchSite) -> bool:
+    """Whether a layer has the gates and activations of torch's, and no lengths of sequences."""
+    name, attrs = site.node.op.name, site.attrs
+    direction = attrs.get("direction", "forward")
+    directions = 2 if direction in ("bidirectional", b"bidirectional") else 1
+    activations = attrs.get("activations")
+    if activations:
+        spelled = [a.decode() if isinstance(a, bytes) else a for a in activations]
+        usual = list(_USUAL[name] * directions)
+        if [a.lower() for a in spelled[: len(usual)]] != usual:  # RNN's default has two names
+            return False
+    special = (attrs.get("clip"), attrs.get("input_forget"), attrs.get("layout"))
+    if any(special) or site.given(4) or site.given(7):
+        return False
+    return name != "GRU" or bool(attrs.get("linear_before_reset"))
+
+
+def _weights(site: TorchSite) -> list[list[Tensor]] | None:
+    """The weights of each direction as torch wants them; None unless they are constants."""
+    w, r, b = (site.const(i) for i in (1, 2, 3))
+    if w is None or r is None or (b is None and site.given(3)):
+        return None
+    order = _ORDER[site.node.op.name]
+    directions, rows, _ = w.shape
+    hidden = rows // len(order)
+    if b is None:
+        b = np.zeros((directions, 2 * rows), w.dtype)
+
+    def ordered(array: np.ndarray) -> Tensor:
+        gates = array.reshape(len(order), hidden, *array.shape[1:])
+        return site.tensor(gates[list(order)].reshape(array.shape))
+
+    return [[ordered(x) for x in (w[d], r[d], b[d, :rows], b[d, rows:])] for d in range(directions)]
+
+
+def recurrent(site: TorchSite) -> Kernel | None:
+    """A recurrent layer in one or both directions; one backward runs on the steps in reverse."""
+    dims = site.dims(0)
+    if not site.are_floats(0, 1, 2, 3, 5, 6) or not _is_plain(site) or dims is None or 0 in dims:
+        return None
+    weights = _weights(site)
+    if weights is None:
+        return None
+    name, direction = site.node.op.name, site.attrs.get("direction", "forward")
+    backward = direction in ("reverse", b"reverse")
+    flat = [tensor for tensors in weights for tensor in tensors]
+    directions, hidden = len(weights), weights[0][1].shape[1]
+    run = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN": torch.rnn_tanh}[name]
+    # has_biases, layers, dropout, train, bidirectional, batch_first
+    flags = True, 1, 0.0, False, directions == 2, False
+    count = len(site.node.outputs)
+
+    def function(x: Tensor, *others: Any) -> Any:
+        _, _, _, _, h0, c0 = (*others, *[None] * 6)[:6]
+        if backward:
+            x = x.flip(0)
+        steps, batch = x.shape[:2]
+        if h0 is None:
+            h0 = x.new_zeros(directions, batch, hidden)
+        if name == "LSTM":
+            if c0 is None:
+                c0 = x.new_zeros(directions, batch, hidden)
+            y, *last = run(x, (h0, c0), flat, *flags)
+        else:
+            y, *last = run(x, h0, flat, *flags)
+        y = y.reshape(steps, batch, directions, hidden).transpose(1, 2)
+        outputs = (y.flip(0) if backward else y, *last)[:count]
+        return outputs if count != 1 else outputs[0]
+
+    return Kernel(function)

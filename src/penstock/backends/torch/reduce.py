@@ -1,0 +1,152 @@
+"""Reductions along axes, places of extreme elements, sorting, and running sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.backends.torch.site import FLOATS, TorchSite
+from penstock.ir.op import Kernel
+
+_INTEGERS = frozenset({torch.int32, torch.int64})
+
+
+def _norm(order: float) -> Callable[..., Tensor]:
+    def norm(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+        return torch.linalg.vector_norm(x, order, axes, keepdims, out=out)
+
+    return norm
+
+
+def _sum(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+    return torch.sum(x, axes, keepdims, dtype=x.dtype, out=out)
+
+
+def _log_sum(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+    return torch.sum(x, axes, keepdims, out=out).log_()
+
+
+def _sum_square(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+    return torch.sum(x * x, axes, keepdims, dtype=x.dtype, out=out)
+
+
+def _extreme(reduce: Callable[..., Tensor], lowest: bool) -> Callable[..., Tensor]:
+    """A maximum or minimum, which torch has of no empty axes: the ``lowest`` or highest number."""
+
+    def extreme(x: Tensor, axes: Any, keepdims: bool, out: Tensor | None = None) -> Tensor:
+        if x.numel():
+            return reduce(x, axes, keepdims, out=out)
+        floating = x.dtype in FLOATS
+        bounds = (-math.inf, math.inf) if floating else _bounds(x.dtype)
+        result = torch.sum(x, axes, keepdims, dtype=x.dtype, out=out)
+        return result.fill_(bounds[not lowest])
+
+    return extreme
+
+
+def _bounds(dtype: torch.dtype) -> tuple[float, float]:
+    info = torch.iinfo(dtype)
+    return info.min, info.max
+
+
+_REDUCTIONS: Mapping[str, Callable[..., Tensor]] = {
+    "ReduceL1": _norm(1),
+    "ReduceL2": _norm(2),
+    "ReduceLogSum": _log_sum,
+    "ReduceLogSumExp": torch.logsumexp,
+    "ReduceMax": _extreme(torch.amax, lowest=True),
+    "ReduceMean": torch.mean,
+    "ReduceMin": _extreme(torch.amin, lowest=False),
+    "ReduceSum": _sum,
+    "ReduceSumSquare": _sum_square,
+}
+REDUCTIONS = tuple(_REDUCTIONS)
+_OF_INTEGERS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSumSquare")
+
+
+def reduction_kernel(site: TorchSite) -> Kernel | None:
+    """A reduction along axes that are known when the plan is compiled."""
+    name, rank = site.node.op.name, site.rank(0)
+    of_integers = site.dtype(0) in _INTEGERS and name in _OF_INTEGERS
+    axes = site.ints(1)
+    if rank is None or (site.given(1) and axes is None):
+        return None
+    if site.dtype(0) not in FLOATS and not of_integers:
+        return None
+    if not axes:
+        if site.attrs.get("noop_with_empty_axes"):
+            return None
+        axes = tuple(range(rank))
+    reduce, keepdims = _REDUCTIONS[name], bool(site.attrs.get("keepdims", 1))
+    if rank == 0:
+        return None
+    chosen = sorted({axis % rank for axis in axes if -rank <= axis < rank})
+    if len(chosen) < len(axes):
+        return None  # the error is NumPy's
+
+    def function(x: Tensor, _: Any = None) -> Tensor:
+        return reduce(x, chosen, keepdims)
+
+    def into(x: Tensor, *others: Any) -> None:
+        reduce(x, chosen, keepdims, out=others[-1])
+
+    return Kernel(function, into, host_inputs=(1,))
+
+
+def extreme_place(site: TorchSite) -> Kernel | None:
+    """ArgMax and ArgMin: of equal elements, the first one."""
+    dtype, rank, dims = site.dtype(0), site.rank(0), site.dims(0)
+    if dtype not in FLOATS | _INTEGERS or not rank or site.attrs.get("select_last_index"):
+        return None
+    if dims is not None and 0 in dims:
+        return None
+    axis, keepdims = site.attrs.get("axis", 0), bool(site.attrs.get("keepdims", 1))
+    find = torch.argmax if site.node.op.name == "ArgMax" else torch.argmin
+
+    def into(x: Tensor, out: Tensor) -> None:
+        find(x, axis, keepdims, out=out)
+
+    return Kernel(lambda x: find(x, axis, keepdims), into)
+
+
+def top_k(site: TorchSite) -> Kernel | None:
+    """TopK: the largest or smallest elements in their order, of equal ones the first."""
+    if site.dtype(0) not in FLOATS | _INTEGERS or not site.rank(0):
+        return None
+    axis, largest = site.attrs.get("axis", -1), bool(site.attrs.get("largest", 1))
+
+    def function(x: Tensor, k: Any) -> tuple[Tensor, Tensor]:
+        count = int(k.item())
+        if not 0 <= count <= x.shape[axis]:
+            raise ValueError(f"k = {count} of an axis with {x.shape[axis]} elements")
+        # torch's own topk says nothing of the order of equal elements.
+        values, places = torch.sort(x, dim=axis, descending=largest, stable=True)
+        return values.narrow(axis, 0, count).contiguous(), places.narrow(axis, 0, count)
+
+    return Kernel(function, host_inputs=(1,))
+
+
+def running_sum(site: TorchSite) -> Kernel | None:
+    """CumSum along an axis that is known when the plan is compiled."""
+    axis, rank = site.ints(1), site.rank(0)
+    if site.dtype(0) not in FLOATS | _INTEGERS or axis is None or not rank:
+        return None
+    if not -rank <= axis[0] < rank:
+        return None  # the error is NumPy's
+    along = axis[0] % rank
+    exclusive, reverse = site.attrs.get("exclusive", 0), site.attrs.get("reverse", 0)
+
+    def function(x: Tensor, _: Any = None) -> Tensor:
+        if reverse:
+            x = x.flip(along)
+        y = torch.cumsum(x, along, dtype=x.dtype)
+        if exclusive:
+            y = y.roll(1, along)
+            y.narrow(along, 0, min(1, x.shape[along])).zero_()
+        return y.flip(along) if reverse else y
+
+    return Kernel(function, host_inputs=(1,))
