@@ -76,7 +76,7 @@ def test_run_with_unknown_option_suggests_a_name(method) -> None:
     ("name", "value", "message"),
     [
         ("executor", "fast", "executor 'fast' is not one of auto, linear"),
-        ("precision", "fp8", "precision 'fp8' is not one of float32, bf16, strict"),
+        ("precision", "fp8", "precision 'fp8' is not one of float32, tf32, bf16, strict"),
         ("memory_planner", "none", "memory_planner 'none' is not one of quick, best"),
         ("threads", 0, "threads=0: a whole number of at least 1 is needed"),
         ("threads", 1.5, "threads=1.5"),

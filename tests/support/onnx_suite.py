@@ -126,6 +126,7 @@ def outcome(name: str, backend: type[PenstockBackend] = PenstockBackend) -> str 
 def page() -> str:
     """What ``docs/conformance.md`` says if every case ends as ``EXCEPTIONS`` says."""
     parts = (_introduction(), _results(), _exceptions(), _operations(), _runtime_operations())
+    parts = (*parts, _torch())
     tflite = [*_heading("Operators of TFLite and Circle"), *tflite_operators.section()]
     return "\n".join([*chain(*parts), *tflite]) + "\n"
 
@@ -277,6 +278,16 @@ def _runtime_operations() -> Iterator[str]:
     )
     yield ""
     yield from _table(("operation", "form"), [(f"`{op}`", form) for op, form in FORMS])
+
+
+def _torch() -> Iterator[str]:
+    yield from _heading("PyTorch")
+    yield _text(
+        'The same cases run through `backends=["torch"]` on torch\'s CPU device, with the same '
+        "exceptions: what torch has no kernel for runs on NumPy. What needs CUDA has not been run: "
+        "the tests in `tests/backends/torch/test_cuda.py`, which are skipped where there is no GPU, "
+        "and `python -m bench.cuda`."
+    )
 
 
 FORMS = (

@@ -97,17 +97,19 @@ def value_memory(
     on_host: Callable[[Node], bool] = lambda node: True,
     *,
     planned: bool = True,
+    away: Callable[[Node], bool] = lambda node: False,
 ) -> ValueMemory:
     """Decide where the values of a sorted graph with inferred types are.
 
     ``kernels`` has the kernel of each node but those of control flow; the outputs of a node that is
-    missing are dynamic. Only nodes ``on_host`` write into the arena. Without ``planned`` there is
-    none. Raises ``LimitExceeded`` if a value cannot be allocated at all.
+    missing are dynamic. Only nodes ``on_host`` write into the arena, and those ``away`` into one of
+    their own memory, in C order. Without ``planned`` there is none. Raises ``LimitExceeded`` if a
+    value cannot be allocated at all.
     """
-    escapes = escaping_values(graph, kernels, planned=planned)
+    escapes = escaping_values(graph, kernels, planned=planned, away=away)
     memory = ValueMemory(escapes, alternating_values(graph) if planned else {})
     transposed = dict(transposed_values(graph))
-    _Annotator(kernels, on_host, planned, transposed, memory).graph(graph)
+    _Annotator(kernels, on_host, away, planned, transposed, memory).graph(graph)
     return memory
 
 
@@ -121,7 +123,11 @@ def dense_strides(type_: Type, order: Sequence[int]) -> tuple[int, ...]:
 
 
 def escaping_values(
-    graph: Graph, kernels: Mapping[Node, Kernel], *, planned: bool = True
+    graph: Graph,
+    kernels: Mapping[Node, Kernel],
+    *,
+    planned: bool = True,
+    away: Callable[[Node], bool] = lambda node: False,
 ) -> set[Value]:
     """The values that must not be in the arena, because they outlive the run, the iteration or the
     branch: the outputs of ``graph``, what loops collect, and what these are views of."""
@@ -137,11 +143,13 @@ def escaping_values(
                     escapes.add(source)
         for node in inner.nodes:
             if is_control(node):
-                escapes.update(_escaping_results(node, escapes, planned))
+                escapes.update(_escaping_results(node, escapes, planned, away))
     return escapes
 
 
-def _escaping_results(node: Node, escapes: Collection[Value], planned: bool) -> Iterator[Value]:
+def _escaping_results(
+    node: Node, escapes: Collection[Value], planned: bool, away: Callable[[Node], bool]
+) -> Iterator[Value]:
     """The values computed in the graphs of an If or a loop that escape from these graphs."""
     if node.op.name == "If":
         for _, branch in node.graphs:
@@ -151,7 +159,10 @@ def _escaping_results(node: Node, escapes: Collection[Value], planned: bool) -> 
     body: Graph = node.attrs["body"]
     escaping = body.outputs[loop_carried(node)[1].stop :]
     for inside, updated in _carried(node):
-        if updated is not inside and not (planned and is_plannable(inside.type)):
+        buffered = planned and is_plannable(inside.type)
+        if updated.producer is not None and away(updated.producer):
+            buffered = False  # loops have buffers on the host alone
+        if updated is not inside and not buffered:
             escaping.append(updated)
     yield from _computed(body, escaping)
 
@@ -204,6 +215,7 @@ def transposed_values(graph: Graph) -> Iterator[tuple[Value, Order]]:
 class _Annotator:
     kernels: Mapping[Node, Kernel]
     on_host: Callable[[Node], bool]
+    away: Callable[[Node], bool]
     planned: bool
     transposed: Mapping[Value, Order]
     memory: ValueMemory
@@ -217,6 +229,8 @@ class _Annotator:
                     self.graph(inner)
             elif kernel.view:
                 self._view(node, kernel)
+            elif self.away(node):
+                self._write_away(node, kernel)
             elif self._can_write(node, kernel):
                 order = self._order(node, kernel)
                 values = [value for value in node.outputs if value is not None]
@@ -227,6 +241,17 @@ class _Annotator:
                     self.memory.orders[node] = order
                     for value in values:
                         self._place(value, order)
+
+    def _write_away(self, node: Node, kernel: Kernel) -> None:
+        """Let the kernel of a device write into the arena there, if all its outputs may be."""
+        values = [value for value in node.outputs if value is not None]
+        plannable = self.planned and kernel.into is not None and bool(values)
+        if plannable and all(is_plannable(value.type) for value in values):
+            kept = self.memory.escapes.isdisjoint(values)
+            if kept and self.memory.alternating.keys().isdisjoint(values):
+                self.memory.orders[node] = ()
+                for value in values:
+                    self._place(value)
 
     def _place(self, value: Value, order: Order = ()) -> None:
         if value not in self.memory.alternating:
@@ -293,8 +318,12 @@ class _Annotator:
             if node.op.full_name == "Transpose" and value is not None and is_plannable(value.type):
                 self.memory.expected[value] = tuple(np.argsort(perm).tolist()) if perm else ()
             return
+        function = kernel.function
+        if self.away(node):  # the same elements as NumPy's, which the dummies are of
+            types = [None if v is None else v.type for v in node.inputs]
+            function = node.op.compile(node, types).function
         try:
-            arrays = kernel.function(dummy, *[None if v is None else v.const for v in rest])
+            arrays = function(dummy, *[None if v is None else v.const for v in rest])
         except Exception as error:
             # The constants are the model's: a run would raise the same error.
             rejected = isinstance(error, IndexError | TypeError | ValueError)
@@ -302,7 +331,8 @@ class _Annotator:
             return
         arrays = arrays if len(node.outputs) != 1 else (arrays,)
         if not all(array.size == 0 or np.may_share_memory(array, dummy) for array in arrays):
-            self._copy(node)
+            if not self.away(node):
+                self._copy(node)
             return
         for value, array in zip(node.outputs, arrays, strict=False):
             if value is not None:

@@ -114,6 +114,12 @@ class Backend(Protocol):
     # ``openmp``, the address of ``omp_set_num_threads`` of the runtime that has its threads: of
     # backends with one address, one sets the threads of all.
 
+    # A backend with a memory of its own whose kernels have ``into`` has ``arena(nbytes)``, memory
+    # there, and ``view(arena, start, offset, type, strides)``, a value in it: ``start`` is where a
+    # value begins of which this is perhaps a part, ``offset`` where in that it begins, ``strides``
+    # (None: C order) and offsets are in bytes of NumPy's elements. Its views have the elements of
+    # NumPy's. ``in_runs(function)`` is ``function`` as a run calls it, in a setting of the library.
+
     # A backend with a memory of its own may name one of the host in ``beside``. A session without
     # any gets that one: it ``stands_in``, for nodes that no other backend has a kernel for.
 
@@ -193,6 +199,11 @@ def copier(source: Backend, target: Backend) -> Callable[[Any], Any] | None:
 def stacks(backend: Backend) -> bool:
     """Whether rows that loops collect stay in the memory of a backend."""
     return backend.memory != HOST and getattr(backend, "stack", None) is not None
+
+
+def has_arenas(backend: Backend) -> bool:
+    """Whether values of a memory other than the host's are planned into arenas there."""
+    return backend.memory != HOST and getattr(backend, "arena", None) is not None
 
 
 def stands_in(backend: Backend) -> bool:

@@ -45,6 +45,7 @@ from penstock.ir.contract import Guard
 from penstock.ir.layout import LateArray
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import parts
+from penstock.ops.internal.transfer import HOST
 from penstock.ops.result_bytes import counted
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Slot, SlotKind, Step
@@ -103,7 +104,8 @@ def program_names(
         elif slot.kind is SlotKind.DYNAMIC:
             name = f"V[{index}]" if index in shared else f"v{index}"
         else:
-            name = first_name.setdefault(view_key(arena_plan, slot, index), f"b{index}")
+            key = view_key(arena_plan, slot, index, memory_name(plan, slot))
+            name = first_name.setdefault(key, f"b{index}")
         slots.append(name)
     slots.append("None")
     calls: dict[Step, Call] = {}
@@ -115,14 +117,20 @@ def program_names(
     return ProgramNames(tuple(slots), calls, counted)
 
 
-def view_key(arena_plan: ArenaPlan, slot: Slot, index: int) -> tuple[Any, ...]:
-    """Offset, dims, dtype and strides (None: C order) of a slot in the arena: slots with equal keys
-    are the same array."""
+def view_key(arena_plan: ArenaPlan, slot: Slot, index: int, memory: str = HOST) -> tuple[Any, ...]:
+    """Offset, dims, dtype, strides (None: C order) and ``memory`` of a slot in an arena: slots with
+    equal keys are the same value."""
     assert isinstance(slot.type, TensorType)
     alias = slot.kind is SlotKind.ALIAS
-    offset = arena_plan.offsets[slot.base if alias else index] + slot.offset
+    start = arena_plan.offsets[slot.base if alias else index]
     strides = slot.strides if alias or slot.strides else None
-    return offset, slot.type.dims, slot.type.dtype, strides
+    place = start + slot.offset if memory == HOST else (start, slot.offset)
+    return place, slot.type.dims, slot.type.dtype, strides, memory
+
+
+def memory_name(plan: Plan, slot: Slot) -> str:
+    """The memory of a slot in an arena, or of a view of one."""
+    return slot.memory if slot.base < 0 else plan.slots[slot.base].memory
 
 
 def bound_slots(step: Step) -> tuple[int, ...]:
@@ -182,12 +190,14 @@ def bind_names(
     arena_plan: ArenaPlan,
     names: ProgramNames,
     memory: np.ndarray,
+    away: Mapping[str, Any],
     read: Collection[str],
     workspaces: Mapping[Step, Any],
     sequences: Mapping[str, CallSequence],
     on_streams: bool,
 ) -> dict[str, Any]:
-    """The namespace of a program whose arena is ``memory`` (uint8); of constants, those that it
+    """The namespace of a program whose arena is ``memory`` (uint8), and ``away`` those in other
+    memories, by name; of constants, those that it
     has ``read`` by name. ``workspaces`` are those that streams of devices have for steps;
     ``sequences`` are what the program calls in place of their steps. ``on_streams``: kernels of
     devices are called through streams."""
@@ -202,7 +212,13 @@ def bind_names(
                 namespace[name] = slot.const
             continue
         if name not in namespace:
-            offset, dims, dtype, strides = view_key(arena_plan, slot, index)
+            place = memory_name(plan, slot)
+            offset, dims, dtype, strides, _ = view_key(arena_plan, slot, index, place)
+            if place != HOST:
+                backend: Any = plan.away[place]
+                namespace[name] = backend.view(away[place], *offset, slot.type, strides)
+                values.append(namespace[name])
+                continue
             buffer, start = (memory, offset) if memory.size else (np.empty(dims, dtype), 0)
             namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
         values.append(namespace[name])

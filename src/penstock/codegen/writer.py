@@ -109,16 +109,23 @@ class Program:
         its inputs, and writes into them."""
         return write_program(self.plan, self.arena_plan, self.limits, given=outputs)
 
+    def arenas_away(self) -> dict[str, Any]:
+        """New arenas in the memories of devices, by the name of the memory."""
+        backends: Mapping[str, Any] = self.plan.away
+        return {name: backends[name].arena(size) for name, size in self.arena_plan.away.items()}
+
     def bind(
         self,
         memory: np.ndarray,
         streams: Mapping[str, Any] | None = None,
         workspaces: Mapping[Step, Any] | None = None,
+        away: Mapping[str, Any] | None = None,
     ) -> list[Callable[..., Any]]:
         """The ``functions`` in the arena ``memory`` (uint8, of the size planned). ``streams``: the
         device streams that tasks put their steps on, by name; ``workspaces``: what kernels there
-        get as ``workspace=``."""
-        parts = self.plan, self.arena_plan, self.names, memory, self.read
+        get as ``workspace=``; ``away``: the arenas in other memories, by default new ones."""
+        away = self.arenas_away() if away is None else away
+        parts = self.plan, self.arena_plan, self.names, memory, away, self.read
         namespace = bind_names(*parts, workspaces or {}, self.sequences, bool(streams))
         namespace.update(self.constants)
         namespace.update(streams or {})

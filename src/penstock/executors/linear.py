@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
@@ -28,9 +28,16 @@ class Sampler(Protocol):
     ) -> tuple[Any, ...]: ...
 
 
-def _bind_run(program: Program, memory: np.ndarray) -> Run:
+def _with_arenas(program: Program, memory: np.ndarray) -> Callable[[], Run]:
+    """What binds a program to an arena, and to those of devices beside it."""
+    return partial(_bind_run, program, memory, program.arenas_away())
+
+
+def _bind_run(program: Program, memory: np.ndarray, away: Mapping[str, Any]) -> Run:
     """The program in an arena, with NumPy's floating-point warnings off."""
-    (function,) = program.bind(memory)
+    (function,) = program.bind(memory, away=away)
+    for scope in program.plan.scopes:
+        function = scope(function)
     return partial(silent().run, function)
 
 
@@ -54,12 +61,14 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         self.sampler: Sampler | None = None
         self.otherwise: Callable[[Sequence[Any], Control], tuple[Any, ...]] | None = None
         """runs what has other dims than the plan was compiled for"""
-        self._arenas = self._allocate(hosts[0], limits, partial(partial, _bind_run, program))
+        beside = sum(program.arena_plan.away.values())
+        bind = partial(_with_arenas, program)
+        self._arenas = self._allocate(hosts[0], limits, bind, beside=beside)
 
     def direct(self) -> tuple[Run, Program] | None:
         """The function of the program, for callers that turn NumPy's warnings off and explain its
         errors; None if runs need an arena, share threads, or count what they allocate."""
-        if self._arenas.size or not self._share.idle or self._counts:
+        if self._arenas.each or not self._share.idle or self._counts:
             return None
         (function,) = self._program.bind(np.empty(0, np.uint8))
         return function, self._program

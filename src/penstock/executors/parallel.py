@@ -44,7 +44,7 @@ def _with_streams(
     for step, on in signals.on.items():
         if step.kernel is not None and step.kernel.workspace and not step.into:
             workspaces[step] = kept[on[0]] if len(on) == 1 else tuple([kept[s] for s in on])
-    return partial(_bind_tasks, program, streams, workspaces, memory)
+    return partial(_bind_tasks, program, streams, workspaces, memory, program.arenas_away())
 
 
 def _bind_tasks(
@@ -52,9 +52,10 @@ def _bind_tasks(
     streams: Sequence[DeviceStream],
     workspaces: Mapping[Step, Any],
     memory: np.ndarray,
+    away: Mapping[str, Any],
 ) -> _Functions:
     names = {f"d{s}": stream for s, stream in enumerate(streams)}
-    functions = _Functions(program.bind(memory, names, workspaces))
+    functions = _Functions(program.bind(memory, names, workspaces, away))
     functions.streams = streams
     return functions
 
@@ -89,7 +90,7 @@ class ParallelExecutor(CompiledExecutor):
         self.hands_over = bool(self._flow.devices)
         of_streams = [(devices or {})[name] for name in tasks.signals.devices]
         bind = partial(_with_streams, program, of_streams)
-        beside = sum(tasks.signals.workspaces)
+        beside = sum(tasks.signals.workspaces) + sum(program.arena_plan.away.values())
         writes = self.arena_plan.size or any(step.into for step in program.plan.walk())
         shared = not (of_streams or writes)
         self._arenas = self._allocate(hosts[0], limits, bind, shared, beside)

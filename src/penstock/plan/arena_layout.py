@@ -26,7 +26,7 @@ bytes of one of them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from operator import attrgetter
@@ -34,6 +34,7 @@ from operator import attrgetter
 from penstock.algorithms.arena import Buffer, arena_size, lower_bound
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.records import dataclass
+from penstock.ops.internal.transfer import HOST
 from penstock.plan.plan import Plan, Slot, SlotKind, Step, memory_of, reads
 from penstock.plan.tasks import Tasks
 from penstock.types import TensorType
@@ -55,6 +56,8 @@ class ArenaPlan:
     lower_bound: int
     planner: str = ""
     by: Callable[[str], ArenaPlan] | None = field(default=None, compare=False, repr=False)
+    away: Mapping[str, int] = field(default_factory=dict)
+    """bytes of the arenas in other memories than the host's, by memory; ``size`` is the host's"""
 
 
 def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
@@ -89,6 +92,8 @@ class SavedArena:
 def restored_arena(plan: Plan, saved: SavedArena) -> ArenaPlan | None:
     """The arena plan that was saved for an equal plan; None if it is not one for this plan: steps
     would run before those that they depend on, or buffers overlap that are live at once."""
+    if plan.away:
+        return None  # files have places of the host's arena alone
     dag = plan.dag
     position = {step: i for i, step in enumerate(saved.order)}
     if len(saved.order) != dag.n or position.keys() != set(range(dag.n)):
@@ -138,16 +143,22 @@ def _arena_plan(
 ) -> ArenaPlan:
     from penstock.algorithms.arena_planner import plan_memory, plan_memory_dag
 
-    live = buffers.live(plan)
-    if precedes is None:
-        arena = plan_memory(live, planner)
-    else:
-        conflict = buffers.conflicts(precedes, both_ways=planner != "reuse")
-        arena = plan_memory_dag([buffer.size for buffer in live], conflict, planner=planner)
-    offset_of = dict(zip(buffers.owners, arena.offsets, strict=True))
+    offset_of: dict[int, int] = {}
+    sizes, bound = {HOST: 0}, 0
+    for memory in dict.fromkeys((HOST, *plan.away)):
+        part = buffers.in_memory(plan, memory)
+        live = part.live(plan)
+        if precedes is None:
+            arena = plan_memory(live, planner)
+        else:
+            conflict = part.conflicts(precedes, both_ways=planner != "reuse")
+            arena = plan_memory_dag([buffer.size for buffer in live], conflict, planner=planner)
+        offset_of.update(zip(part.owners, arena.offsets, strict=True))
+        sizes[memory] = arena.size
+        bound = lower_bound(live) if memory == HOST else bound
     offsets = {slot: offset_of[buffer] for slot, buffer in buffers.buffer_of.items()}
-    bound = lower_bound(live)
-    return ArenaPlan(tuple(order), offsets, buffers.buffer_of, arena.size, bound, planner)
+    size = sizes.pop(HOST)
+    return ArenaPlan(tuple(order), offsets, buffers.buffer_of, size, bound, planner, away=sizes)
 
 
 # Up to this many buffers, conflicts are asked for pair by pair, which takes a few seconds.
@@ -301,10 +312,20 @@ class Buffers:
 
     buffer_of: dict[int, int]
     lifetimes: Intervals
+    among: Collection[int] | None = None
+    """the slots that are considered, by default all"""
+
+    def in_memory(self, plan: Plan, memory: str) -> Buffers:
+        """The buffers in one memory."""
+        if not plan.away:
+            return self
+        among = {slot for slot in self.buffer_of if plan.slots[slot].memory == memory}
+        return replace(self, among=among)
 
     @property
     def owners(self) -> list[int]:
-        return [slot for slot in self.lifetimes.first if self.buffer_of[slot] == slot]
+        own = [slot for slot in self.lifetimes.first if self.buffer_of[slot] == slot]
+        return own if self.among is None else [slot for slot in own if slot in self.among]
 
     def live(self, plan: Plan) -> list[Buffer]:
         """Size and lifetime of each buffer, in the order of ``owners``."""

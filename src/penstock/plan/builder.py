@@ -20,7 +20,7 @@ from penstock.analysis.value_memory import (
     has_buffers,
     value_memory,
 )
-from penstock.backends.base import Backend, transfer_kernel
+from penstock.backends.base import Backend, has_arenas, transfer_kernel
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InternalError
 from penstock.ir.contract import Contract, contract_of
@@ -41,6 +41,11 @@ class CompiledNode(NamedTuple):
     contract: Contract | None = None
     to_host: bool = False
     """whether it is a transfer from the backend to the host"""
+
+    @property
+    def away(self) -> bool:
+        """Whether the outputs may be in an arena of the backend's own memory."""
+        return not self.on_host and has_arenas(self.backend)
 
     @property
     def on_host(self) -> bool:
@@ -73,7 +78,13 @@ def compile_plan(
                 certain = nested is graph and not inner
                 compiled[node] = _compile(node, backends, placed or {}, table, certain)
     of_nodes = {node: entry.kernel for node, entry in compiled.items()}
-    memory = value_memory(graph, of_nodes, lambda node: compiled[node].on_host, planned=planned)
+    memory = value_memory(
+        graph,
+        of_nodes,
+        lambda node: compiled[node].on_host,
+        planned=planned,
+        away=lambda node: node in compiled and compiled[node].away,
+    )
     return _Builder(compiled, memory, planned).plan(graph, inner)
 
 
@@ -135,7 +146,15 @@ class _Builder:
         outputs, slots = self.read(graph.outputs), tuple(self.slots)
         ports = tuple(inputs), outputs
         views = self.views
-        return Plan(graph.name, steps, slots, *ports, views=views, inner=inner, graph=graph)
+        used = {slot.memory for slot in slots if slot.kind is SlotKind.ARENA}
+        backends = [compiled.backend for compiled in self.compiled.values() if compiled.away]
+        away = {backend.memory: backend for backend in backends if backend.memory in used}
+        entered = [getattr(c.backend, "in_runs", None) for c in self.compiled.values()]
+        scopes = tuple(dict.fromkeys([scope for scope in entered if scope is not None]))
+        parts: dict[str, Any] = {"away": away, "scopes": scopes}
+        return Plan(
+            graph.name, steps, slots, *ports, views=views, inner=inner, graph=graph, **parts
+        )
 
     def steps(self, graph: Graph, *, certain: bool) -> tuple[Step, ...]:
         steps: list[Step | None] = []
@@ -201,7 +220,9 @@ class _Builder:
         inside = self.memory.alternating.get(value)
         if inside is not None:
             return self.define(value, SlotKind.DYNAMIC, roots=self.buffers[inside])
-        return self.define(value, SlotKind.ARENA, strides=self.memory.strides[value])
+        compiled = None if value.producer is None else self.compiled.get(value.producer)
+        memory = HOST if compiled is None or not compiled.away else compiled.backend.memory
+        return self.define(value, SlotKind.ARENA, strides=self.memory.strides[value], memory=memory)
 
     def allocated(self, value: Value | None) -> int:
         """The slot of an output that its step allocates during the run."""

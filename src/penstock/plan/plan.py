@@ -37,21 +37,24 @@ order in which its steps run, or its tasks, to decide (``arena_layout``).
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.records import dataclass
+from penstock.backends.base import Backend
 from penstock.host.on_demand import imported
 from penstock.ir.contract import Contract
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.layout import address
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import operation_name
+from penstock.ops.internal.transfer import HOST
 from penstock.types import TensorType, Type
 
 if TYPE_CHECKING:
@@ -79,7 +82,8 @@ class Slot:
     An arena slot has ``strides`` if its dims are not in memory in their own order, a dynamic one if
     they are expected not to be. ``roots`` are the arena slots whose memory a dynamic value may
     share. An ``owned`` dynamic value shares memory with its own views alone (whose ``base`` it is),
-    so that the caller can have it without a copy.
+    so that the caller can have it without a copy. ``memory``: that of an arena slot, each of
+    which has an arena of its own.
     """
 
     name: str
@@ -91,6 +95,7 @@ class Slot:
     strides: tuple[int, ...] = ()
     roots: tuple[int, ...] = ()
     owned: bool = False
+    memory: str = HOST
 
     @property
     def const(self) -> np.ndarray | None:
@@ -213,6 +218,8 @@ class StepTable:
                 while isinstance(array.base, np.ndarray):
                     array = array.base
                 seen[address(array)] = array.nbytes
+            elif (nbytes := getattr(array, "nbytes", None)) is not None:  # on a device
+                seen[-1 - id(array)] = nbytes
         return sum(seen.values())
 
 
@@ -226,6 +233,10 @@ class Plan(StepTable):
     """whether it is part of another plan, so that outputs may share memory with inputs"""
     graph: Graph | None = None
     """what it was compiled from"""
+    away: Mapping[str, Backend] = field(default_factory=dict)
+    """the backends that have arenas in memories other than the host's, by memory"""
+    scopes: tuple[Callable[..., Any], ...] = ()
+    """what backends have to make functions of programs run in their settings"""
 
 
 def walk(steps: Sequence[Step]) -> Iterator[Step]:

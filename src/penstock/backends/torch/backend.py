@@ -27,6 +27,7 @@ from penstock.backends.torch.memory import WIDTHS, TorchMemory
 from penstock.backends.torch.site import TorchSite
 from penstock.errors import PenstockError
 from penstock.ir.graph import Node
+from penstock.ir.layout import packed_strides
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import FUSED
 from penstock.ops.work_estimate import flops
@@ -159,6 +160,42 @@ class TorchBackend(HostBackend):
 
     def to_host(self, value: Any) -> Any:
         return self._memory.to_host(value)
+
+    def arena(self, nbytes: int) -> torch.Tensor:
+        """Memory of the device, from torch's caching allocator."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
+
+    def view(
+        self,
+        arena: torch.Tensor,
+        start: int,
+        offset: int,
+        type_: TensorType,
+        strides: Sequence[int] | None,
+    ) -> torch.Tensor:
+        """The tensor of a type in an arena, in the value that begins at ``start``, ``offset`` bytes
+        behind that, with ``strides``: both are those of NumPy's elements, which may be wider."""
+        dtype, size = self._memory.dtype(type_.dtype), type_.dtype.itemsize if type_.dtype else 1
+        assert dtype is not None
+        if not type_.elements:
+            return torch.empty(type_.dims, dtype=dtype, device=self.torch_device)
+        dims = type_.dims
+        steps = [s // size for s in (packed_strides(dims, size) if strides is None else strides)]
+        elements = 1 + sum([(d - 1) * step for d, step in zip(dims, steps, strict=True)])
+        first = start + offset // size * dtype.itemsize
+        part = arena[first : first + elements * dtype.itemsize]
+        return part.view(dtype).as_strided(dims, steps)
+
+    @staticmethod
+    def in_runs(function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` as runs call it: torch keeps no track of what they compute."""
+        enter = torch.inference_mode
+
+        def call(*arguments: Any) -> Any:
+            with enter():
+                return function(*arguments)
+
+        return call
 
     def stack(self, values: Sequence[Any], axis: int) -> Any:
         """Rows that a loop has collected, joined along a new axis."""
