@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,8 @@ def missing(name: str) -> str | None:
 
         return None if library() is not None else "the wheel onednn-cpu-gomp is not installed"
     if name == "torch":
+        from importlib.util import find_spec
+
         found = find_spec("torch") is not None
         return None if found else "PyTorch is not installed: pip install 'penstock[torch]'"
     if name == "native":

@@ -20,7 +20,6 @@ from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
 from penstock.ops.work_estimate import wanted_in_own_order
-from penstock.tuning.host_arithmetic import host_arithmetic
 from penstock.tuning.measure import CostModel
 
 NODE = "node:"
@@ -166,6 +165,8 @@ class Placement:
         a node computes is shapes on the host. Raises ``Unsupported`` as ``fastest`` does."""
         able = self._chosen(graph, self._able)
         if any(map(stands_in, self.backends)):
+            from penstock.tuning.host_arithmetic import host_arithmetic
+
             for node in host_arithmetic(graph, able, self.kernels):
                 able[node] = [b for b in able[node] if b.memory == HOST]
         return {node: _preferred(among) for node, among in able.items()}
