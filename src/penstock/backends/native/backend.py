@@ -22,8 +22,6 @@ from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
 from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
-from penstock.ops.internal.append import APPEND
-from penstock.ops.internal.attend import ATTEND
 from penstock.ops.internal.fused import FUSED, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT, TENSORFLOW
@@ -198,14 +196,16 @@ FAMILIES = {name: family for names, family in _FAMILIES.items() for name in name
 """the families of compiled kernels, by the full name of the operation"""
 _TEXTS = ("CategoryMapper", "LabelEncoder", "OneHotEncoder", "ZipMap")
 _STRINGS = ("RegexFullMatch", "StringSplit", "TfIdfVectorizer")
+# Of ops/internal, whose modules are imported for graphs that have them.
+_APPEND, _ATTEND = "penstock.Append", "penstock.Attend"
 _VIEWS = ("Expand", "Range", "Reshape", "Slice")  # where dims of the result are unknown
 _VARIABLES = [f"{TENSORFLOW}.{name}VariableOp" for name in ("Assign", "Read")]
 _OF_ANY_SHAPES = {
     **dict.fromkeys(
-        (APPEND.full_name, "Concat", "Tile", REORDER.full_name, *_VARIABLES),
+        (_APPEND, "Concat", "Tile", REORDER.full_name, *_VARIABLES),
         _of("arrays.array_kernel"),
     ),
-    ATTEND.full_name: _of("late.attend_kernel"),
+    _ATTEND: _of("late.attend_kernel"),
     **dict.fromkeys(
         ("Attention", f"{MICROSOFT}.GroupQueryAttention"), _of("late.attention_kernel")
     ),
