@@ -236,7 +236,7 @@ def test_thousand_shapes_take_bounded_memory(monkeypatch, at_once):
     for rows in range(2, 1002):
         session.run({"x": np.ones((1002, 64), np.float32) * (np.arange(1002) < rows)[:, None]})
         most = max(most, session.memory.plans)
-    caches = [x for x in gc.get_objects() if isinstance(x, KernelCache)]
+    caches = [x for x in gc.get_objects() if issubclass(type(x), KernelCache)]
     assert before + (1 << 19) < most <= before + (1 << 20) + (1 << 18)
     assert all(1 <= len(cache.kernels) <= 128 for cache in caches if cache.kernels)
 
@@ -249,7 +249,7 @@ def test_dropped_plans_free_their_kernels(at_once):
         nodes = [step.node for step in session.plan.walk()]
 
         def caches() -> int:
-            kept = [x for x in gc.get_objects() if isinstance(x, KernelCache)]
+            kept = [x for x in gc.get_objects() if issubclass(type(x), KernelCache)]
             return sum(cache.node in nodes and len(cache.kernels) for cache in kept)
 
         assert caches() >= 1

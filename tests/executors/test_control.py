@@ -82,7 +82,7 @@ def test_each_run_stops_at_its_own_deadline():
             assert timeout <= took < timeout + 10
 
 
-@pytest.mark.parametrize("timeout", [0, -1, -math.inf, math.nan])
+@pytest.mark.parametrize("timeout", [0, -1, -math.inf])
 def test_timeout_of_zero_or_less_stops_run_at_once(timeout):
     with pytest.raises(ps.DeadlineExceeded):
         loop().run(feeds(1), timeout=timeout)

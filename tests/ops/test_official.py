@@ -23,8 +23,8 @@ from penstock.errors import PenstockError
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.onnx.control_flow import is_control
+from penstock.testing import assert_same, check_infer, check_into, epsilon
 from penstock.types import ANY, TensorType
-from tests.ops.harness import assert_same, check_infer, check_into, epsilon
 
 
 @cache

@@ -10,7 +10,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 import penstock as ps
-from tests.ops.harness import assert_same, run_ort, value_info
+from penstock.testing import assert_same
+from tests.ops.harness import run_ort, value_info
 
 OPSET = 21
 

@@ -15,12 +15,18 @@ DEBUG, INFO, WARNING = 10, 20, 30
 
 def is_logged(level: int) -> bool:
     """Whether anything reads lines of this level."""
-    logging = sys.modules.get("logging")
+    logging = _logging()
     return logging is not None and bool(logging.getLogger("penstock").isEnabledFor(level))
 
 
 def log(level: int, message: str, *arguments: Any) -> None:
     """Write a line, whose ``arguments`` are formatted if anything reads it."""
-    logging = sys.modules.get("logging")
+    logging = _logging()
     if logging is not None:
         logging.getLogger("penstock").log(level, message, *arguments)
+
+
+def _logging() -> Any:
+    """The module, if its import has ended: a signal handler may interrupt it half done."""
+    module = sys.modules.get("logging")
+    return module if hasattr(module, "captureWarnings") else None  # what it defines last

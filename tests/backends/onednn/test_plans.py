@@ -633,7 +633,9 @@ def steps_of(step) -> list[str]:
 
 
 def test_unknown_precision_is_refused():
-    with pytest.raises(ValueError, match="precision 'fp8' is not one of float32, bf16, strict"):
+    with pytest.raises(
+        ValueError, match="precision 'fp8' is not one of float32, tf32, bf16, strict"
+    ):
         compiled(DENSE, precision="fp8")
 
 
@@ -646,6 +648,6 @@ def test_dropped_plans_free_their_primitives():
     for n in range(100, 120):
         session.run({"x": draw(n, 64)})
     gc.collect()
-    caches = [each for each in gc.get_objects() if isinstance(each, PrimitiveCache)]
+    caches = [each for each in gc.get_objects() if issubclass(type(each), PrimitiveCache)]
     rows = [cache.spec.desc.output.dims[0] for cache in caches]
     assert 1 <= len([n for n in rows if 100 <= n < 120]) <= 4

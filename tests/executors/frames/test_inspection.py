@@ -118,6 +118,6 @@ def test_profile_command_on_frames_shows_nodes(model, executor):
     result = CliRunner().invoke(main, [*arguments, "--executor", executor], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    (late,) = [row for row in report["nodes"] if "f/late" in row["name"]]
+    (late,) = [row for row in report["steps"] if "f/late" in row["name"]]
     assert late["count"] == 2 * TURNS
-    assert report["executor"] == "frames"
+    assert report["granted"]["executor"] == "frames"
