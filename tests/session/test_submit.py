@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.host.threads import Workers
+from penstock.host.threads import Places, Workers
 from penstock.ops.registry import TFLITE, operator
-from penstock.session.session import _Places
 from tests.frontends.nnpackage.test_refusals import files, folder
 from tests.support.tflite_models import model, subgraph
 
@@ -122,7 +121,7 @@ def test_submit_takes_no_more_runs_than_max_pending(package, workers, monkeypatc
 
 def test_place_is_waited_for_no_longer_than_its_timeout_when_woken_in_vain(monkeypatch) -> None:
     """Each wait ends at once, as if for a place that another thread then takes first."""
-    places, waits = _Places(1), []
+    places, waits = Places(1), []
     assert places.take(block=True, timeout=None)
 
     class Woken:
@@ -132,14 +131,14 @@ def test_place_is_waited_for_no_longer_than_its_timeout_when_woken_in_vain(monke
 
     places._was_given = Woken()  # type: ignore[assignment]
     clock = count()
-    monkeypatch.setattr("penstock.session.session.monotonic", lambda: next(clock) / 4)
+    monkeypatch.setattr("penstock.host.threads.monotonic", lambda: next(clock) / 4)
     assert not places.take(block=True, timeout=1.0)
     assert waits == [0.5, 0.5, 0.25]
 
 
 def test_places_given_together_wake_a_thread_each(monkeypatch) -> None:
-    monkeypatch.setattr("penstock.session.session.WAKE_S", WAIT_S)
-    places = _Places(4)
+    monkeypatch.setattr("penstock.host.threads.WAKE_S", WAIT_S)
+    places = Places(4)
     waiting = [threading.Thread(target=places.take, kwargs=FOREVER) for _ in range(8)]
     for thread in waiting:
         thread.start()

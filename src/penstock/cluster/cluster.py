@@ -38,8 +38,8 @@ _MOST_REPLACEMENTS = 5
 
 @dataclass(frozen=True, eq=False)
 class _Registered:
-    """A graph: the contents of its part for each worker, as a reference of Ray and of so many
-    bytes, and what workers need to compile it. ``variables``: the names of those that each worker
+    """A graph: the contents of its part for each worker, as a reference of Ray, their bytes, and
+    what workers need to compile it. ``variables``: the names of those that each worker
     has."""
 
     contents: Mapping[int, Any]

@@ -136,8 +136,8 @@ class Members:
             raise PenstockError(f"a worker of the cluster has died: {error}") from error
 
     def connect(self, pairs: Mapping[tuple[int, int], int]) -> None:
-        """Open the links between pairs of workers that are not open yet, for messages of so many
-        bytes."""
+        """Open the links between pairs of workers that are not open yet. ``pairs`` gives
+        the bytes of the largest message of each."""
         with self._lock:
             for (source, target), nbytes in pairs.items():
                 if (source, target) not in self._pairs:
@@ -162,7 +162,7 @@ class Members:
                     self._connect(source, target, nbytes)
 
     def _part(self, index: int, old: Member) -> None:
-        """Close all links of a worker that has died, so that nobody waits for it."""
+        """Close all links of a worker that has died, so that nothing waits for it."""
         with suppress(Exception):
             ray.kill(old.actor)
         old.link.close()

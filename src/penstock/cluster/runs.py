@@ -203,7 +203,7 @@ class Runs:
             self._look(run)
 
     def _look(self, run: ClusterRun) -> None:
-        """End the parts of a run that wait for values which nobody will send."""
+        """End the parts of a run that wait for values that will never be sent."""
         if run.still:
             run.reports.clear()  # of those that wait; more come if the message is late
             for worker in list(run.parts):

@@ -6,7 +6,7 @@ Written out, the memory of each value shows::
     # conv_relu_1(v0, c2 -> b3)                       # conv in model.onnx: float32[1, 8, 56, 56]
     softmax_4(*a4)                   # (b3 -> b5) softmax in model.onnx: float32[1, 64]
 
-The text is made when somebody asks for it: it is longer than the one that Python compiles.
+The text is made on request: it is longer than the text that Python compiles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The core budget of the process, and its pools of worker threads."""
+"""The core budget of the process, its pools of worker threads, and places for a bounded number."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import os
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from operator import length_hint
 from queue import SimpleQueue
+from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
+from penstock.algorithms.checkpoints import WAKE_S
 from penstock.errors import PenstockError
 from penstock.host.fork import in_child
 
@@ -254,3 +258,54 @@ def _reset_in_child() -> None:
 
 
 atexit.register(_finish)
+
+
+class Places:
+    """A place for each run that may be submitted. Unlike a semaphore, it can be used by a signal
+    handler that has interrupted its use: all operations are atomic. ``SimpleQueue.get`` would be,
+    too, but in Python 3.11 it waits without end if it is woken for what another thread has taken
+    when its time is over."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._never_taken = iter(range(count))
+        self._given: deque[None] = deque()
+        self._was_given = threading.Lock()  # released when there is one for those that wait
+
+    def take(self, *, block: bool, timeout: float | None) -> bool:
+        """Take a place, perhaps wait for one; return whether there was one."""
+        end = math.inf if timeout is None else monotonic() + timeout
+        while not self._took():
+            rest = end - monotonic()
+            if not block or rest <= 0:
+                return False
+            self._was_given.acquire(timeout=min(rest, WAKE_S))
+        if self._given:  # two may have been given before one thread was woken
+            self._wake()
+        return True
+
+    def _took(self) -> bool:
+        if next(self._never_taken, None) is not None:
+            return True
+        with suppress(IndexError):
+            self._given.pop()
+            return True
+        return False
+
+    def give(self) -> None:
+        """Give a place back."""
+        self._given.append(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # it is released
+            self._was_given.release()
+
+    @property
+    def taken(self) -> int:
+        """How many are taken."""
+        return self._count - length_hint(self._never_taken) - len(self._given)
+
+    @property
+    def all_taken(self) -> bool:
+        return not length_hint(self._never_taken) and not self._given

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
-import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from operator import length_hint
-from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakMethod
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import WAKE_S, stopped_by
+from penstock.algorithms.checkpoints import stopped_by
 from penstock.algorithms.records import dataclass
 from penstock.backends.native.library import library
 from penstock.backends.registry import backends_of
@@ -40,7 +34,7 @@ from penstock.host.fork import renewed
 from penstock.host.malloc import keep_memory
 from penstock.host.on_demand import imported
 from penstock.host.stop_condition import StopCondition
-from penstock.host.threads import on_worker, pool
+from penstock.host.threads import Places, on_worker, pool
 from penstock.ir.graph import Graph, Model
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.plan.plan import StepTable
@@ -214,7 +208,7 @@ class Session:
 
                 check_overrides(options.place, self._subgraphs.graph, backends)
             self._executors.compile_ahead(options.shapes)
-        self._places = _Places(options.max_pending)
+        self._places = Places(options.max_pending)
         renewed(self)
 
     @takes(RunOptions)
@@ -521,7 +515,7 @@ class Session:
 
     def forked(self) -> None:
         """Make new locks in a forked child, where no other thread holds the old ones."""
-        self._places = _Places(self.options.max_pending)
+        self._places = Places(self.options.max_pending)
         self._plans.forked()
         self._subgraphs.forked()
 
@@ -654,54 +648,3 @@ def _cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
     from penstock.session.compile_cache import cache_entry
 
     return cache_entry(model, options)
-
-
-class _Places:
-    """A place for each run that may be submitted. Unlike a semaphore, it can be used by a signal
-    handler that has interrupted its use: all operations are atomic. ``SimpleQueue.get`` would be,
-    too, but in Python 3.11 it waits without end if it is woken for what another thread has taken
-    when its time is over."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._never_taken = iter(range(count))
-        self._given: deque[None] = deque()
-        self._was_given = threading.Lock()  # released when there is one for those that wait
-
-    def take(self, *, block: bool, timeout: float | None) -> bool:
-        """Take a place, perhaps wait for one; return whether there was one."""
-        end = math.inf if timeout is None else monotonic() + timeout
-        while not self._took():
-            rest = end - monotonic()
-            if not block or rest <= 0:
-                return False
-            self._was_given.acquire(timeout=min(rest, WAKE_S))
-        if self._given:  # two may have been given before one thread was woken
-            self._wake()
-        return True
-
-    def _took(self) -> bool:
-        if next(self._never_taken, None) is not None:
-            return True
-        with suppress(IndexError):
-            self._given.pop()
-            return True
-        return False
-
-    def give(self) -> None:
-        """Give a place back."""
-        self._given.append(None)
-        self._wake()
-
-    def _wake(self) -> None:
-        with suppress(RuntimeError):  # it is released
-            self._was_given.release()
-
-    @property
-    def taken(self) -> int:
-        """How many are taken."""
-        return self._count - length_hint(self._never_taken) - len(self._given)
-
-    @property
-    def all_taken(self) -> bool:
-        return not length_hint(self._never_taken) and not self._given

@@ -35,8 +35,8 @@ class MachinePeak:
 
 @cache
 def machine_peak(threads: int) -> MachinePeak:
-    """The peak of this machine with so many threads, measured once in a process: the fastest of a
-    few runs, in about a tenth of a second."""
+    """The peak of this machine with this number of threads, measured once in a process: the fastest
+    of a few runs, in about a tenth of a second."""
     a = np.ones((_SIZE, _SIZE), np.float32)
     product = np.empty_like(a)
     source = np.zeros(_COPIED_BYTES, np.uint8)

@@ -59,7 +59,7 @@ class WorkerPool(Protocol):
 @dataclass(frozen=True, slots=True)
 class SimulatedCluster:
     """The simulated run of a graph on workers. ``makespan``: seconds of one run; ``loads``: the
-    seconds that each worker is busy with it, of which so many runs at once can make use;
+    seconds that each worker is busy with one run, the largest of which bounds the throughput;
     ``traffic``: the bytes between each two workers."""
 
     makespan: float

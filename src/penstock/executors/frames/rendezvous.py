@@ -18,7 +18,7 @@ comes."""
 
 
 class NoValue(Aborted):
-    """What a receiver is called with that waits for a value which nobody will send."""
+    """The error of a receiver whose value will never be sent."""
 
 
 def edge_key(source: str, target: str, name: str) -> str:
