@@ -142,3 +142,52 @@ def test_public_names_are_those_of_litert():
     compat = importlib.import_module("penstock.compat")
     with pytest.raises(RuntimeError, match="ai_edge_litert is imported already"):
         compat.install("ai_edge_litert")
+
+
+HANDLE = ("VarHandleOptions", {"container": "", "shared_name": "sum"})
+
+
+def with_a_variable() -> bytes:
+    """Signatures "add", which adds x to a variable that is 10 at first, and "get"."""
+    once = ("CALL_ONCE", [], [], ("CallOnceOptions", {"init_subgraph_index": 3}))
+    handle, resource = ("VAR_HANDLE", [], ["h"], HANDLE), {"type": 13}
+    x = {"x": ("float32", [2])}
+    add = [
+        *(once, handle, ("READ_VARIABLE", ["h"], ["old"], None)),
+        ("ADD", ["old", "x"], ["y"], ("AddOptions", {})),
+        ("ASSIGN_VARIABLE", ["h", "y"], [], None),
+    ]
+    get = [once, handle, ("READ_VARIABLE", ["h"], ["y"], None)]
+    first = [handle, ("ASSIGN_VARIABLE", ["h", "c"], [], None)]
+    ten = {"c": np.array([10, 10], np.float32)}
+    y = {"y": {"type": 0, "shape": [2]}}
+    graphs = [
+        subgraph(x, [("NEG", ["x"], ["y"], None)], ["y"]),
+        subgraph(x, add, ["y"], h=resource, **y),
+        subgraph({}, get, ["y"], h=resource, **y),
+        subgraph({}, first, [], ten, h=resource),
+    ]
+    keys = {"add": (1, [("x", 0)]), "get": (2, [])}
+    names = [graph["names"] for graph in graphs]
+    signatures = [
+        {
+            "inputs": [{"name": n, "tensor_index": i} for n, i in inputs],
+            "outputs": [{"name": "y", "tensor_index": names[index].index("y")}],
+            "signature_key": key,
+            "subgraph_index": index,
+        }
+        for key, (index, inputs) in keys.items()
+    ]
+    return model(graphs, signature_defs=signatures)
+
+
+@BOTH
+def test_signatures_share_the_variables_of_their_interpreter(runtime):
+    interpreter = runtime.Interpreter(model_content=with_a_variable())
+    add, get = (interpreter.get_signature_runner(key) for key in ("add", "get"))
+    x = np.array([1, 2], np.float32)
+    for times in (1, 2):
+        np.testing.assert_array_equal(add(x=x)["y"], 10 + times * x)
+        np.testing.assert_array_equal(get()["y"], 10 + times * x)
+    other = runtime.Interpreter(model_content=with_a_variable())
+    np.testing.assert_array_equal(other.get_signature_runner("get")()["y"], [10, 10])

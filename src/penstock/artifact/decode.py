@@ -105,15 +105,16 @@ def decode_stores(file: ArtifactFile) -> list[Any]:
         document = file.document("stores")
         try:
             file.stores = [_store(file, store) for store in _typed(document, list)]
-        except (AttributeError, TypeError) as error:
+        except (AttributeError, LookupError, TypeError) as error:
             raise file.damaged(f"its variables are none: {error!r}") from error
     return file.stores
 
 
-def _store(file: ArtifactFile, arrays: Any) -> Any:
+def _store(file: ArtifactFile, document: Any) -> Any:
     from penstock.ops.tensorflow.state import Store
 
-    return Store({_typed(name, str): file.array(array) for name, array in arrays.items()})
+    arrays, constant = document["initial"].items(), _typed(document["constant"], bool)
+    return Store({_typed(name, str): file.array(i) for name, i in arrays}, constant=constant)
 
 
 class _Decoder:

@@ -41,10 +41,13 @@ def encode_graphs(graphs: Mapping[str, Graph], writer: ArtifactWriter) -> dict[s
     return {"ops": encoder.ops, "values": encoder.values, "graphs": encoded}
 
 
-def encode_stores(writer: ArtifactWriter) -> list[dict[str, int]]:
+def encode_stores(writer: ArtifactWriter) -> list[dict[str, Any]]:
     """The stores that graphs have referred to, with the values that variables start with."""
     return [
-        {name: writer.array(array) for name, array in store.initial.items()}
+        {
+            "constant": store.constant,
+            "initial": {name: writer.array(array) for name, array in store.initial.items()},
+        }
         for store in writer.stores
     ]
 

@@ -46,7 +46,7 @@ def convert(name: str, value: Any, input_type: Type) -> Any:
             if array.dtype.kind in "US" and isinstance(value, list | tuple):
                 array = np.asarray(value, STRING)  # else NumPy makes strings of its other elements
         else:  # lists and numbers have no dtype of their own, and take the input's
-            array = _from_python(value, input_type.dtype)
+            array = from_python(value, input_type.dtype)
     except InvalidInput:
         raise
     except Exception as error:  # out of the value's own __array__, say
@@ -129,7 +129,9 @@ def _of_any_type(name: str, value: Any) -> Any:
     return convert(name, value, TensorType())
 
 
-def _from_python(value: Any, dtype: np.dtype) -> np.ndarray:
+def from_python(value: Any, dtype: np.dtype) -> np.ndarray:
+    """An array of lists and numbers, which have no dtype of their own. Raises ``TypeError`` and
+    ``OverflowError`` for what does not fit."""
     array = np.asarray(value, STRING if dtype == STRING else None)
     if dtype == STRING:
         return array

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.host.threads import Workers
     from penstock.passes.context import AfterPass
     from penstock.plan.grouping import ClusteredGrouping
+    from penstock.session.variables import Variables
     from penstock.tuning.measure import CostModel
     from penstock.tuning.worker_placement import WorkerPool
 
@@ -190,6 +191,12 @@ class CompileOptions:
         "decide.",
         lambda value: hasattr(value, "devices"),
     )
+    variables: Variables | None = option(
+        None,
+        "Variables of another session of the model (its variables), which this one reads and "
+        "assigns to as well, instead of having its own.",
+        lambda value: hasattr(value, "restore"),
+    )
     cost_model: CostModel | None = option(
         None,
         "Costs to decide by, instead of those measured on this machine: a "
@@ -250,6 +257,8 @@ class CompileOptions:
             raise ValueError(f'devices= are for executor="frames", not {self.executor!r}')
         if self.cluster is not None and (self.executor != "auto" or self.devices is not None):
             raise ValueError('cluster= goes with executor="auto" and without devices=')
+        if self.cluster is not None and self.variables is not None:
+            raise ValueError("variables= goes without cluster=, whose workers have the variables")
 
     def filled(self, values: Mapping[str, Any]) -> CompileOptions:
         """These options with ``values`` for those that were not given. None is never given."""

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from penstock.session.given_outputs import GivenOutputs
     from penstock.session.granted import Granted
     from penstock.session.run import Job, PreparedRun
+    from penstock.session.variables import Variables
     from penstock.tuning.reasons import Reasons
 
 DEFAULT_OPTIONS = CompileOptions()
@@ -164,6 +165,7 @@ class Session:
         self.limits = options.limits or DEFAULT_LIMITS
         keep_memory()
         self._closed = False
+        self._variables: Variables | None = None
         self._traced = trace() is not None
         self._plans = PlanCache(self.limits.max_plans_bytes)
         with stopped_by(stop), gc_pause.paused():
@@ -183,7 +185,7 @@ class Session:
 
                 warn_of_precision(options.precision, backends)
             functions: Mapping[str, Graph]
-            own: dict[Any, Any] = {}
+            own: dict[Any, Any] = {} if options.variables is None else options.variables.of(model)
             if file is not None and not decode_stores(file):  # graphs are decoded when needed
                 functions, graph = model.functions, partial(getattr, model, "graph")
             else:
@@ -193,6 +195,7 @@ class Session:
             context = CompileContext(
                 options, backends, self.limits, functions, adopt=adopt, **spread
             )
+            self._stores = own
             self._compiler = Compiler(context)
             artifact = None if file is None else Artifact(model, context, own)
             main = None if artifact is None else artifact.main()
@@ -426,6 +429,17 @@ class Session:
         return [Port(name, value.type) for name, value in pairs]
 
     @property
+    def variables(self) -> Variables:
+        """The variables of the model by name: read, set, saved and restored."""
+        if self.options.cluster is not None:
+            raise PenstockError("variables of a session with cluster= are on its workers only")
+        if self._variables is None:
+            from penstock.session.variables import Variables
+
+            self._variables = Variables(self.model, self._stores, self.limits)
+        return self._variables
+
+    @property
     def source(self) -> str:
         """The generated program of the plan that was used last."""
         return self.latest.source
@@ -488,9 +502,10 @@ class Session:
         """Save the session to a file, which ``penstock.open`` opens: the model, and the plans for
         the shapes of inputs that were met so far or given as ``shapes=``.
 
-        Of variables the initial values are saved. A file that exists is replaced; processes that
-        have it open keep the old one. Raises ``PenstockError`` for a model that cannot be saved,
-        ``OSError`` if the file cannot be written.
+        Of variables the initial values are saved; ``variables.save`` saves those that they have. A
+        file that exists is replaced; processes that have it open keep the old one. Raises
+        ``PenstockError`` for a model that cannot be saved, ``OSError`` if the file cannot be
+        written.
         """
         from pathlib import Path
 

@@ -16,6 +16,7 @@ import numpy as np
 from penstock.compat.ai_edge_litert.tensors import Details, read_tensors
 from penstock.errors import PenstockError
 from penstock.session.session import Session, compile
+from penstock.session.variables import Variables
 from penstock.types import STRING
 
 
@@ -71,6 +72,7 @@ class Interpreter:
             raise ValueError("exactly one of `model_path` and `model_content` must be given")
         self._source: Any = model_path if model_path is not None else bytes(model_content or b"")
         self._threads = num_threads
+        self._variables: Variables | None = None
         try:
             self._file = read_tensors(self._source)
             self._session = self._compiled(None)
@@ -85,7 +87,14 @@ class Interpreter:
         self._allocated = False
 
     def _compiled(self, signature: str | None) -> Session:
-        return compile(self._source, threads=self._threads, signature=signature)
+        """A session of a signature, or of the first subgraph; all have the same variables."""
+        shared = self._variables
+        session = compile(
+            self._source, threads=self._threads, signature=signature, variables=shared
+        )
+        if shared is None and session.variables:
+            self._variables = session.variables
+        return session
 
     def allocate_tensors(self) -> None:
         """Let inputs be set."""
@@ -244,7 +253,7 @@ class Interpreter:
 
 
 class SignatureRunner:
-    """Runs one signature; it has variables of its own."""
+    """Runs one signature, with the variables of the interpreter."""
 
     def __init__(self, interpreter: Interpreter, signature_key: str) -> None:
         signatures = interpreter._file.signatures

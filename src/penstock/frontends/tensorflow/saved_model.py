@@ -90,7 +90,8 @@ class _Reader:
         parts = self.parts(signatures)
         values = self.values()
         changes = any(_assigns(part, self.library.functions) for part in parts.values())
-        store = Store({self.shared_name(name): value for name, value in values.items()})
+        initial = {self.shared_name(name): value for name, value in values.items()}
+        store = Store(initial, constant=not changes)
         frozen = {} if changes else values
         graphs: dict[str, Graph] = {}
         functions: dict[str, Graph] = {}

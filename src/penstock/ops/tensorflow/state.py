@@ -9,7 +9,7 @@ is written over by compiled assignments.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -74,12 +74,18 @@ def _kept(value: Any) -> np.ndarray:
 
 class Store:
     """Variables by name. ``initial``: the saved values, which variables start with; ``model``: the
-    store of the model that this one is a session's own of, if it is."""
+    store of the model that this one is a session's own of, if it is; ``constant``: whether nothing
+    assigns to the variables, so that graphs may have their values as constants."""
 
     def __init__(
-        self, initial: Mapping[str, np.ndarray] | None = None, model: Store | None = None
+        self,
+        initial: Mapping[str, np.ndarray] | None = None,
+        model: Store | None = None,
+        *,
+        constant: bool = False,
     ) -> None:
         self.initial = dict(initial or {})
+        self.constant = constant
         self._model = model
         self._variables: dict[str, _Variable] = {}
         self._lock = threading.RLock()
@@ -104,6 +110,17 @@ class Store:
                 raise ShapeError(f"variable {name!r} is both {variable.type} and {type_}")
             return variable
 
+    def own(self) -> Store:
+        """A store with the same variables, which begin with their first values."""
+        return Store(self.initial, self.model, constant=self.constant)
+
+    def join(self, other: Store) -> None:
+        """Let variables that are not here yet start with the values of ``other``."""
+        with self._lock:
+            for name, value in other.initial.items():
+                if name not in self._variables:
+                    self.initial.setdefault(name, value)
+
     def __repr__(self) -> str:
         return f"Store({len(self._variables)} variables)"
 
@@ -118,9 +135,23 @@ def own_stores(graphs: Mapping[str, Graph], own: dict[Store, Store]) -> dict[str
         for node in graph.walk():
             store = node.attrs.get("store")
             if isinstance(store, Store):
-                node.attrs["store"] = own.setdefault(store, Store(store.initial, store.model))
+                node.attrs["store"] = own.setdefault(store, store.own())
         copies[name] = graph
     return copies
+
+
+def declared_variables(graphs: Iterable[Graph]) -> dict[Store, dict[str, list[TensorType]]]:
+    """The variables that nodes name, by the stores of the model, with the types that they declare,
+    the most specific first."""
+    stores: dict[Store, dict[str, list[TensorType]]] = {}
+    for graph in graphs:
+        for node in graph.walk():
+            store = node.attrs.get("store")
+            if isinstance(store, Store):
+                name, type_ = variable_name(node.attrs, node.name), _declared(node.attrs)
+                types = stores.setdefault(store.model, {}).setdefault(name, [])
+                types.insert(0 if type_.static else len(types), type_)
+    return stores
 
 
 # Handles.

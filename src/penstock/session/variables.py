@@ -1,0 +1,244 @@
+"""The variables of a session: what its model remembers from one run to the next."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.errors import InvalidInput, shortened, wrong_type
+from penstock.ir.tables import DisplayTable, show_html, show_text
+from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.ops.tensorflow.state import Store, declared_variables
+from penstock.session.feeds import from_python
+from penstock.types import ShapeError, TensorType, Type, accepts, type_of
+
+if TYPE_CHECKING:
+    from penstock.ir.graph import Model
+
+_UNSET = "penstock.unset"
+"""The text of a file with the names of variables without a value."""
+
+
+class Variables(Mapping[str, np.ndarray]):
+    """The variables of a session by name; ``penstock.compile`` gives them to further sessions of
+    the model (``variables=``), which read and assign the same ones.
+
+    ``variables["v"]`` is a copy of a value, ``variables["v"] = array`` sets it, before the next
+    step that reads it. Reading one that has no value yet raises ``InvalidInput``, as wrong names
+    do. If nothing in the model assigns to variables, they are constants, and cannot be set.
+
+    Each value is one that the variable had; while runs go on, those of several variables need not
+    be of one moment.
+    """
+
+    def __init__(
+        self, model: Model, own: dict[Store, Store], limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        self._own = own
+        self._limits = limits
+        self._places: dict[str, tuple[Store, str]] = {}
+        stores = _stores(model)
+        for number, (store, declared) in enumerate(stores.items()):
+            own_store = own.setdefault(store, store.own())  # also what other signatures read
+            # Each file of a package has a store of its own, with a name that others may have too.
+            prefix = f"{number}/" if len(stores) > 1 else ""
+            for name, types in sorted(declared.items()):
+                self._places[prefix + name] = own_store, name
+                _declare(own_store, name, types)
+
+    @property
+    def types(self) -> dict[str, Type]:
+        """The declared types."""
+        return {name: self._variable(name).type for name in self}
+
+    @property
+    def constant(self) -> bool:
+        """Whether nothing in the model assigns to variables, so that they cannot be set."""
+        return any(store.constant for store in self._own.values())
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        value = self._variable(name).value
+        if value is None:
+            raise InvalidInput(
+                f"variable {name!r} has no value yet: set it, or run its initialiser as a target"
+            )
+        return value.copy()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A copy of a value; ``default`` where there is none."""
+        return self[name] if name in self and self._variable(name).value is not None else default
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.update({name: value})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        """Set variables by name, all or, where one does not fit, none. Raises ``InvalidInput``."""
+        arrays = {name: self._array(name, value) for name, value in values.items()}
+        for name, array in arrays.items():
+            self._variable(name).assign(array)
+
+    def save(self, path: str | Path) -> None:
+        """Write the values to a file of the safetensors format, in the place of what is there.
+
+        Raises ``InvalidInput`` for a dtype that the format has not: strings, complex128, integers
+        of less than a byte. ``OSError`` if the file cannot be written.
+        """
+        from penstock.artifact.tensor_file import save_arrays
+
+        values = {name: self._variable(name).value for name in self}
+        unset = [name for name, value in values.items() if value is None]
+        arrays = {name: value for name, value in values.items() if value is not None}
+        save_arrays(_path(path), arrays, {_UNSET: json.dumps(unset)} if unset else {})
+
+    def restore(self, path: str | Path) -> None:
+        """Give all variables the values that they were saved with; those that had none lose theirs.
+
+        Raises ``InvalidInput``, and changes nothing, for a file that is damaged or has other
+        variables than the model, ``OSError`` if it cannot be read.
+        """
+        from penstock.artifact.tensor_file import load_arrays
+
+        arrays, texts = load_arrays(_path(path), self._limits)
+        unset = _names(texts.get(_UNSET, "[]"))
+        names = {*arrays, *unset}
+        missing, unknown = sorted({*self} - names), sorted(names - {*self})
+        if missing or unknown:
+            reasons = [
+                f"{text} {shortened(', '.join(map(repr, several)))}"
+                for text, several in (("lacks", missing), ("has further", unknown))
+                if several
+            ]
+            raise InvalidInput(
+                f"{str(path)!r} is of another model: it {', and '.join(reasons)}; set single "
+                "variables with variables.update"
+            )
+        self.update(arrays)
+        for name in unset:
+            self._variable(name).value = None
+
+    def of(self, model: Model) -> dict[Store, Store]:
+        """The stores of another session's model, with those of this one in the place of its own.
+        Raises ``InvalidInput`` for a model with other variables."""
+        stores = _stores(model)
+        own = dict(self._own)
+        if not stores.keys() <= own.keys():
+            if len(stores) != 1 or len(own) != 1:
+                raise InvalidInput(
+                    "variables= takes those of a session of the same model, with as many files"
+                )
+            own = dict(zip(stores, own.values(), strict=True))
+        for store, declared in stores.items():
+            if store.constant != own[store].constant:
+                raise InvalidInput("variables= are of another model, whose variables are constants")
+            own[store].join(store)
+            for name, types in declared.items():
+                _declare(own[store], name, types)
+        return own
+
+    def state(self) -> dict[str, np.ndarray | None]:
+        """The values of variables that are no longer those that they began with."""
+        changed = {}
+        for name, (store, own_name) in self._places.items():
+            value = self._variable(name).value
+            if value is not store.initial.get(own_name):
+                changed[name] = value
+        return changed
+
+    def set_state(self, state: Mapping[str, np.ndarray | None]) -> None:
+        """Set what ``state`` returned."""
+        for name, value in state.items():
+            if value is None:
+                self._variable(name).value = None
+            else:
+                self._variable(name).assign(value)
+
+    def _variable(self, name: str) -> Any:
+        place = self._places.get(name)
+        if place is None:
+            from difflib import get_close_matches
+
+            names = get_close_matches(str(name), self._places, n=1) or [*self._places]
+            hint = f"it has {shortened(', '.join(map(repr, names)))}" if names else "it has none"
+            raise InvalidInput(f"the model has no variable {name!r}; {hint}")
+        store, own_name = place
+        return store.variable(own_name, TensorType())
+
+    def _array(self, name: str, value: Any) -> np.ndarray:
+        """``value`` for a variable. Raises ``InvalidInput``."""
+        declared = self._variable(name).type
+        if self._places[name][0].constant:
+            raise InvalidInput(
+                f"variable {name!r} cannot be set: nothing in the model assigns to variables, so "
+                "that their values are constants of its plans"
+            )
+        try:
+            if hasattr(value, "dtype") or declared.dtype is None:
+                array = np.asarray(value)
+            else:
+                array = from_python(value, declared.dtype)
+        except Exception as error:  # out of the value's own __array__, say
+            kind = type(value).__name__
+            raise InvalidInput(
+                f"variable {name!r} of {declared} cannot be made of a {kind}: {error}"
+            ) from error
+        if not accepts(declared, type_of(array)):
+            raise InvalidInput(f"variable {name!r} is {declared}, not {type_of(array)}")
+        return array
+
+    _repr_html_ = show_html
+    _repr_pretty_ = show_text
+
+    def _as_table(self) -> DisplayTable:
+        rows = []
+        for name in self:
+            value, type_ = self._variable(name).value, self._variable(name).type
+            rows.append((name, str(type_), "no value yet" if value is None else value.nbytes))
+        kind = "constants" if self.constant else "variables"
+        return DisplayTable(f"{len(self)} {kind}", ("name", "type", "bytes"), rows)
+
+    def __repr__(self) -> str:
+        return f"Variables({shortened(', '.join(f'{n!r}: {t}' for n, t in self.types.items()))})"
+
+
+def _stores(model: Model) -> dict[Store, dict[str, list[TensorType]]]:
+    """The stores of a model, with the types that its nodes declare for each variable."""
+    return declared_variables([*model.graphs.values(), *model.functions.values()])
+
+
+def _declare(store: Store, name: str, types: list[TensorType]) -> None:
+    """Let a store have a variable. Raises ``InvalidInput`` where it has one of another type."""
+    try:
+        for type_ in types:
+            store.variable(name, type_)
+    except ShapeError as error:
+        raise InvalidInput(f"{error}: these are variables of another model") from error
+
+
+def _path(path: object) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise wrong_type("path", path, "a path")
+    return Path(path)
+
+
+def _names(text: str) -> list[str]:
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidInput(f"the file's text {_UNSET!r} is no list of names; save it anew")
+    return names
