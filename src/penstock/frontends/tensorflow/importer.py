@@ -54,7 +54,7 @@ from penstock.frontends.tensorflow.scope import (
     unique_prefixes,
 )
 from penstock.frontends.tensorflow.tensors import declared_type, decode_attribute
-from penstock.frontends.tensorflow.variables import Variables
+from penstock.frontends.tensorflow.variables import VariableFacts
 from penstock.ir.graph import Graph, Model, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.registry import TENSORFLOW, find
@@ -97,7 +97,7 @@ class Importer(ConversionContext):
         frozen: Mapping[str, np.ndarray] | None = None,
         store: Store | None = None,
     ) -> None:
-        variables = Variables(store or Store(), frozen or {})
+        variables = VariableFacts(store or Store(), frozen or {})
         prefixes = unique_prefixes(node.name for node in nodes)
         super().__init__(producer, library, diagnostics, variables, prefixes)
         self.nodes = nodes

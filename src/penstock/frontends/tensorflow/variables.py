@@ -14,7 +14,7 @@ from penstock.ops.tensorflow.state import Store
 from penstock.types import TensorType, Type, accepts, dtype_name, type_of
 
 
-class Variables:
+class VariableFacts:
     """Facts about variables by handle, or by Identity of a handle.
 
     ``store`` holds the variables of a session. ``frozen`` has the values of those that nothing
