@@ -494,18 +494,6 @@ def test_deleted_session_frees_its_arenas_at_once():
         gc.enable()
 
 
-def test_sessions_are_pickled_by_path_and_options(proto, session, tmp_path):
-    path = tmp_path / "affine.onnx"
-    onnx.save(proto, path)
-    original = ps.compile(path, limits=ps.Limits(max_iterations=5))
-    copy = pickle.loads(pickle.dumps(original))
-    assert copy.limits == original.limits
-    for a, b in zip(copy(X, SCALE), original(X, SCALE), strict=True):
-        np.testing.assert_array_equal(a, b)
-    with pytest.raises(TypeError, match="path"):
-        pickle.dumps(session)
-
-
 def test_errors_keep_their_fields_when_pickled():
     for error in (ps.InvalidModel(["a", "b"]), ps.InvalidInput("x"), ps.Unsupported([])):
         copy = pickle.loads(pickle.dumps(error))

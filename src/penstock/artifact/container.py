@@ -282,12 +282,23 @@ class ArtifactFile:
         return content
 
 
+def aligned(content: bytes) -> memoryview:
+    """A copy of the contents of a file at an address as ``ArtifactFile`` wants it."""
+    memory = _aligned_memory(len(content))
+    memory[:] = content
+    return memory.toreadonly()
+
+
+def _aligned_memory(count: int) -> memoryview:
+    array = np.empty(count + _ALIGNMENT, np.uint8)
+    start = -array.ctypes.data % _ALIGNMENT
+    return array[start : start + count].data
+
+
 def _contents(file: BinaryIO, status: os.stat_result, *, mapped: bool) -> mmap.mmap | memoryview:
     """The bytes of a file: mapped, or read at once."""
     if not mapped or not status.st_size:
-        array = np.empty(status.st_size + _ALIGNMENT, np.uint8)
-        start = -array.ctypes.data % _ALIGNMENT
-        content = array[start : start + status.st_size].data
+        content = _aligned_memory(status.st_size)
         count = file.readinto(content)  # type: ignore[attr-defined]
         return content[:count].toreadonly()
     key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

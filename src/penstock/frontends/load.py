@@ -58,6 +58,8 @@ def load(
             model = _read(source, limits, map_weights, signature)
         except OSError as error:
             raise InvalidModel(f"{str(source)!r} cannot be read: {error.strerror}") from error
+        if model.path is not None:
+            model.path = os.path.abspath(model.path)  # the process may go to another folder
         if signature is not None:
             model = entered(model, signature)
         if model.artifact is not None:
@@ -107,7 +109,7 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
     is_path = isinstance(source, str | os.PathLike)
     is_folder = is_path and os.path.isdir(source)
     head = b"" if is_folder else _head(source)
-    if is_path and head == MAGIC:
+    if head == MAGIC:
         from penstock.frontends.artifact.importer import load_artifact
 
         return load_artifact(source, limits, map_weights)

@@ -177,7 +177,7 @@ class CacheEntry:
             return None
         with suppress(OSError):  # of a folder that is only read
             os.utime(self.path)
-        model.path = None if isinstance(self.source, bytes) else str(self.source)
+        model.path = None if isinstance(self.source, bytes) else os.path.abspath(self.source)
         return model
 
     def save(self, writer: ArtifactWriter) -> None:

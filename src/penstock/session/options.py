@@ -269,7 +269,7 @@ class CompileOptions:
                 unset[name] = value
         if not unset:
             return self
-        return _with_given(replace(self, **unset), self.given | unset.keys())
+        return with_given(replace(self, **unset), self.given | unset.keys())
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,10 +390,10 @@ def make(record: Callable[P, Result], caller: str, *arguments: Any, **options: A
             close = get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}"
             raise TypeError(f"{caller}() has no option {name!r}; {hint}")
-    return _with_given(record(*arguments, **options), options.keys())
+    return with_given(record(*arguments, **options), options.keys())
 
 
-def _with_given(record: Result, names: Collection[str]) -> Result:
+def with_given(record: Result, names: Collection[str]) -> Result:
     """``record``, which now knows which of its options were given."""
     if isinstance(record, CompileOptions):
         object.__setattr__(record, "given", frozenset(names))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakMethod
@@ -41,7 +41,7 @@ from penstock.plan.plan import StepTable
 from penstock.session.compiler import Compiler
 from penstock.session.environment import save_trace, trace, with_environment
 from penstock.session.executors import Executors
-from penstock.session.options import CompileOptions, RunOptions, make, takes
+from penstock.session.options import CompileOptions, RunOptions, make, takes, with_given
 from penstock.session.plan_cache import PlanCache
 from penstock.session.stages import CompileContext
 from penstock.session.subgraphs import Request, Subgraphs
@@ -541,11 +541,15 @@ class Session:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Sessions are pickled as the path and the options they were made with."""
-        if self.model.path is None:
-            raise TypeError("only a session of a model loaded from a path can be pickled")
-        entry = self.model.entry if self.model.entry in self.model.signatures else None
-        return Session, (self.model.path, replace(self.options, signature=entry))
+        """Sessions are pickled as the path of their model, or else as ``save`` writes them, with
+        their options, and the values of variables that have changed."""
+        model, contents = self.model, []
+        if model.path is None:
+            self._executors.write(lambda writer: contents.append(writer.to_bytes()))
+        entry = model.entry if model.path and model.entry in model.signatures else None
+        options = replace(self.options, signature=entry, variables=None)
+        state = None if self.options.cluster else self.variables.state()
+        return _unpickled, (model.path or contents[0], options, state)
 
     def __getattr__(self, name: str) -> Any:
         own = _ELSEWHERE.get(name)
@@ -637,6 +641,17 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
         if strict:
             raise PenstockError(f"{reason}. Save the session anew, or open it without strict=True")
         warnings.warn(reason, UserWarning, stacklevel=2)
+    return session
+
+
+def _unpickled(
+    source: str | bytes, options: CompileOptions, state: Mapping[str, np.ndarray | None] | None
+) -> Session:
+    """The session of a model at a path, or saved as bytes, as it was when it was pickled: the
+    environment does not decide on its options again."""
+    session = Session(source, with_given(options, [field.name for field in fields(options)]))
+    if state:
+        session.variables.set_state(state)
     return session
 
 

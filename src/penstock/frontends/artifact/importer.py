@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from penstock.analysis.verify import verify
-from penstock.artifact.container import ArtifactFile
+from penstock.artifact.container import ArtifactFile, aligned
 from penstock.artifact.decode import decode_graphs
 from penstock.frontends.common.model_files import open_path
 from penstock.ir.graph import Graph, Model
@@ -19,11 +19,16 @@ GRAPH, FUNCTION = "graph ", "function "
 """What the names of graphs and of functions begin with in the document of the model."""
 
 
-def load_artifact(path: str | os.PathLike[str], limits: Limits, map_weights: bool) -> Model:
-    """The model of an artifact. Raises ``InvalidModel``."""
-    name = os.fspath(path)
-    with open_path(name) as opened:
-        file = ArtifactFile(opened, name, limits, mapped=map_weights)
+def load_artifact(
+    source: str | os.PathLike[str] | bytes, limits: Limits, map_weights: bool
+) -> Model:
+    """The model of an artifact, a file or its contents. Raises ``InvalidModel``."""
+    path = None if isinstance(source, bytes) else os.fspath(source)
+    if isinstance(source, bytes):
+        file = ArtifactFile(aligned(source), "the bytes given", limits)
+    else:
+        with open_path(os.fspath(source)) as opened:
+            file = ArtifactFile(opened, os.fspath(source), limits, mapped=map_weights)
     head = file.document("head")
     try:
         entry, names, functions = head["entry"], head["graphs"], head["functions"]
@@ -43,7 +48,7 @@ def load_artifact(path: str | os.PathLike[str], limits: Limits, map_weights: boo
         metadata=head["metadata"],
         about=head.get("about", {}),
         aliases=head["aliases"],
-        path=name,
+        path=path,
         resizable=bool(head.get("resizable")),
         signatures=head["signatures"],
         artifact=file,
