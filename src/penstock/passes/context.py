@@ -76,6 +76,8 @@ class PassContext:
     limits: Limits = DEFAULT_LIMITS
     fusion: FusionPolicy | None = None
     """Decides which fused nodes to make; None where no backend fuses."""
+    fuses: bool = False
+    """Whether a backend fuses nodes, so that it pays to take others apart for it."""
     fold_quantized_weights: bool = True
     """Whether constant folding dequantises weights that could be operands of integer kernels. The
     compiler says no as long as ``quantize`` is still to come and may want them as they are."""

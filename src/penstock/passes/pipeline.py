@@ -88,6 +88,7 @@ OPTIMIZE: tuple[Pass, ...] = (
     ImportedPass("optimize.hoist_invariants", Role.LOOP, Role.SCAN),
     ImportedPass("optimize.hoist_products", Role.LOOP, Role.SCAN),
     ImportedPass("optimize.sink_transposes", "Transpose"),
+    ImportedPass("optimize.decompose_attention", "Attention"),
     ImportedPass("optimize.decompose_einsum", "Einsum"),
     ImportedPass("optimize.split_reductions", *_REDUCTIONS),
     ImportedPass("optimize.recompose", "Add", "Div", "Mul", "Where"),

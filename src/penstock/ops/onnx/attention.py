@@ -245,7 +245,7 @@ def _head_shape(type_: TensorType, attrs: Attrs, attr: str, name: str) -> Shape:
     return (shape[0], heads, shape[1], share(shape[2], heads, name))
 
 
-def _dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
+def attention_dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
     """Batch, query heads, key heads, queries, keys with the past, head sizes of keys, of values."""
     q = _head_shape(rules.tensor(types, 0), attrs, "q_num_heads", "Q")
     k = _head_shape(rules.tensor(types, 1), attrs, "kv_num_heads", "K")
@@ -273,7 +273,7 @@ def _dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
 
 def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     q, v = rules.tensor(types, 0), rules.tensor(types, 2)
-    batch, heads, kv_heads, queries, keys, size, value_size = _dims(types, attrs)
+    batch, heads, kv_heads, queries, keys, size, value_size = attention_dims(types, attrs)
     shape: tuple[Dim, ...] | None = None
     if q.shape is not None:
         shape = (batch, heads, queries, value_size)
@@ -344,7 +344,7 @@ def out_of_sight(
 @by_shape(arity=(7, 4))
 def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs = node.attrs
-    dims = _dims(inputs, attrs)
+    dims = attention_dims(inputs, attrs)
     assert all(isinstance(dim, int) for dim in dims)
     heads = Heads(*dims)  # type: ignore[arg-type]
     (_, dtype), mask, old = static_type(inputs, 0), inputs[3], inputs[4]
@@ -368,9 +368,9 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
         own = old is not None and outputs[i] is None
         room = layout.field(shape, rules.tensor(inputs, i).dtype) if own else None
         caches.append(Cache(past, room))
-    fixed = None if inputs[6] is not None else _unseen(heads, past, attrs)
+    fixed = None if inputs[6] is not None else unseen(heads, past, attrs)
     if mask is not None:
-        _check_mask(mask.dims, heads)
+        check_mask(mask.dims, heads)
 
     def into(*arguments: Any) -> None:
         q, k, v, mask, old_k, old_v, lengths, y, new_k, new_v, show, workspace = arguments
@@ -380,19 +380,20 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
         flags, biases = [fixed], []
         if lengths is not None:
             ends = lengths.reshape(-1, 1, 1, 1)
-            flags += [np.arange(heads.keys) >= ends, _unseen(heads, ends - heads.queries, attrs)]
+            flags += [np.arange(heads.keys) >= ends, unseen(heads, ends - heads.queries, attrs)]
         if mask is not None and mask.dtype == BOOL:
             flags.append(_blocked_by(mask, heads.keys))
         elif mask is not None:
             biases.append(mask)
-        blocked = [unseen for unseen in flags if unseen is not None]
+        blocked = [hidden for hidden in flags if hidden is not None]
         y = split_heads(y, heads.heads)
         core.run(q, k, v, y, workspace, blocked=blocked, biases=biases, show=show)
 
     return Routine(into, layout.size)
 
 
-def _unseen(heads: Heads, offset: Any, attrs: Attrs) -> np.ndarray | None:
+def unseen(heads: Heads, offset: Any, attrs: Attrs) -> np.ndarray | None:
+    """Which keys an Attention keeps from queries that come ``offset`` after the first."""
     left, right = attrs.get("left_window_size", -1), attrs.get("right_window_size", -1)
     causal = bool(attrs.get("is_causal", 0))
     return out_of_sight(heads.queries, heads.keys, offset, causal=causal, left=left, right=right)
@@ -406,7 +407,7 @@ def _blocked_by(mask: np.ndarray, keys: int) -> np.ndarray:
     return np.concatenate((hidden, np.ones((*mask.shape[:-1], keys - mask.shape[-1]), BOOL)), -1)
 
 
-def _check_mask(shape: tuple[int, ...], heads: Heads) -> None:
+def check_mask(shape: tuple[int, ...], heads: Heads) -> None:
     """The mask broadcasts to the scores, but that its last dim may be shorter."""
     wanted = (heads.batch, heads.heads, heads.queries)
     fits = 1 <= len(shape) <= 4 and shape[-1] <= heads.keys
