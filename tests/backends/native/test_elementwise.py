@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 
 import penstock as ps
+from penstock.build import GraphBuilder
 from tests.support.native_kernels import check, node_of, pytestmark  # noqa: F401
 
 RANDOM = np.random.default_rng(11)
@@ -232,3 +234,22 @@ def test_chain_behind_a_transpose_reads_memory_in_its_order():
     wanted = session(text, ["numpy"]).run(feeds)["y"]
     np.testing.assert_allclose(session(text, ["native", "numpy"]).run(feeds)["y"], wanted, 1e-6)
     assert np.isfinite(wanted).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("chain", ["x * x => Sqrt", "x * x => Neg => Exp"])
+def test_chain_of_16_bit_floats_in_strict_rounds_each_value(dtype, chain):
+    """As the interpreter does, which runs one node after the other."""
+    b = GraphBuilder()
+    x = b.input("x", ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16, [5])
+    y = x * x
+    for name in chain.split(" => ")[1:]:
+        y = b.op(name, y)
+    b.output("y", y)
+    session = ps.compile(b.model(), precision="strict", backends=["native", "numpy"])
+    feeds = {"x": np.array([2, 300, 60000, 0.1, 1.7]).astype(x.type.dtype)}
+    want = ps.compile(b.model(), executor="interpret").run(feeds)["y"]
+    np.testing.assert_array_equal(
+        session.run(feeds)["y"].astype(np.float32), want.astype(np.float32)
+    )
+    assert len(session.plan.steps) == 1

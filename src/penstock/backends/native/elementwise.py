@@ -1,8 +1,8 @@
 """Elementwise operations, and chains of them as one: programs of the interpreter in
 ``c/elementwise.c``.
 
-A program computes one tile of the result after another. 16-bit floats are computed as float32
-within a chain, and rounded where it ends.
+A program computes one tile of the result after another. 16-bit floats are computed as float32,
+and rounded where a value of the chain has that type: with ``precision="strict"``, all of them.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class _Program:
         value: Term | None = None
         for part in parts(node):
             value = self._apply(part, [None if v is None else known[v] for v in part.inputs])
-            known[part.outputs[0]] = value
+            known[part.outputs[0]] = _rounded(value, part.outputs[0])
         assert value is not None
         return value
 
@@ -490,6 +490,16 @@ def _constants(order: Iterable[Term], registers: Mapping[Term, int]) -> list[byt
             raw = np.array(value.constant).astype(_DTYPES[value.kind]).tobytes()
             table.append(_CONSTANT.pack(registers[value], _size(value.kind), raw))
     return table
+
+
+def _rounded(term: Term, value: Value | None) -> Term:
+    """What others in the chain read of a value that is computed as float32: rounded, if it is of 16
+    bits."""
+    type_ = None if value is None else value.type
+    narrow = _NARROW.get(_name(type_)) if isinstance(type_, TensorType) else None
+    if narrow is None:
+        return term
+    return Term("f4", f"{narrow}_f4", (Term(narrow, f"f4_{narrow}", (term,)),))
 
 
 def _joined(entries: Sequence[bytes]) -> np.ndarray:
