@@ -12,7 +12,7 @@ SECONDS ?= 120
 
 # Installations share one environment, and must not run at once: `make -j lint test` is serial too.
 .NOTPARALLEL:
-.PHONY: help setup kernels demo test test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-start proto clean
+.PHONY: help setup kernels demo docs test test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-start proto clean
 
 help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-full  run what 'make test' runs only a sample of: the longest sweeps"
 	@echo "make fuzz    try damaged models for SECONDS=120; what breaks a promise goes to .cache/fuzz"
 	@echo "make lint    check format, style and types"
+	@echo "make docs    build the documentation into build/site, refusing links that lead nowhere"
 	@echo "make bench   measure against other runtimes, write bench/results.md; a few whole models"
 	@echo "make bench-full  measure all models against all peers (an hour or two), write bench/models.md"
 	@echo "make bench-tflite  measure TFLite models against LiteRT and onert, write bench/tflite.md"
@@ -48,6 +49,10 @@ lint: $(VENV)/.installed-lint
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict
+	@echo "open build/site/index.html, or serve it: python -m http.server -d build/site"
 
 # A new seed each time, which is printed: python -m tools.fuzz --seed N --case NUMBER repeats a case.
 fuzz: $(VENV)/.installed-test

@@ -42,6 +42,18 @@ def found(name: str) -> bool:
     return parts[1] in own or hasattr(owner, parts[1])
 
 
+def test_options_of_migration_pages_exist():
+    """Those that pages write as ``compile(threads=2)`` and ``run(timeout=1.0)``."""
+    records = {"compile": CompileOptions, "run": RunOptions}
+    pages = sorted(PAGE.parent.glob("how-to/migrate-*.md"))
+    calls = [
+        match for page in pages for match in re.findall(r"`(compile|run)\((\w+)=", page.read_text())
+    ]
+    assert len(calls) > 30
+    for function, name in calls:
+        assert name in {field.name for field in fields(records[function])}, f"{function}({name}=)"
+
+
 def test_page_has_rows_for_each_runtime():
     assert len(ROWS) > 40
 

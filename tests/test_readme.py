@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from difflib import unified_diff
 from pathlib import Path
 
 import pytest
@@ -27,16 +30,49 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-RUNNABLE = [path for path in DOCUMENTS if any(kind == "python" for kind, _ in blocks(path))]
+def programs() -> list[list[Path]]:
+    """The documents with code to run. The pages of the tutorial are one program: each goes on
+    from the one before."""
+    runnable = [p for p in DOCUMENTS if {kind for kind, _ in blocks(p)} & {"python", "console"}]
+    tutorial = [p for p in runnable if p.parent.name == "tutorial"]
+    return [*([p] for p in runnable if p not in tutorial), tutorial]
 
 
-@pytest.mark.parametrize("path", RUNNABLE, ids=name)
-def test_documented_python_blocks_run_in_order(path, tmp_path):
-    """In a process and a folder of their own. A text block after one is what that prints."""
-    found = blocks(path)
+# Runs lines of a console, as the command line does, but in the process of the program.
+CONSOLE = """
+def _console(commands):
+    import shlex
+    from penstock.cli import main
+    for command in commands:
+        print("$ " + command)
+        program, *arguments = shlex.split(command)
+        assert program == "penstock", f"only penstock can be run in a console block: {command}"
+        try:
+            main(arguments)
+        except SystemExit as end:
+            assert not end.code, f"{command} ended with {end.code}"
+"""
+
+
+def code(kind: str, text: str) -> str:
+    """A block as Python: of a console, the commands behind its prompts."""
+    if kind == "console":
+        return f"_console({re.findall(r'^[$] (.*)$', text, re.MULTILINE)})"
+    return text
+
+
+@pytest.mark.parametrize("paths", programs(), ids=lambda paths: name(paths[0]))
+def test_documented_blocks_run_in_order(paths, tmp_path):
+    """In a process and a folder of their own. A text block after Python is what that prints, a
+    console block has commands and what they print."""
+    found = [block for path in paths for block in blocks(path)]
     program = tmp_path / "program.py"
-    program.write_text("".join(f"{t}\nprint({END!r})\n" for kind, t in found if kind == "python"))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    runs = [code(kind, text) for kind, text in found if kind in ("python", "console")]
+    consoles = CONSOLE if any(kind == "console" for kind, _ in found) else ""
+    parts = [f"{text}\nprint({END!r}, flush=True)\n" for text in runs]
+    program.write_text("".join([consoles, *parts]))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    environment["PENSTOCK_CACHE"] = str(tmp_path / "cache")  # what pages measure is theirs alone
     command = [sys.executable, "-W", "error", program.name]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
@@ -45,19 +81,75 @@ def test_documented_python_blocks_run_in_order(path, tmp_path):
     printed = iter(done.stdout.split(END))
     latest = ""
     for kind, text in found:
-        if kind == "python":
+        if kind in ("python", "console"):
             latest = next(printed)
-        elif kind == "text":
-            assert plain(latest) == plain(text)
+        if kind in ("text", "console"):
+            assert matches(latest, text), "\n".join(difference(latest, text))
 
 
 def plain(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
+MEASURED = re.compile(r" *\b\d[\d.,]* ?(?:[num]?s|%|[KMG]?FLOP/s|[KMG]i?B/s)(?!\w)")
+
+
+def comparable(text: str) -> list[str]:
+    """The lines of an output without what differs from run to run: times, shares and rates."""
+    return [MEASURED.sub(" <measured>", line) for line in plain(text)]
+
+
+def matches(printed: str, documented: str) -> bool:
+    """Whether a program printed what a document shows, in which ``...`` stands for any text."""
+    parts = map(re.escape, "\n".join(comparable(documented)).split("..."))
+    return re.fullmatch(".*".join(parts), "\n".join(comparable(printed)), re.DOTALL) is not None
+
+
+def difference(printed: str, documented: str) -> Iterator[str]:
+    lines = comparable(documented), comparable(printed)
+    return unified_diff(*lines, "documented", "printed", lineterm="")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_documented_blocks_are_of_kinds_that_are_checked(path):
+    """So that nothing is shown as a program that no test runs."""
+    checked = {"python", "text", "console", "sh", "py"}  # "py" is run by the tests of clusters
+    kinds = {kind for kind, text in blocks(path) if kind or "penstock " in text}
+    assert kinds <= checked | {"", "toml", "json"}
+
+
+def shell_commands() -> list[tuple[str, str]]:
+    """The lines of shell that call Penstock, with the document that shows them."""
+    lines = []
+    for path in DOCUMENTS:
+        text = "\n".join(text for kind, text in blocks(path) if kind == "sh")
+        text = text.replace("\\\n", " ")
+        lines += [(name(path), x) for x in re.findall(r"^(penstock [^>\n]*)", text, re.MULTILINE)]
+    return lines
+
+
+@pytest.mark.parametrize(("page", "line"), shell_commands())
+def test_documented_commands_have_arguments_that_exist(page, line):
+    """Those that are shown without what they print, since they take long or need a server."""
+    import click
+
+    from penstock.cli import main
+
+    command: click.Command = main
+    context, arguments = click.Context(main, info_name="penstock"), shlex.split(line, comments=True)
+    arguments = arguments[1:]
+    while isinstance(command, click.Group):
+        title, command, arguments = command.resolve_command(context, arguments)
+        assert command is not None, f"{page}: {title}"
+        context = click.Context(command, context, info_name=title)
+    _, rest, _ = command.make_parser(context).parse_args(list(arguments))
+    assert not rest, f"{page}: {line}"
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_documented_links_lead_to_files(path):
-    for target in LINK.findall(path.read_text()):
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(), flags=re.DOTALL)  # without code
+    for target in LINK.findall(text):
         if "://" not in target:
             assert path.parent.joinpath(target).exists(), target
 

@@ -1,0 +1,83 @@
+"""The site of the documentation: it builds strictly, and has each public name once."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+
+ROOT = Path(__file__).parent.parent
+NAMES = {  # of modules that do not list their public names
+    "penstock.compat": ["install"],
+    "penstock.compat.ai_edge_litert.interpreter": [
+        "Delegate",
+        "Interpreter",
+        "OpResolverType",
+        "SignatureRunner",
+        "load_delegate",
+    ],
+}
+LISTED = [
+    *("penstock", "penstock.extend", "penstock.testing", "penstock.build"),
+    "penstock.compat.onnxruntime",
+]
+
+
+def public_names() -> Iterator[str]:
+    for module in LISTED:
+        yield from (f"{module}.{name}" for name in import_module(module).__all__)
+    for module, names in NAMES.items():
+        yield from (f"{module}.{name}" for name in names)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site as `make docs` builds it, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_site_has_every_public_name_on_one_page(site):
+    pages = [path.read_text() for path in site.glob("reference/*.html")]
+    found = Counter(
+        name for text in pages for name in re.findall(r'<h\d id="(penstock[\w.]+)"', text)
+    )
+    wrong = {name: found[name] for name in public_names() if found[name] != 1}
+    assert not wrong, "how often each is in the reference"
+
+
+def test_site_lists_the_options_of_compile(site):
+    page = (site / "reference/compiling.html").read_text()
+    for name in ("executor", "max_pending", "after_pass"):
+        assert re.search(rf"<td>\s*<code>{name}</code>", page)
+
+
+def test_site_shows_the_help_of_each_command(site):
+    from penstock.cli import main
+
+    page = (site / "reference/command-line.html").read_text()
+    for name in main.commands:
+        assert f"Usage: penstock {name}" in page
+
+
+def test_site_loads_nothing_from_elsewhere(site):
+    for page in site.rglob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="(\w+:[^"]*)', page.read_text()
+        )
+        assert not [address for address in loaded if not address.startswith("data:")], page
