@@ -89,3 +89,51 @@ def test_profile_counts_overlapping_executions_of_a_step():
     profile.run_end(run, None)
     (entry,) = profile
     assert entry.count == 2
+
+
+def settled(totals: list[float], counts: list[int], alone: list[float]) -> list[float]:
+    """The seconds of steps with these before, once they are settled."""
+    session = compiled()
+    profile = Profile()
+    session.run({"x": X}, observers=[profile])
+    entries = list(profile)[: len(totals)]
+    for entry, total, count in zip(entries, totals, counts, strict=True):
+        entry.total, entry.count, entry.best = total, count, total / count
+    profile.entries = {(entry.step.node, entry.step.backend): entry for entry in entries}
+    profile.observed, profile.alone = 100.0, alone
+    profile.settle()
+    assert all(entry.best == entry.mean for entry in profile)
+    return [entry.total for entry in profile]
+
+
+def test_observing_is_taken_from_each_execution_alike():
+    assert settled([6, 4, 9], [2, 2, 3], [6.0, 6.0]) == pytest.approx([4, 2, 6])
+
+
+def test_steps_that_take_less_than_observing_have_no_time_left():
+    assert settled([10, 0.5, 8], [1, 1, 1], [4.0]) == pytest.approx([3, 0, 1])
+    assert settled([10, 1], [1, 1], [0.0]) == [0, 0]
+
+
+@pytest.mark.parametrize("alone", [[], [11.0]])
+def test_steps_that_take_less_than_the_runs_stay_as_they_are(alone):
+    assert settled([6, 4], [1, 2], alone) == [6, 4]
+
+
+def test_steps_that_overlap_stay_as_they_are():
+    assert settled([60, 50], [1, 1], [90.0]) == [60, 50]
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "frames"])
+def test_session_profile_adds_up_to_runs_that_nothing_observes(executor):
+    """Exactly: many small steps, of which each takes less than observing it."""
+    text = "".join(f"a{i + 1} = Sin(a{i}) " for i in range(50))
+    session = compiled(
+        f"g (float[3] a0) => (float[3] y) {{ {text} y = Neg(a50) }}", executor=executor
+    )
+    profile = session.profile({"a0": X}, runs=4)
+    assert profile.runs == len(profile.alone) == 4
+    assert {row.count for row in profile.steps()} == {4}
+    total = sum(row.seconds for row in profile.steps()) + profile.outside
+    assert total == pytest.approx(sum(profile.alone))
+    assert profile.observed > 0

@@ -220,13 +220,13 @@ def test_cost_table_is_not_read_for_a_chain(monkeypatch):
 @pytest.mark.parametrize(("executor", "measured"), [("dataflow", "dataflow"), ("auto", "linear")])
 def test_profile_runs_the_executor_of_a_dataflow_session(monkeypatch, executor, measured):
     names = []
-    profile_runs = measure.profile_runs
+    profile_in_turn = measure.profile_in_turn
 
     def recorded(executor, *arguments):
         names.append(executor.name)
-        return profile_runs(executor, *arguments)
+        return profile_in_turn(executor, *arguments)
 
-    monkeypatch.setattr(measure, "profile_runs", recorded)
+    monkeypatch.setattr(measure, "profile_in_turn", recorded)
     profile = compiled(executor=executor, backends=["numpy"]).profile({"x": X}, runs=2)
     assert set(names) == {measured}
     assert {entry.count for entry in profile} == {2}

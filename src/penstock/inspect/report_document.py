@@ -29,14 +29,13 @@ MOST_SPANS = 50_000
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What was seen of a plan: ``profile`` of some runs, ``trace`` of one; ``alone`` are seconds of
-    runs that nothing observed; ``reasons`` say why steps run on their backends, of some."""
+    """What was seen of a plan: ``profile`` of some runs, ``trace`` of one; ``reasons`` say why some
+    steps run on their backends."""
 
     table: StepTable
     arena_plan: ArenaPlan | None
     profile: Profile
     trace: Trace
-    alone: Sequence[float]
     reasons: Mapping[Step, str]
 
 
@@ -63,8 +62,8 @@ def report_document(about: dict[str, Any], seen: Observation) -> dict[str, Any]:
         "outputs": list(plan.outputs),
         "constant_bytes": plan.constant_bytes,
         "runs": seen.profile.runs,
-        "observed_s": seen.profile.wall / (seen.profile.runs or 1),
-        "alone_s": sorted(seen.alone)[len(seen.alone) // 2] if seen.alone else None,
+        "observed_s": seen.profile.observed / (seen.profile.runs or 1),
+        "alone_s": seen.profile.wall / (seen.profile.runs or 1),
         "steps": _steps(seen, numbers),
         "slots": _slots(plan.slots),
         "edges": _edges(plan, numbers),
@@ -219,7 +218,7 @@ def comparison_document(
         "values": rows,
         "dropped": len(kept.dropped),
         "only": [len(maker.keys() - of_other), len(of_other - maker.keys())],
-        "alone_s": [sorted(o.alone)[len(o.alone) // 2] for o in (seen, other)],
+        "alone_s": [o.profile.wall / (o.profile.runs or 1) for o in (seen, other)],
     }
 
 

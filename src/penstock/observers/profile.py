@@ -74,12 +74,13 @@ class Profile(Observer):
         self.entries: dict[tuple[Node, str], Entry] = {}
         """the steps that have a kernel, by node and backend"""
         self.runs = 0
-        self.wall = 0.0
-        """seconds from begin to end of all runs that succeeded"""
+        self.observed = 0.0
+        """seconds from begin to end of all runs that succeeded, while they were observed"""
         self.executors: dict[str, int] = {}
         """the executors of the runs, by name, with the most threads of a kernel on each"""
         self.alone: list[float] = []
-        """seconds of runs of the same plan that nothing observed, if ``Session.profile`` made it"""
+        """seconds of as many runs of the same plan that nothing observed, if ``Session.profile``
+        made it; the seconds of steps are then those of such runs"""
         self._lock = threading.RLock()
         self._runs: dict[ObservedRun, int] = {}
         # Several executions of a step may overlap: in iterations of a frame that run in parallel.
@@ -95,7 +96,7 @@ class Profile(Observer):
             began = self._runs.pop(run, now)
             if error is None:
                 self.runs += 1
-                self.wall += (now - began) * 1e-9
+                self.observed += (now - began) * 1e-9
                 return
             for key in [key for key in self._begun if key[0] is run]:
                 del self._begun[key]
@@ -119,7 +120,8 @@ class Profile(Observer):
         """Add the counts and seconds of ``other``."""
         with self._lock:
             self.runs += other.runs
-            self.wall += other.wall
+            self.observed += other.observed
+            self.alone += other.alone
             self.executors |= other.executors
             for entry in other:
                 self._count(entry.step, entry.count, entry.total, entry.best)
@@ -130,7 +132,35 @@ class Profile(Observer):
         entry.total += total
         entry.best = min(entry.best, best)
 
+    def settle(self) -> None:
+        """Let the seconds of steps be those of the runs ``alone``: without what observing adds.
+
+        Observed steps are called one by one, and two clocks are read for each; unobserved ones are
+        called many at a time. That is about the same for each execution, whatever it computes: so
+        much is taken from each as makes the steps take no longer than the runs. Steps that overlap,
+        and so add up to more than a run, are left alone.
+        """
+        excess = self.inside - sum(self.alone)
+        if not self.alone or excess <= 0 or self.inside > self.observed:
+            return
+        entries = sorted(self, key=lambda entry: entry.mean)
+        count = sum(entry.count for entry in entries)
+        for entry in entries:
+            if entry.mean > excess / count:
+                break
+            excess -= entry.total
+            count -= entry.count
+        each = excess / count if count else float("inf")
+        for entry in entries:
+            entry.total = max(0.0, entry.total - entry.count * each)
+            entry.best = max(0.0, entry.best - each)
+
     # Tables with a row for each node (with its origin), operation or backend, the longest first.
+
+    @property
+    def wall(self) -> float:
+        """Seconds of all runs: of those ``alone`` if there are any, else of the observed ones."""
+        return sum(self.alone) if self.alone else self.observed
 
     @property
     def inside(self) -> float:

@@ -192,14 +192,14 @@ class Compiler:
         """Where the time of a plan goes: of ``runs`` runs of ``observed``, and as many of
         ``executor``, which is the same without observers, for what a run takes alone. What was not
         measured before is kept in the table of costs."""
-        from penstock.tuning.measure import CostModel, profile_runs, timed_runs
+        from penstock.tuning.measure import CostModel, profile_in_turn
 
-        profile = profile_runs(observed, values, runs)
-        profile.alone = timed_runs(executor, values, runs)
+        profile = profile_in_turn(observed, executor, values, runs)
         costs = CostModel(self.context.backends)
         for single in (False, True) if executor.threads == 1 else (False,):
             costs.record_new(profile, single)
         costs.save()
+        profile.settle()
         return profile
 
     @property

@@ -20,7 +20,7 @@ from penstock.observers.values import ValueComparison, ValueKeeper
 from penstock.session.granted import Granted
 from penstock.session.options import CompileOptions
 from penstock.tuning.machine_peak import machine_peak
-from penstock.tuning.measure import profile_runs, timed_runs
+from penstock.tuning.measure import profile_in_turn
 from penstock.types import type_of
 from penstock.version import VERSION
 
@@ -63,14 +63,14 @@ class _Watched:
 
     def observation(self, runs: int) -> Observation:
         """Measure ``runs`` runs of the plan; then trace one."""
-        profile = profile_runs(self.observed, self.values, runs)
-        alone = timed_runs(self.executor, self.values, runs)
+        profile = profile_in_turn(self.observed, self.executor, self.values, runs)
+        profile.settle()
         self.watch(trace := Trace())
         reason = self.session.reasons
         longest = nlargest(_MOST_REASONS, profile, key=lambda entry: entry.total)
         reasons = {entry.step: str(reason.of(entry.step)) for entry in longest}
         table, arena_plan = self.observed.table, self.observed.arena_plan
-        return Observation(table, arena_plan, profile, trace, alone, reasons)
+        return Observation(table, arena_plan, profile, trace, reasons)
 
 
 def run(observed: Executor, values: Any, *observers: Observer) -> None:

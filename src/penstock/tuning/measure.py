@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # Runs to measure a graph by: one, and up to this number while they take less than _MOST_SECONDS.
 _MOST_RUNS = 5
 _MOST_SECONDS = 0.2
+# Turns of observed and unobserved runs: few, since each begins with its memory cold.
+_TURNS = 3
 # A number of streams so large that every kernel gets one thread.
 _ALL = 1 << 20
 
@@ -54,27 +56,45 @@ def profile_runs(
     profile = Profile()
     begin = perf_counter()
     for i in range(1 + runs):
-        with compile_run() as control:
-            control.run = ObservedRun(executor.table, executor.name, executor.threads)
-            if i:
-                control.observer = profile
-            control.observer.run_begin(control.run)
-            executor.run(values, control)
-            control.observer.run_end(control.run, None)
+        _observe(executor, values, profile if i else None)
         if i and perf_counter() - begin > most_seconds:
             break
     return profile
 
 
-def timed_runs(executor: Executor, values: Sequence[Any], runs: int) -> list[float]:
-    """The seconds of each of ``runs`` runs that nothing observes, after one to warm up."""
-    seconds = []
-    for _ in range(1 + runs):
-        with compile_run() as control:
-            begin = perf_counter()
-            executor.run(values, control)
-            seconds.append(perf_counter() - begin)
-    return seconds[1:]
+def profile_in_turn(
+    observed: Executor, executor: Executor, values: Sequence[Any], runs: int
+) -> Profile:
+    """A profile of ``runs`` runs of ``observed``, and in turn with them of as many of ``executor``,
+    the same without observers, so that what slows the machine down slows down both. What observing
+    adds is in it until it is settled (``Profile.settle``)."""
+    from penstock.observers.profile import Profile
+
+    profile = Profile()
+    turns = min(_TURNS, runs // 3) or 1
+    for turn in range(turns):
+        count = (runs + turn) // turns
+        # Each turn after one run to warm up: the other executor has an arena of its own.
+        for i in range(1 + count):
+            _observe(observed, values, profile if i else None)
+        for i in range(1 + count):
+            with compile_run() as control:
+                begin = perf_counter()
+                executor.run(values, control)
+                seconds = perf_counter() - begin
+            profile.alone += [seconds] if i else []
+    return profile
+
+
+def _observe(executor: Executor, values: Sequence[Any], profile: Profile | None) -> None:
+    """One run of an observed executor."""
+    with compile_run() as control:
+        control.run = ObservedRun(executor.table, executor.name, executor.threads)
+        if profile is not None:
+            control.observer = profile
+        control.observer.run_begin(control.run)
+        executor.run(values, control)
+        control.observer.run_end(control.run, None)
 
 
 def _contiguous(values: Sequence[Any]) -> list[Any]:

@@ -65,7 +65,7 @@ function showSummary() {
   row("plan", `${data.plan}, ${format.count(count)} steps`);
   row("runs with", data.about);
   for (const name in data.feeds) row(`input ${name}`, data.feeds[name]);
-  row("a run", (data.alone_s === null ? "" : `${format.seconds(data.alone_s)} unobserved, `) + `${format.seconds(data.observed_s)} observed`);
+  row("a run", `${format.seconds(data.alone_s)}, ${format.seconds(data.observed_s)} observed`);
   row("constants", format.bytes(data.constant_bytes));
   if (data.arena) row("arena", format.bytes(data.arena.size));
   row("made by", `penstock ${data.version}`);

@@ -95,7 +95,7 @@ const stepTable = (() => {
   views.steps = {
     title: "Steps",
     open(stage, bar) {
-      bar.append(`${format.count(count)} steps, ${format.seconds(data.observed_s)} a run step by step (mean of ${data.runs})` + (data.alone_s === null ? "" : `, ${format.seconds(data.alone_s)} unobserved`) + "; a click on a title sorts");
+      bar.append(`${format.count(count)} steps, ${format.seconds(data.alone_s)} a run (mean of ${data.runs}), ${format.seconds(data.observed_s)} observed; a click on a title sorts`);
       table = makeTable(stage, columns, d3.range(count), s => s, sorting);
       if (state.step >= 0) table.reveal(state.step);
     },
