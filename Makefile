@@ -12,7 +12,7 @@ SECONDS ?= 120
 
 # Installations share one environment, and must not run at once: `make -j lint test` is serial too.
 .NOTPARALLEL:
-.PHONY: help setup kernels demo docs test test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-start proto clean
+.PHONY: help setup kernels demo docs test test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-disturbed bench-start proto clean
 
 help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench-tflite  measure TFLite models against LiteRT and onert, write bench/tflite.md"
 	@echo "make bench-open  measure where opening small models spends its time, write bench/open.md"
 	@echo "make bench-sequences  measure attention, decoding and loops, write bench/sequences.md"
+	@echo "make bench-disturbed  measure runs while another process takes a core, write bench/disturbed.md"
 	@echo "make bench-start  measure processes from start to first answer, write bench/start.md"
 	@echo "make bench-tf  measure control flow against TensorFlow, write bench/frames.md"
 	@echo "make bench-zoo  make models with many exporters and measure them (hours), write bench/zoo.md"
@@ -70,6 +71,9 @@ bench-open: $(VENV)/.installed
 
 bench-sequences: $(VENV)/.installed-bench-full
 	$(RUN) -m bench.sequences
+
+bench-disturbed: $(VENV)/.installed-bench-full
+	$(RUN) -m bench.disturbed
 
 bench-start: $(VENV)/.installed-bench-full
 	$(RUN) -m bench.start

@@ -42,6 +42,7 @@ class Job:
     that many threads run the session at once; else runs are timed one by one. A job with ``once``
     ends after the first run. ``fed_back``: the inputs that are fed an output of the run before,
     with the index of the output, until the caches that they are have grown by ``STEPS`` rows.
+    With ``seconds``, runs are timed one by one for so long, after as long a warm-up.
     """
 
     engine: str
@@ -53,6 +54,7 @@ class Job:
     clients: int = 0
     once: bool = False
     fed_back: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Trial:
 
     ``imported`` is the time to import the engine, ``loaded`` from the path of the model to its
     session, ``first`` of its first run. ``median`` and ``minimum`` are of ``samples`` samples after
-    a warm-up, per run. ``peak`` is the most resident memory after the import, over that before
+    a warm-up, per run, and so is ``late``, the 99th percentile, where runs are timed one by one.
+    ``peak`` is the most resident memory after the import, over that before
     loading. ``inside`` is the time of a run in kernels, where the engine can tell. ``error`` says
     why there is no more.
     """
@@ -71,6 +74,7 @@ class Trial:
     first: float | None = None
     median: float | None = None
     minimum: float | None = None
+    late: float | None = None
     samples: int = 0
     peak: int | None = None
     inside: float | None = None
@@ -118,6 +122,16 @@ def work(job: Job) -> Trial:
         return replace(
             trial, median=statistics.median(times), minimum=min(times), samples=len(times)
         )
+    if job.seconds:
+        warm_up(lambda: run(feeds), job.seconds)
+        times = one_by_one(lambda: run(feeds), job.seconds)
+        return replace(
+            trial,
+            median=statistics.median(times),
+            minimum=min(times),
+            late=float(np.percentile(times, 99)),
+            samples=len(times),
+        )
     warm_up(lambda: run(feeds))
     if job.clients:
         return replace(trial, rate=throughput(lambda: run(feeds), job.clients, SECONDS))
@@ -153,6 +167,17 @@ def sample(run: Callable[[], Any], seconds: float = SECONDS) -> list[float]:
         for _ in range(number):
             run()
         times.append((time.perf_counter() - start) / number)
+    return times
+
+
+def one_by_one(run: Callable[[], Any], seconds: float) -> list[float]:
+    """Seconds of each run, for so many seconds."""
+    times: list[float] = []
+    begin = now = time.perf_counter()
+    while now - begin < seconds or len(times) < LEAST_SAMPLES:
+        run()
+        before, now = now, time.perf_counter()
+        times.append(now - before)
     return times
 
 

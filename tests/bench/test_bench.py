@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import onnx
 import pytest
 from bench.cases import chain
 from bench.clients import throughput
+from bench.disturbed import SHARES, keep, kept, markdown
+from bench.disturber import disturbed
 from bench.exports import RECIPES
 from bench.models import CLIENTS, QUICK, Model, models
 from bench.peers import ENGINES, PEERS, REFERENCE, environment, installed
@@ -270,3 +273,43 @@ def test_decoders_are_fed_what_they_returned_for_some_steps(monkeypatch):
     sequence = list(range(3, 3 + STEPS))
     assert lengths == sequence * 2
     assert len(times) == STEPS
+
+
+def test_runs_are_timed_one_by_one_for_some_seconds(tmp_path):
+    onnx.save(chain(2), tmp_path / "chain.onnx")
+    np.savez(tmp_path / "feeds.npz", np.ones(16, np.float32))
+    job = Job(
+        OURS, 1, str(tmp_path / "chain.onnx"), ["v0"], str(tmp_path / "feeds.npz"), seconds=0.01
+    )
+    trial = work(job)
+    assert trial.minimum <= trial.median <= trial.late
+    assert trial.samples >= LEAST_SAMPLES
+
+
+def test_disturber_lasts_as_long_as_the_block(monkeypatch):
+    started = []
+
+    class Watched(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Watched)
+    with disturbed(0.0):
+        assert not started
+    with disturbed(0.5):
+        assert started[0].poll() is None
+    assert started[0].poll() is not None
+
+
+def test_disturbed_rows_are_kept_and_judged_by_median_and_99th_percentile(tmp_path):
+    def row(share: float) -> Row:
+        ours = [Trial(median=1.0 + share, late=3.0)]
+        return Row("lstm", 2, {OURS: ours, "onnxruntime": [Trial(median=1.0, late=2.0)]})
+
+    rows = {("lstm", share): row(share) for share in SHARES}
+    keep(rows, tmp_path / "rows.json")
+    assert kept(tmp_path / "rows.json") == rows
+    assert kept(tmp_path / "none.json") == {}
+    lines = markdown(rows, turns=1)[-3:]
+    assert [line.count("**no**") for line in lines] == [1, 2, 2]

@@ -335,6 +335,13 @@ def test_thread_share_of_a_run_alone_is_the_fastest_number():
     assert ThreadShare([OfCaller()], 1, 1).tuner is None
 
 
+def test_thread_share_that_is_not_tuned_has_all_threads():
+    share = ThreadShare([OfCaller()], 1, 8, tuned=False)
+    assert share.tuner is None
+    with share as alone, share as beside:
+        assert (alone, beside) == (8, 4)
+
+
 def test_interrupt_as_a_run_enters_leaves_no_thread_share(monkeypatch):
     share = ThreadShare([OfCaller()], 1, 8)
 

@@ -107,7 +107,7 @@ class CompiledExecutor:
     """An executor of a generated program, bound to the arenas of a pool.
 
     The kernel threads of the backends ``hosts`` are shared by runs of ``workers`` each, of which
-    the session may use ``threads``.
+    the session may use ``threads``: all, if they are fixed, else as many as prove faster.
     """
 
     _arenas: Arenas[Any]
@@ -119,6 +119,7 @@ class CompiledExecutor:
         hosts: Sequence[Backend],
         threads: int | None,
         workers: int = 1,
+        fixed_threads: bool = False,
     ) -> None:
         self.name = name
         self.plan = self.table = program.plan
@@ -128,7 +129,7 @@ class CompiledExecutor:
         kernels = [step.kernel for step in program.plan.walk() if step.kernel is not None]
         self._cached_bytes = [k.cached_bytes for k in kernels if k.cached_bytes is not None]
         self._program = program
-        self._share = share_of(program.plan, hosts, workers, threads)
+        self._share = share_of(program.plan, hosts, workers, threads, fixed_threads)
         self._counts = program.allocations.counts
 
     @property
@@ -223,10 +224,14 @@ def may_use_threads(node: Node) -> bool:
 
 
 def share_of(
-    plan: Plan, hosts: Sequence[Backend], streams: int = 1, threads: int | None = None
+    plan: Plan,
+    hosts: Sequence[Backend],
+    streams: int = 1,
+    threads: int | None = None,
+    fixed: bool = False,
 ) -> ThreadShare:
     """What a run of ``plan`` on ``streams`` workers enters to share the threads of kernels, of
-    which the session may use ``threads``."""
+    which the session may use ``threads``, or is to use them all if their number is ``fixed``."""
     most: dict[str, int] = {}
     threaded = {b.name for b in hosts if b.threads_of_caller}  # whatever they run
     for step in paced(plan.walk()):
@@ -244,7 +249,7 @@ def share_of(
     shared = [b for b in hosts if not b.threads_of_caller and b.name in threaded]
     worth = any(most[b.name] >= WORTH_THREADS for b in own)
     limit = threads if worth or not own else 1
-    return ThreadShare([*own, *shared], streams if worth or shared else 0, limit)
+    return ThreadShare([*own, *shared], streams if worth or shared else 0, limit, not fixed)
 
 
 class PerThreadCount(dict[int, T]):

@@ -55,9 +55,10 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         limits: Limits,
         threads: int | None = None,
         name: str = "linear",
+        fixed_threads: bool = False,
     ) -> None:
-        super().__init__(program, name, hosts, threads)
-        self._arguments = hosts, limits, threads, name
+        super().__init__(program, name, hosts, threads, fixed_threads=fixed_threads)
+        self._arguments = hosts, limits, threads, name, fixed_threads
         self.sampler: Sampler | None = None
         self.otherwise: Callable[[Sequence[Any], Control], tuple[Any, ...]] | None = None
         """runs what has other dims than the plan was compiled for"""

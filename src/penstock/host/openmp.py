@@ -14,6 +14,11 @@ from contextlib import contextmanager
 _WAITING = {"GOMP_SPINCOUNT": "3000", "OMP_WAIT_POLICY": "active"}
 
 
+def is_tuned() -> bool:
+    """Whether the user has said how the runtime's threads wait, or on which cores they run."""
+    return bool(os.environ.keys() & {*_WAITING, "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
+
+
 @contextmanager
 def openmp_settings() -> Iterator[None]:
     """Load libraries within this block: the runtime that comes with the first of them takes the

@@ -29,11 +29,15 @@ class ThreadShare:
     The setting of a library with one number of threads for the whole process changes when a run
     enters or leaves, and is restored when the last one has left. Beside a library whose threads
     belong to the caller it gets one thread: of two sets of threads each would spin on the cores of
-    the other.
+    the other. A run that is alone has one thread where that proves faster, if it is ``tuned``.
     """
 
     def __init__(
-        self, libraries: Sequence[Backend], streams: int = 1, most: int | None = None
+        self,
+        libraries: Sequence[Backend],
+        streams: int = 1,
+        most: int | None = None,
+        tuned: bool = True,
     ) -> None:
         self._streams = streams
         self._most = most or core_budget()
@@ -48,8 +52,8 @@ class ThreadShare:
         self.idle = not libraries
         """True if there is nothing to share, so that ``enter`` may be left out"""
         # A stream that is alone may be faster with fewer threads.
-        tuned = self._own and streams == 1 and self._most > 1
-        self.tuner = ThreadTuner(self._most) if tuned else None
+        may_be_one = tuned and self._own and streams == 1 and self._most > 1
+        self.tuner = ThreadTuner(self._most) if may_be_one else None
         for library in self._shared:
             library.threads  # noqa: B018 - loads what it needs now, and not during a run
 

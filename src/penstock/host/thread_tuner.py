@@ -1,28 +1,36 @@
 """The number of threads for the kernels of a plan, chosen by the times of its runs.
 
 More threads are not always faster: short kernels do not pay for them, and while other processes use
-the machine, a kernel waits for the slowest of its threads.
+the machine, several threads may have less of it than one.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
-# Runs by which a thread count is judged; the fastest counts, as other processes disturb the rest.
+# Runs by which a thread count is judged, by their median: what is slow now and then counts, too.
 _JUDGED = 5
 _TRIED = 3
-# Runs between two trials: the minimum after a change, doubled up to the maximum while none.
-_FEWEST, _MOST = 64, 4096
-# A run this many times slower than usual triggers a trial, but not within _PATIENCE runs.
-_SLOW = 1.4
-_PATIENCE = 16
+# Runs between two trials: the minimum after a change, doubled up to the maximum while none. A trial
+# that is not due to slow runs ends with the first run that takes longer than usual by this factor:
+# so few runs are trials that they do not show in the 99th percentile.
+_FEWEST, _MOST = 32, 512
+_LONGER = 1.15
+# Runs this many times slower than usual trigger a trial, though not within so many runs of one.
+_SLOW = 1.3
+_PATIENCE = 4
 # One thread is chosen only if faster by this factor: several have more cache between them.
 _MARGIN = 0.97
 
 
 class ThreadTuner:
     """Chooses between one thread and ``most``: uses the faster, tries the other now and then.
-    Concurrent runs may share a tuner without a lock: a lost update only delays a decision."""
+    Concurrent runs may share a tuner without a lock: a lost update only delays a decision.
+
+    After a change of the machine, three runs show that they have become slower, and three more what
+    the other number takes: a choice that has become wrong lasts for less than ten runs.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -30,7 +38,7 @@ class ThreadTuner:
         self._times = {n: deque[float](maxlen=_JUDGED) for n in (1, most)}
         self._usual = 0.0
         self._left = _TRIED + 1  # runs until the next trial begins, or the present one ends
-        self._trying = False
+        self._trying = self._brief = False
         self._interval = _FEWEST
 
     def threads(self) -> int:
@@ -49,22 +57,32 @@ class ThreadTuner:
         times.append(seconds)
         self._left -= 1
         if self._trying:
-            if self._left <= 0:
+            if self._left <= 0 or (self._brief and seconds > _LONGER * self._usual):
                 self._judge()
-        elif self._left <= 0 or self._slow(times):
+        elif self._left <= 0 or self._slow(seconds, times):
             self._times[self._other].clear()
-            self._trying, self._left = True, _TRIED
+            self._usual = median(self._times[self._now])
+            self._trying, self._brief, self._left = True, self._left <= 0, _TRIED
 
-    def _slow(self, times: deque[float]) -> bool:
+    def _slow(self, seconds: float, times: deque[float]) -> bool:
         """Whether runs have become slower since the last trial."""
-        late = self._left < self._interval - _PATIENCE and len(times) == _JUDGED
-        return late and 0 < _SLOW * self._usual < min(times)
+        bound = _SLOW * self._usual
+        if not bound or seconds <= bound or self._left >= self._interval - _PATIENCE:
+            return False
+        # A trial that changes nothing takes these times for usual, so that it is not repeated.
+        return len(times) == _JUDGED and median(times) > bound
 
     def _judge(self) -> None:
         """End a trial: use the faster thread count from now on."""
-        one, several = (min(self._times[n], default=0.0) for n in (1, self.most))
+        one, several = (median(self._times[n] or (0.0,)) for n in (1, self.most))
         better = 1 if one < _MARGIN * several else self.most
-        self._interval = min(2 * self._interval, _MOST) if better == self._now else _FEWEST
+        changed = better != self._now
+        self._interval = _FEWEST if changed else min(2 * self._interval, _MOST)
         self._now = better
         self._usual = one if better == 1 else several
         self._trying, self._left = False, self._interval
+
+
+def median(times: Collection[float]) -> float:
+    """The middle one; the later of two. (``statistics`` imports ten modules more.)"""
+    return sorted(times)[len(times) // 2]

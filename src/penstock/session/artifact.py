@@ -36,6 +36,7 @@ _SAVED_OPTIONS: Mapping[str, type] = {
     "backends": list,
     "place": dict,
     "threads": int,
+    "fixed_threads": bool,
     "precision": str,
     "memory_planner": str,
 }

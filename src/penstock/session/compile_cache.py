@@ -48,7 +48,7 @@ _SETTLED_NS = 2_000_000_000
 # others are about this process.
 _KEYED = (
     *("executor", "place", "threads", "precision", "memory_planner", "max_streams"),
-    *("signature", "map_weights", "autotune"),
+    *("signature", "map_weights", "autotune", "fixed_threads"),
 )
 _UNTOLD = ("cost_model", "grouping", "devices", "after_pass")
 

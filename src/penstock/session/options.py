@@ -123,6 +123,12 @@ class CompileOptions:
     threads: int | None = option(
         None, "Cores that one run may keep busy; by default all that the process has."
     )
+    fixed_threads: bool = option(
+        False,
+        "Give the kernels of a run that is alone all of its threads; by default it has one thread "
+        "where that has proved faster.",
+        _is_flag,
+    )
     shapes: Mapping[str, Sequence[int]] | Sequence[Mapping[str, Sequence[int]]] | None = option(
         None,
         "Dims of inputs for which to compile a plan now, instead of at the first run; or a list of "

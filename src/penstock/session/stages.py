@@ -450,10 +450,11 @@ def generate_program(
 def bind(programmed: Programmed, context: CompileContext) -> Executor:
     """Bind a program to memory; one of tasks only if it proves faster than the plan in one order,
     where the schedule asks for a trial."""
-    schedule, threads = programmed.schedule, context.options.threads
+    schedule, options = programmed.schedule, context.options
     if schedule.tasks is None:
         parts = programmed.program, context.hosts, context.limits
-        return LinearExecutor(*parts, threads=threads, name=schedule.name)
+        fixed = options.fixed_threads
+        return LinearExecutor(*parts, options.threads, schedule.name, fixed_threads=fixed)
     from penstock.executors.parallel import ParallelExecutor
 
     executor = ParallelExecutor(
@@ -462,7 +463,7 @@ def bind(programmed: Programmed, context: CompileContext) -> Executor:
         context.limits,
         schedule.queues,
         schedule.worthwhile,
-        threads=threads,
+        threads=options.threads,
         name=schedule.name,
         devices=schedule.devices,
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.algorithms.records import dataclass
 from penstock.errors import PenstockError
-from penstock.host.openmp import openmp_settings
+from penstock.host.openmp import is_tuned, openmp_settings
 
 LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2", "plain")
 """instruction sets that kernels are compiled for, the fastest first"""
@@ -119,6 +119,7 @@ def load_level(level: str) -> NativeLibrary | None:
             "run 'make kernels' where Penstock was checked out, or install it again; "
             f"{_CHOSEN}=off does without them"
         )
+    module.use_team(not is_tuned())
     kernels = frozenset(module.kernels)
     operations = {name: i for i, name in enumerate(module.elementwise_operations)}
     return NativeLibrary(level, module.__file__, kernels, operations, module.Call, module)

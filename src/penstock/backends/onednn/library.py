@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import Any
 
 from penstock.algorithms.records import dataclass
+from penstock.backends.team import adopt
 from penstock.errors import PenstockError
 from penstock.host.openmp import openmp_settings
 
@@ -40,13 +41,16 @@ _ISA = {
 @dataclass(frozen=True, eq=False)
 class Library:
     """A loaded libdnnl: ``ffi`` creates its structures, ``lib`` has its functions. ``bfloat16`` and
-    ``int8``: whether the processor has products of bfloat16, and exact ones of 8-bit integers."""
+    ``int8``: whether the processor has products of bfloat16, and exact ones of 8-bit integers.
+    ``team``: whether its threads are those of the native kernels, which wait for none that is late
+    (``native/c/team.c``), and not those of its OpenMP runtime."""
 
     path: str
     version: tuple[int, int, int]
     isa: str
     bfloat16: bool
     int8: bool
+    team: bool
     ffi: Any
     lib: Any
     engine: Any
@@ -141,6 +145,7 @@ def _open(path: str) -> Library | None:
     version = (number.major, number.minor, number.patch)
     if version[0] != 3:
         return None
+    team = adopt(int(ffi.cast("uintptr_t", ffi.addressof(lib, "dnnl_version"))))
     engine, stream = ffi.new("dnnl_engine_t *"), ffi.new("dnnl_stream_t *")
     if lib.dnnl_engine_create(engine, lib.dnnl_cpu, 0):
         return None
@@ -149,4 +154,4 @@ def _open(path: str) -> Library | None:
     lib.dnnl_set_primitive_cache_capacity(_CACHED_PRIMITIVES)
     isa = lib.dnnl_get_effective_cpu_isa()
     name, narrow, int8 = _ISA.get(isa, hex(isa)), bool(isa & _BFLOAT16), bool(isa & _INT8)
-    return Library(path, version, name, narrow, int8, ffi, lib, engine[0], stream[0])
+    return Library(path, version, name, narrow, int8, team, ffi, lib, engine[0], stream[0])

@@ -4,6 +4,8 @@
    the processor lacks can say so: its import fails. LEVEL is the name of the instruction set. */
 #include "call.h"
 #include "rooms.h"
+#include "team.h"
+#include <stdatomic.h>
 #include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -52,32 +54,49 @@ static int threads_of_caller(void)
 #endif
 }
 
+/* Items of a call, in chunks that threads take in turn. */
+typedef struct {
+    const Call *call;
+    const word *words;
+    int64_t begin, items, chunks;
+    atomic_llong next;
+    atomic_int status;
+} division;
+
+static void run_chunks(void *data)
+{
+    division *work = data;
+    int64_t each = work->items / work->chunks, more = work->items % work->chunks, i;
+    while ((i = atomic_fetch_add(&work->next, 1)) < work->chunks) {
+        int64_t first = work->begin + each * i + (i < more ? i : more);
+        int status = work->call->kernel->run(work->words, first, first + each + (i < more));
+        if (status)
+            atomic_store(&work->status, status);
+    }
+}
+
 /* Run the items from begin up to end, on several threads if they are worth it. */
 static int run_items(const Call *call, const word *words, int64_t begin, int64_t end)
 {
-    kernel_function run = call->kernel->run;
     double worth = (end - begin) * call->item_ns / WORTH_THREAD;
     int64_t chunks = worth < 2 ? 1 : worth < 1e6 ? (int64_t)worth : 1000000;
     if (chunks > end - begin)
         chunks = end - begin;
-    if (chunks < 2 || threads_of_caller() < 2)
-        return run(words, begin, end);
-    int status = 0;
-#ifdef _OPENMP
-    int64_t items = end - begin, most = 16 * (int64_t)threads_of_caller();
-    chunks = chunks < most ? chunks : most;
-#pragma omp parallel for schedule(dynamic)
-    for (int64_t i = 0; i < chunks; i++) {
-        int64_t first = items / chunks * i + (i < items % chunks ? i : items % chunks);
-        int64_t count = items / chunks + (i < items % chunks);
-        int result = run(words, begin + first, begin + first + count);
-        if (result) {
-#pragma omp atomic write
-            status = result;
-        }
+    int64_t threads = chunks < 2 ? 1 : threads_of_caller();
+    if (threads < 2)
+        return call->kernel->run(words, begin, end);
+    division work = {call, words, begin, end - begin, chunks < 16 * threads ? chunks : 16 * threads, 0, 0};
+    int parts = (int)(chunks < threads ? chunks : threads);
+#if HAVE_TEAM
+    if (team_begin(run_chunks, &work, parts)) {
+        run_chunks(&work);
+        team_end();
+        return atomic_load(&work.status);
     }
 #endif
-    return status;
+#pragma omp parallel num_threads(parts)
+    run_chunks(&work);
+    return atomic_load(&work.status);
 }
 
 int call_run_words(const Call *call, const word *words, int *status)
@@ -387,6 +406,37 @@ static PyObject *set_threads(PyObject *module, PyObject *threads)
     Py_RETURN_NONE;
 }
 
+static PyObject *use_team(PyObject *module, PyObject *used)
+{
+#if HAVE_TEAM
+    team_use(PyObject_IsTrue(used));
+#endif
+    Py_RETURN_NONE;
+}
+
+/* Whether the library at an address has its threads from the team from now on. */
+static PyObject *adopt(PyObject *module, PyObject *address)
+{
+    unsigned long long place = PyLong_AsUnsignedLongLong(address);
+    if (PyErr_Occurred())
+        return NULL;
+#if HAVE_TEAM
+    return PyBool_FromLong(team_adopt((const void *)(uintptr_t)place));
+#else
+    (void)place;
+    Py_RETURN_FALSE;
+#endif
+}
+
+static PyObject *team_told(PyObject *module, PyObject *unused)
+{
+    int64_t counts[3] = {0, 0, 0};
+#if HAVE_TEAM
+    team_counts(counts);
+#endif
+    return Py_BuildValue("LLL", (long long)counts[0], (long long)counts[1], (long long)counts[2]);
+}
+
 /* The address of the runtime's function, which other libraries of the process may share; or 0. */
 static long openmp(void)
 {
@@ -401,6 +451,13 @@ static long openmp(void)
 
 static PyMethodDef module_methods[] = {
     {"set_threads", set_threads, METH_O, "Set the most threads that kernels of the calling thread use."},
+    {"adopt", adopt, METH_O,
+     "adopt(address): let the library that has this address use the module's threads in place of "
+     "libgomp's; whether it does."},
+    {"use_team", use_team, METH_O, "Whether there is to be a team of threads, or libgomp's alone."},
+    {"team_counts", team_told, METH_NOARGS,
+     "team_counts(): parts that the thread took over which had begun their region, parts that other "
+     "threads ran, and how often those were woken."},
     {"contiguous", array_contiguous, METH_O, "contiguous(x): an array in C order; other values as they are."},
     {"refilled", FAST(array_refilled), "refilled(y, x): y, after x is copied into it."},
     {"copied", array_copied, METH_O, "copied(x): a copy in C order."},
