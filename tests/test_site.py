@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.commands import COMMANDS
+
 pytest.importorskip("mkdocs", reason="the extra docs is not installed")
 
 ROOT = Path(__file__).parent.parent
@@ -68,10 +70,9 @@ def test_site_lists_the_options_of_compile(site):
 
 
 def test_site_shows_the_help_of_each_command(site):
-    from penstock.cli import main
-
     page = (site / "reference/command-line.html").read_text()
-    for name in main.commands:
+    assert len(COMMANDS) > 5
+    for name in COMMANDS:
         assert f"Usage: penstock {name}" in page
 
 

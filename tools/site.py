@@ -50,8 +50,8 @@ def command_line_page() -> str:
         title = f"## {context.command_path}\n\n"
         parts.append(f"{title}```text\n{command.get_help(context)}\n```")
         if isinstance(command, click.Group):
-            inner = [(command.commands[n], n) for n in sorted(command.commands)]
-            todo = [(c, click.Context(c, context, info_name=n)) for c, n in inner] + todo
+            named = [(n, command.get_command(context, n)) for n in command.list_commands(context)]
+            todo += [(c, click.Context(c, context, info_name=n)) for n, c in named if c is not None]
     return "\n\n".join(parts) + "\n"
 
 

@@ -95,6 +95,6 @@ def test_commands_take_the_executor_of_the_environment(monkeypatch, tmp_path):
     assert "def run(" in result.output
 
 
-def test_readme_lists_every_variable():
-    readme = Path("README.md").read_text()
-    assert all(f"`{name}`" in readme for name in (*VARIABLES, TRACE))
+def test_reference_lists_every_variable():
+    page = Path("docs/reference/environment.md").read_text()
+    assert all(f"`{name}`" in page for name in (*VARIABLES, TRACE))
