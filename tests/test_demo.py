@@ -155,6 +155,7 @@ def in_float64(path: Path) -> onnx.ModelProto:
 def test_answers_for_files_are_those_of_magika(types, magika):
     files = repository_files()
     assert ROOT / "pyproject.toml" in files
+    files = files[::5]
     found = types.detect(files)
     for ours, theirs in zip(found, magika.identify_paths(files), strict=True):
         agree(ours, theirs)

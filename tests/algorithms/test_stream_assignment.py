@@ -397,9 +397,9 @@ def test_streams_of_a_chain_read_by_its_last_node_take_seconds():
     assert count(schedule) == (1, 0)
 
 
+@pytest.mark.parametrize("wide", scaled(10_000, 50_000))
 @pytest.mark.parametrize("max_streams", [0, 7])
-def test_streams_of_two_forks_of_50_000_branches_take_seconds(max_streams):
-    wide = 50_000
+def test_streams_of_two_forks_of_many_branches_take_seconds(max_streams, wide):
     edges = []
     for first in (0, wide + 1):
         last = first + wide + 1

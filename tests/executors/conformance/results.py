@@ -22,12 +22,16 @@ def of_any_type(name: str) -> onnx.ValueInfoProto:
 class Results(ExecutorTests):
     """What a run returns: the interpreter's values, in arrays of the caller's own."""
 
-    @settings(max_examples=300, suppress_health_check=INHERITED)
-    @given(graph=graphs(), seed=st.integers(0, 3))
-    def test_random_graph_equals_the_interpreter(self, graph, seed):
-        self.same_as_interpreter(graph, seed)
+    @pytest.mark.parametrize("examples", scaled(100, 1000))
+    def test_random_graph_equals_the_interpreter(self, examples):
+        @settings(max_examples=examples, suppress_health_check=INHERITED)
+        @given(graph=graphs(), seed=st.integers(0, 3))
+        def same(graph, seed):
+            self.same_as_interpreter(graph, seed)
 
-    @pytest.mark.parametrize("seed", sweep(range(100), 20))
+        same()
+
+    @pytest.mark.parametrize("seed", sweep(range(100), 10))
     def test_larger_random_graph_equals_the_interpreter(self, seed):
         self.same_as_interpreter(seeded(seed), seed % 4)
 
