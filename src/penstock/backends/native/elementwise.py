@@ -70,6 +70,7 @@ _NS = {
     "log1p_f4": 0.5,
     "sin_f4": 0.2,
     "cos_f4": 0.2,
+    **dict.fromkeys(("asin_f4", "acos_f4"), 0.4),
     "div_f4": 0.15,
     "div_i4": 0.5,
     "div_i8": 4.0,
@@ -80,7 +81,7 @@ _NS = {
     **dict.fromkeys([f"quantize_{kind}" for kind in CODES.values()], 0.13),
     **dict.fromkeys(("exp_f8", "sigmoid_f8"), 0.8),
     **dict.fromkeys(("expm1_f8", "log_f8", "log1p_f8", "tanh_f8"), 6.0),
-    **dict.fromkeys(("erf_f8", "sin_f8", "cos_f8"), 6.0),
+    **dict.fromkeys(("acos_f8", "asin_f8", "cos_f8", "erf_f8", "sin_f8"), 6.0),
     **dict.fromkeys(("div_f8", "sqrt_f8", "f4_i8", "i8_f4", "f8_i8", "i8_f8"), 0.4),
 }
 

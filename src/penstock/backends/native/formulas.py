@@ -253,6 +253,8 @@ FORMULAS: dict[str, Formula] = {
             "Erf",
             "Sin",
             "Cos",
+            "Asin",
+            "Acos",
         ]
     },
     **{name: _call(name.lower()) for name in ["Add", "Sub", "Mul", "And", "Or", "Xor", "Not"]},

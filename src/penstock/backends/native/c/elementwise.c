@@ -21,6 +21,8 @@
     X(log1p_f4, float, float, log1p32(a))                                                         \
     X(tanh_f4, float, float, tanh32(a))                                                           \
     X(sigmoid_f4, float, float, sigmoid32(a))                                                     \
+    X(asin_f4, float, float, asin32(a))                                                           \
+    X(acos_f4, float, float, acos32(a))                                                           \
     X(erf_f4, float, float, erf32(a))                                                             \
     X(gelu_f4, float, float, 0.5f * a * (1.0f + erf32(a * 0.707106781f)))                         \
     X(sqrt_f4, float, float, sqrtf(a))                                                            \
@@ -35,6 +37,8 @@
     X(log1p_f8, double, double, log1p(a))                                                         \
     X(tanh_f8, double, double, tanh(a))                                                           \
     X(sigmoid_f8, double, double, 1 / (1 + exp64(-a)))                                              \
+    X(asin_f8, double, double, asin(a))                                                           \
+    X(acos_f8, double, double, acos(a))                                                           \
     X(erf_f8, double, double, erf(a))                                                             \
     X(sin_f8, double, double, sin(a))                                                             \
     X(cos_f8, double, double, cos(a))                                                             \

@@ -1,7 +1,7 @@
 /* Functions of float32 that compilers can vectorise: without branches, calls and tables. Errors are at
    most 2 units in the last place where nothing else is said; NaNs pass through.
 
-   The polynomials of exp, log, tanh, sin and cos are those of the Cephes library (S. Moshier, single
+   The polynomials of exp, log, tanh, sin, cos and asin are those of the Cephes library (S. Moshier, single
    precision); those of expm1 and erf were fitted to the function for the least maximal error. */
 #ifndef PENSTOCK_MATH32_H
 #define PENSTOCK_MATH32_H
@@ -160,6 +160,34 @@ static inline float sincos32(float x, int32_t shift)
     cosine = fused32(cosine * z, z, fused32(z, -0.5f, 1.0f));
     float result = quarter & 1 ? cosine : sine;
     return quarter & 2 ? -result : result;
+}
+
+/* pi / 2 is the first less the second. */
+static const float HALF_PI = 1.57079637f, HALF_PI_REST = 4.37113883e-8f;
+
+/* The arc sine of |x|, or, where |x| > 0.5, that of sqrt((1 - |x|) / 2), of which it is pi / 2 less
+   twice as much. */
+static inline float half_asin32(float x)
+{
+    float t = fabsf(x), z = t > 0.5f ? 0.5f - 0.5f * t : x * x, s = t > 0.5f ? sqrtf(z) : t;
+    float p = fused32(4.2163199048e-2f, z, 2.4181311049e-2f);
+    p = fused32(p, z, 4.5470025998e-2f);
+    p = fused32(p, z, 7.4953002686e-2f);
+    p = fused32(p, z, 1.6666752422e-1f);
+    return fused32(p * z, s, s);
+}
+
+/* The error is at most 2.4 units in the last place. */
+static inline float asin32(float x)
+{
+    float y = half_asin32(x);
+    return copysignf(fabsf(x) > 0.5f ? HALF_PI - (2.0f * y + HALF_PI_REST) : y, x);
+}
+
+static inline float acos32(float x)
+{
+    float y = half_asin32(x), far = x > 0.5f ? 2.0f * y : 2.0f * (HALF_PI - (y + HALF_PI_REST));
+    return fabsf(x) > 0.5f ? far : HALF_PI - (copysignf(y, x) + HALF_PI_REST);
 }
 
 static inline float float_of_half(uint16_t half)

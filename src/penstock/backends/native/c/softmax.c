@@ -167,21 +167,47 @@ enum { BLOCK = 2048, COLUMNS = 256 };
 DEFINE(softmax_float32, float, int32_t, exp32, log32)
 DEFINE(softmax_float64, double, int64_t, exp64, log)
 
-/* 1 at the first maximum, or the first NaN. An item is one row or column. */
+/* 1 at the first maximum, or the first NaN. An item is one row or column. The maxima of a row are
+   taken in lanes, which compilers vectorise, before the first of them is looked for. */
+enum { LANES = 16 };
+
 #define HARDMAX(name, type)                                                                       \
+    static int64_t name##_place(const type *x, int64_t n, int64_t step)                           \
+    {                                                                                             \
+        type lanes[LANES], best = x[0];                                                           \
+        int64_t i = 0, whole = step == 1 ? n / LANES * LANES : 0;                                 \
+        if (whole) {                                                                              \
+            int differs = 0; /* from itself, as NaNs do */                                        \
+            for (int j = 0; j < LANES; j++)                                                       \
+                lanes[j] = x[j];                                                                  \
+            for (; i < whole; i += LANES)                                                         \
+                for (int j = 0; j < LANES; j++) {                                                 \
+                    lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];                         \
+                    differs |= x[i + j] != x[i + j];                                              \
+                }                                                                                 \
+            for (int j = 0; j < LANES; j++)                                                       \
+                best = lanes[j] > best ? lanes[j] : best;                                         \
+            for (i = 0; i < whole && x[i] != best && !(differs && x[i] != x[i]); i++)             \
+                ;                                                                                 \
+        }                                                                                         \
+        int64_t place = i;                                                                        \
+        best = x[place * step];                                                                   \
+        for (i = whole ? whole : 1; i < n; i++) {                                                 \
+            int beaten = !(x[i * step] <= best) & (best == best);                                 \
+            place = beaten ? i : place;                                                           \
+            best = beaten ? x[i * step] : best;                                                   \
+        }                                                                                         \
+        return place;                                                                             \
+    }                                                                                             \
+                                                                                                  \
     static int name(const void *arguments, int64_t begin, int64_t end)                            \
     {                                                                                             \
         const struct softmax *a = arguments;                                                      \
         int64_t step = a->inner;                                                                  \
         for (int64_t item = begin; item < end; item++) {                                          \
-            int64_t at = item / step * a->length * step + item % step, place = 0;                 \
-            const type *x = (const type *)a->x + at;                                              \
-            type *y = (type *)a->y + at, best = x[0];                                             \
-            for (int64_t i = 1; i < a->length; i++) {                                             \
-                int beaten = !(x[i * step] <= best) & (best == best);                             \
-                place = beaten ? i : place;                                                       \
-                best = beaten ? x[i * step] : best;                                               \
-            }                                                                                     \
+            int64_t at = item / step * a->length * step + item % step;                            \
+            type *y = (type *)a->y + at;                                                          \
+            int64_t place = name##_place((const type *)a->x + at, a->length, step);               \
             for (int64_t i = 0; i < a->length; i++)                                               \
                 y[i * step] = i == place;                                                         \
         }                                                                                         \
