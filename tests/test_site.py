@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock import Observer
 from penstock.cli.commands import COMMANDS
 
 pytest.importorskip("mkdocs", reason="the extra docs is not installed")
@@ -82,3 +86,44 @@ def test_site_loads_nothing_from_elsewhere(site):
             r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="(\w+:[^"]*)', page.read_text()
         )
         assert not [address for address in loaded if not address.startswith("data:")], page
+
+
+def described(owner: Any, parameter: str) -> bool:
+    """Whether the documentation of a function or class has the parameter in a list."""
+    return re.search(rf"(?m)^\s*(?:``)?{parameter}(?:``)?: ", owner.__doc__ or "") is not None
+
+
+def callables() -> Iterator[tuple[str, Any, Any]]:
+    """What users call: its name, what documents its parameters, and what has them."""
+    for name in public_names():
+        module, _, last = name.rpartition(".")
+        thing = getattr(import_module(module), last)
+        if module not in ("penstock", "penstock.testing", "penstock.compat"):
+            continue
+        if not inspect.isclass(thing):
+            yield name, thing, thing
+        elif not issubclass(thing, Exception) and not is_dataclass(thing):
+            if last != "Session" and thing.__init__ is not object.__init__:  # made by compile
+                yield name, thing, thing.__init__
+            for method, function in vars(thing).items():
+                shown = not method.startswith("_") and method not in HIDDEN
+                if inspect.isfunction(function) and shown:
+                    yield f"{name}.{method}", function, function
+
+
+HIDDEN = {
+    *("job", "watched", "forked", "attach", "detach", "replay", "thread_name"),
+    *("executor", "undeclared_loss", "link_cost"),
+    *[name for name in vars(Observer) if not name.startswith("_")],  # their texts say it
+}
+
+
+@pytest.mark.parametrize(
+    ("owner", "function"), [pytest.param(*pair, id=name) for name, *pair in callables()]
+)
+def test_parameters_of_public_functions_are_described_in_lists(owner, function):
+    parameters = inspect.signature(function).parameters.values()
+    names = [p.name for p in parameters if p.name not in ("self", "cls", "arguments")]
+    if "arguments" in inspect.signature(function).parameters:  # passed on, as the text says
+        names.remove("options")
+    assert [name for name in names if not described(owner, name)] == []

@@ -121,4 +121,7 @@ class Options(griffe.Extension):
         lines = [f"    {name}: {text}" for name, text in texts.items()]
         if func.docstring is not None:
             text = func.docstring.value.rstrip()
-            func.docstring.value = "\n".join([text, "", "Args:", *lines])
+            begin = (
+                [] if "\nArgs:\n" in text else ["", "Args:"]
+            )  # else the function has some already
+            func.docstring.value = "\n".join([text, *begin, *lines])

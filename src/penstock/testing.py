@@ -42,11 +42,20 @@ def check_node(
 ) -> list[Any]:
     """Check one node of the operation ``name`` in every form; return its outputs.
 
-    ``inputs`` are arrays, None for an optional one that is left out; ``expected`` has the value of
-    each output that is present. ``version`` is that of the operation's schema, by default the
-    newest; ``outputs`` their number, or whether each is present; ``constants`` the inputs that are
-    constants of the node. Raises ``AssertionError`` for what is wrong, ``LookupError`` if no such
-    operation is registered.
+    Raises ``AssertionError`` for what is wrong, ``LookupError`` if no such operation is registered.
+
+    Args:
+        name: The operation.
+        inputs: Arrays, None for an optional one that is left out.
+        attrs: The attributes of the node.
+        expected: Arrays: the value of each output that is present.
+        domain: The domain of the operation.
+        version: That of the operation's schema, by default the newest.
+        outputs: Their number, or whether each is present.
+        constants: The positions of inputs that are constants of the node.
+        rtol: How far elements may differ, relative to what is expected; whole numbers and strings
+            are compared exactly.
+        atol: How far they may differ besides.
     """
     op = find(name, domain, version)
     if op is None:

@@ -53,19 +53,25 @@ class _Registered:
 class Cluster:
     """Workers that run the graphs of sessions together: ``penstock.compile(model, cluster=...)``.
 
-    ``workers`` processes, actors of Ray (``pip install penstock[ray]``), of ``threads`` threads
-    each; they start when the first graph is compiled, on the Ray that this process uses, or at
-    ``address``, or else on one that is started on this machine. Any number of sessions may share a
-    cluster, which ``close`` ends, or the end of the process. Nodes run on the worker that they name
-    (``/job:worker/task:1``), or that ``place=`` names; of others costs decide: such that many runs
-    at the same time take the least time each (``objective="throughput"``, as a pipeline), or such
-    that one run does (``"latency"``).
+    Workers are processes, actors of Ray (``pip install penstock[ray]``), which start when the first
+    graph is compiled. Any number of sessions may share a cluster, which ``close`` ends, or the end
+    of the process. Nodes run on the worker that they name (``/job:worker/task:1``), or that
+    ``place=`` names; of others costs decide.
 
-    A run whose worker dies ends with ``WorkerLost``, or is tried again up to ``retries`` times, if
-    its graph has no variables; a new worker takes the place of the old one, with the variables as
-    the model has them. One that gives no answer for ``worker_timeout`` seconds counts as dead.
-    ``bandwidth`` (bytes per second) and ``latency`` (seconds) between workers are measured when the
-    cluster starts, unless they are given.
+    A run whose worker dies ends with ``WorkerLost``; a new worker takes the place of the old one,
+    with the variables as the model has them.
+
+    Args:
+        workers: Their number.
+        threads: Threads of each worker.
+        retries: How often a run is tried again whose worker died, if its graph has no variables.
+        worker_timeout: Seconds after which a worker that gives no answer counts as dead.
+        objective: What placements are for: "throughput", that many runs at the same time take the
+            least time each, as a pipeline; or "latency", that one run does.
+        bandwidth: Bytes per second between workers; measured when the cluster starts unless given.
+        latency: Seconds from worker to worker; measured as well.
+        address: That of a Ray; by default the one that this process uses, or else one that is
+            started on this machine.
     """
 
     def __init__(

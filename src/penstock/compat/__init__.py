@@ -26,10 +26,14 @@ _MODULES = {
 
 
 def install(name: str) -> None:
-    """Let ``import NAME`` give Penstock's implementation of that package in this process: of
-    "onnxruntime" or "ai_edge_litert". Raises ``ValueError`` for another name, and ``RuntimeError``
-    if the real package is imported already: parts of a program would have the one, and parts the
-    other."""
+    """Let ``import NAME`` give Penstock's implementation of that package in this process.
+
+    Raises ``ValueError`` for another name, and ``RuntimeError`` if the real package is imported
+    already: parts of a program would have the one, and parts the other.
+
+    Args:
+        name: "onnxruntime" or "ai_edge_litert".
+    """
     if name not in _MODULES:
         raise ValueError(f"install({name!r}): there is {' and '.join(map(repr, _MODULES))}")
     modules = {module: import_module(f"penstock.compat.{module}") for module in _MODULES[name]}

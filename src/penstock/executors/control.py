@@ -103,7 +103,11 @@ NEVER = Control()
 
 class CancelToken:
     """Cancels the runs that it was given to, from any thread: ``session.run(feeds, cancel=token)``.
-    Cancelling a token's ``parent`` cancels the token too, but not the other way round."""
+
+    Args:
+        parent: A token which cancels this one too when it is cancelled, but not the other way
+            round.
+    """
 
     def __init__(self, parent: CancelToken | None = None) -> None:
         if parent is not None and not isinstance(parent, CancelToken):

@@ -35,13 +35,17 @@ def load(
     Reads ONNX models, TFLite and Circle files, nnpackages of these, TensorFlow's GraphDefs
     (``.pb``, ``.pbtxt``) and folders of SavedModels; the format is recognised by the path and the
     first bytes. Raises ``InvalidModel`` with all faults of the model, or ``Unsupported`` with all
-    operations that have no kernel; ``DeadlineExceeded`` after ``timeout`` seconds, ``Cancelled``
-    once the ``CancelToken`` is cancelled.
+    operations that have no kernel; ``InvalidInput`` if there is no such signature,
+    ``DeadlineExceeded`` or ``Cancelled`` if it is stopped.
 
-    ``map_weights``: files of weights (ONNX's external data, the shards of a SavedModel, a TFLite
-    file itself) are mapped into memory instead of being read: see ``penstock.compile``.
-    ``signature``: the one of a SavedModel or a TFLite file that is the entry. Raises
-    ``InvalidInput`` if there is none of that name.
+    Args:
+        source: A path of a file or a folder, the bytes of a file, or an ``onnx.ModelProto``.
+        limits: Bounds on what the model may ask for; by default ``Limits()``.
+        map_weights: Map files of weights (ONNX's external data, the shards of a SavedModel, a
+            TFLite file itself) into memory instead of reading them: see ``penstock.compile``.
+        signature: The one of a SavedModel or a TFLite file that is the entry.
+        timeout: Seconds after which loading ends with ``DeadlineExceeded``.
+        cancel: A ``CancelToken`` that ends loading with ``Cancelled``.
     """
     limits = DEFAULT_LIMITS if limits is None else limits
     if not isinstance(limits, Limits):

@@ -46,10 +46,12 @@ class NanGuard(Observer):
     The error names the step and its output, the number of NaN elements and the first of them, and
     the ranges of the step's inputs. If an input of the step held NaN already, the error names the
     source of it: an input of the model or a constant. NaN that no step passes on, such as the input
-    of ``Where(IsNaN(x), 0, x)``, is not an error. With ``infinities``, infinite elements count as
-    NaN does.
+    of ``Where(IsNaN(x), 0, x)``, is not an error.
 
     Every input and output of every step is read: runs may take several times as long.
+
+    Args:
+        infinities: Whether infinite elements count as NaN does.
     """
 
     def __init__(self, *, infinities: bool = False) -> None:

@@ -117,7 +117,11 @@ class Profile(Observer):
             self._count(step, 1, seconds, seconds)
 
     def add(self, other: Profile) -> None:
-        """Add the counts and seconds of ``other``."""
+        """Add the counts and seconds of another profile.
+
+        Args:
+            other: That profile.
+        """
         with self._lock:
             self.runs += other.runs
             self.observed += other.observed

@@ -63,13 +63,21 @@ class Ranges(Observer):
             return dict(self._ranges)
 
     def update(self, other: Ranges | Mapping[str, Range]) -> None:
-        """Add the observations of ``other``."""
+        """Add other observations.
+
+        Args:
+            other: Ranges, or a mapping of names to ``Range``.
+        """
         for name, range_ in (other.ranges if isinstance(other, Ranges) else other).items():
             self._add(name, range_)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the ranges to a ``.json`` or an ``.npz`` file, by the suffix of the name. Raises
-        ``ValueError`` for another suffix."""
+        """Write the ranges to a file, which ``load`` reads. Raises ``ValueError`` for a suffix that
+        is neither.
+
+        Args:
+            path: A ``.json`` or an ``.npz`` file.
+        """
         ranges = self.ranges
         if _suffix(path) == ".json":
             # JSON has no infinity: an empty range has null ends.
@@ -92,7 +100,11 @@ class Ranges(Observer):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Ranges:
         """Read a file that ``save`` has written; more ranges may be added. Raises ``ValueError``
-        for a file of another format, ``OSError`` for one that cannot be read."""
+        for a file of another format, ``OSError`` for one that cannot be read.
+
+        Args:
+            path: The file.
+        """
         loaded, suffix = cls(), _suffix(path)
         rows: Iterable[tuple[Any, ...]]
         try:

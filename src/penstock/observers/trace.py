@@ -47,8 +47,12 @@ if TYPE_CHECKING:
 class Trace(Observer):
     """Records runs: ``session.run(feeds, trace=trace)``, any number of them, also concurrent ones.
     Each execution of a step takes a few hundred bytes. Until ``clear``, the trace keeps the plans
-    of its runs, and so their constants, but no tensors. With ``max_events`` it forgets the oldest
-    of more: begins, ends and waits of steps and runs, transfers and allocations."""
+    of its runs, and so their constants, but no tensors.
+
+    Args:
+        max_events: Events that are kept, the newest: begins, ends and waits of steps and runs,
+            transfers and allocations. By default all.
+    """
 
     def __init__(self, max_events: int | None = None) -> None:
         if max_events not in (None, 0):
@@ -97,8 +101,12 @@ class Trace(Observer):
         return self._threads.get(thread, "")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace to ``path``: open it with https://ui.perfetto.dev or chrome://tracing.
-        Raises ``OSError`` where the file cannot be written."""
+        """Write the trace to a file: open it with https://ui.perfetto.dev or chrome://tracing.
+        Raises ``OSError`` where the file cannot be written.
+
+        Args:
+            path: The file, of JSON.
+        """
         text = json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":"))
         Path(path).write_text(text + "\n", encoding="ascii")
 

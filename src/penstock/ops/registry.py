@@ -143,12 +143,20 @@ def operator(
     **traits: Unpack[_Traits],
 ) -> Callable[[Compile], Compile]:
     """Register a compile function as an operation; stackable, for operations that share one. Raises
-    ``ValueError`` if there is an operation of this name, domain and version already, unless this
-    one is to ``replace`` it; models that were loaded before keep the other.
+    ``ValueError`` if there is an operation of this name, domain and version already.
 
-    ``version`` is the last schema version with this meaning, by default the newest.
-    ``strings``: whether it takes tensors of strings; the kernels of others never see one. ``pure``
-    and ``traits`` are fields of ``Op``.
+    Args:
+        name: The operation, as models name it.
+        domain: Its domain; "" is ONNX's own.
+        since: The first schema version with this meaning.
+        version: The last one, by default the newest.
+        infer: The types of outputs, from those of inputs, the attributes, and constant inputs; by
+            default they are unknown before the run.
+        pure: Whether a node may be folded, merged with equal ones and left out; a field of ``Op``.
+        strings: Whether it takes tensors of strings; the kernels of others never see one.
+        replace: Whether this one replaces what is registered; models that were loaded before keep
+            the other.
+        traits: Other fields of ``Op``.
     """
 
     def register(compile: Compile) -> Compile:

@@ -136,18 +136,24 @@ class _Batch:
 class Replicas:
     """``n`` replicas of ``model``, each of which runs a request at a time, behind one queue.
 
-    ``model`` is a session, or what ``penstock.compile`` takes, with its ``options``; by default a
-    replica has its share of the cores as ``threads``. The replicas of a process share one session,
-    with its weights. ``queue`` requests wait at most: a further one is refused with ``QueueFull``.
-
-    With ``max_batch``, requests whose feeds have the same dtypes, and the same shapes but for the
-    first dim, run together, up to that many rows, as soon as a replica is free and there are that
-    many, or the first has waited for ``max_delay`` seconds. It is tried out when the replicas are
-    made that rows do not depend on one another, with the request ``sample`` or one that is made up.
-    If a batch fails, its requests run one by one.
+    The replicas of a process share one session, with its weights. With ``max_batch`` above 1,
+    requests whose feeds have the same dtypes, and the same shapes but for the first dim, run
+    together. It is tried out when the replicas are made that rows do not depend on one another. If
+    a batch fails, its requests run one by one.
 
     Raises ``ValueError`` for a model with variables, whose state requests would share, and for one
     that cannot take batches.
+
+    Args:
+        model: A session, or what ``penstock.compile`` takes.
+        n: Replicas: requests, or batches, that run at once.
+        queue: Requests that wait at most: a further one is refused with ``QueueFull``.
+        max_batch: Rows that run together at most; 1 joins no requests.
+        max_delay: Seconds that a request waits for others of its batch; a full batch begins as soon
+            as a replica is free.
+        sample: A request to try batches with, by names of inputs; by default one is made up.
+        options: Those of ``penstock.compile``, for a model that is no session. By default a replica
+            has its share of the cores as ``threads``.
     """
 
     def __init__(
@@ -197,8 +203,14 @@ class Replicas:
         cancel: CancelToken | None = None,
     ) -> Future[dict[str, Any]]:
         """Queue a request and return at once; its outputs by name, or its error, are the future's.
-        The ``timeout`` counts from now, in the queue, too. Raises ``QueueFull``, and
-        ``InvalidInput`` for what cannot be joined with other requests."""
+        Raises ``QueueFull``, and ``InvalidInput`` for what cannot be joined with other requests.
+
+        Args:
+            feeds: Inputs by name, as ``Session.run`` takes them.
+            fetches: Names of the values to return, by default the model's outputs.
+            timeout: Seconds after which the request ends, counted from now, in the queue, too.
+            cancel: A token that ends the request.
+        """
         from concurrent.futures import Future
 
         future: Future[dict[str, Any]] = Future()
@@ -246,8 +258,12 @@ class Replicas:
             )
 
     def close(self, *, wait: bool = True) -> None:
-        """Take no more requests, and wait for those there are; without ``wait``, those that have
-        not begun end with ``Cancelled``. A session that was made for the replicas is closed."""
+        """Take no more requests, and wait for those there are. A session that was made for the
+        replicas is closed.
+
+        Args:
+            wait: Run what is queued; else it ends with ``Cancelled``.
+        """
         with self._lock:
             self._closed = True
             queued = [] if wait else [*self._queue]

@@ -297,9 +297,13 @@ class Session:
 
     @takes(RunOptions, after=(cast(type[RunDone], object),))
     def run_async(self, done: RunDone, *arguments: Any, **options: Any) -> None:
-        """``submit`` with a callback and without a bound: return at once, and call
-        ``done(outputs, None)`` when the run has ended, or ``done(None, error)``, on the thread on
-        which it ends."""
+        """``submit`` with a callback and without a bound: return at once, and call the callback
+        when the run has ended.
+
+        Args:
+            done: Called as ``done(outputs, None)`` with the outputs by name, or as
+                ``done(None, error)``, on the thread on which the run ends.
+        """
         from concurrent.futures import Future
 
         if not callable(done):
@@ -340,12 +344,16 @@ class Session:
             raise
 
     def profile(self, feeds: Mapping[str, Any] | None = None, *, runs: int = 10) -> Profile:
-        """Measure every node on every backend that supports it, in ``runs`` runs on each; then
-        return where the time of the plan goes that runs from then on, in as many runs of it.
+        """Measure every node on every backend that supports it; then return where the time of the
+        plan goes that runs from then on.
 
         What each node took is kept in the table of costs (in the user's cache folder), which
         decides from then on where nodes run and what runs in parallel: plans are compiled anew. A
         graph that only frames can run is not measured ahead. Raises as ``run`` does.
+
+        Args:
+            feeds: Inputs by name, as ``run`` takes them.
+            runs: Runs to measure: on each backend, and then of the plan.
         """
         if self._closed:
             raise PenstockError("the session is closed")
@@ -367,10 +375,14 @@ class Session:
         """Run the model a few times and return a page about it (``Report.save``): its graph, time
         line, arena, steps and roofline, linked to one another, in one HTML file.
 
-        Steps are measured in ``runs`` runs; nothing is kept in the table of costs. With another
-        session of the same model, made with other options, ``against``, its runs are measured too,
-        and the values of both are compared: where they differ most, and what each took. Raises as
-        ``run`` does.
+        Nothing is kept in the table of costs. Raises as ``run`` does.
+
+        Args:
+            feeds: Inputs by name, as ``run`` takes them.
+            runs: Runs in which steps are measured.
+            against: Another session of the same model, made with other options. Its runs are
+                measured too, and the values of both are compared: where they differ most, and what
+                each took.
         """
         from penstock.session.report import make_report
 
@@ -395,8 +407,11 @@ class Session:
         return self._compiler.reasons
 
     def forecast(self, workers: int) -> Forecast:
-        """The simulated time of the last plan on ``workers`` workers of one thread each, by
-        measured costs (``profile``), or else estimated ones.
+        """The simulated time of the last plan on several workers, by measured costs (``profile``),
+        or else estimated ones.
+
+        Args:
+            workers: Their number; each has one thread.
         """
         from penstock.inspect.forecast import forecast
 
@@ -407,8 +422,11 @@ class Session:
         """The static schedule of the last plan on streams, and of its blocks with streams of their
         own, by measured costs (``profile``), or else estimated ones.
 
-        As many streams as pay off are used, or up to ``max_streams`` whether they pay off or not.
         ``to_svg`` and ``to_html`` of the schedule draw it.
+
+        Args:
+            max_streams: Streams that may be used whether they pay off or not; by default as many
+                are as pay off.
         """
         from penstock.inspect.gantt import charts
 
@@ -476,8 +494,11 @@ class Session:
         return Stats(plans.made, plans.hits, plans.evicted, kept, self._places.taken)
 
     def explain(self, *, reasons: bool = False) -> str:
-        """How the last plan will run: its executor, its memory, and its steps with their backends;
-        with ``reasons``, also why each is on its backend, by the costs that are known now."""
+        """How the last plan will run: its executor, its memory, and its steps with their backends.
+
+        Args:
+            reasons: Say also why each step is on its backend, by the costs that are known now.
+        """
         from penstock.inspect.explain import format_plan
 
         executor = self.latest
@@ -502,10 +523,13 @@ class Session:
         """Save the session to a file, which ``penstock.open`` opens: the model, and the plans for
         the shapes of inputs that were met so far or given as ``shapes=``.
 
-        Of variables the initial values are saved; ``variables.save`` saves those that they have. A
-        file that exists is replaced; processes that have it open keep the old one. Raises
-        ``PenstockError`` for a model that cannot be saved, ``OSError`` if the file cannot be
+        Of variables the initial values are saved; ``variables.save`` saves those that they have.
+        Raises ``PenstockError`` for a model that cannot be saved, ``OSError`` if the file cannot be
         written.
+
+        Args:
+            path: The file. One that exists is replaced; processes that have it open keep the old
+                one.
         """
         from pathlib import Path
 
@@ -616,6 +640,10 @@ def compile(model: Model | str | Path | Any, *arguments: Any, **options: Any) ->
     operations that no kernel is available for. TensorFlow's loops and conditions become structured
     control flow for all executors but "frames"; what cannot is run by frames with "auto", and
     refused by the others. ``DeadlineExceeded`` or ``Cancelled`` if it is stopped.
+
+    Args:
+        model: A path of a file or a folder, the bytes of a file, an ``onnx.ModelProto``, or a model
+            of ``penstock.load`` or ``penstock.build``.
     """
     return Session(model, make(CompileOptions, "compile", *arguments, **options))
 
@@ -627,8 +655,12 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
     It has the options that it was saved with, unless others are given, and maps the file, whose
     pages all sessions and processes share; with ``map_weights=False`` it reads the file. Plans that
     were saved on another machine, or for other options, are compiled anew when they are needed, and
-    ``UserWarning`` says why; if ``strict``, that raises ``PenstockError``. Raises ``InvalidModel``
-    for a file that is no saved session, or is damaged.
+    ``UserWarning`` says why. Raises ``InvalidModel`` for a file that is no saved session, or is
+    damaged.
+
+    Args:
+        path: The file.
+        strict: Raise ``PenstockError`` for plans that cannot be used, instead of the warning.
     """
     if not isinstance(path, str | os.PathLike):
         raise wrong_type("path", path, "a path")

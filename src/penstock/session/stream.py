@@ -85,10 +85,13 @@ class Signal:
         return mark is None or mark.done()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until ``query()`` holds, for at most ``timeout`` seconds; return whether it does.
+        """Block until ``query()`` holds; return whether it does.
 
         Raises ``PenstockError`` on a thread of the pool that runs streams: there it could wait for
         itself.
+
+        Args:
+            timeout: Seconds to wait at most; by default without end.
         """
         mark = self._mark
         if mark is None or mark.done():
@@ -130,7 +133,11 @@ class Stream:
     def run(self, session: Session, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
         """Put a run of ``session`` on the stream, as ``session.submit`` puts it on its pool. The
         arrays that are fed are read when the run's turn comes. If that pool is closed by then, the
-        future has a ``RunError``."""
+        future has a ``RunError``.
+
+        Args:
+            session: The session that runs, any one.
+        """
         future: Future[dict[str, Any]] = Future()
         job = session.job(make(RunOptions, "run", *arguments, **options), future)
 
@@ -146,27 +153,43 @@ class Stream:
         return future
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Call ``function`` after all work now on the stream; later work waits for it."""
+        """Call a function after all work now on the stream; later work waits for it.
+
+        Args:
+            function: Takes nothing; what it returns or raises is the future's.
+        """
         future: Future[T] = Future()
         self._put(_Command(lambda _: fulfil(future, function), partial(_fail, future)))
         return future
 
     def signal(self, signal: Signal | None = None) -> Signal:
-        """Emit a signal, by default a new one, after all work now on the stream."""
+        """Emit a signal after all work now on the stream, and return it.
+
+        Args:
+            signal: The signal to emit, by default a new one.
+        """
         signal = signal or Signal()
         mark = signal._mark = _Mark()
         self._put(_Command(lambda _: mark.reach(), lambda _: mark.reach()), mark)
         return signal
 
     def wait_for(self, signal: Signal) -> None:
-        """Let later work on the stream wait for the last emission of ``signal``."""
+        """Let later work on the stream wait for a signal.
+
+        Args:
+            signal: Waited for is its last emission; one never emitted is not waited for.
+        """
         mark = signal._mark
         if mark is not None and not mark.done():
             self._put(_Command(lambda _: mark, lambda _: None))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until all work now on the stream has ended, for at most ``timeout`` seconds; return
-        whether it has. Raises as ``Signal.wait`` does."""
+        """Block until all work now on the stream has ended; return whether it has. Raises as
+        ``Signal.wait`` does.
+
+        Args:
+            timeout: Seconds to wait at most; by default without end.
+        """
         return self.query() or self.signal().wait(timeout)
 
     def query(self) -> bool:
