@@ -1,4 +1,5 @@
-"""Checkpoints: where long work on a thread, a kernel's or compiling, looks whether it must stop.
+"""Checkpoints: where long work on a thread, a kernel's or compiling, looks whether it must stop,
+and tells how far it has come.
 
 ::
 
@@ -13,12 +14,15 @@ checkpoints lie at most some hundred nodes, or one call of a library.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+
+Progress = Callable[[str, int, int], object]
+"""Is told of long work: what is done next, the number of steps that are done, and that of all."""
 
 CHECK_EVERY = 128
 """Nodes between two checkpoints of a walk; no step of compiling takes longer than 0.2 ms a node."""
@@ -47,10 +51,12 @@ class Work(Protocol):
 
 class _Thread(threading.local):
     run: Work | None = None
+    progress: Progress | None = None
 
 
 THREAD = _Thread()
-"""``run``: the run that the calling thread works for, or other work; or None"""
+"""``run``: the run that the calling thread works for, or other work, or None; ``progress``: what is
+told how far it has come"""
 
 
 def checkpoint() -> None:
@@ -58,6 +64,24 @@ def checkpoint() -> None:
     run = THREAD.run
     if run is not None:
         run.check()
+
+
+def tell_progress(step: str, done: int, total: int) -> None:
+    """Tell how far the work of this thread has come. What is told may raise, to stop it."""
+    progress = THREAD.progress
+    if progress is not None:
+        progress(step, done, total)
+
+
+@contextmanager
+def told(progress: Progress | None) -> Iterator[None]:
+    """Tell ``progress`` of the work of this thread in the block, if there is one."""
+    outer = THREAD.progress
+    THREAD.progress = outer if progress is None else progress
+    try:
+        yield
+    finally:
+        THREAD.progress = outer
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
+from penstock.algorithms.checkpoints import told
 from penstock.cli.commands import main
 from penstock.errors import InvalidInput, PenstockError
 from penstock.ir.graph import Model
@@ -68,12 +69,17 @@ def _progress(what: str, *, quiet: bool) -> Iterator[None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     progress = Progress(*columns, console=Console(stderr=True), transient=True)
-    progress.add_task(what, total=None)
+    task = progress.add_task(what, total=None)
+
+    def tell(step: str, done: int, total: int) -> None:
+        progress.update(task, description=f"{what}: {step}", completed=done, total=total)
+
     timer = threading.Timer(1, progress.start)
     timer.daemon = True
     timer.start()
     try:
-        yield
+        with told(tell):
+            yield
     finally:
         timer.cancel()
         timer.join()

@@ -18,4 +18,5 @@ def imported(path: str) -> Callable[..., Any]:
             function = getattr(import_module(module), name)
         return function(*arguments, **options)
 
+    call.__name__ = name
     return call

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.algorithms.checkpoints import (
+    THREAD,
+    Progress,
+    checkpoint,
+    tell_progress,
+    told,
+)
 from penstock.analysis.type_inference import infer_types
-from penstock.errors import InvalidInput, InvalidModel
+from penstock.errors import InvalidInput, InvalidModel, wrong_type
 from penstock.executors.base import Executor
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Graph, is_framed
@@ -77,11 +83,29 @@ AFTER_LOWERING: Mapping[str, tuple[Stage, ...]] = {
 """The stages behind the last pass, of the executors that have any: from ``Lowered`` on."""
 
 
+def progress_of(option: bool | Progress) -> Progress | None:
+    """What an option ``progress`` says to tell of long work: True stands for a line on stderr."""
+    if option is False or (option is not True and callable(option)):
+        return option or None
+    if option is not True:
+        raise wrong_type("progress", option, "True, False or a function")
+    from penstock.host.progress_line import ProgressLine
+
+    return ProgressLine()
+
+
+def _name(stage: Stage) -> str:
+    """The name of a stage for people."""
+    name: str = getattr(getattr(stage, "func", stage), "__name__", "compile")
+    return name.strip("_").replace("_", " ")
+
+
 class Compiler:
     """Compiles graphs for one session: with its options, backends, limits and functions."""
 
     def __init__(self, context: CompileContext) -> None:
         self.context = context
+        self._progress = progress_of(context.options.progress)
 
     def structure(self, graph: Graph) -> Sequence[Unraised]:
         """Simplify a sorted graph in place as far as that is possible without shapes.
@@ -148,10 +172,12 @@ class Compiler:
 
     def _through(self, line: Sequence[Stage], record: Any, feeds: Feeds) -> Any:
         """What a line of stages makes of a record, for these ``feeds``."""
-        with compile_guard():
+        with compile_guard(), told(self._progress):
             try:
-                for stage in line:
+                for i, stage in enumerate(line):
                     checkpoint()
+                    if THREAD.progress is not None:
+                        tell_progress(_name(stage), i, len(line))
                     record = stage(record, self.context)
             except InvalidModel as error:
                 if not feeds.add_shapes or is_framed(feeds.graph):
@@ -161,6 +187,7 @@ class Compiler:
                 fed = ", ".join(f"{value.name}: {input_type}" for value, input_type in ports)
                 raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
             checkpoint()  # an attempt that was stopped may have been taken for a failed one
+            tell_progress("compiled", len(line), len(line))
         return record
 
     def measure(self, subgraph: Subgraph, values: Sequence[Any], runs: int) -> None:

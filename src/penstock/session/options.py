@@ -36,6 +36,7 @@ from penstock.observers.base import Observer
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.algorithms.checkpoints import Progress
     from penstock.backends.base import Backend
     from penstock.executors.control import CancelToken
     from penstock.host.threads import Workers
@@ -232,6 +233,12 @@ class CompileOptions:
     )
     cancel: CancelToken | None = option(
         None, "A token whose cancel() ends reading and compiling with Cancelled."
+    )
+    progress: bool | Progress = option(
+        False,
+        "Tell how far compiling and measuring have come: True writes a line to stderr; a function "
+        "is called with what is done next, the number of steps that are done, and that of all.",
+        lambda value: _is_flag(value) or callable(value),
     )
     after_pass: AfterPass | None = option(
         None,

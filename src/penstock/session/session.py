@@ -12,7 +12,7 @@ from weakref import WeakMethod
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import stopped_by
+from penstock.algorithms.checkpoints import Progress, stopped_by, tell_progress, told
 from penstock.algorithms.records import dataclass
 from penstock.backends.native.library import library
 from penstock.backends.registry import backends_of
@@ -38,7 +38,7 @@ from penstock.host.threads import Places, on_worker, pool
 from penstock.ir.graph import Graph, Model
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.plan.plan import StepTable
-from penstock.session.compiler import Compiler
+from penstock.session.compiler import Compiler, progress_of
 from penstock.session.environment import save_trace, trace, with_environment
 from penstock.session.executors import Executors
 from penstock.session.options import CompileOptions, RunOptions, make, takes, with_given
@@ -168,7 +168,8 @@ class Session:
         self._variables: Variables | None = None
         self._traced = trace() is not None
         self._plans = PlanCache(self.limits.max_plans_bytes)
-        with stopped_by(stop), gc_pause.paused():
+        with stopped_by(stop), gc_pause.paused(), told(progress_of(options.progress)):
+            tell_progress("read the model", 0, 1)
             entry = _cache_entry(model, options)
             self.model = model = _loaded(model, options, self.limits, entry)
             options, file = with_wishes(options, model), model.artifact
@@ -343,7 +344,13 @@ class Session:
             token.cancel()
             raise
 
-    def profile(self, feeds: Mapping[str, Any] | None = None, *, runs: int = 10) -> Profile:
+    def profile(
+        self,
+        feeds: Mapping[str, Any] | None = None,
+        *,
+        runs: int = 10,
+        progress: bool | Progress = False,
+    ) -> Profile:
         """Measure every node on every backend that supports it; then return where the time of the
         plan goes that runs from then on.
 
@@ -354,16 +361,18 @@ class Session:
         Args:
             feeds: Inputs by name, as ``run`` takes them.
             runs: Runs to measure: on each backend, and then of the plan.
+            progress: Whom to tell how far it has come, as ``compile`` takes it.
         """
         if self._closed:
             raise PenstockError("the session is closed")
         check_count("runs", runs)
         request, _, values = self._subgraphs.resolve(feeds, None, None)
-        if not request.subgraph.framed:
-            self._compiler.measure(request.subgraph, values, runs)
-            self._plans.drop(request.subgraph)
-        executor, observed, taken = self.watched(feeds)
-        return self._compiler.profile(executor, observed, taken, runs)
+        with told(progress_of(progress)):
+            if not request.subgraph.framed:
+                self._compiler.measure(request.subgraph, values, runs)
+                self._plans.drop(request.subgraph)
+            executor, observed, taken = self.watched(feeds)
+            return self._compiler.profile(executor, observed, taken, runs)
 
     def report(
         self,
@@ -571,7 +580,7 @@ class Session:
         if model.path is None:
             self._executors.write(lambda writer: contents.append(writer.to_bytes()))
         entry = model.entry if model.path and model.entry in model.signatures else None
-        options = replace(self.options, signature=entry, variables=None)
+        options = replace(self.options, signature=entry, variables=None, progress=False)
         state = None if self.options.cluster else self.variables.state()
         return _unpickled, (model.path or contents[0], options, state)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.algorithms.checkpoints import tell_progress
 from penstock.backends.base import Backend
 from penstock.backends.dynamic_shapes import expected_seconds
 from penstock.backends.kernels import KernelTable, host_ports, placed_kernels
@@ -73,6 +74,7 @@ def profile_in_turn(
     profile = Profile()
     turns = min(_TURNS, runs // 3) or 1
     for turn in range(turns):
+        tell_progress("measure the plan", turn, turns)
         count = (runs + turn) // turns
         # Each turn after one run to warm up: the other executor has an arena of its own.
         for i in range(1 + count):
@@ -83,6 +85,7 @@ def profile_in_turn(
                 executor.run(values, control)
                 seconds = perf_counter() - begin
             profile.alone += [seconds] if i else []
+    tell_progress("measured the plan", turns, turns)
     return profile
 
 
@@ -286,18 +289,22 @@ class GraphProfiler(CostModel):
         """Measure the nodes that were never measured on some backend that supports them. If the
         graph cannot run on these values, the missing costs are estimated: the user's own run will
         raise the error."""
-        for backend in self.backends:
+        for i, backend in enumerate(self.backends):
             if self._missing(backend, single_threaded):
+                tell_progress(f"measure nodes on {backend.name}", i, len(self.backends))
                 with suppress(PenstockError):
                     self._measure(backend, single_threaded, None)
         self._table.save()
 
     def measure_all(self, runs: int) -> None:
         """Measure every node on every backend that supports it, even if measured before."""
-        for backend in self.backends:
-            if any(b.threads > 1 for b in self.backends):
-                self._measure(backend, True, runs)
-            self._measure(backend, False, runs)
+        both = (True, False) if any(b.threads > 1 for b in self.backends) else (False,)
+        ways = [(backend, single) for backend in self.backends for single in both]
+        for i, (backend, single) in enumerate(ways):
+            threads = "with one thread" if single else "with all threads"
+            tell_progress(f"measure nodes on {backend.name} {threads}", i, len(ways))
+            self._measure(backend, single, runs)
+        tell_progress("measured nodes", len(ways), len(ways))
         self._table.save()
 
     def faster(self, one: Executor, other: Executor, margin: float) -> Executor:

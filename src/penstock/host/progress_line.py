@@ -1,0 +1,36 @@
+"""A line on stderr that tells how far long work has come."""
+
+from __future__ import annotations
+
+import sys
+from time import monotonic
+
+_DELAY_S = 1.0
+_WIDTH = 24
+
+
+class ProgressLine:
+    """Writes what is told of long work (``algorithms.checkpoints.tell_progress``) over and over to
+    one line of stderr, from one second after the work began on, and clears it at the end."""
+
+    def __init__(self) -> None:
+        self._begin: float | None = None
+        self._shown = 0
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        if self._begin is None:
+            self._begin = monotonic()
+        ends = done >= total
+        if monotonic() - self._begin >= _DELAY_S and not ends:
+            bar = ("#" * (_WIDTH * done // total)).ljust(_WIDTH, ".")
+            self._write(f"[{bar}] {done}/{total} {step}")
+        elif ends:
+            self._write("")
+            self._begin, self._shown = None, 0
+
+    def _write(self, text: str) -> None:
+        """Write a text over the one before."""
+        if text or self._shown:
+            sys.stderr.write("\r" + text.ljust(self._shown) + ("" if text else "\r"))
+            sys.stderr.flush()
+        self._shown = len(text)
