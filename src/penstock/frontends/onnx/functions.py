@@ -51,9 +51,10 @@ class OnnxFunction:
 
 @cache
 def definition_of(schema: OnnxSchema) -> OnnxFunction:
-    """The function by which ONNX defines an operation."""
-    assert schema.function is not None
-    return OnnxFunction(f"the definition of {schema}", schema.function, schema.default_protos)
+    """The function by which ONNX defines an operation. Raises ``InexpressibleError``."""
+    body = schema.function
+    assert body is not None
+    return OnnxFunction(f"the definition of {schema}", body, schema.default_protos)
 
 
 class FunctionTable:

@@ -24,7 +24,12 @@ import numpy as np
 from penstock.algorithms.checkpoints import checkpoint, paced
 from penstock.errors import InvalidModel, shortened
 from penstock.frontends.common.builder import UniqueNames, short_name
-from penstock.frontends.common.diagnostics import NO_KERNEL, ConversionError, Diagnostics
+from penstock.frontends.common.diagnostics import (
+    NO_KERNEL,
+    ConversionError,
+    Diagnostics,
+    InexpressibleError,
+)
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.onnx.attributes import AttributeReader
@@ -328,7 +333,12 @@ class _Importer:
         if meaning.schema is None:
             self.diagnostics.unsupported(_full_name(*key), NO_KERNEL, origin)
             return None
-        return self.call(definition_of(meaning.schema), node, inputs)
+        try:
+            definition = definition_of(meaning.schema)
+        except InexpressibleError as error:
+            self.diagnostics.record(error, _full_name(*key), origin, origin)
+            return None
+        return self.call(definition, node, inputs)
 
     def meaning(self, domain: str, op_type: str, context: ImportContext) -> Meaning | Refusal:
         """The meaning of the nodes of one operation in a context, or the reason to refuse them."""

@@ -105,12 +105,24 @@ class OnnxSchema:
 
     @property
     def function(self) -> FunctionProto | None:
-        """The body that defines the operation, which only the package has."""
+        """The body that defines the operation, which only the package has. Raises
+        ``InexpressibleError`` if the package is older than the operation."""
         if not self.has_function:
             return None
         import onnx
 
-        return onnx.defs.get_schema(self.name, self.version, self.domain).function_body
+        try:
+            schema = onnx.defs.get_schema(self.name, self.version, self.domain)
+        except onnx.defs.SchemaError:
+            schema = None
+        if schema is None or schema.since_version != self.version:
+            from penstock.frontends.common.diagnostics import InexpressibleError
+
+            raise InexpressibleError(
+                f"its definition is not in onnx {onnx.__version__}, which is installed; install "
+                "the newest version that Penstock takes"
+            )
+        return schema.function_body
 
     @cached_property
     def default_protos(self) -> Mapping[str, AttributeProto]:
