@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BUILT = ["LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py", "src"]
 SMOKE = """
 import numpy as np, onnx.parser, penstock as ps
 
@@ -29,6 +28,10 @@ onnx.save(model, "model.onnx")
 x = np.arange(6, dtype=np.float32).reshape(2, 3)
 results = ps.compile(ps.load("model.onnx")).run({"x": x})
 assert (results["y"] == x.cumsum(1)).all() and (results["z"] == x @ x.T).all()
+
+import penstock.compat.onnxruntime as ort
+
+assert (ort.InferenceSession("model.onnx").run(["y"], {"x": x})[0] == x.cumsum(1)).all()
 print(ps.__file__)
 """
 
@@ -43,17 +46,35 @@ def _run(*command: str | Path, cwd: Path, **environment: str) -> str:
     return result.stdout
 
 
+def unpacked(folder: Path) -> Path:
+    """The sdist of this checkout, unpacked."""
+    command = ["egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder]
+    _run(sys.executable, "setup.py", "-q", *command, cwd=ROOT)
+    (archive,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(archive, folder / "sdist", filter="data")
+    (source,) = (folder / "sdist").iterdir()
+    return source
+
+
+def test_sdist_has_all_files_of_the_repository(tmp_path):
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("needs a git repository, to know what belongs to it")
+    source = unpacked(tmp_path)
+    files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    files -= {"PKG-INFO", "setup.cfg"}
+    files = {name for name in files if ".egg-info/" not in name}
+    kept = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
+    assert sorted(kept - files) == []
+    untracked = ["git", "ls-files", "--others", "--exclude-standard"]
+    new = subprocess.run(untracked, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    assert sorted(files - kept - {*new}) == []
+
+
 def _installed(folder: Path, *, objects: bool, **environment: str) -> str:
     """What ``penstock info`` says of a model in an environment with a wheel of this checkout, which
     is built with the object files that are there, if ``objects``."""
-    source, wheels, home = folder / "source", folder / "wheels", folder / "environment"
-    left_out = shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__")
-    for name in BUILT:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=left_out)
-        else:
-            source.mkdir(exist_ok=True)
-            shutil.copy2(ROOT / name, source)
+    source, wheels, home = unpacked(folder), folder / "wheels", folder / "environment"
     for path in (ROOT / "build").glob("kernels-*") if objects else ():
         shutil.copytree(path, source / "build" / path.name)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -69,6 +90,8 @@ def _installed(folder: Path, *, objects: bool, **environment: str) -> str:
     Path(paths["purelib"], "requirements.pth").write_text(sysconfig.get_paths()["purelib"])
     module = Path(_run(python, "-c", SMOKE, cwd=folder).strip())
     assert module.is_relative_to(home)
+    _run(home / "bin" / "penstock", "report", "model.onnx", "-o", "report.html", cwd=folder)
+    assert "</html>" in (folder / "report.html").read_text()
     return _run(home / "bin" / "penstock", "info", "model.onnx", cwd=folder)
 
 
@@ -93,3 +116,20 @@ def test_models_of_exporters_run_without_compiled_kernels():
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     summary = _run(*pytest_, *files, cwd=ROOT, PENSTOCK_NATIVE="off").splitlines()[-1]
     assert int(summary.split(" passed")[0].split()[-1]) > 200, summary
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("minor", [12, 13, 14])
+def test_installation_with_its_requirements_runs_on_each_python(minor, tmp_path):
+    """Built and installed as a user does it, from the sdist, with a Python that is there."""
+    python = shutil.which(f"python3.{minor}")
+    found = python and subprocess.run([python, "--version"], capture_output=True, check=False)
+    if not found or found.returncode:
+        pytest.skip(f"there is no Python 3.{minor} here")
+    home = tmp_path / "environment"
+    _run(python, "-m", "venv", home, cwd=tmp_path)
+    pip = [home / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q", "install"]
+    _run(*pip, unpacked(tmp_path), cwd=tmp_path)
+    module = Path(_run(home / "bin" / "python", "-c", SMOKE, cwd=tmp_path).strip())
+    assert module.is_relative_to(home)
+    _run(home / "bin" / "penstock", "report", "model.onnx", "-o", "report.html", cwd=tmp_path)
