@@ -119,6 +119,7 @@ def test_models_of_exporters_run_without_compiled_kernels():
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("minor", [12, 13, 14])
 def test_installation_with_its_requirements_runs_on_each_python(minor, tmp_path):
     """Built and installed as a user does it, from the sdist, with a Python that is there."""

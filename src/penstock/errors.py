@@ -139,7 +139,15 @@ class QueueFull(PenstockError):  # noqa: N818
 
 
 class RunError(PenstockError):
-    """A run failed. The message names the node, its origin and the shapes of its inputs."""
+    """A run failed. The message names the node, its origin and the shapes of its inputs; so do the
+    attributes, as far as one node is at fault."""
+
+    operation: str | None = None
+    """the operation of the node, as in "Conv" """
+    node: str | None = None
+    """the node: where it came from, as in "Conv_17 in model.onnx" """
+    inputs: tuple[str, ...] = ()
+    """the inputs of the node with their types, as in "x: float32[2, 3]" """
 
 
 class DeadTensor(RunError):  # noqa: N818

@@ -12,6 +12,7 @@ from penstock.errors import InternalError, LimitExceeded, PenstockError, RunErro
 from penstock.host.current_run import BudgetError
 from penstock.ir.describe import describe_node
 from penstock.ir.graph import Node
+from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import Step
 from penstock.types import TensorType, type_of
 
@@ -67,13 +68,22 @@ def run_error(place: str, error: BaseException) -> RunError:
 def _explanation(node: Node, inputs: Sequence[str], error: BaseException) -> PenstockError:
     if isinstance(error, PenstockError):
         error.add_note(f"The run had come to {node.op.name} ({node.label}).")
+        _tell_place(error, node, inputs)
         return error
     explanation: PenstockError = run_error(describe_node(node, inputs), error)
     # No input makes correct code use an undefined name or fail an assertion.
     if isinstance(error, AssertionError | NameError):
         explanation = InternalError(f"{explanation}. This is a bug in Penstock: please report it")
         explanation.__cause__ = error
+    _tell_place(explanation, node, inputs)
     return explanation
+
+
+def _tell_place(error: PenstockError, node: Node, inputs: Sequence[str]) -> None:
+    """Give an error of a run the attributes of the node at fault, unless it has them."""
+    if isinstance(error, RunError) and error.operation is None:
+        error.operation, error.node = operation_name(node), node.label
+        error.inputs = tuple(inputs)
 
 
 def _step_at_fault(error: Exception, program: Program) -> tuple[Step | None, dict[int, str]]:

@@ -52,8 +52,11 @@ def load(
         raise wrong_type("limits", limits, "a penstock.Limits")
     if signature is not None and not isinstance(signature, str):
         raise wrong_type("signature", signature, "a name")
+    if isinstance(source, bytearray | memoryview):
+        source = bytes(source)
     if not isinstance(source, str | os.PathLike | bytes) and not hasattr(source, "graph"):
-        raise wrong_type("source", source, "a path, bytes or an onnx.ModelProto")
+        more = " (of an open file its read())" if hasattr(source, "read") else ""
+        raise wrong_type("source", source, f"a path, bytes{more} or an onnx.ModelProto")
     if isinstance(source, str | os.PathLike) and not os.path.exists(source):
         raise InvalidModel(f"there is no file {os.fspath(source)!r}; check the path")
     stop = StopCondition(timeout, cancel, "loading the model")

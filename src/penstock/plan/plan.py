@@ -238,6 +238,10 @@ class Plan(StepTable):
     scopes: tuple[Callable[..., Any], ...] = ()
     """what backends have to make functions of programs run in their settings"""
 
+    def __repr__(self) -> str:
+        """Short: a plan has thousands of steps; ``Session.explain`` tells of them."""
+        return f"Plan({self.name!r}, {len(self.steps)} steps, {len(self.slots)} slots)"
+
 
 def walk(steps: Sequence[Step]) -> Iterator[Step]:
     """``steps``, and those of blocks after the step that carries them."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.artifact.container import ArtifactWriter
     from penstock.session.artifact import Artifact
     from penstock.session.compile_cache import CacheEntry
+    from penstock.session.options import InputShapes
     from penstock.session.varying_shapes import OpenShapes
 
 _check_dims = imported("penstock.session.feeds.check_dims")
@@ -85,17 +86,31 @@ class Executors:
         for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes or ():
             self._ahead(wanted)
 
-    def _ahead(self, shapes: Mapping[str, Sequence[int]]) -> Executor:
+    def _ahead(self, shapes: InputShapes) -> Executor:
         """Compile the plan for inputs of these shapes ahead of the first run."""
         main = self._subgraphs.main
-        for name in sorted(set(shapes) - set(main.names)):
+        declared = [t.shape for t in main.types if isinstance(t, TensorType) and t.shape]
+        named = {dim for shape in declared for dim in shape if isinstance(dim, str)}
+        sizes = {name: n for name, n in shapes.items() if _is_size(n)}
+        for name, size in sizes.items():
+            if name not in named or size < 0:
+                names = ", ".join(map(repr, sorted(named))) or "none"
+                raise InvalidInput(
+                    f"shapes= says {name!r}: {size}, but numbers from 0 are for dims with a name, "
+                    f"of which the model has {names}; inputs take a list of dims"
+                )
+        for name in sorted(set(shapes) - set(main.names) - sizes.keys()):
             self._subgraphs.value(name, "feed")
             raise InvalidInput(f"shapes= has {name!r}, which is no input of the model")
         values = []
         for name, input_type in zip(main.names, main.types, strict=True):
             if not isinstance(input_type, TensorType) or input_type.dtype is None:
                 raise InvalidInput(f"input {name!r}: shapes= needs a tensor, not {input_type}")
-            dims = shapes.get(name, input_type.shape)
+            dims: Any = input_type.shape
+            if name in shapes and name not in sizes:
+                dims = shapes[name]
+            elif dims is not None:
+                dims = [sizes.get(dim, dim) for dim in dims]
             shape = () if dims is None else tuple([d for d in dims if _is_dim(d)])
             if dims is None or len(shape) < len(dims):
                 message = f"input {name!r} of type {input_type}: shapes= must say every dim"
@@ -275,5 +290,9 @@ def _let_go_constants(executor: Executor) -> int:
     return let_go_constants(executor.table) if isinstance(executor.table, Plan) else 0
 
 
+def _is_size(x: Any) -> TypeGuard[int]:
+    return isinstance(x, int | np.integer) and not isinstance(x, bool)
+
+
 def _is_dim(dim: Any) -> TypeGuard[int]:
-    return isinstance(dim, int | np.integer) and not isinstance(dim, bool) and int(dim) >= 0
+    return _is_size(dim) and int(dim) >= 0

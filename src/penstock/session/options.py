@@ -51,6 +51,7 @@ ExecutorName: TypeAlias = Literal[
 ]
 Precision: TypeAlias = Literal["float32", "tf32", "bf16", "strict"]
 MemoryPlanner: TypeAlias = Literal["quick", "best", "wic", "first_fit", "bump"]
+InputShapes: TypeAlias = Mapping[str, Sequence[int] | int]
 EXECUTORS: tuple[ExecutorName, ...] = get_args(ExecutorName)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
@@ -81,8 +82,14 @@ def _is_array(value: Any) -> bool:
 
 
 def _are_shapes(value: Any) -> bool:
-    by_name = partial(_by_name, allowed=lambda dims: _is_list(dims) or isinstance(dims, np.ndarray))
+    by_name = partial(
+        _by_name, allowed=lambda x: _is_list(x) or isinstance(x, np.ndarray) or _is_size(x)
+    )
     return by_name(value) or (_is_list(value) and all(map(by_name, value)))
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not _is_flag(value)
 
 
 def _are_devices(value: Any) -> bool:
@@ -130,10 +137,11 @@ class CompileOptions:
         "where that has proved faster.",
         _is_flag,
     )
-    shapes: Mapping[str, Sequence[int]] | Sequence[Mapping[str, Sequence[int]]] | None = option(
+    shapes: InputShapes | Sequence[InputShapes] | None = option(
         None,
-        "Dims of inputs for which to compile a plan now, instead of at the first run; or a list of "
-        "such mappings, for a plan each.",
+        "Dims of inputs for which to compile a plan now, instead of at the first run, by the names "
+        'of inputs, or single ones by their own names ({"batch": 8}); or a list of such mappings, '
+        "for a plan each.",
         _are_shapes,
     )
     limits: Limits | None = option(

@@ -456,6 +456,14 @@ class Session:
         return [Port(name, value.type) for name, value in pairs]
 
     @property
+    def values(self) -> list[Port]:
+        """Names of all values that can be fetched and fed (inputs, outputs and what lies between,
+        but not those of sub-graphs), with their types as far as they are known before a run."""
+        known = {port.name: port.type for port in (*self.inputs, *self.outputs)}
+        values = self._subgraphs.values
+        return [Port(name, known.get(name, value.type)) for name, value in values.items()]
+
+    @property
     def variables(self) -> Variables:
         """The variables of the model by name: read, set, saved and restored."""
         if self.options.cluster is not None:

@@ -218,7 +218,8 @@ class Subgraphs:
         return self._graph()
 
     @cached_property
-    def _values(self) -> dict[str, Value]:
+    def values(self) -> dict[str, Value]:
+        """Every value that can be fed or fetched, by name."""
         return _values_by_name(self.graph)
 
     def __len__(self) -> int:
@@ -385,14 +386,14 @@ class Subgraphs:
         framed = bool(names) and is_framed(self.graph)
         by_name = {node.name: node for node in self.graph.nodes if names and node.name}
         for name in names:
-            value = self._values.get(self._aliases.get(name, name))
+            value = self.values.get(self._aliases.get(name, name))
             node = by_name.get(name) if value is None else value.producer
             if value is not None and (node is None or not framed):
                 values.append(value)
             elif node is not None:
                 nodes.append(node)
             else:
-                hint = suggest(name, [*self._values, *self._aliases, *by_name])
+                hint = suggest(name, [*self.values, *self._aliases, *by_name])
                 raise InvalidInput(f"no target is {_quoted(name)}: {hint}")
         return values, nodes
 
@@ -403,7 +404,7 @@ class Subgraphs:
             return feeds
         by_value: dict[str, Any] = {}
         for name, value in feeds.items():
-            value_name = name if name in self._values else aliases.get(name, name)
+            value_name = name if name in self.values else aliases.get(name, name)
             if value_name in by_value:
                 raise InvalidInput(f"{value_name!r} is fed twice, once as {name!r}; feed it once")
             by_value[value_name] = value
@@ -411,10 +412,10 @@ class Subgraphs:
 
     def value(self, name: str, role: str) -> Value:
         """The value of this name or alias, to "feed" or "fetch" it. Raises ``InvalidInput``."""
-        value = self._values.get(name) or self._values.get(self._aliases.get(name, name))
+        value = self.values.get(name) or self.values.get(self._aliases.get(name, name))
         if value is None:
             ports = self.graph.inputs if role == "feed" else self.graph.outputs
-            hint = suggest(name, [*self._values, *self._aliases], [v.name for v in ports])
+            hint = suggest(name, [*self.values, *self._aliases], [v.name for v in ports])
             node = next((n for n in self.graph.walk() if n.name == name), None)
             if node is not None:
                 made = " and ".join([repr(v.name) for v in node.outputs if v is not None])

@@ -55,6 +55,7 @@ def test_operation_whose_definition_the_package_lacks_is_unsupported(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("minor", MINOR)
 def test_front_end_works_with_each_version(minor: int) -> None:
     folder = FOLDER / f"1.{minor}"
