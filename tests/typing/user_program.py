@@ -16,7 +16,7 @@ import penstock as ps
 
 def describe(session: ps.Session) -> list[str]:
     """Names, dims and dtypes of the inputs."""
-    texts = []
+    texts: list[str] = []
     for port in session.inputs:
         dims = "any" if port.shape is None else "x".join(str(dim) for dim in port.shape)
         texts.append(f"{port.name}: {port.dtype} {dims}")
