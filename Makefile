@@ -14,6 +14,13 @@ SECONDS ?= 120
 .NOTPARALLEL:
 .PHONY: help setup kernels demo docs test test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-disturbed bench-start proto clean
 
+# Another Python than the environment's, if it is asked for on the command line, replaces that.
+ifeq ($(origin PYTHON),command line)
+VERSION := import sys; print(sys.version_info[:2])
+$(shell test ! -e $(RUN) || test "$$($(PYTHON) -c '$(VERSION)')" = "$$($(RUN) -c '$(VERSION)')" \
+	|| rm -rf $(VENV))
+endif
+
 help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
 	@echo "make test    run all tests; make test PYTEST_ARGS='tests/session/test_session.py -x' runs some"

@@ -45,6 +45,22 @@ seconds = np.arange(16000) / 16000
 result = SwiftF0(threads=1).detect(np.sin(2 * np.pi * 220 * seconds).astype(np.float32), 16000)
 answer = [[round(float(hz)) for hz in result.pitch_hz[5:-5]], len(result.confidence)]
 """,
+    "silero-vad==6.2.3": """
+import torch
+from silero_vad import get_speech_timestamps, load_silero_vad
+
+torch.set_num_threads(1)
+model = load_silero_vad(onnx=True)
+seconds = np.arange(3 * 16000) / 16000
+tone = sum(np.sin(2 * np.pi * 120 * k * seconds) / k for k in range(1, 12))  # as a voice from 1 s to 2 s
+voice = tone * (1 + np.sin(2 * np.pi * 4 * seconds)) * ((seconds > 1) & (seconds < 2))
+noise = np.random.default_rng(0).standard_normal(len(seconds)) / 500
+sound = torch.tensor((voice / 8 + noise).astype(np.float32))
+chances = [round(float(model(chunk, 16000)), 2) for chunk in sound.split(512)[:-1]]
+model.reset_states()
+answer = [chances, get_speech_timestamps(sound, model, threshold=0.3)]
+assert max(chances) > 0.9 and len(answer[1]) == 1
+""",
     "rapidocr==3.10.0": """
 from PIL import Image, ImageDraw, ImageFont
 from rapidocr import RapidOCR
@@ -56,7 +72,7 @@ result = RapidOCR()(np.array(image))
 answer = [list(result.txts), [round(score, 2) for score in result.scores]]
 """,
 }
-_ALONE = {"swift-f0==0.3.0"}  # needs nothing that is not here
+_ALONE = {"swift-f0==0.3.0", "silero-vad==6.2.3"}  # need nothing that is not here
 
 
 def folder_of(package: str) -> Path | None:

@@ -27,7 +27,7 @@ from penstock.plan.plan import Plan
 from penstock.session.compiler import AFTER_LOWERING, Compiler
 from penstock.session.plan_cache import PlanCache
 from penstock.session.subgraphs import Subgraph, Subgraphs
-from penstock.types import TensorType, type_of
+from penstock.types import TensorType, Type, type_of
 
 if TYPE_CHECKING:
     from penstock.artifact.container import ArtifactWriter
@@ -89,16 +89,7 @@ class Executors:
     def _ahead(self, shapes: InputShapes) -> Executor:
         """Compile the plan for inputs of these shapes ahead of the first run."""
         main = self._subgraphs.main
-        declared = [t.shape for t in main.types if isinstance(t, TensorType) and t.shape]
-        named = {dim for shape in declared for dim in shape if isinstance(dim, str)}
-        sizes = {name: n for name, n in shapes.items() if _is_size(n)}
-        for name, size in sizes.items():
-            if name not in named or size < 0:
-                names = ", ".join(map(repr, sorted(named))) or "none"
-                raise InvalidInput(
-                    f"shapes= says {name!r}: {size}, but numbers from 0 are for dims with a name, "
-                    f"of which the model has {names}; inputs take a list of dims"
-                )
+        sizes = _sizes(main.types, shapes)
         for name in sorted(set(shapes) - set(main.names) - sizes.keys()):
             self._subgraphs.value(name, "feed")
             raise InvalidInput(f"shapes= has {name!r}, which is no input of the model")
@@ -288,6 +279,23 @@ def _anew(method: WeakMethod[Any], subgraph: ref[Subgraph], *arguments: Any) -> 
 
 def _let_go_constants(executor: Executor) -> int:
     return let_go_constants(executor.table) if isinstance(executor.table, Plan) else 0
+
+
+def _sizes(types: Sequence[Type], shapes: InputShapes) -> dict[str, int]:
+    """The sizes of dims that ``shapes=`` names. Raises ``InvalidInput`` for names that are none."""
+    sizes = {name: n for name, n in shapes.items() if _is_size(n)}
+    if not sizes:
+        return sizes
+    declared = [t.shape for t in types if isinstance(t, TensorType) and t.shape]
+    named = {dim for shape in declared for dim in shape if isinstance(dim, str)}
+    for name, size in sizes.items():
+        if name not in named or size < 0:
+            names = ", ".join(map(repr, sorted(named))) or "none"
+            raise InvalidInput(
+                f"shapes= says {name!r}: {size}, but numbers from 0 are for dims with a name, "
+                f"of which the model has {names}; inputs take a list of dims"
+            )
+    return sizes
 
 
 def _is_size(x: Any) -> TypeGuard[int]:
