@@ -120,6 +120,11 @@ class Backend(Protocol):
     # (None: C order) and offsets are in bytes of NumPy's elements. Its views have the elements of
     # NumPy's. ``in_runs(function)`` is ``function`` as a run calls it, in a setting of the library.
 
+    # A backend with a memory of its own may take and give values of callers: ``adopt(value)`` is
+    # a value of any library as one of its own, without a copy where that is possible, and its
+    # ``TensorType``; None for one that it does not take. ``give(value)`` is a result as callers get
+    # it, of its own memory or the host's, in the form that ``gives`` names (``returns=``).
+
     # A backend with a memory of its own may name one of the host in ``beside``. A session without
     # any gets that one: it ``stands_in``, for nodes that no other backend has a kernel for.
 

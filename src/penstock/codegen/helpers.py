@@ -89,7 +89,8 @@ def unshared(value: Any) -> Any:
         return [unshared(element) for element in value]
     if isinstance(value, dict):
         return {key: x if x.__class__ is float else unshared(x) for key, x in value.items()}
-    return value
+    clone = getattr(value, "clone", None)  # a tensor of a device, which callers may have fed
+    return value if clone is None else clone()
 
 
 def put(target: np.ndarray, value: Any) -> np.ndarray:

@@ -7,8 +7,9 @@ where each is one step, there is one worker and nothing is planned, that of data
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from inspect import isgeneratorfunction
 from itertools import product
 from typing import Any
 
@@ -55,9 +56,27 @@ def _bind_tasks(
     away: Mapping[str, Any],
 ) -> _Functions:
     names = {f"d{s}": stream for s, stream in enumerate(streams)}
-    functions = _Functions(program.bind(memory, names, workspaces, away))
+    bound: Sequence[Callable[..., Any]] = program.bind(memory, names, workspaces, away)
+    for scope in program.plan.scopes:
+        bound = [_scoped(scope, function) for function in bound]
+    functions = _Functions(bound)
     functions.streams = streams
     return functions
+
+
+def _scoped(scope: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a task in a setting of a backend (``Backend.in_runs``), which a task that
+    steps aside leaves meanwhile: the setting is one of the thread."""
+    if not isgeneratorfunction(function):
+        return scope(function)  # type: ignore[no-any-return]
+    advance = scope(next)
+
+    def steps(*arguments: Any) -> Iterator[Any]:
+        rest = function(*arguments)
+        while (needed := advance(rest, None)) is not None:
+            yield needed
+
+    return steps
 
 
 class ParallelExecutor(CompiledExecutor):

@@ -11,7 +11,7 @@ from penstock.algorithms.records import dataclass
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel, Role
 from penstock.limits import DEFAULT_LIMITS, Limits
-from penstock.ops.internal.transfer import Place
+from penstock.ops.internal.transfer import Place, Ports
 from penstock.types import Type
 
 Basis = tuple[list[object], list[Type | None]]
@@ -95,6 +95,8 @@ class PassContext:
     placement: dict[Node, Place] = field(default_factory=dict)
     """The place of each node but those of control flow, once it is decided. Passes that replace or
     add nodes afterwards keep it complete."""
+    ports: Ports | None = None
+    """Where inputs and outputs are; None if they are all in the host's memory."""
     unraised: list[Unraised] = field(default_factory=list)
     """The primitives of control flow that could not be raised, each with the reason."""
     compiled: Callable[[Node], tuple[Place, Kernel] | None] | None = None

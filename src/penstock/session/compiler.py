@@ -166,7 +166,12 @@ class Compiler:
         """The record at the end of a line of stages."""
         _check_dims(subgraph.graph.inputs, values)
         feeds = Feeds(
-            subgraph.graph, values, subgraph.unraised, open_types=open_types, samples=samples
+            subgraph.graph,
+            values,
+            subgraph.unraised,
+            open_types=open_types,
+            samples=samples,
+            ports=subgraph.ports,
         )
         return self._through(line, feeds, feeds)
 

@@ -116,6 +116,7 @@ class Executors:
         self, subgraph: Subgraph, key: Any, values: Sequence[Any], exact: bool = False
     ) -> Executor:
         """The executor for these values, compiled if it is new; if ``exact``, one for no others."""
+        values = subgraph.placeholders(values)
         if self._model.resizable and not _feeds_fit(subgraph.graph.inputs, values):
             feeds = dict(zip(subgraph.names, values, strict=True))
             subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph

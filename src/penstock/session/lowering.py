@@ -41,7 +41,7 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     if context.one_memory and context.options.autotune and isinstance(costs, GraphProfiler):
         _measure_fused(graph, placement, costs, context)
     places = partial(_places, placement, context)
-    passes = context.passes(placement, places, kernels, layouts)
+    passes = context.passes(placement, places, kernels, layouts, feeds.ports)
     run_passes(LOWER, graph, passes)
     placed = {node: context.by_name[place.backend] for node, place in passes.placement.items()}
     return Lowered(graph, placed, kernels, costs)

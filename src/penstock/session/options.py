@@ -54,6 +54,8 @@ MemoryPlanner: TypeAlias = Literal["quick", "best", "wic", "first_fit", "bump"]
 InputShapes: TypeAlias = Mapping[str, Sequence[int] | int]
 EXECUTORS: tuple[ExecutorName, ...] = get_args(ExecutorName)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+Returns: TypeAlias = Literal["numpy", "torch"]
+RETURNS: tuple[Returns, ...] = get_args(Returns)
 
 
 def option(default: Any, help: str, allowed: Callable[[Any], bool] | None = None) -> Any:
@@ -301,7 +303,8 @@ class RunOptions:
     feeds: Mapping[str, Any] | None = option(
         None,
         "Values by name: arrays (anything with __array__ or __dlpack__), lists and numbers of the "
-        "input's dtype and shape. Any value of the model may be fed.",
+        "input's dtype and shape; tensors on the device of a backend are read there. "
+        "Any value of the model may be fed.",
     )
     fetches: Sequence[str] | None = option(
         None, "Names of the values to return, by default the model's outputs."
@@ -325,10 +328,20 @@ class RunOptions:
         "allocates nothing for one that is contiguous, aligned to 16 bytes and shares no memory "
         "with a feed. Its contents are undefined where the run fails.",
     )
+    returns: Returns = option(
+        "numpy",
+        'What the outputs are: "numpy" arrays, or "torch" tensors on the device of the torch '
+        "backend. Those that are computed there are not copied; clone() them to change them in "
+        "place outside of torch.inference_mode.",
+    )
 
     def __post_init__(self) -> None:
         if self.out is not None and not _by_name(self.out, _is_array):
             raise wrong_type("out", self.out, "a mapping of names to arrays")
+        if self.returns not in RETURNS:
+            raise ValueError(f"returns {self.returns!r} is not one of {', '.join(RETURNS)}")
+        if self.out is not None and self.returns != "numpy":
+            raise ValueError("out= has arrays to write into, and returns= asks for new tensors")
         if not isinstance(self.observers, Iterable):
             raise wrong_type("observers", self.observers, "Sequence[Observer]")
         for observer in self.all_observers:

@@ -139,11 +139,13 @@ class PlanCache:
                         subgraph.use(key, new)
 
     def drop(self, subgraph: Subgraph) -> None:
-        """Forget the plans of a subgraph."""
+        """Forget the plans of a subgraph, and of its variants."""
+        own = {subgraph, *subgraph.variants.values()}
         with self._held():
-            for key in [key for key in list(self._executors) if key[0] is subgraph]:
+            for key in [key for key in list(self._executors) if key[0] in own]:
                 self._executors.pop(key, None)
-        subgraph.last = NO_PLAN
+        for each in own:
+            each.last = NO_PLAN
 
     def close(self) -> None:
         """Forget all plans, and keep none from now on."""
@@ -151,6 +153,8 @@ class PlanCache:
             self._closed = True
             for subgraph, _, _ in list(self._executors):
                 subgraph.last = NO_PLAN
+                if subgraph.base is not None:
+                    subgraph.base.last = NO_PLAN
             self._executors.clear()
 
     def forked(self) -> None:

@@ -44,7 +44,7 @@ from penstock.session.executors import Executors
 from penstock.session.options import CompileOptions, RunOptions, make, takes, with_given
 from penstock.session.plan_cache import PlanCache
 from penstock.session.stages import CompileContext
-from penstock.session.subgraphs import Request, Subgraphs
+from penstock.session.subgraphs import Subgraphs
 from penstock.session.wishes import with_wishes
 from penstock.types import TensorType, Type
 
@@ -58,9 +58,8 @@ if TYPE_CHECKING:
     from penstock.ir.tables import DisplayTable
     from penstock.observers.profile import Profile
     from penstock.session.compile_cache import CacheEntry
-    from penstock.session.given_outputs import GivenOutputs
     from penstock.session.granted import Granted
-    from penstock.session.run import Job, PreparedRun
+    from penstock.session.run import Answers, Job, PreparedRun
     from penstock.session.variables import Variables
     from penstock.tuning.reasons import Reasons
 
@@ -202,6 +201,12 @@ class Session:
             main = None if artifact is None else artifact.main()
             structure, drop = self._compiler.structure, self._plans.drop
             self._subgraphs = Subgraphs(graph, model.aliases, structure, drop, main)
+            if any(getattr(backend, "adopt", None) is not None for backend in backends):
+                from penstock.session.compiler import AFTER_LOWERING
+                from penstock.session.device_ports import DevicePorts, adopting
+
+                planned = context.executor in AFTER_LOWERING
+                self._subgraphs.devices = DevicePorts(adopting(backends), planned)
             self._executors = Executors(
                 model, self._compiler, self._subgraphs, self._plans, artifact, entry
             )
@@ -629,10 +634,14 @@ class Session:
     def _prepare(self, options: RunOptions, observed: bool) -> PreparedRun:
         """The executor and the values of a run; ``observed``, one that tells observers of steps."""
         request, key, values = self._subgraphs.resolve(
-            options.feeds, options.fetches, options.targets
+            options.feeds, options.fetches, options.targets, options.returns != "numpy"
         )
         executor = self._executors.get(request.subgraph, key, values)
-        answers: Request | GivenOutputs = request
+        answers: Answers = request
+        if options.returns != "numpy":
+            from penstock.session.device_ports import Returned, returning
+
+            answers = Returned(request, returning(self._compiler.context.backends, options.returns))
         if options.out is not None:
             from penstock.session.given_outputs import GivenOutputs
 

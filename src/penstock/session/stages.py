@@ -43,7 +43,7 @@ from penstock.host.threads import Workers, core_budget, pool
 from penstock.ir.contract import contract_of
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.limits import Limits
-from penstock.ops.internal.transfer import HOST, Place
+from penstock.ops.internal.transfer import HOST, Place, Ports
 from penstock.ops.work_estimate import worth_threads
 from penstock.plan.arena_layout import (
     ArenaPlan,
@@ -173,9 +173,10 @@ class CompileContext:
         choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None,
         kernels: KernelTable | None = None,
         layouts: bool = True,
+        ports: Ports | None = None,
     ) -> PassContext:
         """The context of passes; with ``kernels`` and ``layouts``, these decide the layouts of
-        values."""
+        values. ``ports``: where inputs and outputs are, if on devices."""
         from penstock.passes.context import PassContext
 
         placement: dict[Node, Place] = {}
@@ -197,6 +198,7 @@ class CompileContext:
             host_ports=host_ports(table, *parts),
             after_pass=self.options.after_pass,
             placement=placement,
+            ports=ports,
             compiled=compiled,
         )
 
@@ -256,6 +258,8 @@ class Feeds:
     samples: Sequence[Sequence[Type]] = ()
     """types of the inputs in runs to come, for graphs with ``open_types``: dims that are the same
     with all of these are expected"""
+    ports: Ports | None = None
+    """where inputs and outputs are, if on devices"""
 
     @property
     def types(self) -> list[Type]:

@@ -25,7 +25,9 @@ from penstock.ops.onnx.control_flow import collects_rows
 from penstock.types import ANY, STRING, AnyType, TensorType, Type
 
 if TYPE_CHECKING:
+    from penstock.ops.internal.transfer import Ports
     from penstock.passes.context import Unraised
+    from penstock.session.device_ports import DevicePorts
     from penstock.session.varying_shapes import VaryingShapes
 
 # Feeds that fit as they are need none of these.
@@ -68,6 +70,8 @@ class Subgraph:
     """
 
     again: Callable[[Structure], Subgraph | None] = staticmethod(lambda structure: None)
+    ports: Ports | None = None
+    """where inputs and outputs are, if not all of them in the host's memory"""
 
     def __init__(
         self,
@@ -94,6 +98,8 @@ class Subgraph:
         # Whether a plan depends on the dtypes of the feeds, and not on shapes alone.
         self.depends_on_dtypes = any(dtype is None for dtype in dtypes)
         self.outputs = tuple(outputs)
+        # The same for feeds and results on devices.
+        self.variants: dict[Any, Subgraph] = {}
         # Both belong to the cache of plans: the thread that compiles holds the lock, and most
         # sessions see the same shapes again and again.
         self.lock = threading.RLock()
@@ -123,6 +129,16 @@ class Subgraph:
         """Whether the graph has TensorFlow's frames, which only tokens can run."""
         return is_framed(self.graph)
 
+    @property
+    def base(self) -> Subgraph | None:
+        """The subgraph of which this is a variant, if so."""
+        return None
+
+    @property
+    def port_types(self) -> Sequence[tuple[str, Type, Any]]:
+        """Name, type, and the dtype of arrays that are fed as they are, of each input."""
+        return self._ports
+
     def values(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The fed values in order, checked and converted. Raises ``KeyError`` for other names."""
         values = []
@@ -148,6 +164,10 @@ class Subgraph:
         if self.depends_on_dtypes:
             return tuple([(x.shape, x.dtype) if x.__class__ is _ndarray else None for x in values])
         return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
+
+    def placeholders(self, values: Sequence[Any]) -> Sequence[Any]:
+        """What stands for fed values where a plan is compiled: themselves, if they are arrays."""
+        return values
 
     def use(self, key: Any, executor: Executor) -> None:
         """Remember the plan that was used last, and the key of what it was used for."""
@@ -200,6 +220,8 @@ class Subgraphs:
         self._aliases = aliases
         self._structure = structure
         self._on_evict = on_evict
+        self.devices: DevicePorts | None = None
+        """what finds feeds on devices, if the session has backends there"""
         self._lock = threading.RLock()
         # Requests by names in the order given, for speed; reading and setting one are atomic.
         self._requests: dict[Any, Request] = {}
@@ -243,8 +265,10 @@ class Subgraphs:
         feeds: Mapping[str, Any] | None,
         fetches: Sequence[str] | None,
         targets: Sequence[str] | None,
+        stay: bool = False,
     ) -> tuple[Request, Any, list[Any]]:
-        """The request, the key of its plan, and the values fed. Raises ``InvalidInput``."""
+        """The request, the key of its plan, and the values fed; with ``stay``, for results that
+        stay on the device where they are computed. Raises ``InvalidInput``."""
         if isinstance(fetches, Mapping):
             raise InvalidInput(self._swapped(feeds, fetches))
         if feeds is None:
@@ -258,6 +282,13 @@ class Subgraphs:
             )
         if feeds and self._aliases:
             feeds = self._without_aliases(feeds)
+        if self.devices is not None:
+            fed = self.devices.fed(feeds)
+            if fed or stay:
+                request = self._request(feeds, fetches, targets)
+                subgraph, feeds = self.devices.variant(request.subgraph, feeds, fed, stay)
+                values = subgraph.values(feeds)
+                return Request(subgraph, request.names), subgraph.key(values), values
         request = self.all
         if fetches is not None or targets is not None or len(feeds) != len(self.main.names):
             request = self._request(feeds, fetches, targets)

@@ -23,6 +23,7 @@ from penstock.backends.torch import (
     reduce,
     resize,
 )
+from penstock.backends.torch.device import CudaRuntime, Runtime, TorchDevice
 from penstock.backends.torch.memory import WIDTHS, TorchMemory
 from penstock.backends.torch.site import TorchSite
 from penstock.errors import PenstockError
@@ -105,7 +106,8 @@ class TorchBackend(HostBackend):
     one, else the CPU. ``dtype``: the type in which float32 is held and computed there, a floating
     type of torch or its name; what enters and leaves is float32 nevertheless. ``precision="tf32"``
     lets products and convolutions on a GPU round their operands to TensorFloat-32. Raises
-    ``PenstockError`` for a device that there is not, ``ValueError`` for another type.
+    ``PenstockError`` for a device that there is not, ``ValueError`` for another type. ``runtime``:
+    the streams and events of the device, by default those of CUDA; torch's CPU device has none.
 
     Values are tensors. What the backend has no kernel for, the host runs.
     """
@@ -120,11 +122,15 @@ class TorchBackend(HostBackend):
         dtype: str | torch.dtype = "float32",
         precision: str = "float32",
         name: str = "torch",
+        runtime: Runtime | None = None,
     ) -> None:
         self.name = name
-        self.torch_device = _device_of(device)
+        self.torch_device = device_of(device)
+        if runtime is None and self.torch_device.type == "cuda":
+            runtime = CudaRuntime()
+        self.device = None if runtime is None else TorchDevice(self.torch_device, runtime)
         self.tf32 = precision == "tf32"
-        self._memory = TorchMemory(self.torch_device, _width_of(dtype))
+        self._memory = TorchMemory(self.torch_device, _width_of(dtype), self.device)
 
     @property
     def memory(self) -> str:  # type: ignore[override]
@@ -160,6 +166,14 @@ class TorchBackend(HostBackend):
 
     def to_host(self, value: Any) -> Any:
         return self._memory.to_host(value)
+
+    gives = "torch"
+
+    def adopt(self, value: Any) -> Any:
+        return self._memory.adopt(value)
+
+    def give(self, value: Any) -> Any:
+        return self._memory.give(value)
 
     def arena(self, nbytes: int) -> torch.Tensor:
         """Memory of the device, from torch's caching allocator."""
@@ -209,7 +223,7 @@ class TorchBackend(HostBackend):
         return 1
 
 
-def _device_of(device: str | torch.device | None) -> torch.device:
+def device_of(device: str | torch.device | None) -> torch.device:
     """The device of that name. Raises ``PenstockError`` if there is none."""
     cuda = torch.cuda.is_available()
     try:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.types import FLOAT32
+from penstock.backends.torch.device import TorchDevice
+from penstock.types import FLOAT32, TensorType, dtype_named
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "bool": torch.bool,
@@ -24,17 +25,28 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 }
 """by the name of the NumPy dtype: torch has few kernels for other integers"""
 
+_NAMES: Mapping[torch.dtype, str] = {held: name for name, held in TORCH_DTYPES.items()}
+
+DLPACK_CPU = 1
+"""the number of the host's memory in DLPack (``DLDeviceType``)"""
+
 WIDTHS = (torch.float32, torch.float16, torch.bfloat16)
 """the types in which a backend may hold float32"""
 
 
 class TorchMemory:
     """The memory of one torch device, where float32 is held as ``width``. Memories whose values are
-    not the same have different names."""
+    not the same have different names. ``streams``: the streams of the device, if it has any."""
 
-    def __init__(self, device: torch.device, width: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        width: torch.dtype = torch.float32,
+        streams: TorchDevice | None = None,
+    ) -> None:
         self.device = device
         self.width = width
+        self._streams = streams
         held = "" if width is torch.float32 else f" as {_name(width)}"
         self.name = f"torch {device}{held}"
 
@@ -52,28 +64,78 @@ class TorchMemory:
         held = TORCH_DTYPES.get(dtype.name)
         return None if held is self.width else held  # to_host takes these for float32
 
-    def from_host(self, value: Any, *, blocking: bool = True) -> Any:
-        """A copy of a NumPy array (or a list of these) on the device. Unless ``blocking``, the copy
-        may still be under way: it has its place on the current stream."""
+    def from_host(self, value: Any) -> Any:
+        """A copy of a NumPy array (or a list of these) on the device. In a call of a stream it has
+        its place there, and may still be under way."""
         if isinstance(value, list):
-            return [self.from_host(x, blocking=blocking) for x in value]
+            return [self.from_host(x) for x in value]
         dtype = self.dtype(value.dtype)
         if dtype is None:
             raise TypeError(f"torch's kernels take no elements of type {value.dtype}")
+        streams = self._streams
+        queued = streams is not None and streams.in_call
+        return self._pinned(value).to(self.device, dtype, non_blocking=queued)
+
+    def to_host(self, value: Any) -> Any:
+        """A tensor (or a list of these) as a new NumPy array; waits until it is there."""
+        array = self.leaving(value)
+        if self._streams is not None:
+            self._streams.settle()
+        return array
+
+    def leaving(self, value: Any) -> Any:
+        """``to_host``, without waiting: the array is there when the current stream has come so
+        far. What is on the host stays as it is."""
+        if isinstance(value, list):
+            return list(map(self.leaving, value))
+        if not isinstance(value, torch.Tensor):
+            return value
+        dtype = torch.float32 if value.dtype is self.width else value.dtype
+        host = torch.empty(value.shape, dtype=dtype, pin_memory=not self.on_host)
+        host.copy_(value, non_blocking=True)
+        return array_over(host)
+
+    def adopt(self, value: Any) -> tuple[torch.Tensor, TensorType] | None:
+        """A tensor of callers, or what another library exports by DLPack, as kernels take it: as it
+        is if it is on the device, else as a copy there; and its type. None for elements that no
+        kernel takes, and for what DLPack has on another device."""
+        if not isinstance(value, torch.Tensor):
+            kind = value.__dlpack_device__()[0] if hasattr(value, "__dlpack_device__") else None
+            if kind is None or (kind == DLPACK_CPU) != self.on_host:
+                return None
+            try:
+                value = torch.from_dlpack(value)
+            except (BufferError, RuntimeError, TypeError):  # such as strings, or read-only memory
+                return None
+        name = _NAMES.get(value.dtype)
+        if name is None or value.layout is not torch.strided:
+            return None
+        dtype = dtype_named(name)
+        held = self.dtype(dtype)
+        if held is None:
+            return None
+        type_ = TensorType(dtype, tuple(value.shape))
+        return value.detach().to(self.device, held), type_
+
+    def give(self, value: Any) -> Any:
+        """A result for callers: a tensor of the device with the elements that the model says. Of
+        arrays of the host a copy; what torch cannot hold stays as it is."""
+        if isinstance(value, torch.Tensor):
+            return value.to(torch.float32) if value.dtype is self.width else value
+        if isinstance(value, list):
+            return [self.give(x) for x in value]
+        if isinstance(value, np.ndarray) and value.dtype.name in TORCH_DTYPES:
+            return self._pinned(value).to(self.device)
+        return value
+
+    def _pinned(self, value: np.ndarray) -> torch.Tensor:
+        """A copy of an array in memory of the host from which devices copy without the processor's
+        help."""
         host = torch.empty(
             value.shape, dtype=TORCH_DTYPES[value.dtype.name], pin_memory=not self.on_host
         )
         np.copyto(array_over(host), value)
-        return host.to(self.device, dtype, non_blocking=not blocking)
-
-    def to_host(self, value: Any) -> Any:
-        """A tensor (or a list of these) as a new NumPy array; waits until it is there."""
-        if isinstance(value, list):
-            return list(map(self.to_host, value))
-        dtype = torch.float32 if value.dtype is self.width else value.dtype
-        host = torch.empty(value.shape, dtype=dtype, pin_memory=not self.on_host)
-        host.copy_(value)
-        return array_over(host)
+        return host
 
 
 def array_over(tensor: torch.Tensor) -> np.ndarray:

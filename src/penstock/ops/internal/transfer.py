@@ -7,7 +7,7 @@ crosses from one device to another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -27,6 +27,14 @@ class Place(NamedTuple):
 
     backend: str
     memory: str
+
+
+class Ports(NamedTuple):
+    """Where inputs and outputs of a graph are, if not all of them in the host's memory: the places
+    of inputs by number, and whether outputs stay where they are computed."""
+
+    fed: Mapping[int, Place]
+    stay: bool
 
 
 TRANSFER = Op("Transfer", "penstock", 1, 1, same_type, no_kernel("two backends provide it"))

@@ -19,9 +19,9 @@ class InsertTransfers(Pass):
 
     Each value is transferred to a memory once, however many nodes of a graph read it there: from
     device to device directly where the backends can (``PassContext.direct``), else through the
-    host's memory. The inputs and outputs of the whole graph are in the host's memory, and backends
-    copy constants themselves. What enters and leaves the graphs of loops and branches stays where
-    it is used: a captured value that these read on one device only is brought there before, and a
+    host's memory. The inputs and outputs of the whole graph are in the host's memory, unless the
+    caller has them on devices (``PassContext.ports``); backends copy constants themselves. What
+    enters and leaves the graphs of loops and branches stays where it is used: a captured value that these read on one device only is brought there before, and a
     value that a body computes on a device and carries is carried there. Rows that a loop collects
     on a device stay there, too, if its backend can join them behind the loop
     (``PassContext.stacks``). What a kernel on a device reads on the host, such as a shape, stays
@@ -34,13 +34,16 @@ class InsertTransfers(Pass):
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         placement = context.placement
-        if all(place.memory == HOST for place in placement.values()):
+        ports = context.ports
+        if ports is None and all(place.memory == HOST for place in placement.values()):
             return False
         before = len(placement)
         on_host = (place for place in placement.values() if place.memory == HOST)
         transfers = _Transfers(placement, next(on_host, Place(HOST, HOST)), context)
+        if ports is not None:
+            transfers.places.update((graph.inputs[i], place) for i, place in ports.fed.items())
         for inner in list(graph.graphs()):  # a graph before those nested in it
-            transfers.insert(inner)
+            transfers.insert(inner, stay=inner is graph and ports is not None and ports.stay)
         return len(placement) > before
 
 
@@ -57,7 +60,8 @@ class _Transfers:
         self.nodes: list[Node] = []
         self.moved: dict[tuple[Value, str], Value] = {}
 
-    def insert(self, graph: Graph) -> None:
+    def insert(self, graph: Graph, stay: bool = False) -> None:
+        """Insert the transfers of one graph, whose outputs may ``stay`` where they are."""
         self.nodes, self.moved = [], {}
         for node in paced(graph.nodes):
             if is_control(node):
@@ -70,9 +74,10 @@ class _Transfers:
             if place.memory != HOST and not gives_to_host:
                 self.places.update((v, place) for v in node.outputs if v is not None)
         leaving = self.leaving.get(graph, {})
-        graph.outputs[:] = [
-            self.read(value, leaving.get(i, self.home)) for i, value in enumerate(graph.outputs)
-        ]
+        if not stay:
+            graph.outputs[:] = [
+                self.read(value, leaving.get(i, self.home)) for i, value in enumerate(graph.outputs)
+            ]
         graph.nodes[:] = self.nodes
 
     def read_inputs(self, node: Node, places: Mapping[int, Place], place: Place) -> None:

@@ -1,0 +1,166 @@
+"""A device of torch as executors see it: streams, events and graphs.
+
+What the backend asks of a device is in ``Runtime``: few functions, of which ``CudaRuntime`` are
+those of CUDA. Tests give another, whose streams are threads and whose events come late.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+
+
+class Runtime(Protocol):
+    """What a device offers. Streams and events have the methods of ``torch.cuda.Stream`` and
+    ``torch.cuda.Event``; graphs have ``replay()``."""
+
+    def stream(self, device: torch.device) -> Any:
+        """A new stream."""
+
+    def event(self) -> Any:
+        """A new event, without times."""
+
+    def current(self, device: torch.device) -> Any:
+        """The stream on which the calling thread puts its work."""
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """The calling thread puts its work on ``stream``."""
+
+    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Do not give the memory of ``tensor`` to others before what is on ``stream`` has ended."""
+
+    def graph(self) -> Any:
+        """A new graph, which captures nothing yet."""
+
+    def capture(self, graph: Any) -> AbstractContextManager[Any]:
+        """What the calling thread puts on the device goes into ``graph``, and is not run."""
+
+
+class CudaRuntime:
+    """The functions of ``torch.cuda``."""
+
+    def stream(self, device: torch.device) -> Any:
+        return torch.cuda.Stream(device)
+
+    def event(self) -> Any:
+        return torch.cuda.Event(enable_timing=False)
+
+    def current(self, device: torch.device) -> Any:
+        return torch.cuda.current_stream(device)
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(stream)
+
+    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        tensor.record_stream(stream)
+
+    def graph(self) -> Any:
+        return torch.cuda.CUDAGraph()
+
+    def capture(self, graph: Any) -> AbstractContextManager[Any]:
+        # Other threads may allocate meanwhile, which other modes would take for a fault.
+        return torch.cuda.graph(graph, capture_error_mode="thread_local")
+
+
+class TorchDevice:
+    """A device whose kernels are asynchronous, with the streams of ``runtime``."""
+
+    def __init__(self, device: torch.device, runtime: Runtime) -> None:
+        self.torch_device = device
+        self.runtime = runtime
+        self._here = threading.local()
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the calling thread is in a call of a stream."""
+        return getattr(self._here, "in_call", False)
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        """The calling thread puts its work on ``stream``, one of torch's."""
+        here, outer = self._here, self.in_call
+        here.in_call = True
+        try:
+            with self.runtime.on(stream):
+                yield
+        finally:
+            here.in_call = outer
+
+    def stream(self, stream: Any = None) -> TorchStream:
+        """A new stream; given one of torch's, that."""
+        return TorchStream(self, self.runtime.stream(self.torch_device) if stream is None else stream)
+
+    def current(self) -> TorchStream:
+        """The stream on which the calling thread puts its work."""
+        return TorchStream(self, self.runtime.current(self.torch_device))
+
+    def settle(self) -> None:
+        """Wait for what the calling thread's stream has been given."""
+        self.runtime.current(self.torch_device).synchronize()
+
+
+class TorchStream:
+    """A stream of torch; ``torch`` is the stream itself, for work of the user's own."""
+
+    def __init__(self, device: TorchDevice, stream: Any) -> None:
+        self.device = device
+        self.torch = stream
+        self._keep = device.runtime.keep
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call ``function``, whose kernels go to this stream. Memory that torch's allocator lent to
+        another stream is kept from being lent again until this one has read it."""
+        stream, keep = self.torch, self._keep
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor):
+                keep(argument, stream)
+            elif isinstance(argument, list):
+                for tensor in argument:
+                    if isinstance(tensor, torch.Tensor):
+                        keep(tensor, stream)
+        with self.device.on(stream):
+            return function(*arguments)
+
+    def current(self) -> AbstractContextManager[Any]:
+        """The calling thread puts its work on this stream."""
+        return self.device.on(self.torch)
+
+    def record(self) -> Any:
+        event = self.device.runtime.event()
+        event.record(self.torch)
+        return event
+
+    def wait(self, event: Any) -> None:
+        self.torch.wait_event(event)
+
+    def query(self) -> bool:
+        """Whether all that was put on the stream has ended."""
+        return bool(self.torch.query())
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Workspace of the stream, from torch's caching allocator."""
+        with self.current():
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.device.torch_device)
+
+
+def stream_on(device: Any) -> TorchStream:
+    """The stream that a user names: one of ``TorchDevice.stream``, one of torch's on a CUDA device,
+    or the name of such a device, which gets a new one. Raises ``PenstockError`` for a device that
+    there is not, or that has no streams."""
+    from penstock.backends.torch.backend import device_of
+    from penstock.errors import PenstockError
+
+    if isinstance(device, TorchStream):
+        return device
+    stream = device if isinstance(device, torch.Stream) else None
+    chosen = device_of(device if stream is None else stream.device)
+    if chosen.type == "cpu":
+        raise PenstockError(
+            f"Stream(device={device!r}): torch's CPU device has no streams; Stream() is a queue of "
+            "runs on the host"
+        )
+    return TorchDevice(chosen, CudaRuntime()).stream(stream)

@@ -1,0 +1,174 @@
+"""Feeds that are on devices already, and results that stay there.
+
+A plan has its inputs and outputs in the host's memory, with a transfer behind each input and before
+each output of a device. Feeds that a backend has in its own memory need none, nor do results that
+the caller wants there: such runs have plans of their own (``Subgraph.variants``)::
+
+    run({"x": array})                        x -> Transfer -> Conv -> Transfer -> y
+    run({"x": tensor}, returns="torch")      x -> Conv -> y
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from weakref import ref
+
+import numpy as np
+
+from penstock.algorithms.records import NamedTuple
+from penstock.backends.base import Backend
+from penstock.errors import InvalidInput, PenstockError
+from penstock.ops.internal.transfer import HOST, Place, Ports
+from penstock.session.subgraphs import LatestPlan, Request, Subgraph
+from penstock.types import TensorType, dtype_name
+
+
+class Fed(NamedTuple):
+    """A value in the memory of a backend, and its type."""
+
+    value: Any
+    type: TensorType
+    backend: Backend
+
+
+def adopting(backends: Sequence[Backend]) -> list[Backend]:
+    """The backends with a memory of their own that take values of callers in it as they are."""
+    return [b for b in backends if b.memory != HOST and getattr(b, "adopt", None) is not None]
+
+
+class DevicePorts:
+    """What finds feeds that are on the devices of ``backends``, and the subgraphs for these.
+    ``planned``: whether the executor plans where values are; where not, all are in the host's
+    memory during a run."""
+
+    def __init__(self, backends: Sequence[Backend], planned: bool) -> None:
+        self._backends: Sequence[Any] = backends
+        self._planned = planned
+
+    def fed(self, feeds: Mapping[str, Any]) -> dict[str, Fed]:
+        """The feeds that are on devices."""
+        fed = {}
+        for name, value in feeds.items():
+            if value.__class__ is np.ndarray or not hasattr(value, "__dlpack__"):
+                continue
+            for backend in self._backends:
+                adopted = backend.adopt(value)
+                if adopted is not None:
+                    on_device, type_ = adopted
+                    fed[name] = Fed(on_device, type_, backend)
+                    break
+        return fed
+
+    def variant(
+        self, subgraph: Subgraph, feeds: Mapping[str, Any], fed: Mapping[str, Fed], stay: bool
+    ) -> tuple[Subgraph, Mapping[str, Any]]:
+        """The subgraph for feeds of which some are on devices, and for results that ``stay``; with
+        the feeds as it takes them."""
+        tensors = {
+            name: on
+            for (name, type_, _) in subgraph.port_types
+            if (on := fed.get(name)) is not None and isinstance(type_, TensorType) and type_.dtype
+        }
+        if not self._planned or subgraph.framed:
+            tensors, stay = {}, False
+        hosted = {n: on.backend.to_host(on.value) for n, on in fed.items() if n not in tensors}
+        feeds = {**feeds, **hosted, **tensors}
+        if not tensors and not stay:
+            return subgraph, feeds
+        key = (tuple([(name, on.backend.name) for name, on in tensors.items()]), stay)
+        found = subgraph.variants.get(key)
+        if found is None:
+            numbers = {name: i for i, name in enumerate(subgraph.names)}
+            places = {
+                numbers[name]: Place(on.backend.name, on.backend.memory)
+                for name, on in tensors.items()
+            }
+            made = DeviceSubgraph(subgraph, key, Ports(places, stay))
+            found = subgraph.variants.setdefault(key, made)
+        return found, feeds
+
+
+class DeviceSubgraph(Subgraph):
+    """``base``, for feeds on devices and results that stay there, as ``ports`` say."""
+
+    def __init__(self, base: Subgraph, name: Any, ports: Ports) -> None:
+        super().__init__(base.graph, base.outputs, base.unraised)
+        self._base = ref(base)
+        self.name = name
+        self.ports = ports
+        self.again = base.again
+
+    @property
+    def base(self) -> Subgraph | None:
+        return self._base()
+
+    def values(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """The values in order. Those on devices are checked like arrays, and taken as they are."""
+        fed = {name: value for name, value in feeds.items() if value.__class__ is Fed}
+        for name, type_, _ in self._ports:
+            if name in fed and isinstance(type_, TensorType):
+                _check_dtype(name, type_, fed[name])
+        stand_ins = {name: _placeholder(on.type) for name, on in fed.items()}
+        values = super().values({**feeds, **stand_ins})
+        return [
+            fed[name].value if name in fed else value
+            for name, value in zip(self.names, values, strict=True)
+        ]
+
+    def key(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        return super().key(self.placeholders(values))
+
+    def placeholders(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Arrays without contents in place of the values that are on devices."""
+        assert self.ports is not None
+        stand_ins = list(values)
+        for i in self.ports.fed:
+            type_ = self.types[i]
+            assert isinstance(type_, TensorType)
+            if stand_ins[i].__class__ is not np.ndarray:
+                stand_ins[i] = _placeholder(TensorType(type_.dtype, tuple(values[i].shape)))
+        return stand_ins
+
+    def use(self, key: Any, executor: Any) -> None:
+        super().use(key, executor)
+        # What the session shows is the plan that was used last. No key of the base is like this.
+        if (base := self.base) is not None:
+            base.last = LatestPlan((self.name, key), executor, None)
+
+
+class Returned:
+    """The results of a ``request`` as tensors of the memory of ``backend``: those that are there
+    as they are, those of the host as copies."""
+
+    def __init__(self, request: Request, backend: Any) -> None:
+        self._request = request
+        self._backend = backend
+
+    def named(self, outputs: Sequence[Any]) -> dict[str, Any]:
+        give = self._backend.give
+        return {name: give(value) for name, value in self._request.named(outputs).items()}
+
+
+def returning(backends: Collection[Backend], wanted: str) -> Any:
+    """The backend whose tensors ``returns=`` asks for. Raises ``PenstockError`` if the session has
+    none."""
+    for backend in backends:
+        if getattr(backend, "gives", None) == wanted:
+            return backend
+    raise PenstockError(
+        f"returns={wanted!r} needs a backend with such values; compile the model with "
+        f"backends=[{wanted!r}]"
+    )
+
+
+def _check_dtype(name: str, type_: TensorType, on: Fed) -> None:
+    if on.type.dtype != type_.dtype and type_.dtype is not None:
+        wanted, found = dtype_name(type_.dtype), dtype_name(on.type.dtype)
+        raise InvalidInput(
+            f"input {name!r} must be {wanted}, not {found}; convert it with .to(torch.{wanted})"
+        )
+
+
+def _placeholder(type_: TensorType) -> np.ndarray:
+    return np.broadcast_to(np.zeros((), type_.dtype), type_.dims)
