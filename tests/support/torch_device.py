@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from tests.support.timing import slow
@@ -73,11 +73,13 @@ class LateStream:
         self.runtime = runtime
         self.jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.errors: list[BaseException] = []
-        args = self.jobs, runtime.delay, self.errors
+        self.put_there, self.done = 0, [0]
+        args = self.jobs, runtime.delay, self.errors, self.done
         threading.Thread(target=_work, args=args, daemon=True).start()
         weakref.finalize(self, self.jobs.put, None)
 
     def put(self, job: Callable[[], object]) -> None:
+        self.put_there += 1
         self.jobs.put(job)
 
     def wait_event(self, event: LateEvent) -> None:
@@ -86,9 +88,7 @@ class LateStream:
         self.put(lambda: passed.wait(30))
 
     def query(self) -> bool:
-        passed = threading.Event()
-        self.put(passed.set)
-        return passed.is_set()
+        return self.put_there == self.done[0]
 
     def synchronize(self) -> None:
         self.runtime.counts["synchronize"] += 1
@@ -103,6 +103,7 @@ def _work(
     jobs: SimpleQueue[Callable[[], object] | None],
     delay: Callable[[], float],
     errors: list[BaseException],
+    done: list[int],
 ) -> None:
     with torch.inference_mode():
         while (job := jobs.get()) is not None:
@@ -112,6 +113,7 @@ def _work(
             except BaseException as error:
                 errors.append(error)
             del job
+            done[0] += 1
 
 
 class LateGraph:
@@ -139,6 +141,7 @@ class LateRuntime:
         self.lock = threading.Lock()
         self.here = threading.local()
         self.default = HostStream(self)
+        self.streams: weakref.WeakSet[LateStream] = weakref.WeakSet()
         self.counts: dict[str, int] = dict.fromkeys(
             ["stream", "record", "wait", "synchronize", "launch", "replay", "capture", "kept"], 0
         )
@@ -150,7 +153,9 @@ class LateRuntime:
 
     def stream(self, device: Any) -> LateStream:
         self.counts["stream"] += 1
-        return LateStream(self)
+        stream = LateStream(self)
+        self.streams.add(stream)
+        return stream
 
     def event(self) -> LateEvent:
         return LateEvent(self)
@@ -170,6 +175,11 @@ class LateRuntime:
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         self.counts["kept"] += 1
+
+    def synchronize(self, device: Any) -> None:
+        self.counts["synchronize"] += 1
+        for stream in list(self.streams):
+            stream.synchronize()
 
     def graph(self) -> LateGraph:
         return LateGraph(self)
@@ -196,7 +206,11 @@ class _Deferring(TorchDispatchMode):
         self.capturing = capturing
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        with _disable_current_modes():  # those of streams around this one, too
+            return self._defer(func, args, kwargs or {})
+
+    def _defer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
         if self.capturing and self.runtime.refuses(func):
             raise RuntimeError("operation not permitted when stream is capturing")
         if func in _OF_HOST or func in _SIZED_BY_DATA:
@@ -205,7 +219,6 @@ class _Deferring(TorchDispatchMode):
             self.runtime.current(None).synchronize()
             return func(*args, **kwargs)
         schema = func._schema
-        given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
         written = self._written(schema, args, kwargs)
         if written:
             self._launch(lambda: func(*args, **kwargs))
@@ -218,11 +231,8 @@ class _Deferring(TorchDispatchMode):
             known = {x.untyped_storage().data_ptr() for x in given}
             if all(x.untyped_storage().data_ptr() in known for x in flat):
                 return result
-        spare = tree_map(_meta, (args, kwargs))
-        if "device" in kwargs:
-            spare[1]["device"] = torch.device("meta")
-        shapes = func(*spare[0], **spare[1])
-        results = tree_map(_empty, shapes)
+        spare = tree_map(_zeros, (args, kwargs))  # to see the shapes of the results
+        results = tree_map(_empty, func(*spare[0], **spare[1]))
 
         def job() -> None:
             values = tree_flatten(func(*args, **kwargs))[0]
@@ -248,10 +258,10 @@ class _Deferring(TorchDispatchMode):
         return written
 
 
-def _meta(value: Any) -> Any:
+def _zeros(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).fill_(0)
 
 
 def _empty(value: Any) -> Any:

@@ -118,7 +118,9 @@ class Backend(Protocol):
     # there, and ``view(arena, start, offset, type, strides)``, a value in it: ``start`` is where a
     # value begins of which this is perhaps a part, ``offset`` where in that it begins, ``strides``
     # (None: C order) and offsets are in bytes of NumPy's elements. Its views have the elements of
-    # NumPy's. ``in_runs(function)`` is ``function`` as a run calls it, in a setting of the library.
+    # NumPy's. ``captured(body, fresh, report)``, if it is not None, is ``body`` as a graph of the
+    # device that one launch replays (``codegen/captures.py``). ``in_runs(function)`` is
+    # ``function`` as a run calls it, in a setting of the library.
 
     # A backend with a memory of its own may take and give values of callers: ``adopt(value)`` is
     # a value of any library as one of its own, without a copy where that is possible, and its
@@ -160,7 +162,7 @@ class HostBackend:
     kernels have threads of their own, ``threads`` and ``set_threads``."""
 
     memory = HOST
-    device = None
+    device: Device | None = None
     fuses = False
     threads_of_caller = False
 

@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.algorithms.checkpoints import paced
 from penstock.backends.native.library import library
 from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import MOST_AHEAD, ProgramNames, runtime_slots
 from penstock.codegen.sequences import CallSequence, is_joinable
+from penstock.host.on_demand import imported
 from penstock.ops.work_estimate import flops
-from penstock.plan.plan import Plan, Step
+from penstock.plan.plan import Plan, SlotKind, Step
 from penstock.plan.tasks import NO_SIGNALS, Tasks
 from penstock.types import TensorType
+
+if TYPE_CHECKING:
+    from penstock.codegen.captures import CapturedSteps
+
+# Of plans on devices.
+_CAPTURED_STEPS: Callable[..., CapturedSteps] = imported("penstock.codegen.captures.CapturedSteps")
+_PIECES: Callable[..., Iterator[list[Step]]] = imported("penstock.codegen.captures.pieces")
+_READ_AT_ONCE: Callable[[Plan], set[int]] = imported("penstock.codegen.captures.read_at_once")
 
 # Estimated operations between two checks for a stop: a few milliseconds of NumPy on one core.
 _CHECK_EVERY = 50_000_000
@@ -48,6 +57,7 @@ class StepWriter:
         max_iterations: int | None,
         tasks: Tasks | None,
         observed: bool,
+        capture: bool = True,
     ) -> None:
         self.plan = plan
         self.slots = plan.slots
@@ -72,6 +82,10 @@ class StepWriter:
         self._signals = NO_SIGNALS if tasks is None else tasks.signals
         self._checks: dict[object, str] = {}
         self.sequences: dict[str, CallSequence] = {}
+        self._captures = bool(plan.captures) and capture and not observed and tasks is None
+        self.captures: dict[str, CapturedSteps] = {}
+        self.bodies: list[tuple[list[str], list[Step | Sequence[Step] | None]]] = []
+        self._at_once = _READ_AT_ONCE(plan) if self._captures else set()
         self._gathers = not observed and library() is not None
         self._gathered: list[Step] = []
         self._released: list[int] = []  # behind these
@@ -99,6 +113,52 @@ class StepWriter:
 
     def block(self, steps: Sequence[Step]) -> None:
         """The steps of one block, or of one task; values are released after their last use."""
+        if self._captures:
+            for piece in _PIECES(self.plan, steps, self._counted):
+                if len(piece) > 1:
+                    self._captured(piece)
+                else:
+                    self._steps(piece)
+        else:
+            self._steps(steps)
+        self._write_gathered()
+
+    def _captured(self, steps: Sequence[Step]) -> None:
+        """A call of a graph, and its body, the function that is captured."""
+        made = [i for step in steps for i in step.outputs if i >= 0 and self._is_variable(i)]
+        released = [i for step in steps for i in self.lifetimes.after.get(step, ())]
+        read = dict.fromkeys(i for step in steps for i in runtime_slots(self.plan, step))
+        inputs = [i for i in read if i not in made]
+        outputs = [i for i in made if i not in released]
+        fresh = [i not in self._at_once for i in outputs]
+        number = len(self.captures)
+        self.captures[f"graph_{number}"] = _CAPTURED_STEPS(steps, inputs, outputs, fresh)
+        self.work += sum([flops(step.node) for step in steps])
+        if self.work > _CHECK_EVERY:
+            self.work = 0
+            self.check_for_stop(steps[0])
+        targets = f"({self.names(outputs)},) = " if outputs else ""
+        call = f"{targets}graph_{number}({self.names(inputs)})"
+        self.line(call, comment=f"{len(steps)} steps")
+        self.step_of_line[-1] = tuple(steps)
+        self.release([i for i in released if i not in made])
+        outer = self.lines, self.step_of_line, self.depth, self.work
+        self.lines, self.step_of_line, self.depth = [], [], 0
+        self.line(f"def body_{number}({self.names(inputs)}):")
+        with self.indented():
+            for step in paced(steps):
+                self._call(step)
+                gone = [i for i in self.lifetimes.after.get(step, ()) if i in made]
+                if gone:
+                    self.line(f"del {self.names(gone)}")
+            self.line(f"return ({self.names(outputs)}{',' if outputs else ''})")
+        self.bodies.append((self.lines, self.step_of_line))
+        self.lines, self.step_of_line, self.depth, self.work = outer
+
+    def _is_variable(self, slot: int) -> bool:
+        return self.slots[slot].kind is SlotKind.DYNAMIC
+
+    def _steps(self, steps: Sequence[Step]) -> None:
         for step in paced(steps):
             self._wait(step)
             self._observe("began", step, step.inputs)
@@ -117,7 +177,6 @@ class StepWriter:
                     if other != stream:
                         self.line(f"d{stream}.wait(d{other}.record())")
                 self.line(f"S[{signal}] = d{stream}.record()")
-        self._write_gathered()
 
     def _write_gathered(self) -> None:
         """One call for the steps that have been gathered; for a single one its own."""

@@ -31,10 +31,11 @@ from __future__ import annotations
 import linecache
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
 from functools import cached_property
 from itertools import count
-from types import CodeType
-from typing import Any
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,6 +51,9 @@ from penstock.plan.allocations import Allocations, allocations
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, SlotKind, Step, memory_of
 from penstock.plan.tasks import Tasks
+
+if TYPE_CHECKING:
+    from penstock.codegen.captures import CapturedSteps
 
 _write_control_flow = imported("penstock.codegen.control_flow.write_control_flow")
 
@@ -69,9 +73,9 @@ class Program:
 
     ``functions`` are the functions that ``source`` defines: ``run``, or each task and ``results``.
     ``steps[i]`` is the step that line ``i + 1`` runs, if any, or those of the ``sequences`` that it
-    calls. ``constants`` are the values of names
-    in every arena; ``names`` has those that differ between arenas. ``read`` are the names that the
-    code refers to; ``given`` the numbers of the outputs that callers give arrays for.
+    calls, or of ``captures``, which a graph of a device replays. ``constants`` are the values of
+    names in every arena; ``names`` has those that differ between arenas. ``read`` are the names
+    that the code refers to; ``given`` the numbers of the outputs that callers give arrays for.
     """
 
     plan: Plan
@@ -90,6 +94,7 @@ class Program:
     code: tuple[CodeType, ...]
     read: frozenset[str]
     given: tuple[int, ...] = ()
+    captures: Mapping[str, CapturedSteps] = field(default_factory=dict)
 
     @cached_property
     def nbytes(self) -> int:
@@ -107,7 +112,10 @@ class Program:
     def with_given(self, outputs: Sequence[int]) -> Program:
         """The program of the same plan, one function, that takes arrays for these outputs behind
         its inputs, and writes into them."""
-        return write_program(self.plan, self.arena_plan, self.limits, given=outputs)
+        capture = bool(self.captures)
+        return write_program(
+            self.plan, self.arena_plan, self.limits, given=outputs, capture=capture
+        )
 
     def arenas_away(self) -> dict[str, Any]:
         """New arenas in the memories of devices, by the name of the memory."""
@@ -131,6 +139,14 @@ class Program:
         namespace.update(streams or {})
         for code in self.code:
             exec(code, namespace)
+        if self.captures:
+            # Bodies have a namespace of their own: graphs refer to them.
+            names = {f"body_{n}": namespace.pop(f"body_{n}") for n in range(len(self.captures))}
+            inner = dict(namespace)
+            for (name, steps), body in zip(self.captures.items(), names.values(), strict=True):
+                function = FunctionType(body.__code__, inner, body.__name__)
+                capture = self.plan.captures[steps.backend]
+                namespace[name] = capture(function, steps.fresh, steps)
         # Functions refer to the namespace: if it referred to them, both and the arena would stay
         # until Python next looks for cycles.
         return [namespace.pop(name) for name in self.functions]
@@ -144,6 +160,7 @@ def write_program(
     tasks: Tasks | None = None,
     observed: bool = False,
     given: Sequence[int] = (),
+    capture: bool = True,
 ) -> Program:
     """Write and compile the program of a plan.
 
@@ -151,25 +168,29 @@ def write_program(
     function ``t<number>(control, V)``, with ``S`` and ``emit`` if there are signals, and
     ``results(V)`` returns the outputs. Loops and allocations are within ``limits``. If
     ``observed``, the program calls the control's observer for each step. The outputs ``given`` are
-    written into arrays, ``o<number>``, which ``run`` takes behind the inputs.
+    written into arrays, ``o<number>``, which ``run`` takes behind the inputs. ``capture``: whether
+    steps on devices that can are captured into graphs.
     """
     order = [plan.steps[i] for i in arena_plan.order]
     shared = frozenset() if tasks is None else tasks.shared
     allocated = allocations(plan, arena_plan.size, limits)
     names = program_names(plan, arena_plan, shared, allocated.steps)
     lifetimes, most = Lifetimes(plan, order, tasks), limits.max_iterations
-    writer = StepWriter(plan, names, lifetimes, _write_control_flow, most, tasks, observed)
+    writer = StepWriter(plan, names, lifetimes, _write_control_flow, most, tasks, observed, capture)
     writer.counts = allocated.counts
     writer.given = _given_slots(plan, given)
     functions = _write_tasks(writer, tasks) if tasks else _write_run(writer, order, given)
+    for lines, steps in writer.bodies:
+        writer.lines += lines
+        writer.step_of_line += steps
     source = "\n".join(writer.lines) + "\n"
     filename = f"<penstock {printable(plan.name) or 'graph'} {next(_SERIAL)}>"
     code = tuple(_compiled(writer.lines, filename))
-    lines = tuple(writer.step_of_line), writer.sequences, writer.constants
-    text = tuple(functions), source, *lines, filename, code
+    of_lines = tuple(writer.step_of_line), writer.sequences, writer.constants
+    text = tuple(functions), source, *of_lines, filename, code
     read = frozenset[str]().union(*map(_names_in, code))
     parts = plan, arena_plan, tasks, allocated, limits, observed, names
-    program = Program(*parts, *text, read, tuple(given))
+    program = Program(*parts, *text, read, tuple(given), writer.captures)
     # Tracebacks through the program show its lines for as long as it exists.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     weakref.finalize(program, linecache.cache.pop, filename, None).atexit = False

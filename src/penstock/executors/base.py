@@ -126,6 +126,7 @@ class CompiledExecutor:
         self.tasks = program.tasks
         self.arena_plan = program.arena_plan
         self.sequences = {name: s.steps for name, s in program.sequences.items()}
+        self.captures = program.captures
         kernels = [step.kernel for step in program.plan.walk() if step.kernel is not None]
         self._cached_bytes = [k.cached_bytes for k in kernels if k.cached_bytes is not None]
         self._program = program

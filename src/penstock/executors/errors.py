@@ -94,6 +94,11 @@ def _step_at_fault(error: Exception, program: Program) -> tuple[Step | None, dic
     step = None if trace is None else program.steps[trace.tb_lineno - 1]
     if step is None or trace is None:
         return None, {}
+    inner = trace.tb_next
+    while inner is not None and not isinstance(step, Step):  # the body of a captured graph
+        if inner.tb_frame.f_code.co_filename == program.filename:
+            trace, step = inner, program.steps[inner.tb_lineno - 1] or step
+        inner = inner.tb_next
     if not isinstance(step, Step):
         step = step[getattr(error, "place_in_sequence", 0)]
     variables = trace.tb_frame.f_locals

@@ -68,7 +68,7 @@ def _scoped(scope: Callable[..., Any], function: Callable[..., Any]) -> Callable
     """The function of a task in a setting of a backend (``Backend.in_runs``), which a task that
     steps aside leaves meanwhile: the setting is one of the thread."""
     if not isgeneratorfunction(function):
-        return scope(function)  # type: ignore[no-any-return]
+        return scope(function)
     advance = scope(next)
 
     def steps(*arguments: Any) -> Iterator[Any]:

@@ -151,7 +151,11 @@ class _Builder:
         away = {backend.memory: backend for backend in backends if backend.memory in used}
         entered = [getattr(c.backend, "in_runs", None) for c in self.compiled.values()]
         scopes = tuple(dict.fromkeys([scope for scope in entered if scope is not None]))
-        parts: dict[str, Any] = {"away": away, "scopes": scopes}
+        captures = {}
+        for compiled in self.compiled.values():
+            if (captured := getattr(compiled.backend, "captured", None)) is not None:
+                captures[compiled.backend.name] = captured
+        parts: dict[str, Any] = {"away": away, "scopes": scopes, "captures": captures}
         return Plan(
             graph.name, steps, slots, *ports, views=views, inner=inner, graph=graph, **parts
         )

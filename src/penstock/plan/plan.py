@@ -237,6 +237,8 @@ class Plan(StepTable):
     """the backends that have arenas in memories other than the host's, by memory"""
     scopes: tuple[Callable[..., Any], ...] = ()
     """what backends have to make functions of programs run in their settings"""
+    captures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """what backends on devices have to capture functions into graphs, by the backend's name"""
 
     def __repr__(self) -> str:
         """Short: a plan has thousands of steps; ``Session.explain`` tells of them."""

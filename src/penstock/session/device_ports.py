@@ -19,9 +19,46 @@ import numpy as np
 from penstock.algorithms.records import NamedTuple
 from penstock.backends.base import Backend
 from penstock.errors import InvalidInput, PenstockError
+from penstock.executors.base import Executor
+from penstock.executors.linear import LinearExecutor
 from penstock.ops.internal.transfer import HOST, Place, Ports
 from penstock.session.subgraphs import LatestPlan, Request, Subgraph
 from penstock.types import TensorType, dtype_name
+
+
+class DeviceOrder:
+    """The order of a run among other work on devices, for what is fed and returned there.
+
+    A linear run is on the stream of the thread that runs it: of the caller, in order with the
+    caller's own work; on another thread behind ``events``, which the caller's stream has recorded,
+    and the host waits for its results. Other executors have streams or threads of their own, so
+    that the host waits before and behind them. Where a run is ``ordered``, others see to all this.
+    """
+
+    def __init__(
+        self, devices: Sequence[Any], events: Sequence[Any] | None = None, ordered: bool = False
+    ) -> None:
+        self._devices = devices
+        self._events = events
+        self._ordered = ordered
+
+    def begin(self, executor: Executor) -> None:
+        """On the thread that runs it, before the run."""
+        if self._ordered and (executor.hands_over or isinstance(executor, LinearExecutor)):
+            return
+        for i, device in enumerate(self._devices):
+            if not isinstance(executor, LinearExecutor):
+                (device.settle if not self._events else self._events[i].synchronize)()
+            elif self._events:
+                device.current().wait(self._events[i])
+
+    def end(self, executor: Executor) -> None:
+        """On the thread on which it ends, behind the run."""
+        linear = isinstance(executor, LinearExecutor)
+        if executor.hands_over or (linear and (self._ordered or self._events is None)):
+            return
+        for device in self._devices:
+            (device.settle if linear else device.settle_all)()
 
 
 class Fed(NamedTuple):
@@ -45,6 +82,21 @@ class DevicePorts:
     def __init__(self, backends: Sequence[Backend], planned: bool) -> None:
         self._backends: Sequence[Any] = backends
         self._planned = planned
+
+    @property
+    def _devices(self) -> list[Any]:
+        return [b.device for b in self._backends if b.device is not None]
+
+    def order_of_caller(self) -> DeviceOrder:
+        """The order of a run that the calling thread runs itself."""
+        return DeviceOrder(self._devices)
+
+    def order_of(self, ordered: bool) -> DeviceOrder:
+        """The order of a run on another thread, which is called now; ``ordered``: its caller sees
+        to it."""
+        devices = self._devices
+        events = () if ordered else [device.current().record() for device in devices]
+        return DeviceOrder(devices, events, ordered)
 
     def fed(self, feeds: Mapping[str, Any]) -> dict[str, Fed]:
         """The feeds that are on devices."""
@@ -141,12 +193,18 @@ class Returned:
     """The results of a ``request`` as tensors of the memory of ``backend``: those that are there
     as they are, those of the host as copies."""
 
-    def __init__(self, request: Request, backend: Any) -> None:
+    def __init__(
+        self, request: Request, backend: Any, order: DeviceOrder | None, executor: Executor
+    ) -> None:
         self._request = request
         self._backend = backend
+        self._order = order
+        self._executor = executor
 
     def named(self, outputs: Sequence[Any]) -> dict[str, Any]:
         give = self._backend.give
+        if self._order is not None:
+            self._order.end(self._executor)
         return {name: give(value) for name, value in self._request.named(outputs).items()}
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -31,13 +32,14 @@ from penstock.backends.registry import backend_of
 from penstock.errors import InvalidModel, LimitExceeded, Unsupported
 from penstock.executors.base import Executor, may_use_threads
 from penstock.executors.frames.builder import FrameGraphBuilder
+from penstock.executors.frames.device_segment import DeviceSegment
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.frame_writer import FrameForm
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.graph import Graph, Node, Value, all_reads, captures, clone, is_framed
 from penstock.ir.op import FRAMED, Kernel, Role
 from penstock.ops.internal.segment import is_frame
-from penstock.ops.internal.transfer import HOST
+from penstock.ops.internal.transfer import HOST, Ports
 from penstock.ops.onnx.control_flow import collects_rows, is_control
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.assign_devices import assign_devices
@@ -257,11 +259,12 @@ class _FramesCompiler:
         return not (framed or node.op.role in FRAMED or self.is_slow(node) or self.is_long(node))
 
     def separate(self) -> bool:
-        """Whether devices need parts of their own: some kernel may keep one busy, or backends of
-        one name are not one."""
+        """Whether devices need parts of their own: some kernel may keep one busy, backends of one
+        name are not one, or kernels are asynchronous."""
         own = {each.backends[0] for each in self.contexts.values()}
         alike = len({backend.name for backend in own}) < len(own)
-        return alike or any(map(self.occupies, self.graph.walk()))
+        away = any(backend.device is not None for backend in own)
+        return alike or away or any(map(self.occupies, self.graph.walk()))
 
     def parted(self, node: Node) -> bool:
         """Whether the nodes in the graphs of ``node`` must run on devices of their own."""
@@ -356,12 +359,16 @@ class _FramesCompiler:
         if any(value is None for value in values):
             # What is not known cannot be measured.
             context = replace(context, options=replace(context.options, cost_model=context.costs))
-        feeds = Feeds(graph, values, refined=True)
+        own: Any = context.backends[0]
+        on_streams = own.device is not None and getattr(own, "leaving", None) is not None
+        ports = Ports({}, stay=True) if on_streams else None
+        feeds = Feeds(graph, values, refined=True, ports=ports)
         try:
             run_passes((RelaxControlEdges(),), graph, context.passes())
             lowered = lower_graph(optimise(feeds, context), context)
             planned = stages.plan_slots(lowered, context, inner=True)
-            return stages.executor_in_order(planned, context, "linear")
+            executor = stages.executor_in_order(planned, context, "linear")
+            return DeviceSegment(executor, own) if on_streams else executor
         except (InvalidModel, LimitExceeded) as error:
             if not segments:
                 raise

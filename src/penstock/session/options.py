@@ -236,6 +236,12 @@ class CompileOptions:
         'How steps form tasks for executor="parallel": a penstock.plan.grouping.ClusteredGrouping.',
         lambda value: isinstance(value, type),
     )
+    capture: bool = option(
+        True,
+        "Capture steps of fixed shapes on a device with graphs (CUDA) into graphs, after a few "
+        "runs, so that one launch replays them. For plans in one order.",
+        _is_flag,
+    )
     timeout: float | None = option(
         None,
         "Seconds after which reading and compiling end with DeadlineExceeded, counted from the "

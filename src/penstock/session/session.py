@@ -52,12 +52,14 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from penstock.backends.base import Backend
     from penstock.inspect.forecast import Forecast
     from penstock.inspect.gantt import Schedule
     from penstock.inspect.report_page import Report
     from penstock.ir.tables import DisplayTable
     from penstock.observers.profile import Profile
     from penstock.session.compile_cache import CacheEntry
+    from penstock.session.device_ports import DeviceOrder
     from penstock.session.granted import Granted
     from penstock.session.run import Answers, Job, PreparedRun
     from penstock.session.variables import Variables
@@ -323,15 +325,21 @@ class Session:
         job = self.job(make(RunOptions, "run_async", *arguments, **options), future)
         self._enqueue(job, future).add_done_callback(tell)
 
-    def job(self, options: RunOptions, future: Future[dict[str, Any]]) -> Job:
-        """A run to be called later, on a thread that may do its work: see ``submit``."""
+    def job(
+        self, options: RunOptions, future: Future[dict[str, Any]], ordered: bool = False
+    ) -> Job:
+        """A run to be called later, on a thread that may do its work: see ``submit``. ``ordered``:
+        the caller sees to it that it is in order with other work on devices."""
         if self._closed:
             raise PenstockError("the session is closed")
         self._plans.refuse_reentry()
         from penstock.session.run import Job, Run
 
         (self.options.pool or pool()).refuse_reentry()
-        return Job(Run(options), partial(self._prepare, options), future)
+        devices, order = self._subgraphs.devices, None
+        if devices is not None:
+            order = devices.order_of(ordered)
+        return Job(Run(options), partial(self._prepare, options, order=order), future)
 
     @takes(RunOptions)
     async def arun(self, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -490,6 +498,11 @@ class Session:
         return self.latest.table
 
     @property
+    def backends(self) -> Sequence[Backend]:
+        """The backends that nodes may run on."""
+        return self._compiler.context.backends
+
+    @property
     def memory(self) -> Memory:
         """Bytes held."""
         executors = self._plans.executors()
@@ -524,14 +537,18 @@ class Session:
         from penstock.inspect.explain import format_plan
 
         executor = self.latest
-        sequences = getattr(executor, "sequences", {})  # of executors with a program
-        parts = executor.table, executor.arena_plan, executor.tasks, sequences
+        sequences = {**getattr(executor, "sequences", {})}  # of executors with a program
         about = self.granted.line(self.options)
+        for name, graph in getattr(executor, "captures", {}).items():
+            sequences[name] = graph.steps
+            about += f"\n{name}: {len(graph.steps)} steps, {graph.told}"
+        parts = executor.table, executor.arena_plan, executor.tasks, sequences
         return format_plan(*parts, about, self._compiler.reasons.of if reasons else None)
 
     def describe(self) -> dict[str, Any]:
         """The last plan as plain data, for machines: what was asked for and what was granted, its
-        memory, and each step with its backend, the reason for it, types, operations and bytes."""
+        memory, the graphs of devices that it is captured into, or why not, and each step with its
+        backend, the reason for it, types, operations and bytes."""
         from penstock.inspect.plan_document import plan_document
 
         executor, options = self.latest, self.options
@@ -539,7 +556,11 @@ class Session:
         asked |= {"threads": options.threads, "devices": options.devices}
         granted = asdict(self.granted)
         document = plan_document(executor.table, executor.arena_plan, self._compiler.reasons.of)
-        return {"asked": asked, "granted": granted, **document}
+        graphs = [
+            {"name": name, "steps": len(graph.steps), "state": graph.state, "reason": graph.reason}
+            for name, graph in getattr(executor, "captures", {}).items()
+        ]
+        return {"asked": asked, "granted": granted, "graphs": graphs, **document}
 
     def save(self, path: str | Path) -> None:
         """Save the session to a file, which ``penstock.open`` opens: the model, and the plans for
@@ -631,17 +652,25 @@ class Session:
         """The executor that was used last; compiled now if all dims are known before a run."""
         return self._executors.latest
 
-    def _prepare(self, options: RunOptions, observed: bool) -> PreparedRun:
-        """The executor and the values of a run; ``observed``, one that tells observers of steps."""
+    def _prepare(
+        self, options: RunOptions, observed: bool, order: DeviceOrder | None = None
+    ) -> PreparedRun:
+        """The executor and the values of a run; ``observed``, one that tells observers of steps.
+        ``order``: where it is among the work on devices, if not that of the calling thread."""
         request, key, values = self._subgraphs.resolve(
             options.feeds, options.fetches, options.targets, options.returns != "numpy"
         )
         executor = self._executors.get(request.subgraph, key, values)
         answers: Answers = request
+        devices = self._subgraphs.devices
+        if devices is not None:
+            order = order or devices.order_of_caller()
+            order.begin(executor)
         if options.returns != "numpy":
             from penstock.session.device_ports import Returned, returning
 
-            answers = Returned(request, returning(self._compiler.context.backends, options.returns))
+            backend = returning(self.backends, options.returns)
+            answers = Returned(request, backend, order, executor)
         if options.out is not None:
             from penstock.session.given_outputs import GivenOutputs
 

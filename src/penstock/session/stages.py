@@ -447,7 +447,10 @@ def generate_program(
 ) -> Programmed:
     """Write the plan as Python source; if ``observed``, with calls of observers."""
     plan, arena_plan, tasks = schedule.plan, schedule.arena_plan, schedule.tasks
-    program = write_program(plan, arena_plan, context.limits, tasks=tasks, observed=observed)
+    limits, capture = context.limits, context.options.capture
+    program = write_program(
+        plan, arena_plan, limits, tasks=tasks, observed=observed, capture=capture
+    )
     return Programmed(schedule, program)
 
 

@@ -17,21 +17,33 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.algorithms.records import NamedTuple
 from penstock.errors import PenstockError, RunError
 from penstock.executors.turn import Turn
 from penstock.host.fork import renewed
+from penstock.host.on_demand import imported
 from penstock.host.threads import Workers, fulfil, on_worker, pool
 from penstock.session.options import RunOptions, make, takes
 from penstock.session.session import Session
 
+if TYPE_CHECKING:
+    from penstock.session.device_stream import DeviceLine
+
 T = TypeVar("T")
+
+_device_line: Callable[[Any], DeviceLine] = imported("penstock.session.device_stream.DeviceLine")
+
+# In place of a pool: commands of a stream on a device are run by the thread that puts them there.
+_HERE: Any = object()
 
 
 class _Mark:
     """A point of a stream, passed once; like a future without a result, at a third of its cost."""
+
+    event: Any = None
+    """that of a device at this point, once it is recorded"""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -115,9 +127,14 @@ class Stream:
 
     Its methods may be called from any thread, and all but ``wait`` return at once. An error goes to
     the future of the run that failed; the rest of the queue continues.
+
+    ``device``: a stream of torch (``torch.cuda.current_stream()``), or the name of a device, on
+    which runs are put by the call (``session/device_stream.py``): behind the user's own work on
+    ``stream.torch``, and before what the user puts there next.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: Any = None) -> None:
+        self._line: DeviceLine | None = None if device is None else _device_line(device)
         self.forked()
         renewed(self)
 
@@ -139,6 +156,11 @@ class Stream:
             session: The session that runs, any one.
         """
         future: Future[dict[str, Any]] = Future()
+        if self._line is not None:
+            record = make(RunOptions, "run", *arguments, **options)
+            put, refuse = self._line.run(session, record, future)
+            self._put(_Command(lambda _: put(), refuse))
+            return future
         job = session.job(make(RunOptions, "run", *arguments, **options), future)
 
         workers = session.options.pool or pool()
@@ -159,7 +181,8 @@ class Stream:
             function: Takes nothing; what it returns or raises is the future's.
         """
         future: Future[T] = Future()
-        self._put(_Command(lambda _: fulfil(future, function), partial(_fail, future)))
+        begin = partial(fulfil, future, function)
+        self._put(_Command(lambda _: self._behind(begin), partial(_fail, future)))
         return future
 
     def signal(self, signal: Signal | None = None) -> Signal:
@@ -170,8 +193,40 @@ class Stream:
         """
         signal = signal or Signal()
         mark = signal._mark = _Mark()
-        self._put(_Command(lambda _: mark.reach(), lambda _: mark.reach()), mark)
+        line = self._line
+
+        def reach(_: Turn | None = None) -> None:
+            if line is None:
+                mark.reach()
+            else:
+                mark.event = line.stream.record()
+                line.then(mark.reach)
+
+        self._put(_Command(reach, lambda _: mark.reach()), mark)
         return signal
+
+    @property
+    def torch(self) -> Any:
+        """The stream of torch under this one (``device=``). Raises ``PenstockError`` without."""
+        if self._line is None:
+            raise PenstockError("this stream is a queue of the host; Stream(device=...) has one")
+        return self._line.stream.torch
+
+    def _behind(self, function: Callable[[], object]) -> _Mark | None:
+        """Call ``function`` when the work on the stream has ended; what to wait for until then."""
+        if self._line is None:
+            function()
+            return None
+        mark, workers = _Mark(), pool()
+
+        def call() -> None:
+            try:
+                function()
+            finally:
+                mark.reach()
+
+        self._line.then(partial(workers.submit, call))
+        return mark
 
     def wait_for(self, signal: Signal) -> None:
         """Let later work on the stream wait for a signal.
@@ -180,8 +235,16 @@ class Stream:
             signal: Waited for is its last emission; one never emitted is not waited for.
         """
         mark = signal._mark
-        if mark is not None and not mark.done():
-            self._put(_Command(lambda _: mark, lambda _: None))
+        if mark is None or mark.done():
+            return
+
+        def wait(_: Turn | None) -> _Mark | None:
+            if self._line is None or mark.event is None:
+                return mark
+            self._line.stream.wait(mark.event)
+            return None
+
+        self._put(_Command(wait, lambda _: None))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until all work now on the stream has ended; return whether it has. Raises as
@@ -197,6 +260,8 @@ class Stream:
         last, turn = self._last, self._turn
         if self._busy:
             return last is not None and last.done()
+        if self._line is not None:
+            return self._line.query()
         return turn is None or turn.ended
 
     def _put(self, command: _Command, mark: _Mark | None = None) -> None:
@@ -207,7 +272,7 @@ class Stream:
             if self._busy:
                 return
             self._busy = True
-        self._advance()
+        self._advance(_HERE if self._line is not None else None)
 
     def _advance(self, workers: Workers | None = None) -> None:
         """Run commands until one cannot proceed. On a thread of ``workers``, else, or for a command
@@ -224,7 +289,7 @@ class Stream:
                 if not proceed(self._advance):
                     return
             own = command.workers or workers or pool()
-            if own is workers:
+            if own is workers or workers is _HERE:
                 self._commands.popleft()
                 blocker = command.begin(None if turn is None or turn.ended else turn)
                 if isinstance(blocker, Turn):

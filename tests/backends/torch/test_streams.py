@@ -139,7 +139,11 @@ def test_linear_run_is_put_on_the_stream_of_the_caller_who_need_not_wait():
     np.testing.assert_allclose(z, 2 * want, rtol=1e-5)
 
 
+@pytest.mark.full
 class TestStreamsOnLateTorch(ExecutorConformance):
+    """All that holds for streams of the host; errors of kernels are the device's, and reach the
+    host where it next waits for the stream."""
+
     executor = "streams"
     leaves_threads = True
 
@@ -153,6 +157,12 @@ class TestStreamsOnLateTorch(ExecutorConformance):
             kernel_of(node, types) if node.op.name in EXACT else None
         )
         return super().compile(
-            source, backends=[backend, "numpy"], cost_model=ScatteredCosts(), max_streams=9,
+            source,
+            backends=[backend, "numpy"],
+            cost_model=ScatteredCosts(),
+            max_streams=9,
             **options,
         )
+
+    test_observer_is_told_the_error_of_a_failing_run = None
+    test_error_of_a_submitted_run_is_raised_by_its_future = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from penstock.backends.torch import (
     reduce,
     resize,
 )
+from penstock.backends.torch.capture import CapturedCalls
 from penstock.backends.torch.device import CudaRuntime, Runtime, TorchDevice
 from penstock.backends.torch.memory import WIDTHS, TorchMemory
 from penstock.backends.torch.site import TorchSite
@@ -128,9 +130,10 @@ class TorchBackend(HostBackend):
         self.torch_device = device_of(device)
         if runtime is None and self.torch_device.type == "cuda":
             runtime = CudaRuntime()
-        self.device = None if runtime is None else TorchDevice(self.torch_device, runtime)
+        self._streams = None if runtime is None else TorchDevice(self.torch_device, runtime)
+        self.device = self._streams
         self.tf32 = precision == "tf32"
-        self._memory = TorchMemory(self.torch_device, _width_of(dtype), self.device)
+        self._memory = TorchMemory(self.torch_device, _width_of(dtype), self._streams)
 
     @property
     def memory(self) -> str:  # type: ignore[override]
@@ -169,6 +172,10 @@ class TorchBackend(HostBackend):
 
     gives = "torch"
 
+    def leaving(self, value: Any) -> Any:
+        """A result as arrays that are there when the current stream has come so far."""
+        return self._memory.leaving(value)
+
     def adopt(self, value: Any) -> Any:
         return self._memory.adopt(value)
 
@@ -199,6 +206,12 @@ class TorchBackend(HostBackend):
         first = start + offset // size * dtype.itemsize
         part = arena[first : first + elements * dtype.itemsize]
         return part.view(dtype).as_strided(dims, steps)
+
+    @property
+    def captured(self) -> Callable[..., Any] | None:
+        """What captures a function into a graph; None on a device without streams."""
+        streams = self._streams
+        return None if streams is None else partial(CapturedCalls, device=streams)
 
     @staticmethod
     def in_runs(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,6 +33,9 @@ class Runtime(Protocol):
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """Do not give the memory of ``tensor`` to others before what is on ``stream`` has ended."""
 
+    def synchronize(self, device: torch.device) -> None:
+        """Wait for all work on the device."""
+
     def graph(self) -> Any:
         """A new graph, which captures nothing yet."""
 
@@ -57,6 +60,9 @@ class CudaRuntime:
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         tensor.record_stream(stream)
+
+    def synchronize(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
 
     def graph(self) -> Any:
         return torch.cuda.CUDAGraph()
@@ -92,7 +98,9 @@ class TorchDevice:
 
     def stream(self, stream: Any = None) -> TorchStream:
         """A new stream; given one of torch's, that."""
-        return TorchStream(self, self.runtime.stream(self.torch_device) if stream is None else stream)
+        return TorchStream(
+            self, self.runtime.stream(self.torch_device) if stream is None else stream
+        )
 
     def current(self) -> TorchStream:
         """The stream on which the calling thread puts its work."""
@@ -101,6 +109,10 @@ class TorchDevice:
     def settle(self) -> None:
         """Wait for what the calling thread's stream has been given."""
         self.runtime.current(self.torch_device).synchronize()
+
+    def settle_all(self) -> None:
+        """Wait for all work on the device."""
+        self.runtime.synchronize(self.torch_device)
 
 
 class TorchStream:

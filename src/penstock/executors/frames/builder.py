@@ -158,7 +158,7 @@ class FrameGraphBuilder:
             return run(inputs if indices is None else [inputs[i] for i in indices], control)
 
         backend = next((step.backend for step in inner.table.walk() if step.backend), "")
-        if are_asynchronous(inner.table.steps):
+        if are_asynchronous(inner.table.steps) or getattr(inner, "asynchronous", False):
 
             def begin(control: Control, done: Done, *inputs: Any) -> None:
                 own = inputs if indices is None else [inputs[i] for i in indices]

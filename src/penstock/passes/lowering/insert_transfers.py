@@ -21,12 +21,12 @@ class InsertTransfers(Pass):
     device to device directly where the backends can (``PassContext.direct``), else through the
     host's memory. The inputs and outputs of the whole graph are in the host's memory, unless the
     caller has them on devices (``PassContext.ports``); backends copy constants themselves. What
-    enters and leaves the graphs of loops and branches stays where it is used: a captured value that these read on one device only is brought there before, and a
-    value that a body computes on a device and carries is carried there. Rows that a loop collects
-    on a device stay there, too, if its backend can join them behind the loop
-    (``PassContext.stacks``). What a kernel on a device reads on the host, such as a shape, stays
-    there (``PassContext.host_ports``). A transfer is placed on the device that it copies to, or
-    from if it copies to the host.
+    enters and leaves the graphs of loops and branches stays where it is used: a captured value that
+    these read on one device only is brought there before, and a value that a body computes on a
+    device and carries is carried there. Rows that a loop collects on a device stay there, too, if
+    its backend can join them behind the loop (``PassContext.stacks``). What a kernel on a device
+    reads on the host, such as a shape, stays there (``PassContext.host_ports``). A transfer is
+    placed on the device that it copies to, or from if it copies to the host.
     """
 
     name = "insert_transfers"

@@ -1,0 +1,120 @@
+"""Steps of a program that a device captures into a graph, which one launch replays.
+
+Consecutive steps on one device, of fixed shapes, that read nothing on the host are a function of
+their own, ``body_0``, beside the program's. In the program stands a call of what the backend makes
+of it (``Backend.captured``), which calls the function as it is at first, and later replays::
+
+    v1 = transfer_0(v0)                     a loop's body and a branch have graphs of their own:
+    (v9,) = graph_0(v1)                     between them the host decides
+    v10 = transfer_8(v9)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from penstock.algorithms.checkpoints import paced
+from penstock.ops.internal.transfer import is_transfer
+from penstock.plan.plan import Plan, SlotKind, Step
+from penstock.types import TensorType
+
+_FEWEST = 2
+"""kernels from which on a launch of their graph is worth it"""
+
+
+class CapturedSteps:
+    """Steps that are captured together. ``inputs`` and ``outputs`` are slots known only during the
+    run; ``fresh`` says of each output whether it must be in memory of its own, as it may be read
+    after the next launch. ``state`` and ``reason`` say what has come of it, in whichever arena."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        fresh: Sequence[bool],
+    ) -> None:
+        self.steps = tuple(steps)
+        self.backend = steps[0].backend
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.fresh = tuple(fresh)
+        self.state = "not captured yet"
+        self.reason = ""
+
+    @property
+    def told(self) -> str:
+        """What has come of it, as text."""
+        return f"{self.state}: {self.reason}" if self.reason else self.state
+
+    def captured(self) -> None:
+        """A graph has been captured."""
+        self.state = "captured"
+
+    def failed(self, reason: str) -> None:
+        """A graph cannot be captured."""
+        self.state, self.reason = "not captured", reason
+
+
+def pieces(plan: Plan, steps: Sequence[Step], counted: Collection[Step]) -> Iterator[list[Step]]:
+    """Steps of a block, those together that can be captured together; ``counted`` are those whose
+    results count against the budget of a run."""
+    group: list[Step] = []
+    for step in paced(steps):
+        joins = step not in counted and is_capturable(plan, step)
+        if group and not (joins and step.backend == group[0].backend):
+            yield from _worth(group)
+            group = []
+        if joins:
+            group.append(step)
+        else:
+            yield [step]
+    if group:
+        yield from _worth(group)
+
+
+def _worth(group: list[Step]) -> Iterator[list[Step]]:
+    kernels = [step for step in group if step.kernel is not None and not step.kernel.view]
+    if len(kernels) >= _FEWEST:
+        yield group
+    else:
+        yield from ([step] for step in group)
+
+
+def is_capturable(plan: Plan, step: Step) -> bool:
+    """Whether a step does the same on its device in each run, but for the contents of tensors."""
+    kernel, slots = step.kernel, plan.slots
+    if kernel is None or step.backend not in plan.captures or is_transfer(step.node):
+        return False
+    if kernel.host_outputs or kernel.begin is not None or step.copied or step.contract is not None:
+        return False
+    if any(slots[step.inputs[i]].kind is not SlotKind.CONSTANT for i in _given(step)):
+        return False
+    types = [slots[i].type for i in (*step.inputs, *step.outputs) if i >= 0]
+    return step.node.op.pure and all(isinstance(t, TensorType) and t.static for t in types)
+
+
+def _given(step: Step) -> list[int]:
+    """The inputs that the kernel of a step reads on the host."""
+    assert step.kernel is not None
+    return [i for i in step.kernel.host_inputs if i < len(step.inputs) and step.inputs[i] >= 0]
+
+
+def read_at_once(plan: Plan) -> set[int]:
+    """The slots that only transfers to the host read, which wait for them."""
+    moved: set[int] = set()
+    others: set[int] = set(plan.outputs)
+    for step in paced(plan.walk()):
+        brought = is_transfer(step.node) and step.node.attrs["target"] not in plan.captures
+        (moved if brought else others).update(i for i in step.inputs if i >= 0)
+        for block in step.blocks:
+            others.update(block.outputs)
+        others.update(carry.initial for carry in step.carries)
+        others.update(slots_of(plan, step))
+    return moved - others
+
+
+def slots_of(plan: Plan, step: Step) -> Iterable[Any]:
+    """The slots that the outputs of a step are views of."""
+    return [plan.slots[i].base for i in step.outputs if i >= 0 and plan.slots[i].base >= 0]
