@@ -44,8 +44,9 @@ class Limits:
     max_elements: int = 2**62
     """elements of one tensor: a product of dims beyond it would overflow byte counts"""
     max_bytes: int | None = field(default_factory=machine_bytes)
-    """bytes of the arenas of one plan, and of one tensor whose shape is known before a run; by
-    default the memory of the machine. If less, also of all that one run allocates"""
+    """bytes of the arenas of one plan, on the host and on each device, and of one tensor whose
+    shape is known before a run; by default the memory of the machine. If less, also of all that one
+    run allocates"""
     max_constant_bytes: int | None = None
     """bytes of all constants of a model"""
     max_iterations: int | None = None

@@ -70,7 +70,7 @@ def test_workspaces_are_counted_and_given_back():
 
 def test_limit_of_bytes_counts_workspaces():
     limits = ps.Limits(max_bytes=5000)
-    with pytest.raises(ps.LimitExceeded, match="6000 of workspaces"):
+    with pytest.raises(ps.LimitExceeded, match="6000 bytes on late, workspaces included"):
         compiled(device(), max_streams=3, limits=limits).run({"x": X})
 
 

@@ -120,7 +120,8 @@ class Backend(Protocol):
     # (None: C order) and offsets are in bytes of NumPy's elements. Its views have the elements of
     # NumPy's. ``captured(body, fresh, report)``, if it is not None, is ``body`` as a graph of the
     # device that one launch replays (``codegen/captures.py``). ``in_runs(function)`` is
-    # ``function`` as a run calls it, in a setting of the library.
+    # ``function`` as a run calls it, in a setting of the library; ``bounded(threads, function)`` as
+    # a run calls it that may use this number of threads, if that is a setting of the process.
 
     # A backend with a memory of its own may take and give values of callers: ``adopt(value)`` is
     # a value of any library as one of its own, without a copy where that is possible, and its

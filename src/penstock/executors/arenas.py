@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -21,6 +21,7 @@ from penstock.executors.control import Control
 from penstock.host.fork import renewed
 from penstock.ir.layout import ALIGNMENT, address
 from penstock.limits import Limits
+from penstock.ops.internal.transfer import HOST
 
 T = TypeVar("T")
 
@@ -30,7 +31,8 @@ _PATIENCE_S = 0.02
 
 class Arenas(Generic[T]):
     """A pool of arenas of ``size`` bytes each, as ``bind(memory)`` returns them, which allocates
-    ``beside`` bytes more. Raises ``LimitExceeded`` if that is more than ``limits.max_bytes``."""
+    ``away`` bytes more in each memory of a device, by its name. Raises ``LimitExceeded`` if that is
+    more than ``limits.max_bytes`` in one of them."""
 
     def __init__(
         self,
@@ -38,21 +40,23 @@ class Arenas(Generic[T]):
         host: Backend,
         limits: Limits,
         bind: Callable[[np.ndarray], T],
-        beside: int = 0,
+        away: Mapping[str, int] | None = None,
     ) -> None:
         self.size = size
-        self.each = size + beside
+        memories = {HOST: size, **(away or {})}
+        self.each = sum(memories.values())
         self._host = host
         self._bind = bind
         self._reset()
         most = limits.max_bytes
-        if most is not None and self.each > most:
-            workspaces = f" and {beside} of workspaces" if beside else ""
+        largest = max(memories, key=memories.__getitem__)
+        if most is not None and memories[largest] > most:
+            where = "" if largest == HOST else f" on {largest}, workspaces included"
             raise LimitExceeded(
-                f"the plan needs an arena of {size} bytes{workspaces}, above the limit of {most} "
-                "(Limits.max_bytes)"
+                f"the plan needs an arena of {memories[largest]} bytes{where}, above the limit of "
+                f"{most} (Limits.max_bytes)"
             )
-        self._most = most // self.each if most is not None and self.each else None
+        self._most = most // memories[largest] if most is not None and self.each else None
         self.free: deque[T] = deque()
         """arenas that no run holds; ``pop`` is the fast path of ``take``, and ``append``, with
         ``serve`` if there are ``waiting`` runs, is ``give``"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from sys import maxsize
 from typing import Any, Protocol, TypeVar
 
@@ -156,18 +156,18 @@ class CompiledExecutor:
         limits: Limits,
         bind: Callable[[np.ndarray], Callable[[], T]],
         shared: bool = False,
-        beside: int = 0,
+        away: Mapping[str, int] | None = None,
     ) -> Arenas[PerThreadCount[T]]:
         """The pool of arenas, with one bound now, so that errors show when the plan is compiled.
         ``bind(memory)()`` binds the program to one of them. ``shared``: nothing is bound to the
-        arenas, so that all runs can use the same functions. ``beside``: the bytes that ``bind``
-        allocates for each."""
+        arenas, so that all runs can use the same functions. ``away``: the bytes that ``bind``
+        allocates for each in memories of devices, by name."""
         bound = PerThreadCount(bind(np.empty(0, np.uint8))) if shared else None
 
         def bind_arena(memory: np.ndarray) -> PerThreadCount[T]:
             return PerThreadCount(bind(memory)) if bound is None else bound
 
-        arenas = Arenas(self.arena_plan.size, host, limits, bind_arena, beside)
+        arenas = Arenas(self.arena_plan.size, host, limits, bind_arena, away)
         arena = arenas.make()
         with self._share as threads:
             arena[threads]

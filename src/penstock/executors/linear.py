@@ -62,9 +62,8 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         self.sampler: Sampler | None = None
         self.otherwise: Callable[[Sequence[Any], Control], tuple[Any, ...]] | None = None
         """runs what has other dims than the plan was compiled for"""
-        beside = sum(program.arena_plan.away.values())
         bind = partial(_with_arenas, program)
-        self._arenas = self._allocate(hosts[0], limits, bind, beside=beside)
+        self._arenas = self._allocate(hosts[0], limits, bind, away=program.arena_plan.away)
 
     def direct(self) -> tuple[Run, Program] | None:
         """The function of the program, for callers that turn NumPy's warnings off and explain its

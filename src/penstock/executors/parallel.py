@@ -7,6 +7,7 @@ where each is one step, there is one worker and nothing is planned, that of data
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import isgeneratorfunction
@@ -109,10 +110,13 @@ class ParallelExecutor(CompiledExecutor):
         self.hands_over = bool(self._flow.devices)
         of_streams = [(devices or {})[name] for name in tasks.signals.devices]
         bind = partial(_with_streams, program, of_streams)
-        beside = sum(tasks.signals.workspaces) + sum(program.arena_plan.away.values())
+        memories = {backend.name: memory for memory, backend in program.plan.away.items()}
+        away = Counter(program.arena_plan.away)
+        for device, nbytes in zip(tasks.signals.devices, tasks.signals.workspaces, strict=True):
+            away[memories.get(device, device)] += nbytes
         writes = self.arena_plan.size or any(step.into for step in program.plan.walk())
         shared = not (of_streams or writes)
-        self._arenas = self._allocate(hosts[0], limits, bind, shared, beside)
+        self._arenas = self._allocate(hosts[0], limits, bind, shared, away)
 
     def observed(self) -> ParallelExecutor:
         return ParallelExecutor(self._program.with_observers(), *self._arguments)

@@ -1,8 +1,8 @@
 """User streams on a device: runs are put there by the call, in order with the user's work.
 
 A run on ``Stream(device=...)`` begins on the calling thread, which puts its kernels on the stream
-of the device and returns, as calls of kernels do. So it comes behind what is on the stream, and what
-the caller puts there next comes behind the run::
+of the device and returns, as calls of kernels do. So it comes behind what is on the stream, and
+what the caller puts there next comes behind the run::
 
     stream.torch   user's kernels | run 1: kernels, outputs to the host | user's kernels | run 2 ...
     host           ... puts all this there, and futures of runs end with events on the stream

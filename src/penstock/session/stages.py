@@ -354,6 +354,10 @@ def plan_slots(
     graph, placement, kernels = lowered.graph, lowered.placement, lowered.kernels
     options = {"planned": planned, "inner": inner}
     plan = compile_plan(graph, context.backends, placement, kernels=kernels, **options)
+    if (threads := context.options.threads) is not None:
+        bounds = [getattr(backend, "bounded", None) for backend in context.backends]
+        scopes = [partial(bounded, threads) for bounded in bounds if bounded is not None]
+        plan = replace(plan, scopes=(*plan.scopes, *scopes)) if scopes else plan
     return Planned(plan, lowered.costs, lowered.arena)
 
 

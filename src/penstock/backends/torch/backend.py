@@ -28,6 +28,7 @@ from penstock.backends.torch.capture import CapturedCalls
 from penstock.backends.torch.device import CudaRuntime, Runtime, TorchDevice
 from penstock.backends.torch.memory import WIDTHS, TorchMemory
 from penstock.backends.torch.site import TorchSite
+from penstock.backends.torch.threads import BOUND
 from penstock.errors import PenstockError
 from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
@@ -223,6 +224,11 @@ class TorchBackend(HostBackend):
                 return function(*arguments)
 
         return call
+
+    @property
+    def bounded(self) -> Callable[..., Any] | None:
+        """What bounds the threads of a function; None where kernels run on a GPU."""
+        return BOUND.bounded if self._memory.on_host else None
 
     def stack(self, values: Sequence[Any], axis: int) -> Any:
         """Rows that a loop has collected, joined along a new axis."""
