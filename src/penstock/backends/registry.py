@@ -113,13 +113,21 @@ def _backend_class(chosen: str) -> Any:
 
 
 def backends_of(
-    chosen: Sequence[str | Backend] | None, precision: str = "float32"
+    chosen: Sequence[str | Backend] | None,
+    precision: str = "float32",
+    cuda_devices: Sequence[str] = (),
 ) -> list[Backend]:
     """The backends of a session: those ``chosen``, or all that are available. A backend with a
     memory of its own that needs one of the host beside it (``Backend.beside``) gets that, if none
-    is chosen, for what it has no kernels for. Raises ``ValueError`` for two of one name, and as
-    ``backend_of`` does."""
-    backends = [backend_of(backend, precision) for backend in chosen or available()]
+    is chosen, for what it has no kernels for. On ``cuda_devices`` there is a torch backend each, in
+    the place of "torch", or else in front of the others. Raises ``ValueError`` for two of one name,
+    and as ``backend_of`` does."""
+    names_or_objects = [*(chosen or available())]
+    if cuda_devices:
+        own = _on_cuda(cuda_devices, precision)
+        at = names_or_objects.index("torch") if "torch" in names_or_objects else 0
+        names_or_objects[at : at + ("torch" in names_or_objects)] = own
+    backends = [backend_of(backend, precision) for backend in names_or_objects]
     beside = dict.fromkeys([getattr(backend, "beside", None) for backend in backends])
     if all(backend.memory != HOST for backend in backends):
         backends += [_stand_in(name) for name in beside if name is not None]
@@ -127,6 +135,20 @@ def backends_of(
     if len(set(names)) < len(names):
         raise ValueError(f"backends= has two of one name: {names}")
     return backends
+
+
+def _on_cuda(devices: Sequence[str], precision: str) -> list[Backend]:
+    """The torch backend on each of several devices."""
+    if (reason := missing("torch")) is not None:
+        raise PenstockError(f"devices={[*devices]!r}: {reason}")
+    if len(set(devices)) < len(devices):
+        raise ValueError(f"devices= has one device twice: {[*devices]}")
+    cls = _backend_class("torch")
+    names = ["torch", *[f"torch:{i}" for i in range(1, len(devices))]]
+    return [
+        cls(device, precision=precision, name=name)
+        for device, name in zip(devices, names, strict=True)
+    ]
 
 
 def _stand_in(name: str) -> Backend:

@@ -198,7 +198,9 @@ class CompileOptions:
         None,
         "Virtual devices of this process, their number or their names: the frames executor runs "
         "each node on the device that it names. A mapping gives each device a backend, where its "
-        "nodes run as far as that supports them. By default all nodes run on one device.",
+        "nodes run as far as that supports them. By default all nodes run on one device. A list of "
+        'CUDA devices, ["cuda:0", "cuda:1"], has the torch backend on each, "torch" on the first, '
+        '"torch:1" and so on for place=, with any executor.',
         _are_devices,
     )
     cluster: WorkerPool | None = option(
@@ -282,12 +284,21 @@ class CompileOptions:
                 check_count(name, value, most)
         if self.max_streams is not None and self.executor not in ("auto", "streams"):
             raise ValueError(f'max_streams= is for executor="streams", not {self.executor!r}')
-        if self.devices is not None and self.executor not in ("auto", "frames"):
+        frames = self.executor in ("auto", "frames")
+        if self.devices is not None and not frames and not self.cuda_devices:
             raise ValueError(f'devices= are for executor="frames", not {self.executor!r}')
         if self.cluster is not None and (self.executor != "auto" or self.devices is not None):
             raise ValueError('cluster= goes with executor="auto" and without devices=')
         if self.cluster is not None and self.variables is not None:
             raise ValueError("variables= goes without cluster=, whose workers have the variables")
+
+    @property
+    def cuda_devices(self) -> tuple[str, ...]:
+        """The CUDA devices that ``devices`` names, if it names such alone."""
+        names = self.devices if _is_list(self.devices) else ()
+        assert isinstance(names, Sequence)
+        cuda = all(name.startswith("cuda:") and name[5:].isdecimal() for name in names)
+        return tuple(names) if cuda else ()
 
     def filled(self, values: Mapping[str, Any]) -> CompileOptions:
         """These options with ``values`` for those that were not given. None is never given."""

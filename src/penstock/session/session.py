@@ -181,7 +181,7 @@ class Session:
                 options = saved_options(model, options)
             options, spread = _spread(with_environment(options, model), model)
             self.options = options
-            backends = tuple(backends_of(options.backends, options.precision))
+            backends = tuple(backends_of(options.backends, options.precision, options.cuda_devices))
             if options.precision == "bf16":
                 from penstock.session.granted import warn_of_precision
 

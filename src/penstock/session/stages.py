@@ -97,7 +97,7 @@ class CompileContext:
     @cached_property
     def devices(self) -> tuple[str, ...]:
         """Full names of the virtual devices, if any."""
-        if self.options.devices is None:
+        if self.options.devices is None or self.options.cuda_devices:
             return ()
         from penstock.ir.device_name import local
 

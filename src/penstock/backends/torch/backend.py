@@ -134,7 +134,8 @@ class TorchBackend(HostBackend):
         self._streams = None if runtime is None else TorchDevice(self.torch_device, runtime)
         self.device = self._streams
         self.tf32 = precision == "tf32"
-        self._memory = TorchMemory(self.torch_device, _width_of(dtype), self._streams)
+        place = self.torch_device if name == "torch" else f"{self.torch_device} of {name}"
+        self._memory = TorchMemory(self.torch_device, _width_of(dtype), self._streams, str(place))
 
     @property
     def memory(self) -> str:  # type: ignore[override]
@@ -172,6 +173,20 @@ class TorchBackend(HostBackend):
         return self._memory.to_host(value)
 
     gives = "torch"
+
+    def copy_from(self, source: Any) -> Callable[[Any], Any] | None:
+        """What copies values from another backend of torch, from device to device."""
+        if not isinstance(source, TorchBackend):
+            return None
+        own, other = self._memory, source._memory
+
+        def copy(value: torch.Tensor) -> torch.Tensor:
+            if source._streams is not None and value.device.type != "cpu":
+                source._streams.keep_for_copy(value)
+            dtype = own.width if value.dtype is other.width else value.dtype
+            return value.to(own.device, dtype, non_blocking=True, copy=True)
+
+        return copy
 
     def leaving(self, value: Any) -> Any:
         """A result as arrays that are there when the current stream has come so far."""

@@ -106,6 +106,11 @@ class TorchDevice:
         """The stream on which the calling thread puts its work."""
         return TorchStream(self, self.runtime.current(self.torch_device))
 
+    def keep_for_copy(self, tensor: torch.Tensor) -> None:
+        """Keep the memory of a tensor until a copy to another device has read it, which torch puts
+        on the current stream of this one."""
+        self.runtime.keep(tensor, self.runtime.current(self.torch_device))
+
     def settle(self) -> None:
         """Wait for what the calling thread's stream has been given."""
         self.runtime.current(self.torch_device).synchronize()
@@ -126,10 +131,11 @@ class TorchStream:
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call ``function``, whose kernels go to this stream. Memory that torch's allocator lent to
         another stream is kept from being lent again until this one has read it."""
-        stream, keep = self.torch, self._keep
+        stream, keep, here = self.torch, self._keep, self.device.torch_device
         for argument in arguments:
             if isinstance(argument, torch.Tensor):
-                keep(argument, stream)
+                if argument.device == here:
+                    keep(argument, stream)
             elif isinstance(argument, list):
                 for tensor in argument:
                     if isinstance(tensor, torch.Tensor):

@@ -36,19 +36,21 @@ WIDTHS = (torch.float32, torch.float16, torch.bfloat16)
 
 class TorchMemory:
     """The memory of one torch device, where float32 is held as ``width``. Memories whose values are
-    not the same have different names. ``streams``: the streams of the device, if it has any."""
+    not the same have different names. ``streams``: the streams of the device, if it has any;
+    ``place``: what its name says, by default the device."""
 
     def __init__(
         self,
         device: torch.device,
         width: torch.dtype = torch.float32,
         streams: TorchDevice | None = None,
+        place: str = "",
     ) -> None:
         self.device = device
         self.width = width
         self._streams = streams
         held = "" if width is torch.float32 else f" as {_name(width)}"
-        self.name = f"torch {device}{held}"
+        self.name = f"torch {place or device}{held}"
 
     @property
     def on_host(self) -> bool:
