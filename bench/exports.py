@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,13 +134,23 @@ RECIPES = {
     "lstm": Recipe(_lstm, lambda m, x: m(x)[0], {"x": (1, 100, 256)}),
 }
 
+BATCHES = {
+    "resnet50-32": replace(RECIPES["resnet50"], inputs={"pixel_values": (32, *IMAGE[1:])}),
+}
+"""larger batches, for GPUs"""
+
+
+def recipe_of(name: str) -> Recipe:
+    """The recipe of a network, or of one of the ``BATCHES``."""
+    return BATCHES[name] if name in BATCHES else RECIPES[name]
+
 
 def make(name: str) -> torch.nn.Module:
     """The network, ready to be run; its inputs, in the order of the recipe, to one output."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
 
-    recipe = RECIPES[name]
+    recipe = recipe_of(name)
 
     class Network(torch.nn.Module):
         def __init__(self) -> None:
@@ -165,9 +175,9 @@ def export(name: str) -> Path:
     part = path.with_suffix(f".{os.getpid()}.part")
     torch.onnx.export(
         make(name),
-        tuple(map(torch.from_numpy, RECIPES[name].feeds().values())),
+        tuple(map(torch.from_numpy, recipe_of(name).feeds().values())),
         str(part),
-        input_names=list(RECIPES[name].inputs),
+        input_names=list(recipe_of(name).inputs),
         output_names=["output"],
         opset_version=OPSET,
         dynamo=True,

@@ -280,13 +280,31 @@ def _runtime_operations() -> Iterator[str]:
     yield from _table(("operation", "form"), [(f"`{op}`", form) for op, form in FORMS])
 
 
+CUDA_RUN = "not run: no machine with CUDA so far (2026-11-22)"
+"""when, and on which machine, what needs CUDA was run"""
+ON_CUDA = (
+    ("kernels, transfers and whole models", "`tests/backends/torch/test_cuda.py`"),
+    ("tensors in and out, and streams and events", "`tests/backends/torch/test_cuda.py`"),
+    ("captured graphs", "`tests/backends/torch/test_cuda.py`"),
+    ("user streams (`penstock.Stream(device=)`)", "`tests/backends/torch/test_cuda.py`"),
+    ("frames whose parts are on a GPU", "`tests/backends/torch/test_cuda.py`"),
+    ("two devices", "`tests/backends/torch/test_cuda.py`, with two GPUs"),
+    ("speed beside `torch.compile`, host time, two branches", "`python -m bench.cuda`"),
+)
+"""what needs CUDA, and what tests it"""
+
+
 def _torch() -> Iterator[str]:
     yield from _heading("PyTorch")
     yield _text(
         'The same cases run through `backends=["torch"]` on torch\'s CPU device, with the same '
-        "exceptions: what torch has no kernel for runs on NumPy. What needs CUDA has not been run: "
-        "the tests in `tests/backends/torch/test_cuda.py`, which are skipped where there is no GPU, "
-        "and `python -m bench.cuda`."
+        "exceptions: what torch has no kernel for runs on NumPy. Streams, events, graphs and several "
+        "devices are tested everywhere on a device whose events come late at random "
+        "(`tests/support/torch_device.py`). What needs CUDA is skipped where there is none:"
+    )
+    yield ""
+    yield from _table(
+        ("on CUDA", "tested by", "run"), [(what, by, CUDA_RUN) for what, by in ON_CUDA]
     )
 
 

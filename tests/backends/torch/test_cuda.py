@@ -12,18 +12,22 @@ from tests.support.torch_kernels import needs_torch
 from tests.test_models import assert_agree, onnxruntime_session, resnet50
 
 
-def _has_cuda() -> bool:
+def _has_cuda(devices: int = 1) -> bool:
     if missing("torch") is not None:
         return False
     import torch
 
-    return torch.cuda.is_available()
+    return torch.cuda.is_available() and torch.cuda.device_count() >= devices
 
 
 pytestmark = [needs_torch, pytest.mark.skipif(not _has_cuda(), reason="torch finds no CUDA device")]
 
 TEXT = """g (float[4, 6] x) => (float[6, 4] y) {
     a = Sin(x) b = Transpose(a) c = Exp(b) h = Hardmax(c) d = Mul(h, c) y = Add(d, b) }"""
+STATIC = """g (float[4, 6] x) => (float[6, 4] y) {
+    a = Sin(x) b = Transpose(a) c = Exp(b) y = Add(c, b) }"""
+BRANCHES = """g (float[4, 4] x) => (float[4, 4] y) {
+    a = Sin(x) b = Cos(x) c = MatMul(a, b) d = MatMul(b, a) y = Add(c, d) }"""
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
 
 
@@ -49,3 +53,80 @@ def test_dtype_on_cuda_gives_about_the_same(dtype):
     session = compile_text(TEXT, backends=[TorchBackend("cuda", dtype)])
     wanted = compile_text(TEXT, backends=["numpy"])(X)
     np.testing.assert_allclose(session(X), wanted, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("executor", ["linear", "streams"])
+def test_tensors_on_cuda_are_fed_and_returned_without_copies(executor):
+    import torch
+
+    session = compile_text(STATIC, backends=["torch"], executor=executor)
+    wanted = compile_text(STATIC, backends=["numpy"])(X)
+    for _ in range(5):  # with warm-ups, the capture and launches of the graph
+        result = session.run({"x": torch.from_numpy(X.copy()).cuda()}, returns="torch")["y"]
+        assert result.device.type == "cuda"
+        np.testing.assert_allclose(result.cpu(), wanted, rtol=1e-5)
+    assert all(step.node.op.name != "Transfer" for step in session.plan.walk())
+
+
+def test_streams_on_cuda_agree_with_numpy():
+    session = compile_text(BRANCHES, backends=["torch"], executor="streams", max_streams=4)
+    assert set(session.latest.tasks.signals.devices) == {"torch"}
+    wanted = compile_text(BRANCHES, backends=["numpy"])(X[:4, :4])
+    for _ in range(20):
+        np.testing.assert_allclose(session(X[:4, :4]), wanted, rtol=1e-4)
+
+
+def test_plan_on_cuda_is_captured_and_says_so():
+    session = compile_text(STATIC, backends=["torch"], executor="linear")
+    wanted = compile_text(STATIC, backends=["numpy"])(X)
+    for _ in range(6):
+        np.testing.assert_allclose(session(X), wanted, rtol=1e-5)
+    assert [graph["state"] for graph in session.describe()["graphs"]] == ["captured"]
+
+
+@pytest.mark.parametrize("executor", ["linear", "streams"])
+def test_stream_on_cuda_is_in_order_with_the_users_work(executor):
+    import torch
+
+    session = compile_text(STATIC, backends=["torch"], executor=executor)
+    wanted = compile_text(STATIC, backends=["numpy"])
+    side = torch.cuda.Stream()
+    stream = ps.Stream(device=side)
+    for i in range(6):
+        with torch.cuda.stream(side):
+            x = torch.from_numpy(X.copy()).cuda() * i
+            run = stream.run(session, {"x": x})
+            x.zero_()
+        np.testing.assert_allclose(run.result(60)["y"], wanted(X * i), rtol=1e-4, atol=1e-6)
+
+
+def test_frames_put_the_parts_of_a_gpu_there():
+    from penstock.backends.torch.backend import TorchBackend
+    from tests.backends.torch.test_frames import ON_DEVICES, with_gpu
+    from tests.support.tf_cases import follow
+
+    for case in ON_DEVICES:
+        devices = {"CPU:0": "numpy", "GPU:0": TorchBackend("cuda")}
+        source = with_gpu(case)
+        follow(
+            case,
+            lambda source=source, devices=devices: ps.compile(
+                source, "frames", ["numpy"], devices=devices
+            ),
+            counted=False,
+        )
+
+
+@pytest.mark.skipif(not _has_cuda(2), reason="torch finds no two CUDA devices")
+def test_two_cuda_devices_exchange_values_directly():
+    session = compile_text(
+        BRANCHES,
+        backends=["torch"],
+        devices=["cuda:0", "cuda:1"],
+        executor="streams",
+        place={"Sin": "torch", "MatMul": "torch", "Cos": "torch:1", "Add": "torch:1"},
+        max_streams=4,
+    )
+    wanted = compile_text(BRANCHES, backends=["numpy"])(X[:4, :4])
+    for _ in range(20):
+        np.testing.assert_allclose(session(X[:4, :4]), wanted, rtol=1e-4)
