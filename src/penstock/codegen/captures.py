@@ -57,7 +57,9 @@ class CapturedSteps:
         self.state, self.reason = "not captured", reason
 
 
-def pieces(plan: Plan, steps: Sequence[Step], counted: Collection[Step]) -> Iterator[list[Step]]:
+def capture_groups(
+    plan: Plan, steps: Sequence[Step], counted: Collection[Step]
+) -> Iterator[list[Step]]:
     """Steps of a block, those together that can be captured together; ``counted`` are those whose
     results count against the budget of a run."""
     group: list[Step] = []

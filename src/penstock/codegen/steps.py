@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Of plans on devices.
 _CAPTURED_STEPS: Callable[..., CapturedSteps] = imported("penstock.codegen.captures.CapturedSteps")
-_PIECES: Callable[..., Iterator[list[Step]]] = imported("penstock.codegen.captures.pieces")
+_PIECES: Callable[..., Iterator[list[Step]]] = imported("penstock.codegen.captures.capture_groups")
 _READ_AT_ONCE: Callable[[Plan], set[int]] = imported("penstock.codegen.captures.read_at_once")
 
 # Estimated operations between two checks for a stop: a few milliseconds of NumPy on one core.

@@ -208,7 +208,7 @@ class Returned:
         return {name: give(value) for name, value in self._request.named(outputs).items()}
 
 
-def returning(backends: Collection[Backend], wanted: str) -> Any:
+def returned_by(backends: Collection[Backend], wanted: str) -> Any:
     """The backend whose tensors ``returns=`` asks for. Raises ``PenstockError`` if the session has
     none."""
     for backend in backends:

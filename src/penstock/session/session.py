@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from penstock.ir.tables import DisplayTable
     from penstock.observers.profile import Profile
     from penstock.session.compile_cache import CacheEntry
-    from penstock.session.device_ports import DeviceOrder
+    from penstock.session.device_ports import DeviceOrder, DevicePorts
     from penstock.session.granted import Granted
     from penstock.session.run import Answers, Job, PreparedRun
     from penstock.session.variables import Variables
@@ -137,6 +137,16 @@ def _own_stores(graphs: dict[str, Graph], own: dict[Any, Any]) -> dict[str, Grap
     return own_stores(graphs, own)
 
 
+def _device_ports(context: CompileContext) -> DevicePorts | None:
+    """What finds feeds on devices, if the session has backends that take such."""
+    if all(getattr(backend, "adopt", None) is None for backend in context.backends):
+        return None
+    from penstock.session.compiler import AFTER_LOWERING
+    from penstock.session.device_ports import DevicePorts, adopting
+
+    return DevicePorts(adopting(context.backends), context.executor in AFTER_LOWERING)
+
+
 def _spread(options: CompileOptions, model: Model) -> tuple[CompileOptions, dict[str, Any]]:
     """The options without what they say of workers, which contexts of compiling have."""
     if options.cluster is None:
@@ -203,12 +213,7 @@ class Session:
             main = None if artifact is None else artifact.main()
             structure, drop = self._compiler.structure, self._plans.drop
             self._subgraphs = Subgraphs(graph, model.aliases, structure, drop, main)
-            if any(getattr(backend, "adopt", None) is not None for backend in backends):
-                from penstock.session.compiler import AFTER_LOWERING
-                from penstock.session.device_ports import DevicePorts, adopting
-
-                planned = context.executor in AFTER_LOWERING
-                self._subgraphs.devices = DevicePorts(adopting(backends), planned)
+            self._subgraphs.devices = _device_ports(context)
             self._executors = Executors(
                 model, self._compiler, self._subgraphs, self._plans, artifact, entry
             )
@@ -667,9 +672,9 @@ class Session:
             order = order or devices.order_of_caller()
             order.begin(executor)
         if options.returns != "numpy":
-            from penstock.session.device_ports import Returned, returning
+            from penstock.session.device_ports import Returned, returned_by
 
-            backend = returning(self.backends, options.returns)
+            backend = returned_by(self.backends, options.returns)
             answers = Returned(request, backend, order, executor)
         if options.out is not None:
             from penstock.session.given_outputs import GivenOutputs

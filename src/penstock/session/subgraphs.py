@@ -27,7 +27,6 @@ from penstock.types import ANY, STRING, AnyType, TensorType, Type
 if TYPE_CHECKING:
     from penstock.ops.internal.transfer import Ports
     from penstock.passes.context import Unraised
-    from penstock.session.device_ports import DevicePorts
     from penstock.session.varying_shapes import VaryingShapes
 
 # Feeds that fit as they are need none of these.
@@ -220,8 +219,8 @@ class Subgraphs:
         self._aliases = aliases
         self._structure = structure
         self._on_evict = on_evict
-        self.devices: DevicePorts | None = None
-        """what finds feeds on devices, if the session has backends there"""
+        self.devices: Any = None
+        """the ``DevicePorts`` of a session with backends on devices"""
         self._lock = threading.RLock()
         # Requests by names in the order given, for speed; reading and setting one are atomic.
         self._requests: dict[Any, Request] = {}

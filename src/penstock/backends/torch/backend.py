@@ -25,7 +25,7 @@ from penstock.backends.torch import (
     resize,
 )
 from penstock.backends.torch.capture import CapturedCalls
-from penstock.backends.torch.device import CudaRuntime, Runtime, TorchDevice
+from penstock.backends.torch.device import CudaRuntime, Runtime, TorchDevice, device_of
 from penstock.backends.torch.memory import WIDTHS, TorchMemory
 from penstock.backends.torch.site import TorchSite
 from penstock.backends.torch.threads import BOUND
@@ -255,26 +255,6 @@ class TorchBackend(HostBackend):
     @property
     def workers(self) -> int:
         return 1
-
-
-def device_of(device: str | torch.device | None) -> torch.device:
-    """The device of that name. Raises ``PenstockError`` if there is none."""
-    cuda = torch.cuda.is_available()
-    try:
-        chosen = torch.device(("cuda" if cuda else "cpu") if device is None else device)
-    except RuntimeError as error:
-        raise PenstockError(f"device={device!r} is no device of torch: {error}") from error
-    if chosen.type == "cpu":
-        return torch.device("cpu")
-    if chosen.type != "cuda":
-        raise PenstockError(f"device={device!r}: the torch backend runs on cpu and cuda devices")
-    count = torch.cuda.device_count() if cuda else 0
-    index = chosen.index
-    if index is None and cuda:
-        index = torch.cuda.current_device()
-    if index is None or index >= count:
-        raise PenstockError(f"device={device!r}: torch finds {count} CUDA devices here")
-    return torch.device("cuda", index)
 
 
 def _width_of(dtype: str | torch.dtype) -> torch.dtype:

@@ -15,7 +15,7 @@ WARM_UPS = 2
 """calls before the capture, in which libraries choose their kernels and allocate what they keep"""
 
 
-class Report(Protocol):
+class CaptureReport(Protocol):
     """What is told of a capture."""
 
     def captured(self) -> None: ...
@@ -36,7 +36,7 @@ class CapturedCalls:
         self,
         body: Callable[..., tuple[Any, ...]],
         fresh: Sequence[bool],
-        report: Report,
+        report: CaptureReport,
         device: TorchDevice,
     ) -> None:
         self._body = body

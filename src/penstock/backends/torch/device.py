@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
+from penstock.errors import PenstockError
+
 
 class Runtime(Protocol):
     """What a device offers. Streams and events have the methods of ``torch.cuda.Stream`` and
@@ -169,9 +171,6 @@ def stream_on(device: Any) -> TorchStream:
     """The stream that a user names: one of ``TorchDevice.stream``, one of torch's on a CUDA device,
     or the name of such a device, which gets a new one. Raises ``PenstockError`` for a device that
     there is not, or that has no streams."""
-    from penstock.backends.torch.backend import device_of
-    from penstock.errors import PenstockError
-
     if isinstance(device, TorchStream):
         return device
     stream = device if isinstance(device, torch.Stream) else None
@@ -182,3 +181,23 @@ def stream_on(device: Any) -> TorchStream:
             "runs on the host"
         )
     return TorchDevice(chosen, CudaRuntime()).stream(stream)
+
+
+def device_of(device: str | torch.device | None) -> torch.device:
+    """The device of that name. Raises ``PenstockError`` if there is none."""
+    cuda = torch.cuda.is_available()
+    try:
+        chosen = torch.device(("cuda" if cuda else "cpu") if device is None else device)
+    except RuntimeError as error:
+        raise PenstockError(f"device={device!r} is no device of torch: {error}") from error
+    if chosen.type == "cpu":
+        return torch.device("cpu")
+    if chosen.type != "cuda":
+        raise PenstockError(f"device={device!r}: the torch backend runs on cpu and cuda devices")
+    count = torch.cuda.device_count() if cuda else 0
+    index = chosen.index
+    if index is None and cuda:
+        index = torch.cuda.current_device()
+    if index is None or index >= count:
+        raise PenstockError(f"device={device!r}: torch finds {count} CUDA devices here")
+    return torch.device("cuda", index)
