@@ -3,7 +3,8 @@
 Each figure stands beside what it is compared with, measured in turn in one run: a hop of 600 KB
 over two workers beside a compiled graph of Ray whose actors do nothing; a pipeline of the halves of
 a convolutional network beside one worker; an iteration of a loop across two workers beside two
-calls of an actor. ``--kills N`` kills workers under many clients.
+calls of an actor. ``--kills N`` kills workers under many clients. ``--forecasts`` compares what
+``SimulatedCluster`` says of runs with runs of 2 and 4 workers, whose kernels wait as for devices.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import argparse
 import os
 import signal
 import statistics
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ import numpy as np
 
 import penstock as ps
 from bench.devices import two_devices
+from bench.waiting_operation import DOMAIN, register
 from penstock.build import GraphBuilder
 from penstock.ir.graph import Model
 
@@ -34,6 +38,7 @@ TURNS = 200
 ITERATIONS = 500
 RUNS = 1000
 CLIENTS = 50
+WAIT_FLOATS = 25_000
 FEED = "x"
 
 
@@ -136,15 +141,9 @@ def pipeline(cluster: ps.Cluster, alone: ps.Cluster) -> tuple[float, float]:
         ps.compile(model, cluster=alone),
     ]
 
-    def each(session: ps.Session) -> float:
-        start = time.perf_counter()
-        for future in [session.submit({FEED: x}) for _ in range(IN_FLIGHT)]:
-            future.result()
-        return (time.perf_counter() - start) / IN_FLIGHT * 1e3
-
     for session in sessions:
-        each(session)
-    return medians(lambda: each(sessions[0]), lambda: each(sessions[1]))
+        in_flight(session, x)
+    return medians(lambda: in_flight(sessions[0], x), lambda: in_flight(sessions[1], x))
 
 
 def sent_again(cluster: ps.Cluster) -> int:
@@ -205,15 +204,109 @@ def killed(kills: int) -> tuple[int, int, float]:
     return lost, sum(count > 1 for count in ended.values()), longest
 
 
+def waiting(nodes: list[tuple[list[int], float]]) -> Model:
+    """Nodes that wait: each has the numbers of those that it reads, none of which reads the feed,
+    and its seconds. The last one gives the output; one that reads several adds them up first."""
+    b = GraphBuilder()
+    x = b.input(FEED, np.float32, [WAIT_FLOATS])
+    values: list[Any] = []
+    for reads, seconds in nodes:
+        h = values[reads[0]] if reads else x
+        for i in reads[1:]:
+            h = h + values[i]
+        values.append(b.op("Wait", h, domain=DOMAIN, seconds=seconds))
+    b.output("y", values[-1])
+    return b.model()
+
+
+def waiting_models() -> dict[str, tuple[str, Model]]:
+    """Models for forecasts, and what each is to be placed for."""
+    rng = np.random.default_rng(7)
+    layers = [([i - 1] if i else [], float(s)) for i, s in enumerate(rng.uniform(2e-3, 9e-3, 16))]
+    towers: list[tuple[list[int], float]] = [([], 4e-3)]
+    for i in range(4):
+        for j in range(3):
+            towers.append(([0 if not j else len(towers) - 1], 4e-3 + 1e-3 * i + 5e-4 * j))
+    towers.append(([3, 6, 9, 12], 3e-3))
+    return {
+        "a chain of 16 layers": ("throughput", waiting(layers)),
+        "four towers of 3 layers, joined": ("latency", waiting(towers)),
+    }
+
+
+def forecasts(networks: dict[str, tuple[str, Model]], sizes: tuple[int, ...]) -> list[str]:
+    """Rows that compare what ``SimulatedCluster`` says of runs with what is measured: the time of a
+    run, or between the ends of two if many are in flight."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "profile.json")
+        for name, (objective, model) in networks.items():
+            x = np.ones(model.graph.inputs[0].type.shape, np.float32)
+            profile = ps.Profile()
+            alone = ps.compile(model, threads=1)
+            for i in range(12):
+                alone.run({FEED: x}, observers=[profile] if i > 1 else [])
+            profile.save(path)
+            for workers in sizes:
+                with ps.Cluster(workers, objective=objective, profile=path) as cluster:
+                    session = ps.compile(model, cluster=cluster)
+                    link = cluster.link_cost
+                    simulated = ps.SimulatedCluster(
+                        workers,
+                        bandwidth=link.bandwidth,
+                        latency=link.latency,
+                        objective=objective,
+                        profile=path,
+                    )
+                    forecast = ps.compile(model, cluster=simulated).forecast_on_cluster()
+                    session.run({FEED: x})
+                    if objective == "latency":
+                        said = forecast.makespan
+                        times = [milliseconds(partial(session.run, {FEED: x}), 20)]
+                    else:
+                        said = forecast.interval
+                        times = [in_flight(session, x) for _ in range(ROUNDS)]
+                measured = statistics.median(times)
+                what = "a run" if objective == "latency" else f"{IN_FLIGHT} in flight, each"
+                rows.append(
+                    f"| {name}, {workers} workers: {what} | {said * 1e3:.2f} ms | "
+                    f"{measured:.2f} ms | {said * 1e3 / measured:.2f} |"
+                )
+    return rows
+
+
+def in_flight(session: ps.Session, x: np.ndarray) -> float:
+    """Milliseconds between the ends of runs, of many in flight."""
+    start = time.perf_counter()
+    for future in [session.submit({FEED: x}) for _ in range(IN_FLIGHT)]:
+        future.result()
+    return (time.perf_counter() - start) / IN_FLIGHT * 1e3
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20, help="how many workers are killed")
+    parser.add_argument("--forecasts", action="store_true", help="compare forecasts alone")
     parser.add_argument("--write", action="store_true", help="write bench/cluster.md, too")
     arguments = parser.parse_args()
     import ray
 
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        runtime_env={
+            "env_vars": {"PYTHONPATH": str(HERE.parent)},
+            "worker_process_setup_hook": register,
+        },
+    )
     rows = []
+    if arguments.forecasts:
+        lines = forecasts(waiting_models(), (2, 4))
+        lines += forecasts({"a convolutional network": ("throughput", network())}, (2,))
+        print("\n".join(lines))
+        return
     with ps.Cluster(2) as cluster, ps.Cluster(1) as alone:
         for name, figures in (
             ("one hop over two workers, 600 KB; Ray's compiled graph", hop(cluster)),

@@ -16,6 +16,7 @@ from penstock.version import VERSION
 
 if TYPE_CHECKING:
     from penstock.cluster.cluster import Cluster
+    from penstock.cluster.simulated import SimulatedCluster
     from penstock.errors import (
         Cancelled,
         DeadlineExceeded,
@@ -60,6 +61,7 @@ _HOMES = {
     "Session": "penstock.session.session",
     "Stats": "penstock.session.session",
     "Signal": "penstock.session.stream",
+    "SimulatedCluster": "penstock.cluster.simulated",
     "Stream": "penstock.session.stream",
     "Trace": "penstock.observers.trace",
     "compile": "penstock.session.session",
@@ -88,6 +90,7 @@ __all__ = [
     "RunError",
     "Session",
     "Signal",
+    "SimulatedCluster",
     "Stats",
     "Stream",
     "Trace",

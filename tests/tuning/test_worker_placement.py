@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.analysis.type_inference import infer_types
 from penstock.ir.graph import Graph
 from penstock.textual.parser import parse_graph
-from penstock.tuning.worker_placement import LinkCost, SimulatedCluster, WorkerPlacement
+from penstock.tuning.worker_placement import DRIVER, ClusterForecast, LinkCost, WorkerPlacement
 
 CHAIN = """graph g(x: float32[250]) -> (d) {
   a = Exp(x)
@@ -28,29 +30,30 @@ def graph_of(text: str) -> Graph:
     return graph
 
 
-def placement(text: str, workers: int = 2, seconds: float = 1.0, **given) -> WorkerPlacement:
+def placement(text: str, workers: int = 2, seconds: float = 1.0, **other) -> WorkerPlacement:
     graph = graph_of(text)
-    link = given.get("link", LinkCost(bandwidth=1e9, latency=0.01))
-    names = given.get("pins", {})
+    link = other.get("link", LinkCost(bandwidth=1e9, latency=0.01))
+    names = other.get("pins", {})
     pins = {node: names[node.op.name] for node in graph.nodes if node.op.name in names}
     return WorkerPlacement(graph, workers, lambda node: seconds, link, pins)
 
 
-def by_name(chosen: dict) -> dict[str, int]:
-    return {node.op.name: worker for node, worker in chosen.items()}
+def by_name(placed: WorkerPlacement, objective: str) -> dict[str, int]:
+    chosen = placed.best(objective)
+    return {node.op.name: i for node, i in zip(placed.graph.nodes, chosen, strict=True)}
 
 
 def test_chain_becomes_a_pipeline_for_throughput():
-    chosen = by_name(placement(CHAIN).best("throughput"))
+    chosen = by_name(placement(CHAIN), "throughput")
     assert chosen == {"Exp": 0, "Neg": 0, "Abs": 1, "Sqrt": 1}
 
 
 def test_chain_stays_on_one_worker_for_latency():
-    assert set(by_name(placement(CHAIN).best("latency")).values()) == {0}
+    assert set(by_name(placement(CHAIN), "latency").values()) == {0}
 
 
 def test_branches_run_on_two_workers_for_latency():
-    chosen = by_name(placement(BRANCHES).best("latency"))
+    chosen = by_name(placement(BRANCHES), "latency")
     assert chosen["Exp"] != chosen["Neg"]
 
 
@@ -58,24 +61,34 @@ def test_branches_run_on_two_workers_for_latency():
 def test_slow_links_keep_all_nodes_together(objective):
     slow = LinkCost(bandwidth=1.0, latency=100.0)
     for text in (CHAIN, BRANCHES):
-        assert len(set(by_name(placement(text, link=slow).best(objective)).values())) == 1
+        assert len(set(by_name(placement(text, link=slow), objective).values())) == 1
 
 
 def test_pinned_nodes_stay_where_they_are():
-    chosen = by_name(placement(CHAIN, pins={"Exp": 1, "Sqrt": 0}).best("throughput"))
+    chosen = by_name(placement(CHAIN, pins={"Exp": 1, "Sqrt": 0}), "throughput")
     assert chosen["Exp"] == 1
     assert chosen["Sqrt"] == 0
 
 
 def test_simulated_run_counts_loads_traffic_and_makespan():
-    simulated = placement(CHAIN, link=LinkCost(bandwidth=1000.0, latency=0.5)).simulated(
-        [0, 0, 1, 1]
-    )
-    # One value of 250 floats takes 0.5 s and 1 s.
-    assert simulated == SimulatedCluster(5.5, (3.5, 3.5), {(0, 1): 1000})
-    assert simulated.interval == 3.5
+    link = LinkCost(bandwidth=1000.0, latency=0.5)
+    simulated = placement(CHAIN, link=link).simulated([0, 0, 1, 1])
+    # A value of 250 floats takes 0.5 s and 1 s: the feed, what lies between, and the output.
+    traffic = {(DRIVER, 0): 1000, (0, 1): 1000, (1, DRIVER): 1000}
+    assert simulated == ClusterForecast(8.5, (5.0, 5.0), (2.0, 2.0), (2, 2), traffic)
+    assert simulated.interval == 5.0
     assert simulated.utilisation == 1.0
     assert simulated.bottleneck == 0
+    assert simulated.used == 2
+
+
+def test_simulated_branches_overlap():
+    link = LinkCost(bandwidth=1000.0, latency=0.0)
+    one, two = (placement(BRANCHES, link=link).simulated(w) for w in ([0, 0, 0], [0, 1, 0]))
+    # Fed for 1 s, then three nodes; or two beside each other, and 1 s between them.
+    assert (one.makespan, two.makespan) == (5.0, 5.0)
+    assert (one.loads, two.loads) == ((5.0, 0.0), (5.0, 3.0))
+    assert (one.utilisation, two.utilisation) == (1.0, 0.8)
 
 
 def test_value_goes_once_to_each_worker_that_reads_it():
@@ -84,4 +97,68 @@ def test_value_goes_once_to_each_worker_that_reads_it():
       b = Neg(a)
       c = Add(a, b)
     }"""
-    assert placement(text).simulated([0, 1, 1]).traffic == {(0, 1): 1000}
+    assert placement(text).simulated([0, 1, 1]).traffic[0, 1] == 1000
+
+
+def second_by_second(
+    seconds: list[int], reads: list[list[int]], workers: list[int], hop: int
+) -> tuple[int, list[int]]:
+    """The makespan and the loads of a run of nodes that pass one value each, by a clock that ticks:
+    each tick, a worker that is idle takes its first node whose values are there. Node 0 is fed; the
+    last one gives the output."""
+    n = len(seconds)
+    ends: dict[int, int] = {}
+    loads = [0] * (max(workers) + 1)
+
+    def there(i: int, worker: int) -> int:
+        """When the value of a node is on a worker; never before it has begun."""
+        return ends.get(i, 10**9) + (hop if workers[i] != worker else 0)
+
+    free = [0] * len(loads)
+    now = 0
+    while len(ends) < n:
+        for worker in range(len(loads)):
+            waiting = [i for i in range(n) if workers[i] == worker and i not in ends]
+            for i in waiting if free[worker] <= now else ():
+                if max([there(j, worker) for j in reads[i]], default=hop) <= now:
+                    ends[i] = free[worker] = now + seconds[i]
+                    break
+        now += 1
+    loads[workers[0]] += hop
+    loads[workers[-1]] += hop
+    for i, worker in enumerate(workers):
+        loads[worker] += seconds[i]
+        for target in {workers[j] for j in range(n) if i in reads[j]} - {worker}:
+            loads[worker] += hop
+            loads[target] += hop
+    return max(max(ends.values()), ends[n - 1] + hop), loads
+
+
+@given(st.data())
+def test_simulated_run_equals_a_simulation_by_a_clock(data):
+    n = data.draw(st.integers(1, 12))
+    workers = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
+    costs = data.draw(st.lists(st.integers(1, 9), min_size=n, max_size=n))
+    reads = [[]] + [
+        sorted(data.draw(st.sets(st.integers(0, i - 1), min_size=1, max_size=2)))
+        for i in range(1, n)
+    ]
+    lines = [
+        f"v{i} = {'Add' if len(before) == 2 else 'Neg'}({', '.join([f'v{j}' for j in before]) or 'x'})"
+        for i, before in enumerate(reads)
+    ]
+    body = "\n  ".join(lines)
+    graph = graph_of(f"graph g(x: float32[250]) -> (v{n - 1}) {{\n  {body}\n}}")
+    seconds = dict(zip(graph.nodes, map(float, costs), strict=True))
+    link = LinkCost(bandwidth=1000.0, latency=1.0)
+    simulated = WorkerPlacement(graph, 4, seconds.__getitem__, link, {}).simulated(workers)
+    makespan, loads = second_by_second(costs, reads, workers, 2)
+    assert simulated.makespan == makespan
+    assert [load for load in simulated.loads if load] == [load for load in loads if load]
+    assert sum(simulated.computing) == sum(costs)
+
+
+def test_workers_beyond_those_that_can_be_busy_are_left_idle():
+    for objective in ("latency", "throughput"):
+        chosen = placement(BRANCHES, workers=1000).best(objective)
+        assert max(chosen) < 6

@@ -20,7 +20,9 @@ from penstock.cli.base import (
     planner_option,
     show_table,
 )
+from penstock.cli.cluster import cluster_options, describe_forecast, show_forecast
 from penstock.cli.options import IMPORT, compile_options, file_option
+from penstock.cluster.simulated import SimulatedCluster
 from penstock.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.frontends.common.model_files import open_path
 from penstock.frontends.load import load, load_text
@@ -75,6 +77,9 @@ def _show_plan(result: Mapping[str, Any]) -> None:
             rows.append((name, format_bytes(size), format_bytes(bound), ratio))
         show_table(("planner", "arena", "lower bound", "ratio"), rows)
         return
+    if "traffic" in result:
+        show_forecast(result)
+        return
     workers = result["workers"]
     click.echo(f"serial         {result['serial'] * 1e3:.3f} ms")
     click.echo(f"makespan       {result['makespan'] * 1e3:.3f} ms on {workers} workers")
@@ -118,6 +123,7 @@ def _show_plan(result: Mapping[str, Any]) -> None:
     metavar="N",
     help="Show the simulated time of the plan on N workers, instead of the plan.",
 )
+@cluster_options
 def plan(
     model: Path | None,
     text_file: Path | None,
@@ -132,9 +138,11 @@ def plan(
     streams: bool,
     svg: Path | None,
     simulate: int | None,
+    cluster: SimulatedCluster | None,
 ) -> dict[str, Any]:
     """How a model will run: its steps and their memory, or the generated program, its streams, a
-    forecast, or the arenas of all memory planners; or its graph after a compiler pass."""
+    forecast for one machine or for a cluster, or the arenas of all memory planners; or its graph
+    after a compiler pass."""
     from penstock.inspect.gantt import format_charts
     from penstock.textual.printer import format_graph
 
@@ -151,6 +159,7 @@ def plan(
             "--planner all": planner == "all",
             "--streams": streams or svg is not None,
             "--simulate": simulate is not None,
+            "--cluster": cluster is not None,
             "--reasons": reasons,
         }
     )
@@ -161,6 +170,9 @@ def plan(
         if not streams and svg is None:
             raise click.UsageError("--max-streams is for --streams, or --executor streams")
         options = {name: value for name, value in options.items() if name != "max_streams"}
+    if cluster is not None:
+        spread = compile(loaded, cluster=cluster, **options)
+        return describe_forecast(spread, cluster, all_shapes(loaded, shapes))
     compiled: Callable[..., Session] = partial(
         compile, loaded, shapes=all_shapes(loaded, shapes), **options
     )

@@ -150,12 +150,7 @@ def profile(
 
 def _step(row: StepRow, runs: int, peak: MachinePeak) -> dict[str, Any]:
     return {
-        **asdict(row.facts),
-        "threads": row.threads,
-        "count": row.count,
-        "ms": row.seconds / runs * 1e3,
-        "best_ms": row.best * 1e3,
-        "share": row.share,
+        **row.describe(runs),
         "gflops_per_s": row.flops_per_s * 1e-9,
         "gbytes_per_s": row.bytes_per_s * 1e-9,
         "share_of_peak": row.flops_per_s / peak.flops_per_s,

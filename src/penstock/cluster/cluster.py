@@ -7,27 +7,30 @@ import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from penstock.algorithms.records import dataclass
 from penstock.analysis.frames import GraphPart
-from penstock.errors import InvalidModel, PenstockError, WorkerLost, check_count, wrong_type
+from penstock.cluster.simulated import MOST_WORKERS, check_rates, worker_devices
+from penstock.errors import InvalidModel, PenstockError, WorkerLost, check_count
 from penstock.ir.graph import Graph
 from penstock.ir.op import Role
 from penstock.plan.plan import Slot, SlotKind, StepTable
 from penstock.session.stages import CompileContext
+from penstock.tuning.profile_costs import ProfileCosts
 from penstock.types import TensorType
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from penstock.cluster.executor import ClusterExecutor
     from penstock.cluster.members import Members
     from penstock.cluster.parts import PartOptions, RemotePart
     from penstock.ops.tensorflow.state import Store
     from penstock.tuning.worker_placement import LinkCost
-
-OBJECTIVES = ("throughput", "latency")
 
 # Bytes of the messages by which links are measured, and how often each is sent.
 _PROBES = (8, 1 << 20)
@@ -38,11 +41,12 @@ _MOST_REPLACEMENTS = 5
 
 @dataclass(frozen=True, eq=False)
 class _Registered:
-    """A graph: the contents of its part for each worker, as a reference of Ray, their bytes, and
-    what workers need to compile it. ``variables``: the names of those that each worker
+    """A graph: the contents of its part for each worker, as a reference of Ray, their digests and
+    bytes, and what workers need to compile it. ``variables``: the names of those that each worker
     has."""
 
     contents: Mapping[int, Any]
+    digests: Mapping[int, bytes]
     nbytes: Mapping[int, int]
     options: PartOptions
     parts: Mapping[int, RemotePart]
@@ -70,6 +74,7 @@ class Cluster:
             least time each, as a pipeline; or "latency", that one run does.
         bandwidth: Bytes per second between workers; measured when the cluster starts unless given.
         latency: Seconds from worker to worker; measured as well.
+        profile: A file with what nodes take (``Profile.save``); by default the table of costs.
         address: That of a Ray; by default the one that this process uses, or else one that is
             started on this machine.
     """
@@ -84,28 +89,21 @@ class Cluster:
         objective: str = "throughput",
         bandwidth: float | None = None,
         latency: float | None = None,
+        profile: str | Path | None = None,
         address: str | None = None,
     ) -> None:
-        check_count("workers", workers, 10_000)
+        check_count("workers", workers, MOST_WORKERS)
         check_count("threads", threads)
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise ValueError(f"retries={retries!r}: a whole number of at least 0 is needed")
-        if objective not in OBJECTIVES:
-            raise ValueError(f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}")
-        rates = {"worker_timeout": worker_timeout, "bandwidth": bandwidth, "latency": latency}
-        for name, value in rates.items():
-            if value is not None and not isinstance(value, int | float):
-                raise wrong_type(name, value, "a number")
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value!r}: a number over 0 is needed")
+        check_rates(objective, worker_timeout=worker_timeout, bandwidth=bandwidth, latency=latency)
         self.workers = workers
         self.threads = threads
         self.retries = retries
         self.worker_timeout = worker_timeout
         self.objective = objective
-        self.devices = tuple(
-            [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(workers)]
-        )
+        self.devices = worker_devices(workers)
+        self.costs = None if profile is None else ProfileCosts.read(profile)
         self.sent_graph_bytes = 0
         """bytes of graphs that workers have been sent"""
         self._address = address
@@ -116,6 +114,7 @@ class Cluster:
         self._members: Members | None = None
         self._handles = count()
         self._graphs: dict[int, _Registered] = {}
+        self._contents: dict[bytes, Any] = {}  # references of Ray, by digest
         self._store_numbers: weakref.WeakKeyDictionary[Store, int] = weakref.WeakKeyDictionary()
         self._homes: dict[tuple[int, str], int] = {}
         self._losses: dict[int, WorkerLost] = {}
@@ -212,6 +211,7 @@ class Cluster:
         from penstock.cluster.parts import PartOptions, encode_part, remote_parts, variables_of
 
         contents: dict[int, Any] = {}
+        digests: dict[int, bytes] = {}
         nbytes: dict[int, int] = {}
         numbers: dict[int, list[int]] = {}
         variables: dict[int, list[str]] = {}
@@ -224,11 +224,17 @@ class Cluster:
                 variables[worker] = [name for _, name in names]
                 for store, name in names:
                     self._settle((known[store], name), worker)
-            contents[worker] = ray.put(np.frombuffer(content, np.uint8))
+            digests[worker] = blake2b(content, digest_size=16).digest()
+            with self._lock:  # replicas on several workers have the same content
+                stored = self._contents.get(digests[worker])
+                if stored is None:
+                    stored = ray.put(np.frombuffer(content, np.uint8))
+                    self._contents[digests[worker]] = stored
+            contents[worker] = stored
             nbytes[worker] = len(content)
         options = PartOptions.of(context)
         remote = {part.worker: part for part in remote_parts(parts)}
-        return _Registered(contents, nbytes, options, remote, numbers, variables)
+        return _Registered(contents, digests, nbytes, options, remote, numbers, variables)
 
     def _settle(self, variable: tuple[int, str], worker: int) -> None:
         """Note the worker that has a variable."""
@@ -269,6 +275,10 @@ class Cluster:
         with self._lock:
             registered = self._graphs.pop(handle, None)
             members = self._members
+            kept = {d for other in self._graphs.values() for d in other.digests.values()}
+            for digest in () if registered is None else registered.digests.values():
+                if digest not in kept:
+                    self._contents.pop(digest, None)
         if registered is None or members is None or self._closed:
             return
         for worker in registered.contents:

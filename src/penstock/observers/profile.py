@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from penstock.plan.plan import Step
 from penstock.plan.step_facts import StepFacts, step_facts
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from penstock.ir.tables import DisplayTable
 
 
@@ -55,6 +58,17 @@ class StepRow:
     seconds: float
     best: float
     share: float
+
+    def describe(self, runs: int) -> dict[str, Any]:
+        """What a JSON document has of the step: its facts, and milliseconds a run."""
+        return {
+            **asdict(self.facts),
+            "threads": self.threads,
+            "count": self.count,
+            "ms": self.seconds / runs * 1e3,
+            "best_ms": self.best * 1e3,
+            "share": self.share,
+        }
 
     @property
     def flops_per_s(self) -> float:
@@ -185,6 +199,19 @@ class Profile(Observer):
             for e in self
         ]
         return sorted(rows, key=lambda row: -row.seconds)
+
+    def save(self, path: str | Path) -> None:
+        """Write the steps as JSON, which ``penstock plan --cost`` and ``SimulatedCluster`` read."""
+        import json
+        from pathlib import Path
+
+        runs = self.runs or 1
+        document = {
+            "runs": self.runs,
+            "ms": self.wall / runs * 1e3,
+            "steps": [row.describe(runs) for row in self.steps()],
+        }
+        Path(path).write_text(json.dumps(document, indent=2), encoding="utf-8")
 
     def by_node(self) -> list[Row]:
         return self._rows(lambda step: f"{operation_name(step.node)} ({step.node.label})")

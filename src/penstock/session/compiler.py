@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.plan.plan import StepTable
     from penstock.plan.streams import StreamSchedules
     from penstock.tuning.reasons import Reasons
+    from penstock.tuning.worker_placement import ClusterForecast
 
 Stage = Callable[[Any, CompileContext], Any]
 
@@ -46,6 +47,7 @@ _bind_sampled: Stage = imported("penstock.session.scheduling.bind_sampled")
 _check_dims: Callable[..., None] = imported("penstock.session.feeds.check_dims")
 _build_frames: Stage = imported("penstock.session.frames.build_frames")
 _build_on_cluster: Stage = imported("penstock.session.spread.build_on_cluster")
+_forecast_on_cluster: Stage = imported("penstock.session.spread.forecast_on_cluster")
 
 _FOR_SHAPES: tuple[Stage, ...] = (stages.specialise, _optimise)
 _PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, _lower_graph, stages.plan_slots)
@@ -146,6 +148,12 @@ class Compiler:
             again = partial(_reframed, context, subgraph.again, _unfilled(values), open_types)
             compiler = Compiler(replace(context, reframed=again))
         return compiler._run(line, subgraph, values, open_types, samples)
+
+    def forecast_on_cluster(self, subgraph: Subgraph, values: Sequence[Any]) -> ClusterForecast:
+        """What runs of ``subgraph`` on the workers of ``cluster=`` are expected to take."""
+        framed = self.context.executor == "frames" or subgraph.framed
+        line = (stages.specialise,) if framed else _FOR_SHAPES
+        return self._run((*line, _forecast_on_cluster), subgraph, values)
 
     def restore(self, saved: SavedPlan, values: Sequence[Any]) -> Executor:
         """The executor of a plan that was saved, for values of the shapes that it is for."""

@@ -88,6 +88,13 @@ class Executors:
 
     def _ahead(self, shapes: InputShapes) -> Executor:
         """Compile the plan for inputs of these shapes ahead of the first run."""
+        values = self.values_of(shapes)
+        main = self._subgraphs.main
+        return self.get(main, main.key(values), values, exact=True)
+
+    def values_of(self, shapes: Mapping[str, Sequence[int]]) -> list[Any]:
+        """Values of the main inputs that have these shapes, and no memory of their own; those of
+        inputs that are not named have the shapes that the model declares."""
         main = self._subgraphs.main
         sizes = _sizes(main.types, shapes)
         for name in sorted(set(shapes) - set(main.names) - sizes.keys()):
@@ -110,7 +117,7 @@ class Executors:
                 values.append(np.broadcast_to(np.zeros((), input_type.dtype), shape))
             except ValueError as error:
                 raise InvalidInput(f"input {name!r}: no array has shape {shape}") from error
-        return self.get(main, main.key(values), values, exact=True)
+        return values
 
     def get(
         self, subgraph: Subgraph, key: Any, values: Sequence[Any], exact: bool = False

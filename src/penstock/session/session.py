@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from penstock.session.run import Answers, Job, PreparedRun
     from penstock.session.variables import Variables
     from penstock.tuning.reasons import Reasons
+    from penstock.tuning.worker_placement import ClusterForecast
 
 DEFAULT_OPTIONS = CompileOptions()
 
@@ -444,6 +445,18 @@ class Session:
 
         check_count("workers", workers)
         return forecast(self.plan, self._compiler.seconds, workers)
+
+    def forecast_on_cluster(
+        self, shapes: Mapping[str, Sequence[int]] | None = None
+    ) -> ClusterForecast:
+        """What runs on the workers of ``cluster=`` are expected to take, for inputs of these
+        shapes: nodes as they are placed now, by measured costs, or else estimated ones. Nothing is
+        run or sent. Raises ``InvalidInput`` for shapes that the model cannot have,
+        ``Unsupported`` for graphs with loops of TensorFlow's frames."""
+        if self.options.cluster is None:
+            raise PenstockError("the session has no cluster: compile it with cluster=")
+        values = self._executors.values_of(shapes or {})
+        return self._compiler.forecast_on_cluster(self._subgraphs.main, values)
 
     def schedule(self, max_streams: int | None = None) -> Schedule:
         """The static schedule of the last plan on streams, and of its blocks with streams of their

@@ -11,6 +11,7 @@ What a worker makes of its part is what this process would make of it (``session
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -18,7 +19,7 @@ from math import inf
 from penstock.analysis.frames import Frames, GraphPart
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
-from penstock.errors import InvalidInput, InvalidModel
+from penstock.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.executors.base import Executor
 from penstock.ir.device_name import LOCAL, DeviceName
 from penstock.ir.graph import Graph, Model, Node, is_framed
@@ -29,7 +30,12 @@ from penstock.passes.structure.lower_control_flow import lower_control_flow, spa
 from penstock.session.options import CompileOptions
 from penstock.session.stages import CompileContext, Feeds
 from penstock.tuning.placement import check_keys, wanted
-from penstock.tuning.worker_placement import LinkCost, WorkerPlacement, WorkerPool
+from penstock.tuning.worker_placement import (
+    ClusterForecast,
+    LinkCost,
+    WorkerPlacement,
+    WorkerPool,
+)
 
 
 def names_task(device: str) -> bool:
@@ -70,6 +76,37 @@ def build_on_cluster(feeds: Feeds, context: CompileContext) -> Executor:
     """The executor of a graph on a cluster."""
     graph, cluster = feeds.graph, context.options.cluster
     assert cluster is not None
+    frames = _prepared(graph, cluster, context)
+    if is_framed(graph):
+        infer_types(graph, certain=False)
+        assign_devices(graph, cluster.devices)
+    else:
+        placement = _placement(graph, cluster, context)
+        workers = placement.best(cluster.objective)
+        for node, worker in zip(graph.nodes, workers, strict=True):
+            node.device = cluster.devices[worker]
+    parts = partition(graph, frames, {node: node.device for node in graph.nodes})
+    return cluster.executor([_named(part, cluster) for part in parts], graph, context)
+
+
+def forecast_on_cluster(feeds: Feeds, context: CompileContext) -> ClusterForecast:
+    """What runs of a graph on a cluster are expected to take. Raises ``Unsupported`` for a graph
+    with loops of TensorFlow's frames."""
+    graph, cluster = feeds.graph, context.options.cluster
+    assert cluster is not None
+    _prepared(graph, cluster, context)
+    if is_framed(graph):
+        reason = "how often its loop runs is known only during a run: measure runs instead"
+        framed = [node for node in graph.nodes if node.op.role is Role.NEXT_ITERATION]
+        raise Unsupported.of(
+            (node.op.full_name, reason, node.label) for node in framed or graph.nodes
+        )
+    placement = _placement(graph, cluster, context)
+    return placement.simulated(placement.best(cluster.objective))
+
+
+def _prepared(graph: Graph, cluster: WorkerPool, context: CompileContext) -> Frames:
+    """Give nodes the devices that ``place=`` has for them, and the graph its types and frames."""
     for node in graph.walk():
         node.device = next(iter(wanted(node, context.pins)), node.device)
     infer_types(graph, certain=not is_framed(graph))
@@ -79,14 +116,7 @@ def build_on_cluster(feeds: Feeds, context: CompileContext) -> Executor:
         infer_types(graph, certain=not is_framed(graph))
         lower_control_flow(graph, spans_devices)
     check_sizes(graph, context.limits)
-    frames = Frames(graph)
-    if is_framed(graph):
-        infer_types(graph, certain=False)
-        assign_devices(graph, cluster.devices)
-    else:
-        _place_by_cost(graph, cluster, context)
-    parts = partition(graph, frames, {node: node.device for node in graph.nodes})
-    return cluster.executor([_named(part, cluster) for part in parts], graph, context)
+    return Frames(graph)
 
 
 def _named(part: GraphPart, cluster: WorkerPool) -> GraphPart:
@@ -98,9 +128,9 @@ def _named(part: GraphPart, cluster: WorkerPool) -> GraphPart:
     )
 
 
-def _place_by_cost(graph: Graph, cluster: WorkerPool, context: CompileContext) -> None:
-    """Give each node the device of a worker: the one that it names, the first if it has a state,
-    else the one that costs choose."""
+def _placement(graph: Graph, cluster: WorkerPool, context: CompileContext) -> WorkerPlacement:
+    """What chooses the workers of nodes by costs: but for those that name one, and for those with a
+    state, which are on the first one."""
     copy = {node: node.device for node in graph.nodes}
     for node in graph.nodes:
         if not names_task(node.device):
@@ -111,11 +141,11 @@ def _place_by_cost(graph: Graph, cluster: WorkerPool, context: CompileContext) -
         for node in graph.nodes
         if names_task(copy[node]) or _has_state(node, context)
     }
-    seconds = partial(_seconds, context)
+    seconds: Callable[[Node], float] = partial(_seconds, context)
+    if cluster.costs is not None:
+        seconds = cluster.costs.seconds(graph, seconds)
     link = cluster.link_cost if cluster.workers > 1 else LinkCost(inf, 0.0)
-    placement = WorkerPlacement(graph, cluster.workers, seconds, link, pins)
-    for node, worker in placement.best(cluster.objective).items():
-        node.device = cluster.devices[worker]
+    return WorkerPlacement(graph, cluster.workers, seconds, link, pins)
 
 
 def _has_state(node: Node, context: CompileContext) -> bool:

@@ -6,18 +6,24 @@ of its own (``algorithms.heft``), and a pipeline of consecutive nodes
 
     load of a worker      its nodes, and what it takes to send and receive values
     throughput            runs per second of many in flight: 1 / the largest load
-    latency               the makespan of one run
+    latency               the makespan of one run, from the feeds to the outputs
 
-A value goes once to each worker that reads it, as ``partition`` has it.
+A value goes once to each worker that reads it, as ``partition`` has it. Feeds come from the driver,
+and outputs go there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import place
+from penstock.algorithms.ordering import critical_path
 from penstock.algorithms.pipeline_cuts import pipeline_cuts
 from penstock.algorithms.records import dataclass
 from penstock.analysis.frames import GraphPart
@@ -25,8 +31,18 @@ from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, Value, all_reads, dependencies
 from penstock.types import TensorType
 
+if TYPE_CHECKING:
+    from penstock.tuning.profile_costs import ProfileCosts
+
+OBJECTIVES = ("throughput", "latency")
+
 # A placement on more workers must be better by this fraction.
 _GAIN = 0.02
+# HEFT is given this many times the workers that could be busy all the time.
+_SPARE = 2
+
+DRIVER = -1
+"""stands for the process that feeds runs, where workers have numbers"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +58,13 @@ class LinkCost:
 
 
 class WorkerPool(Protocol):
-    """What compiling needs of a cluster (``penstock.Cluster``)."""
+    """What compiling needs of a cluster (``penstock.Cluster``). ``costs``: what nodes take, of
+    those that are known, by the name of the node; others are in the table of costs."""
 
     workers: int
     objective: str
     devices: tuple[str, ...]
+    costs: ProfileCosts | None
 
     @property
     def link_cost(self) -> LinkCost:
@@ -57,13 +75,16 @@ class WorkerPool(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedCluster:
-    """The simulated run of a graph on workers. ``makespan``: seconds of one run; ``loads``: the
+class ClusterForecast:
+    """A run of a graph on workers, simulated. ``makespan``: seconds of one run; ``loads``: the
     seconds that each worker is busy with one run, the largest of which bounds the throughput;
-    ``traffic``: the bytes between each two workers."""
+    ``computing``: those of them that its nodes take; ``nodes``: their number; ``traffic``: the
+    bytes between each two workers, of which ``DRIVER`` is the process that feeds the run."""
 
     makespan: float
     loads: tuple[float, ...]
+    computing: tuple[float, ...]
+    nodes: tuple[int, ...]
     traffic: Mapping[tuple[int, int], int]
 
     @property
@@ -77,11 +98,15 @@ class SimulatedCluster:
         return max(self.loads, default=0.0)
 
     @property
+    def used(self) -> int:
+        """The number of workers that have something to do."""
+        return sum(load > 0 for load in self.loads)
+
+    @property
     def utilisation(self) -> float:
         """The part of their time that the workers which are used are busy, if many runs are in
         flight."""
-        used = [load for load in self.loads if load]
-        return sum(used) / (len(used) * self.interval) if used else 0.0
+        return sum(self.loads) / (self.used * self.interval) if self.used else 0.0
 
 
 class WorkerPlacement:
@@ -96,7 +121,7 @@ class WorkerPlacement:
         link: LinkCost,
         pins: Mapping[Node, int],
     ) -> None:
-        self._graph = graph
+        self.graph = graph
         self._workers = workers
         self._link = link
         self._pins = pins
@@ -104,14 +129,22 @@ class WorkerPlacement:
         *_, (_, edges) = dependencies(graph)
         self._dag = Dag(len(graph.nodes), edges)
         index = {node: i for i, node in enumerate(graph.nodes)}
-        # The values that a node reads of another one, by their producers.
+        # The values that a node reads of another one, by their producers; the feeds that it reads.
         self._reads: list[dict[int, list[Value]]] = [{} for _ in graph.nodes]
+        self._feeds: list[list[Value]] = [[] for _ in graph.nodes]
+        inputs = {*graph.inputs}
         for j, node in enumerate(graph.nodes):
             for value in dict.fromkeys(all_reads(node)):
                 if value.producer in index:
                     self._reads[j].setdefault(index[value.producer], []).append(value)
+                elif value in inputs:
+                    self._feeds[j].append(value)
+        self._outputs: dict[int, list[Value]] = {}
+        for value in dict.fromkeys(graph.outputs):
+            if value.producer in index:
+                self._outputs.setdefault(index[value.producer], []).append(value)
 
-    def best(self, objective: str) -> dict[Node, int]:
+    def best(self, objective: str) -> list[int]:
         """The worker of each node, for the least ``"latency"`` or the highest ``"throughput"``."""
         chosen: list[int] | None = None
         least: Any = None
@@ -121,12 +154,13 @@ class WorkerPlacement:
             if least is None or score < least * (1 - _GAIN):
                 chosen, least = workers, score
         assert chosen is not None
-        return dict(zip(self._graph.nodes, chosen, strict=True))
+        return chosen
 
     def _candidates(self) -> list[list[int]]:
         """Placements: all on one worker, a pipeline, that of HEFT."""
-        nodes, workers = self._graph.nodes, self._workers
+        nodes = self.graph.nodes
         pinned = {self._pins[node] for node in nodes if node in self._pins}
+        workers = self._useful_workers(pinned)
         candidates = []
         if len(pinned) <= 1:
             candidates.append([next(iter(pinned), 0)] * len(nodes))
@@ -139,18 +173,26 @@ class WorkerPlacement:
         candidates.append(list(place(self._dag, rows, self._transfer).backend) if nodes else [])
         return candidates
 
+    def _useful_workers(self, pinned: Collection[int]) -> int:
+        """As many workers as HEFT can use: of more, some would always be idle."""
+        if not self.graph.nodes:
+            return 1
+        longest = critical_path(self._dag, self._cost)
+        busy = math.ceil(_SPARE * math.fsum(self._cost) / longest) if longest else 1
+        return min(self._workers, max([busy, *[worker + 1 for worker in pinned]]))
+
     def _transfer(self, i: int, j: int, source: int, target: int) -> float:
         return self._link.seconds(sum(map(_nbytes, self._reads[j].get(i, ()))))
 
     def _pipeline(self) -> list[int]:
         """Consecutive nodes on each worker."""
-        n = len(self._graph.nodes)
+        n = len(self.graph.nodes)
         last = list(range(n))  # the last reader of each node's values
         for i, after in enumerate(self._dag.succ):
             last[i] = max((i, *after))
         crossing = [0.0] * (n + 2)
         read = {value for reads in self._reads for values in reads.values() for value in values}
-        for i, node in enumerate(self._graph.nodes):
+        for i, node in enumerate(self.graph.nodes):
             values = [v for v in node.outputs if v is not None and v in read]
             seconds = self._link.seconds(sum(map(_nbytes, values))) if values else 0.0
             if last[i] > i:
@@ -161,35 +203,89 @@ class WorkerPlacement:
         cuts = pipeline_cuts(self._cost, crossing[:n], self._workers)
         return _stages(cuts, n)
 
-    def simulated(self, workers: Sequence[int]) -> SimulatedCluster:
-        """One run with each node on the worker that is given: nodes of a worker run in the order of
-        the graph, each when its values have come."""
+    def simulated(self, workers: Sequence[int]) -> ClusterForecast:
+        """One run with each node on the worker that is given: a worker that is idle runs the first
+        node, in the order of the graph, whose values have come. All feeds of a worker come at once,
+        and what a node gives leaves when it has ended; a link has room for all that it is given."""
         loads = [0.0] * self._workers
-        free = [0.0] * self._workers
-        arrival: dict[tuple[int, int], float] = {}
+        computing = [0.0] * self._workers
         traffic: dict[tuple[int, int], int] = {}
-        finish = [0.0] * len(workers)
-        targets: list[dict[int, dict[Value, None]]] = [{} for _ in workers]
-        for j, reads in enumerate(self._reads):
-            for i, values in reads.items():
-                if workers[i] != workers[j]:
-                    targets[i].setdefault(workers[j], {}).update(dict.fromkeys(values))
+
+        def sent(source: int, target: int, values: Collection[Value]) -> float:
+            """The seconds that values take from one worker to another, which both are busy for."""
+            nbytes = sum(map(_nbytes, values))
+            seconds = self._link.seconds(nbytes)
+            for worker in (source, target):
+                if worker != DRIVER:
+                    loads[worker] += seconds
+            traffic[source, target] = traffic.get((source, target), 0) + nbytes
+            return seconds
+
+        fed: dict[int, list[int]] = {}  # the nodes that read feeds, by worker
+        targets: list[dict[int, list[int]]] = [{} for _ in workers]  # readers, by worker
+        missing = [0] * len(workers)
         for j, worker in enumerate(workers):
-            before = [
-                finish[i] if workers[i] == worker else arrival.get((i, worker), finish[i])
-                for i in self._dag.pred[j]
-            ]
-            finish[j] = max([free[worker], *before]) + self._cost[j]
-            loads[worker] += self._cost[j]
-            free[worker] = finish[j]
-            for target, sent in targets[j].items():
-                nbytes = sum(map(_nbytes, sent))
-                seconds = self._link.seconds(nbytes)
-                arrival[j, target] = finish[j] + seconds
-                loads[worker] += seconds
-                loads[target] += seconds
-                traffic[worker, target] = traffic.get((worker, target), 0) + nbytes
-        return SimulatedCluster(max(finish, default=0.0), tuple(loads), traffic)
+            missing[j] = len(self._dag.pred[j]) + bool(self._feeds[j])
+            if self._feeds[j]:
+                fed.setdefault(worker, []).append(j)
+            for i in self._dag.pred[j]:
+                targets[i].setdefault(worker, []).append(j)
+        ready: list[list[int]] = [[] for _ in loads]
+        idle = [True] * self._workers
+        events: list[tuple[float, int, Sequence[int], int | None]] = []
+        number = count()
+
+        def later(when: float, nodes: Sequence[int], ended: int | None = None) -> None:
+            """Nodes get one of the values that they wait for, perhaps since a node has ended."""
+            heappush(events, (when, next(number), nodes, ended))
+
+        for worker, nodes in fed.items():
+            values = dict.fromkeys(value for j in nodes for value in self._feeds[j])
+            later(sent(DRIVER, worker, values), nodes)
+        later(0.0, [])
+        for j, worker in enumerate(workers):
+            if not missing[j]:
+                heappush(ready[worker], j)
+        makespan = 0.0
+        while events:
+            now = events[0][0]
+            touched = set(workers) if now == 0.0 else set()
+            while events and events[0][0] == now:
+                _, _, given, ended = heappop(events)
+                if ended is not None:
+                    worker = workers[ended]
+                    idle[worker] = True
+                    touched.add(worker)
+                    end = now
+                    for target, readers in targets[ended].items():
+                        if target == worker:
+                            given = readers
+                            continue
+                        reads = [v for j in readers for v in self._reads[j].get(ended, ())]
+                        later(now + sent(worker, target, dict.fromkeys(reads)), readers)
+                    if ended in self._outputs:
+                        end += sent(worker, DRIVER, self._outputs[ended])
+                    makespan = max(makespan, end)
+                for j in given:
+                    missing[j] -= 1
+                    if not missing[j]:
+                        heappush(ready[workers[j]], j)
+                        touched.add(workers[j])
+            for worker in touched:
+                if idle[worker] and ready[worker]:
+                    j = heappop(ready[worker])
+                    idle[worker] = False
+                    loads[worker] += self._cost[j]
+                    computing[worker] += self._cost[j]
+                    later(now + self._cost[j], [], j)
+        nodes_of = Counter(workers)
+        return ClusterForecast(
+            makespan,
+            tuple(loads),
+            tuple(computing),
+            tuple([nodes_of[worker] for worker in range(self._workers)]),
+            traffic,
+        )
 
 
 def _stages(cuts: Sequence[int], n: int) -> list[int]:

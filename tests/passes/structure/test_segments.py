@@ -11,6 +11,7 @@ import penstock as ps
 from penstock.analysis.frames import Frames
 from penstock.ir.graph import Graph, sort
 from penstock.ops.internal.segment import is_segment
+from penstock.passes.lowering.partition import partition
 from penstock.passes.structure.segments import group_segments
 from tests.support.tf_graphs import Flow
 
@@ -70,6 +71,28 @@ def test_nodes_wait_for_the_same_slow_nodes() -> None:
     assert segments(g) == [{"slow", "behind", "further", "beside", "also"}]
     groups = segments(g, "slow")
     assert sorted(map(sorted, groups)) == [["also", "beside"], ["behind", "further"]]
+
+
+def test_value_that_is_sent_does_not_wait_for_other_nodes() -> None:
+    """
+    x ─> early ─> sent ─> on ─> after        (another device reads what is sent)
+                    └───> other ─> far
+    """
+    g = ports(x="int32")
+    sent = g.op("Neg", g.op("Neg", "x", name="early"), name="sent")
+    g.op("Neg", g.op("Neg", sent, name="on"), name="after")
+    g.op("Neg", g.op("Neg", sent, name="other"), name="far")
+    graph: Graph = ps.load(g.bytes()).graph
+    sort(graph)
+    names = {"other": "/device:CPU:1", "far": "/device:CPU:1"}
+    devices = {node: names.get(node.name, "/device:CPU:0") for node in graph.nodes}
+    here, _ = partition(graph, Frames(graph), devices)
+    group_segments(here.graph, Frames(here.graph), lambda n: n.op.role is None, lambda n: False)
+    bodies = [node.attrs["body"] for node in here.graph.nodes if is_segment(node)]
+    assert [{node.name for node in body.nodes} for body in bodies] == [
+        {"early", "sent"},
+        {"on", "after"},
+    ]
 
 
 def test_iteration_does_not_wait_for_slow_nodes_of_the_one_before() -> None:

@@ -388,7 +388,10 @@ class FrameGraph:
             return
         for value in values:
             if value is not None and value.const is None:
-                readers.setdefault(value, []).append((node, len(inputs)))
+                # Others wait for what is sent: it goes before this part goes on.
+                own = readers.setdefault(value, [])
+                first = 0 if node.rule is TokenRule.SEND else len(own)
+                own.insert(first, (node, len(inputs)))
                 node.data_inputs += 1
             inputs.append(None if value is None else value.const)
         node.end = len(inputs)

@@ -2,7 +2,8 @@
 
 The nodes of a segment are in one frame, live under the same condition (``conditions``) and wait for
 the same slow nodes, so that no node runs that would be dead, none dies that would run, and none
-waits for a slow node, or for a loop, that it did not wait for before::
+waits for a slow node, or for a loop, that it did not wait for before. Outside of loops the same
+values that are sent depend on them, so that none is sent later for the sake of others::
 
     merge ──> less ──> cond ──> switch ──F──> exit       segments: {less, cond} and {neg, add}
       ^                  merge ───┘  └───T──> neg ──> add ─┐
@@ -56,8 +57,9 @@ def group_segments(
     if waits is None:
         return {}
     conditions = _conditions(graph, frames)
+    sends = _sends_behind(graph.nodes, sources, frames)
     keys: dict[Node, object] = {
-        node: (frames.of[node], conditions[node], waits[node])
+        node: (frames.of[node], conditions[node], waits[node], sends[node])
         if node not in slow and joins(node)
         else node
         for node in paced(graph.nodes)
@@ -159,6 +161,21 @@ def _slow_before(
         if not changed:
             return before
     return None
+
+
+def _sends_behind(
+    nodes: Sequence[Node], sources: Sources, frames: Frames
+) -> dict[Node, frozenset[Node]]:
+    """The sends that wait for each node outside of loops: of more than a few, the first one."""
+    behind = dict.fromkeys(nodes, frozenset[Node]())
+    for node in paced(nodes[::-1]):
+        if len(behind[node]) > _MOST_SLOW:
+            behind[node] = frozenset({node})
+        own = behind[node] | {node} if node.op.role is Role.SEND else behind[node]
+        for source in sources[node]:
+            if own and frames.of[source].parent is None:
+                behind[source] |= own
+    return behind
 
 
 def _earlier(node: Node | None, before: Mapping[Node, SlowNodes]) -> SlowNodes:

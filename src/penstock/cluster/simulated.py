@@ -1,0 +1,65 @@
+"""``penstock.SimulatedCluster``: a cluster of any size that runs nothing, for forecasts of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from penstock.analysis.frames import GraphPart
+from penstock.errors import Unsupported, check_count, wrong_type
+from penstock.ir.graph import Graph
+from penstock.tuning.profile_costs import ProfileCosts
+from penstock.tuning.worker_placement import OBJECTIVES, LinkCost
+
+MOST_WORKERS = 10_000
+
+
+class SimulatedCluster:
+    """Workers that are only thought of: ``penstock.compile(model, cluster=SimulatedCluster(1000,
+    bandwidth=10e9, latency=50e-6)).forecast_on_cluster()`` says what runs on them would take.
+
+    ``bandwidth`` (bytes per second) and ``latency`` (seconds) are those of a message between two of
+    them. Nodes take what the ``profile`` says, a file that ``penstock profile --json`` or
+    ``Profile.save`` wrote, or else what the table of costs does. Nodes are placed as on
+    ``penstock.Cluster``. Raises ``InvalidInput`` for a file that is no profile.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        bandwidth: float,
+        latency: float,
+        objective: str = "throughput",
+        profile: str | Path | None = None,
+    ) -> None:
+        check_count("workers", workers, MOST_WORKERS)
+        check_rates(objective, bandwidth=bandwidth, latency=latency)
+        self.workers = workers
+        self.objective = objective
+        self.link_cost = LinkCost(bandwidth, latency)
+        self.devices = worker_devices(workers)
+        self.costs = None if profile is None else ProfileCosts.read(profile)
+
+    def executor(self, parts: Sequence[GraphPart], graph: Graph, context: Any) -> NoReturn:
+        """Raises ``Unsupported``."""
+        reason = "there are no workers that could run it; forecast_on_cluster() says what runs take"
+        raise Unsupported.of([("a simulated cluster", reason, "cluster=")])
+
+
+def worker_devices(workers: int) -> tuple[str, ...]:
+    """The full names of the devices of workers."""
+    return tuple([f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(workers)])
+
+
+def check_rates(objective: str, **rates: float | None) -> None:
+    """Raise ``ValueError`` for an objective that there is not, and for numbers that are not over
+    0."""
+    if objective not in OBJECTIVES:
+        raise ValueError(f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}")
+    for name, value in rates.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise wrong_type(name, value, "a number")
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}={value!r}: a number over 0 is needed")
