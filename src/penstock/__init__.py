@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.observers.profile import Profile
     from penstock.observers.ranges import Ranges
     from penstock.observers.trace import Trace
+    from penstock.serving.ray_serve import ray_deployment
     from penstock.serving.replicas import Replicas
     from penstock.session.session import Session, Stats, compile, open
     from penstock.session.stream import Signal, Stream
@@ -67,6 +68,7 @@ _HOMES = {
     "compile": "penstock.session.session",
     "open": "penstock.session.session",
     "load": "penstock.frontends.load",
+    "ray_deployment": "penstock.serving.ray_serve",
 }
 
 __all__ = [
@@ -99,6 +101,7 @@ __all__ = [
     "compile",
     "load",
     "open",
+    "ray_deployment",
 ]
 
 

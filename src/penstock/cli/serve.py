@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,17 @@ def _show_served(result: Mapping[str, Any]) -> None:
     show_default=True,
     help="Bytes of a request.",
 )
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="Let each replica be a process of Ray, with --threads threads (1), on this machine or at "
+    "RAY_ADDRESS. Needs penstock[ray].",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    help="With --cluster: times that a request is tried again whose replica dies. Default: 1.",
+)
 @EXECUTOR
 @compile_option("threads", type=click.IntRange(min=1))
 def serve(
@@ -78,6 +91,8 @@ def serve(
     max_delay: float,
     timeout: float,
     max_request: int,
+    cluster: bool,
+    retries: int | None,
     executor: str | None,
     threads: int | None,
 ) -> dict[str, Any]:
@@ -93,7 +108,18 @@ def serve(
         from penstock.serving.app import Server
     except ImportError as error:
         raise PenstockError(f"serving needs penstock[serve]: {error}") from error
-    options = chosen(executor=executor, threads=threads)
+    if not cluster:
+        if retries is not None:
+            raise click.UsageError("--retries is for --cluster")
+        options = chosen(executor=executor, threads=threads)
+    elif executor is not None:
+        raise click.UsageError("--executor is not for --cluster, whose workers choose their own")
+    else:
+        from penstock.cluster.cluster import Cluster
+
+        address, tries = os.environ.get("RAY_ADDRESS"), 1 if retries is None else retries
+        workers = Cluster(replicas, threads or 1, retries=tries, address=address)
+        options = {"cluster": workers}
     sizes: dict[str, Any] = {
         "n": replicas,
         "queue": queue,
@@ -107,16 +133,17 @@ def serve(
         if name in paths:
             raise click.UsageError(f"two models have the name {name!r}: use NAME=MODEL")
         paths[name] = Path(path)
-    try:
-        repository = ModelRepository(paths, partial(Replicas, **sizes, **options))
-    except ValueError as error:  # a model has variables, or cannot take batches
-        raise PenstockError(str(error)) from error
-    server = Server(repository, max_bytes=max_request, timeout=timeout)
-    with _listener(host, port) as listener:
-        address = "{}:{}".format(*listener.getsockname()[:2])
-        click.echo(f"serving {', '.join(paths)} at http://{address}", err=True)
-        config = uvicorn.Config(server.app, log_level="warning", access_log=False)
-        uvicorn.Server(config).run([listener])
+    with options.get("cluster", nullcontext()):
+        try:
+            repository = ModelRepository(paths, partial(Replicas, **sizes, **options))
+        except ValueError as error:  # a model has variables, or cannot take batches
+            raise PenstockError(str(error)) from error
+        server = Server(repository, max_bytes=max_request, timeout=timeout)
+        with _listener(host, port) as listener:
+            address = "{}:{}".format(*listener.getsockname()[:2])
+            click.echo(f"serving {', '.join(paths)} at http://{address}", err=True)
+            config = uvicorn.Config(server.app, log_level="warning", access_log=False)
+            uvicorn.Server(config).run([listener])
     return {"models": [*paths], "address": address}
 
 

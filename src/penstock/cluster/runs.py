@@ -91,15 +91,16 @@ class Runs:
         self._lock = threading.Lock()
         self._steps: dict[int, ClusterRun] = {}
         self._next = 0
-        self._held: list[ClusterRun] | None = None
+        self._held: list[ClusterRun] = []
+        self._lost: set[int] = set()
         self._gone: str | None = None
 
     # A run from its begin to its end.
 
     def begin(self, run: ClusterRun) -> None:
-        """Send the feeds of a run, or hold them until a lost worker is replaced."""
+        """Send the feeds of a run, or hold them until a lost worker that it needs is replaced."""
         with self._lock:
-            if self._held is not None:
+            if any(part.worker in self._lost for part in run.all_parts):
                 self._held.append(run)
                 return
             if self._gone is None:
@@ -133,7 +134,7 @@ class Runs:
     def _take(self, run: ClusterRun) -> bool:
         """Take a run out of those in flight; False if another thread has, or it was held."""
         with self._lock:
-            if self._held is not None and run in self._held:
+            if run in self._held:
                 self._held.remove(run)
             return self._steps.pop(run.number, None) is run
 
@@ -213,10 +214,10 @@ class Runs:
 
     def hold(self, worker: int, reason: Callable[[RemotePart], str]) -> None:
         """Take the runs out of which a part has not ended on a lost worker: those that have
-        attempts left are tried again, others end with ``WorkerLost``. New runs wait from now on,
-        until ``resume``."""
+        attempts left are tried again, others end with ``WorkerLost``. New runs that need the worker
+        wait from now on, until ``resume``."""
         with self._lock:
-            self._held = self._held or []
+            self._lost.add(worker)
             lost = [run for run in self._steps.values() if worker in run.parts]
             for run in lost:
                 del self._steps[run.number]
@@ -235,7 +236,8 @@ class Runs:
         """Begin the runs that wait; or end them, and all later ones, if workers are ``gone``."""
         with self._lock:
             self._gone = gone
-            held, self._held = self._held or [], None
+            held, self._held = self._held, []
+            self._lost.clear()
         for run in held:
             if not run.control.stopped:
                 self.begin(run)
@@ -252,9 +254,9 @@ class Runs:
     def end_all(self, error: Exception) -> None:
         """End all runs in flight."""
         with self._lock:
-            runs = [*self._steps.values(), *(self._held or [])]
+            runs = [*self._steps.values(), *self._held]
             self._steps.clear()
-            self._held = None
+            self._held = []
             self._gone = str(error)
         for run in runs:
             run.end(None, error)

@@ -34,6 +34,7 @@ from penstock.errors import (
 )
 from penstock.executors.control import NEVER, CancelToken, begin_run, end_run
 from penstock.host.threads import core_budget
+from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
 from penstock.session.artifact import has_state
 from penstock.session.feeds import convert
@@ -41,6 +42,11 @@ from penstock.session.session import RunDone, Session, compile
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    from penstock.cluster.cluster import Cluster
+
+# What a replica on a worker may have been given: the next is there when one has ended.
+_MOST_ON_WORKERS = 2
 
 
 class ReplicasClosed(PenstockError):  # noqa: N818
@@ -63,13 +69,13 @@ class Replica(Protocol):
         ...
 
 
-class LocalReplica:
-    """Runs in this process, on a session that replicas share: it keeps no state between runs."""
+class SessionReplica:
+    """Runs a session: in this process one that replicas share, which keeps no state between runs;
+    on a cluster one whose graphs are on one worker."""
 
-    most = 1
-
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, most: int = 1) -> None:
         self.session = session
+        self.most = most
 
     def begin(
         self,
@@ -133,6 +139,20 @@ class _Batch:
         self.cancel = CancelToken()
 
 
+def _on_workers(model: Any, n: int, cluster: Cluster, options: Mapping[str, Any]) -> list[Session]:
+    """A session for each worker of a cluster."""
+    from penstock.cluster.one_worker import OneWorker
+    from penstock.frontends.load import load
+
+    if n != cluster.workers:
+        raise ValueError(f"n={n}: the cluster has {cluster.workers} workers, each is a replica")
+    if not isinstance(model, Model):
+        loading = {name: options[name] for name in ("limits", "map_weights") if name in options}
+        model = load(model, **loading)
+    workers = [OneWorker(cluster, i) for i in range(n)]
+    return [compile(model, **{**options, "cluster": worker}) for worker in workers]
+
+
 class Replicas:
     """``n`` replicas of ``model``, each of which runs a request at a time, behind one queue.
 
@@ -140,6 +160,10 @@ class Replicas:
     requests whose feeds have the same dtypes, and the same shapes but for the first dim, run
     together. It is tried out when the replicas are made that rows do not depend on one another. If
     a batch fails, its requests run one by one.
+
+    With a ``penstock.Cluster`` as ``cluster=``, each of its workers is a replica, and ``n`` is
+    their number. What a worker runs that dies is tried again, or ends with ``WorkerLost``, as the
+    cluster's ``retries`` say; the others go on, and a new worker takes its place.
 
     Raises ``ValueError`` for a model with variables, whose state requests would share, and for one
     that cannot take batches.
@@ -159,7 +183,7 @@ class Replicas:
     def __init__(
         self,
         model: Any,
-        n: int = 1,
+        n: int | None = None,
         *,
         queue: int = 128,
         max_batch: int = 1,
@@ -167,17 +191,30 @@ class Replicas:
         sample: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        cluster = options.pop("cluster", None)
+        if cluster is not None:
+            from penstock.cluster.cluster import Cluster
+
+            if not isinstance(cluster, Cluster):
+                raise wrong_type("cluster", cluster, "a penstock.Cluster")
+        if n is None:
+            n = 1 if cluster is None else cluster.workers
         for name, count in (("n", n), ("queue", queue), ("max_batch", max_batch)):
             check_count(name, count)
         if not isinstance(max_delay, int | float) or not 0 <= max_delay < math.inf:
             raise wrong_type("max_delay", max_delay, "a number of seconds")
-        own = not isinstance(model, Session)
-        if own:
-            model = compile(model, **{"threads": max(1, core_budget() // n), **options})
-        elif options:
-            raise TypeError(f"a session has its options: {', '.join(options)} cannot be given")
-        self.session: Session = model
-        self._own = own
+        self._own = not isinstance(model, Session)
+        if not self._own and (options or cluster is not None):
+            names = ", ".join([*options, *(["cluster"] if cluster is not None else [])])
+            raise TypeError(f"a session has its options: {names} cannot be given")
+        self._sessions: list[Session] = [model]
+        most = 1
+        if self._own and cluster is not None:
+            self._sessions, most = _on_workers(model, n, cluster, options), _MOST_ON_WORKERS
+        elif self._own:
+            threads = max(1, core_budget() // n)
+            self._sessions = [compile(model, **{"threads": threads, **options})]
+        self.session: Session = self._sessions[0]
         if has_state(self.session.model):
             raise ValueError("a model with variables has no replicas: requests would share them")
         if max_batch > 1:
@@ -185,7 +222,8 @@ class Replicas:
         self._most = queue
         self._max_batch = max_batch
         self._max_delay = max_delay
-        self._replicas: list[Replica] = [LocalReplica(self.session) for _ in range(n)]
+        sessions = self._sessions * (n // len(self._sessions))
+        self._replicas: list[Replica] = [SessionReplica(session, most) for session in sessions]
         self._load = [0] * n
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
@@ -273,7 +311,8 @@ class Replicas:
         with self._idle:
             self._idle.wait_for(lambda: not self._queue and not any(self._load))
         if self._own:
-            self.session.close()
+            for session in self._sessions:
+                session.close()
 
     def __enter__(self) -> Replicas:
         return self

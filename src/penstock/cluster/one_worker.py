@@ -1,0 +1,41 @@
+"""One worker of a cluster as a cluster of its own, for sessions all of whose graphs run there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.analysis.frames import GraphPart
+from penstock.ir.graph import Graph
+
+if TYPE_CHECKING:
+    from penstock.cluster.cluster import Cluster
+    from penstock.cluster.executor import ClusterExecutor
+    from penstock.tuning.profile_costs import ProfileCosts
+    from penstock.tuning.worker_placement import LinkCost
+
+
+class OneWorker:
+    """The worker of a ``cluster`` with this ``index``."""
+
+    workers = 1
+
+    def __init__(self, cluster: Cluster, index: int) -> None:
+        self._cluster = cluster
+        self._device = cluster.devices[index]
+        # The same name on all workers, so that parts that are the same have the same bytes.
+        self.devices = (cluster.devices[0],)
+        self.objective = cluster.objective
+        self.costs: ProfileCosts | None = cluster.costs
+
+    @property
+    def link_cost(self) -> LinkCost:
+        return self._cluster.link_cost
+
+    def executor(self, parts: Sequence[GraphPart], graph: Graph, context: Any) -> ClusterExecutor:
+        """Register the one part of a graph."""
+        moved = [
+            GraphPart(self._device, p.graph, p.inputs, p.outputs, p.paths, p.originals)
+            for p in parts
+        ]
+        return self._cluster.executor(moved, graph, context)

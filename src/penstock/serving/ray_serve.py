@@ -1,0 +1,66 @@
+"""``penstock.ray_deployment``: the server as an application of Ray Serve, which starts, scales and
+replaces its replicas; each has the models, their queues and batches, and the same handler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PenstockError, wrong_type
+
+MAX_REQUEST_BYTES = 64 << 20
+TIMEOUT_S = 60.0
+
+
+def ray_deployment(
+    models: str | Path | Mapping[str, str | Path],
+    *,
+    deployment: Mapping[str, Any] | None = None,
+    max_bytes: int = MAX_REQUEST_BYTES,
+    timeout: float = TIMEOUT_S,
+    **options: Any,
+) -> Any:
+    """An application for ``ray.serve.run``: the Open Inference Protocol, as ``penstock serve`` has
+    it, for the model at a path, or for several by name.
+
+    ``deployment`` has options of ``ray.serve.deployment``, such as ``num_replicas`` and
+    ``ray_actor_options``; ``options`` are those of ``penstock.Replicas`` in each of its processes,
+    which read the paths. Requests have up to ``max_bytes`` and may take ``timeout`` seconds. Raises
+    ``PenstockError`` without Ray Serve (``pip install 'ray[serve]' penstock[serve]``).
+    """
+    if isinstance(models, str | Path):
+        models = {Path(models).stem: models}
+    if not isinstance(models, Mapping) or not models:
+        raise wrong_type("models", models, "a path, or paths by name")
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise PenstockError(
+            f"Ray Serve is needed ({error}): pip install 'ray[serve]' penstock[serve]"
+        ) from error
+    paths = {name: Path(path).absolute() for name, path in models.items()}
+    build = partial(_application, paths, options, max_bytes, timeout)
+    given = {"name": "penstock", **(deployment or {})}
+
+    def built() -> Any:  # Ray Serve looks whether it is a function
+        return build()
+
+    return serve.deployment(**given)(serve.ingress(built)(_Models)).bind()
+
+
+class _Models:
+    """What a replica of Ray Serve is; its application holds the models."""
+
+
+def _application(
+    paths: Mapping[str, Path], options: Mapping[str, Any], max_bytes: int, timeout: float
+) -> Any:
+    """The server of the models at ``paths``, in the process of a replica."""
+    from penstock.serving.app import Server
+    from penstock.serving.replicas import Replicas
+    from penstock.serving.repository import ModelRepository
+
+    repository = ModelRepository(paths, partial(Replicas, **options))
+    return Server(repository, max_bytes=max_bytes, timeout=timeout).app
