@@ -37,6 +37,17 @@ def test_environment_gives_options_that_the_caller_does_not(monkeypatch):
     assert compile_text(TEXT, threads=None).options.threads == 1
 
 
+def test_executor_of_the_environment_is_left_out_where_others_decide(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_EXECUTOR", "dataflow")
+    cluster = ps.SimulatedCluster(2, bandwidth=1e9, latency=1e-6)
+    session = compile_text(TEXT, cluster=cluster)
+    assert session.options.executor == "auto"
+    assert session.forecast_on_cluster({"x": (2,)}).used == 1
+    assert compile_text(TEXT, devices=2).options.executor == "auto"
+    with pytest.raises(ValueError, match="cluster="):
+        compile_text(TEXT, cluster=cluster, executor="dataflow")
+
+
 def test_environment_places_what_models_and_sessions_have(monkeypatch):
     monkeypatch.setenv("PENSTOCK_PLACE", "Sin=numpy; Conv=onednn; node:none=native")
     session = compile_text(TEXT, backends=["native", "numpy"], shapes={})

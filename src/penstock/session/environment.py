@@ -71,7 +71,7 @@ TRACED = 500_000  # about 150 MB
 
 def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
     """``options`` with those of the environment, which are for any model: a placement of what this
-    one lacks is left out. Raises ``ValueError``, which names the variable."""
+    one lacks is left out, and an executor where ``cluster=`` or ``devices=`` decide. Raises ``ValueError``, which names the variable."""
     given: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
         if text := os.environ.get(name, "").strip():
@@ -79,6 +79,8 @@ def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
                 given[variable.option] = variable.read(text)
             except ValueError as error:
                 raise ValueError(f"{name}={text!r}: {error}") from None
+    if options.cluster is not None or options.devices is not None:
+        given.pop("executor", None)  # they decide it
     if place := given.get("place"):
         from penstock.tuning.placement import NODE
 
