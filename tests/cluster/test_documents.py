@@ -6,7 +6,7 @@ from tests.test_readme import ROOT, blocks, plain
 
 
 def test_code_of_the_page_on_clusters_prints_what_it_says(ray_started, capsys):
-    ((language, code), (_, printed)) = blocks(ROOT / "docs" / "clusters.md")
+    (language, code), (_, printed), *_ = blocks(ROOT / "docs" / "clusters.md")
     assert language == "py"
     exec(compile(code, "clusters.md", "exec"), {})
     assert plain(capsys.readouterr().out) == plain(printed)

@@ -102,6 +102,30 @@ def test_lost_variables_are_declared_once(ray_started):
         assert session.run(fetches=["read:0"], timeout=SOON)["read:0"] == 1
 
 
+def test_variables_of_a_lost_worker_are_restored_from_a_checkpoint(ray_started, tmp_path):
+    path = tmp_path / "v.safetensors"
+    with ps.Cluster(2) as cluster:
+        session = ps.compile(counter(0), cluster=cluster)
+        session.variables["v"] = 4  # before any worker has it
+        assert session.run(fetches=["read:0"], timeout=SOON)["read:0"] == 4
+        session.variables["v"] = 40
+        assert session.run(fetches=["read:0"], timeout=SOON)["read:0"] == 40
+        session.variables.save(path)
+        session.run(targets=["init"], fetches=[], timeout=SOON)
+        assert session.variables["v"] == 1
+        process = cluster.processes[0]
+        kill(cluster, 0)
+        lost(cluster, process)
+        with pytest.raises(ps.WorkerLost, match=r"session\.variables\.restore"):
+            session.run(fetches=["read:0"], timeout=SOON)
+        session.variables.restore(path)
+        assert session.run(fetches=["read:0"], timeout=SOON)["read:0"] == 40
+        # Files of sessions without a cluster are the same.
+        alone = ps.compile(counter(0))
+        alone.variables.restore(path)
+        assert alone.run(fetches=["read:0"])["read:0"] == 40
+
+
 def test_worker_that_hangs_counts_as_dead(ray_started):
     source = convnet(2)
     with ps.Cluster(2, worker_timeout=1.0, retries=1) as cluster:

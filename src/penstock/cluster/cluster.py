@@ -26,9 +26,14 @@ from penstock.types import TensorType
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
+
     from penstock.cluster.executor import ClusterExecutor
     from penstock.cluster.members import Members
     from penstock.cluster.parts import PartOptions, RemotePart
+    from penstock.cluster.variables import ClusterVariables
+    from penstock.ir.graph import Model
+    from penstock.limits import Limits
     from penstock.ops.tensorflow.state import Store
     from penstock.tuning.worker_placement import LinkCost
 
@@ -37,6 +42,8 @@ _PROBES = (8, 1 << 20)
 _PROBE_ROUNDS = 8
 # Times that workers are replaced in a row while others die.
 _MOST_REPLACEMENTS = 5
+# Seconds that reading or setting a variable waits for its worker to be replaced.
+_MOST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +118,8 @@ class Cluster:
         self._link_cost: LinkCost | None = None
         self._closed = False
         self._lock = threading.RLock()
+        self._whole = threading.Event()
+        self._whole.set()
         self._members: Members | None = None
         self._handles = count()
         self._graphs: dict[int, _Registered] = {}
@@ -188,11 +197,15 @@ class Cluster:
         handle = next(self._handles)
         workers = [self.devices.index(part.device) for part in parts]
         self._members.connect(self._pairs(parts))
-        registered = self._encoded(handle, dict(zip(workers, parts, strict=True)), context)
+        fresh: list[tuple[Store, str]] = []
+        by_worker = dict(zip(workers, parts, strict=True))
+        registered = self._encoded(handle, by_worker, context, fresh)
         with self._lock:
             self._graphs[handle] = registered
         for worker in workers:
             self._register(handle, registered, worker)
+        for store, name in fresh:
+            self._send_variable(store, name)
         remote = list(registered.parts.values())
         # A run that has changed variables must not do so again.
         stateful = any(registered.stores.values())
@@ -203,8 +216,14 @@ class Cluster:
         return executor
 
     def _encoded(
-        self, handle: int, parts: Mapping[int, GraphPart], context: CompileContext
+        self,
+        handle: int,
+        parts: Mapping[int, GraphPart],
+        context: CompileContext,
+        fresh: list[tuple[Store, str]],
     ) -> _Registered:
+        """The parts of a graph for their workers. ``fresh`` gets the variables that no worker had
+        before."""
         import numpy as np
         import ray
 
@@ -223,7 +242,8 @@ class Cluster:
                 names = variables_of(part.graph, context.functions)
                 variables[worker] = [name for _, name in names]
                 for store, name in names:
-                    self._settle((known[store], name), worker)
+                    if self._settle((known[store], name), worker):
+                        fresh.append((store, name))
             digests[worker] = blake2b(content, digest_size=16).digest()
             with self._lock:  # replicas on several workers have the same content
                 stored = self._contents.get(digests[worker])
@@ -236,8 +256,9 @@ class Cluster:
         remote = {part.worker: part for part in remote_parts(parts)}
         return _Registered(contents, digests, nbytes, options, remote, numbers, variables)
 
-    def _settle(self, variable: tuple[int, str], worker: int) -> None:
-        """Note the worker that has a variable."""
+    def _settle(self, variable: tuple[int, str], worker: int) -> bool:
+        """Note the worker that has a variable; whether none had it before."""
+        is_new = variable not in self._homes
         home = self._homes.setdefault(variable, worker)
         if home != worker:
             raise InvalidModel(
@@ -245,6 +266,7 @@ class Cluster:
                 f"{self.devices[worker]}, which have no memory in common; give all nodes that name "
                 "it one device"
             )
+        return is_new
 
     def _register(self, handle: int, registered: _Registered, worker: int) -> None:
         assert self._members is not None
@@ -284,6 +306,46 @@ class Cluster:
         for worker in registered.contents:
             members.members[worker].actor.forget.remote([handle])
 
+    # Variables.
+
+    def variables(self, model: Model, own: dict[Store, Store], limits: Limits) -> ClusterVariables:
+        """The variables of a session, whose stores are its ``own``, by those of the model."""
+        from penstock.cluster.variables import ClusterVariables
+
+        return ClusterVariables(self, model, own, limits)
+
+    def _send_variable(self, store: Store, name: str) -> None:
+        """Give a worker the value that a variable was set to before the worker had it."""
+        value = store.variable(name, TensorType()).value
+        home = self.home(store, name)
+        if home is not None and value is not store.model.initial.get(name):
+            self.set_variable(*home, name, value)
+
+    def home(self, store: Store, name: str) -> tuple[int, int] | None:
+        """The worker that has a variable, and the number of its store there; None if no graph that
+        names it is registered."""
+        with self._lock:
+            number = self._store_numbers.get(store)
+            worker = None if number is None else self._homes.get((number, name))
+            return None if number is None or worker is None else (worker, number)
+
+    def variable(self, worker: int, store: int, name: str) -> np.ndarray | None:
+        """A copy of the value of a variable."""
+        value: np.ndarray | None = self._ask(worker, "variable", store, name)
+        return value
+
+    def set_variable(self, worker: int, store: int, name: str, value: np.ndarray | None) -> None:
+        """Replace the value of a variable."""
+        self._ask(worker, "set_variable", store, name, value)
+
+    def _ask(self, worker: int, method: str, *arguments: Any) -> Any:
+        """What a worker answers, once it has its parts: those that it had, after it was lost."""
+        assert self._members is not None
+        if not self._whole.wait(_MOST_WAIT_S):
+            raise WorkerLost(f"worker {worker} is lost, and not replaced yet")
+        call = getattr(self._members.members[worker].actor, method)
+        return self._members.result(call.remote(*arguments))
+
     # Messages, and lost workers.
 
     def _take(self, worker: int, message: tuple[Any, ...]) -> None:
@@ -296,6 +358,7 @@ class Cluster:
         """Replace workers that have died, and others that die meanwhile; on the thread that
         watches."""
         assert self._members is not None
+        self._whole.clear()
         gone: str | None = None
         for _ in range(_MOST_REPLACEMENTS):
             for worker, reason in lost.items():
@@ -310,6 +373,7 @@ class Cluster:
                     return
                 gone = f"workers {sorted(lost)} are lost and cannot be replaced: {error}"
                 lost = {**dict.fromkeys(lost, gone), **self._members.dead()}
+        self._whole.set()
         self._runs.resume(gone)
 
     def _told(self, worker: int, reason: str, part: RemotePart) -> str:
@@ -334,8 +398,9 @@ class Cluster:
                     listed = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
                     loss = WorkerLost(
                         f"worker {worker} ({self.devices[worker]}) was lost: {reason}. Its "
-                        f"variables {listed} have the values again that the model was loaded with, "
-                        "if it has any; run what assigns them, then repeat this run"
+                        f"variables {listed} have the values again that they began with, if any; "
+                        "restore a checkpoint (session.variables.restore) or run what assigns "
+                        "them, then repeat this run"
                     )
                     self._losses.update(dict.fromkeys(registered.stores[worker], loss))
 

@@ -186,6 +186,8 @@ class Members:
                 if lost and not self._closed.is_set():
                     self._lost(lost)
                 self._look()
+            except SystemExit:  # Ray is shut down
+                return
             except Exception:
                 if not self._closed.is_set():
                     report_thread_exception()

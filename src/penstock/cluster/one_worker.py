@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.analysis.frames import GraphPart
-from penstock.ir.graph import Graph
+from penstock.ir.graph import Graph, Model
+from penstock.limits import Limits
 
 if TYPE_CHECKING:
     from penstock.cluster.cluster import Cluster
@@ -39,3 +40,7 @@ class OneWorker:
             for p in parts
         ]
         return self._cluster.executor(moved, graph, context)
+
+    def variables(self, model: Model, own: dict[Any, Any], limits: Limits) -> Any:
+        """The variables of a session."""
+        return self._cluster.variables(model, own, limits)

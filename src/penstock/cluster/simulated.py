@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 from penstock.analysis.frames import GraphPart
 from penstock.errors import Unsupported, check_count, wrong_type
-from penstock.ir.graph import Graph
+from penstock.ir.graph import Graph, Model
+from penstock.limits import Limits
 from penstock.tuning.profile_costs import ProfileCosts
 from penstock.tuning.worker_placement import OBJECTIVES, LinkCost
 
@@ -44,8 +45,16 @@ class SimulatedCluster:
 
     def executor(self, parts: Sequence[GraphPart], graph: Graph, context: Any) -> NoReturn:
         """Raises ``Unsupported``."""
-        reason = "there are no workers that could run it; forecast_on_cluster() says what runs take"
-        raise Unsupported.of([("a simulated cluster", reason, "cluster=")])
+        raise _no_workers()
+
+    def variables(self, model: Model, own: dict[Any, Any], limits: Limits) -> NoReturn:
+        """Raises ``Unsupported``."""
+        raise _no_workers()
+
+
+def _no_workers() -> Unsupported:
+    reason = "there are no workers that could run it; forecast_on_cluster() says what runs take"
+    return Unsupported.of([("a simulated cluster", reason, "cluster=")])
 
 
 def worker_devices(workers: int) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.host.threads import Workers, report_thread_exception
+from penstock.types import TensorType
 
 # Seconds between two looks for steps that wait for values and may do so without end.
 _IDLE_S = 0.25
@@ -164,6 +165,18 @@ class Worker:
             self._parts.pop(handle, None)
             self._passive.discard(handle)
             self._silent.discard(handle)
+
+    def variable(self, store: int, name: str) -> Any:
+        """The value of a variable, by the number of its store; None if it has none."""
+        return self._stores[store].variable(name, TensorType()).value
+
+    def set_variable(self, store: int, name: str, value: Any) -> None:
+        """Give a variable a value, or take it away."""
+        variable = self._stores[store].variable(name, TensorType())
+        if value is None:
+            variable.value = None
+        else:
+            variable.assign(value)
 
     def ping(self) -> int:
         """The number of steps that run."""

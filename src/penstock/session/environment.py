@@ -71,7 +71,8 @@ TRACED = 500_000  # about 150 MB
 
 def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
     """``options`` with those of the environment, which are for any model: a placement of what this
-    one lacks is left out, and an executor where ``cluster=`` or ``devices=`` decide. Raises ``ValueError``, which names the variable."""
+    one lacks is left out, and an executor where ``cluster=`` or ``devices=`` decide. Raises
+    ``ValueError``, which names the variable."""
     given: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
         if text := os.environ.get(name, "").strip():

@@ -497,9 +497,10 @@ class Session:
     @property
     def variables(self) -> Variables:
         """The variables of the model by name: read, set, saved and restored."""
-        if self.options.cluster is not None:
-            raise PenstockError("variables of a session with cluster= are on its workers only")
-        if self._variables is None:
+        if self._variables is None and self.options.cluster is not None:
+            cluster = self.options.cluster
+            self._variables = cluster.variables(self.model, self._stores, self.limits)
+        elif self._variables is None:
             from penstock.session.variables import Variables
 
             self._variables = Variables(self.model, self._stores, self.limits)

@@ -28,7 +28,8 @@ from penstock.algorithms.pipeline_cuts import pipeline_cuts
 from penstock.algorithms.records import dataclass
 from penstock.analysis.frames import GraphPart
 from penstock.executors.base import Executor
-from penstock.ir.graph import Graph, Node, Value, all_reads, dependencies
+from penstock.ir.graph import Graph, Model, Node, Value, all_reads, dependencies
+from penstock.limits import Limits
 from penstock.types import TensorType
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ class WorkerPool(Protocol):
 
     def executor(self, parts: Sequence[GraphPart], graph: Graph, context: Any) -> Executor:
         """Register the parts of a graph with the workers that they name."""
+
+    def variables(self, model: Model, own: dict[Any, Any], limits: Limits) -> Any:
+        """The variables of a session, whose stores are its ``own``, by those of the model."""
 
 
 @dataclass(frozen=True, slots=True)
