@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import penstock as ps
 from penstock.executors.control import CancelToken
 from tests.cluster.test_cluster import convnet, images, reference
 from tests.serving.test_replicas import ROWS
+from tests.serving.test_server import check_every_datatype
 from tests.support.onnx_text import model_from_text
 from tests.support.timing import SOON, wait_until
 
@@ -66,6 +68,10 @@ def test_replicas_on_workers_equal_onnxruntime_and_share_requests(cluster, monke
     assert set(counts) == {0, 1}
     assert sum(counts.values()) == 24
     assert len(puts) == 1  # both workers read the same part
+
+
+def test_server_on_workers_takes_and_gives_every_datatype(cluster, tmp_path):
+    check_every_datatype(tmp_path, partial(ps.Replicas, cluster=cluster))
 
 
 def test_requests_are_joined_on_workers(cluster, monkeypatch):

@@ -159,7 +159,46 @@ TYPES = {
 }
 
 
+def test_configuration_is_that_of_the_model(client):
+    triton, _ = client
+    configuration = triton.get_model_config("affine", "1")
+    assert configuration["name"] == "affine"
+    assert configuration["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, 3]}]
+    assert [port["name"] for port in configuration["output"]] == ["y", "k"]
+    assert configuration["instance_group"] == [{"count": 1, "kind": "KIND_CPU"}]
+    with pytest.raises(InferenceServerException, match="'other' is not there"):
+        triton.get_model_config("other")
+
+
+def test_model_is_not_loaded_in_another_configuration(client):
+    triton, url = client
+    with pytest.raises(InferenceServerException, match="without 'config'"):
+        triton.load_model("affine", config="{}")
+    with pytest.raises(InferenceServerException, match="no path"):
+        triton.load_model("other")
+    for body, status in ((b"{", 400), (b"[]", 400), (b'{"parameters": 3}', 400), (b"", 200)):
+        assert asked(f"{url}/v2/repository/models/affine/load", body)[0] == status
+
+
+def test_endpoints_of_extensions_that_are_not_there_say_so(client):
+    triton, _ = client
+    for ask in (
+        triton.get_trace_settings,
+        triton.get_log_settings,
+        triton.get_system_shared_memory_status,
+        triton.get_cuda_shared_memory_status,
+    ):
+        with pytest.raises(InferenceServerException, match="Not Found") as refused:
+            ask()
+        assert refused.value.status() == "404"
+
+
 def test_inference_takes_and_gives_every_datatype(tmp_path):
+    check_every_datatype(tmp_path, ps.Replicas)
+
+
+def check_every_datatype(tmp_path: Path, make: Callable[[Path], ps.Replicas]) -> None:
+    """Feed a server whose models ``make`` loads each datatype, as JSON and as bytes."""
     paths = {
         name: save(tmp_path / f"{name}.onnx", f"g ({t}[N] x) => ({t}[N] y) {{ y = Identity(x) }}")
         for name, t in TYPES.items()
@@ -169,7 +208,7 @@ def test_inference_takes_and_gives_every_datatype(tmp_path):
         "BYTES": np.array(["a", "", "zwölf"], object),
         "BF16": np.array([1.5, -2, 3e38], ml_dtypes.bfloat16),
     }
-    with serving(paths) as (triton, url, _):
+    with serving(paths, make) as (triton, url, _):
         for name in TYPES:
             dtype = np.dtype(name.lower().replace("fp", "float")) if name not in values else None
             value = values.get(name, np.array([1, 0, 100]).astype(dtype))

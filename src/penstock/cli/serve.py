@@ -142,7 +142,9 @@ def serve(
         with _listener(host, port) as listener:
             address = "{}:{}".format(*listener.getsockname()[:2])
             click.echo(f"serving {', '.join(paths)} at http://{address}", err=True)
-            config = uvicorn.Config(server.app, log_level="warning", access_log=False)
+            config = uvicorn.Config(
+                server.app, log_level="warning", access_log=False, loop="asyncio"
+            )
             uvicorn.Server(config).run([listener])
     return {"models": [*paths], "address": address}
 

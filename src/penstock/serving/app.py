@@ -17,14 +17,24 @@ from starlette.routing import Route
 
 from penstock.errors import DeadlineExceeded, InvalidInput, PenstockError, QueueFull
 from penstock.serving.metrics import Metrics
-from penstock.serving.protocol import HEADER_LENGTH, decode_request, encode_response
+from penstock.serving.protocol import (
+    HEADER_LENGTH,
+    decode_options,
+    decode_request,
+    encode_response,
+)
 from penstock.serving.replicas import ReplicasClosed
-from penstock.serving.repository import ModelRepository, ServedModel, UnknownModel
+from penstock.serving.repository import (
+    PLATFORM,
+    ModelRepository,
+    ServedModel,
+    UnknownModel,
+)
 from penstock.version import VERSION
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-EXTENSIONS = ["binary_tensor_data", "model_repository", "statistics"]
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
 # Bodies from which on requests are read on a thread, so that others go on meanwhile.
 _LONG_BODY = 1 << 20
 
@@ -65,6 +75,7 @@ class Server:
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             routes += [
                 get(path, self._answer(self.model_metadata)),
+                get(f"{path}/config", self._answer(self.configuration)),
                 get(f"{path}/ready", self._answer(self.model_is_ready)),
                 get(f"{path}/stats", self._answer(self.statistics)),
                 post(f"{path}/infer", self._answer(self.infer)),
@@ -118,11 +129,14 @@ class Server:
         document = {
             "name": model.name,
             "versions": self.repository.versions(model.name),
-            "platform": "penstock",
+            "platform": PLATFORM,
             "inputs": model.inputs,
             "outputs": model.outputs,
         }
         return JSONResponse(document)
+
+    async def configuration(self, request: Request) -> Response:
+        return JSONResponse(self._model(request).configuration())
 
     async def model_is_ready(self, request: Request) -> Response:
         model = self._model(request)
@@ -136,9 +150,15 @@ class Server:
         return JSONResponse({"model_stats": [model.statistics() for model in models]})
 
     async def index(self, request: Request) -> Response:
-        return JSONResponse(self.repository.index())
+        wanted = decode_options(await self._body(request)).get("ready", False)
+        entries = self.repository.index()
+        return JSONResponse([e for e in entries if e["state"] == "READY" or not wanted])
 
     async def load(self, request: Request) -> Response:
+        given = decode_options(await self._body(request)).get("parameters")
+        if given:
+            names = ", ".join(map(repr, given))
+            raise InvalidInput(f"models are loaded as their paths have them, without {names:.80}")
         await asyncio.to_thread(self.repository.load, request.path_params["model"])
         return JSONResponse({})
 

@@ -61,6 +61,23 @@ def describe_port(name: str, type_: Type) -> dict[str, Any] | None:
     return {"name": name, "datatype": _NAMES[type_.dtype or STRING], "shape": dims}
 
 
+def decode_options(body: bytes) -> Mapping[str, Any]:
+    """The JSON object of a request about models, which may be left out. Raises ``InvalidInput``."""
+    document = _document(body) if body else {}
+    _parameters(document)
+    return document
+
+
+def _document(text: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the body is no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise InvalidInput("the body must be a JSON object")
+    return document
+
+
 def decode_request(body: bytes, header_length: str | None) -> InferenceRequest:
     """Read the body of a request. Raises ``InvalidInput``."""
     end = len(body)
@@ -68,12 +85,7 @@ def decode_request(body: bytes, header_length: str | None) -> InferenceRequest:
         if not header_length.isdecimal() or int(header_length) > len(body):
             raise InvalidInput(f"{HEADER_LENGTH} {header_length!r:.40} is no length in the body")
         end = int(header_length)
-    try:
-        document = json.loads(body[:end])
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the body is no JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise InvalidInput("the body must be a JSON object")
+    document = _document(body[:end])
     feeds: dict[str, np.ndarray] = {}
     for entry in _objects(document, "inputs"):
         name, value, size = _tensor(entry, body, end)

@@ -219,8 +219,9 @@ class Replicas:
             raise ValueError("a model with variables has no replicas: requests would share them")
         if max_batch > 1:
             check_rows(self.session, sample)
+        self.count = n
         self._most = queue
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._max_delay = max_delay
         sessions = self._sessions * (n // len(self._sessions))
         self._replicas: list[Replica] = [SessionReplica(session, most) for session in sessions]
@@ -253,7 +254,7 @@ class Replicas:
 
         future: Future[dict[str, Any]] = Future()
         request = _Request(feeds or {}, None if fetches is None else tuple(fetches), future)
-        if self._max_batch > 1:
+        if self.max_batch > 1:
             self._prepare(request)
         with self._lock:
             if self._closed:
@@ -335,7 +336,7 @@ class Replicas:
             raise InvalidInput("the inputs of a request must have as many rows as one another")
         (request.rows,) = rows
         request.feeds = feeds
-        if 0 < request.rows < self._max_batch:
+        if 0 < request.rows < self.max_batch:
             request.key = (request.fetches, kind(feeds))
 
     def _ended(self, request: _Request, future: Future[Any]) -> None:
@@ -385,7 +386,7 @@ class Replicas:
         if first.key is None or not self._max_delay or self._closed:
             return 0.0
         rows = sum([request.rows for request in self._queue if request.key == first.key])
-        return 0.0 if rows >= self._max_batch else first.since + self._max_delay - monotonic()
+        return 0.0 if rows >= self.max_batch else first.since + self._max_delay - monotonic()
 
     def _waited(self, error: Exception) -> None:
         with self._lock:
@@ -398,7 +399,7 @@ class Replicas:
         requests, rows = [first], first.rows
         if first.key is not None:
             for request in [*self._queue]:
-                if request.key == first.key and rows + request.rows <= self._max_batch:
+                if request.key == first.key and rows + request.rows <= self.max_batch:
                     requests.append(request)
                     rows += request.rows
                     self._queue.remove(request)

@@ -20,6 +20,8 @@ from penstock.errors import PenstockError
 from penstock.serving.protocol import describe_port
 from penstock.serving.replicas import Replicas
 
+PLATFORM = "penstock"
+
 
 class UnknownModel(PenstockError):  # noqa: N818
     """A request names a model, or a version of it, that the server does not have."""
@@ -59,6 +61,33 @@ class ServedModel:
         """Count a request that has ended."""
         (self.succeeded if ok else self.failed).add(seconds)
         self.last = round(time() * 1000)
+
+    def configuration(self) -> dict[str, Any]:
+        """The model as clients of Triton ask for it: its tensors, and how it is batched."""
+        replicas = self.replicas
+
+        def ports(of: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return [
+                {
+                    "name": port["name"],
+                    "data_type": "TYPE_" + port["datatype"].replace("BYTES", "STRING"),
+                    "dims": port["shape"],
+                }
+                for port in of
+            ]
+
+        return {
+            "name": self.name,
+            "platform": PLATFORM,
+            "backend": PLATFORM,
+            "version_policy": {"latest": {"num_versions": 1}},
+            # Dims have that of batches, too.
+            "max_batch_size": 0,
+            "input": ports(self.inputs),
+            "output": ports(self.outputs),
+            "instance_group": [{"count": replicas.count, "kind": "KIND_CPU"}],
+            "parameters": {"max_batch": {"string_value": str(replicas.max_batch)}},
+        }
 
     def statistics(self) -> dict[str, Any]:
         counts = self.replicas.counts
