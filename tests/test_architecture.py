@@ -24,7 +24,7 @@ CONFINED = {
     "onnxruntime": (),
     "tensorflow": (),
     "google_crc32c": ("artifact.container", "frontends.tensorflow.checkpoint"),
-    "ray": ("cluster.*",),
+    "ray": ("cluster.*", "serving.ray_serve"),
     "starlette": ("serving.app",),
     "prometheus_client": ("serving.metrics",),
     "uvicorn": ("cli.serve",),

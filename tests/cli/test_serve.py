@@ -65,6 +65,38 @@ def test_serve_answers_until_it_is_told_to_end(model, tmp_path):
             process.kill()
 
 
+@pytest.mark.full
+def test_server_on_a_cluster_answers_and_ends(model, monkeypatch):
+    pytest.importorskip("ray", reason="needs penstock[ray]")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    options = ("--cluster", "--replicas", "2", "--retries", "3", "--port", "0")
+    command = [sys.executable, "-m", "penstock.cli", "serve", str(model), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
+            url = next(line for line in lines if line.startswith("serving")).split(" at ")[1]
+            x = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5]}
+            body = json.dumps({"inputs": [x]}).encode()
+            for _ in range(4):
+                address = f"{url.strip()}/v2/models/affine/infer"
+                with urllib.request.urlopen(address, body, SOON) as response:
+                    (y,) = json.loads(response.read())["outputs"]
+                np.testing.assert_array_equal(y["data"], [2, 5])
+            process.send_signal(signal.SIGTERM)
+            process.wait(SOON)
+        finally:
+            process.kill()
+
+
+def test_options_of_serve_for_clusters_are_refused_without_one(model):
+    runner = CliRunner()
+    retries = runner.invoke(main, ["serve", str(model), "--retries", "2"])
+    assert "--retries is for --cluster" in retries.output
+    executor = runner.invoke(main, ["serve", str(model), "--cluster", "--executor", "linear"])
+    assert "--executor is not for --cluster" in executor.output
+
+
 def test_served_connections_send_small_packets_at_once():
     """Else the end of a response waits for an acknowledgement of its beginning, for 40 ms."""
 

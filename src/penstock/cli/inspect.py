@@ -146,12 +146,7 @@ def plan(
     from penstock.inspect.gantt import format_charts
     from penstock.textual.printer import format_graph
 
-    if model is not None and text_file is None:
-        loaded = load(model, signature=signature)
-    elif text_file is not None and model is None:
-        loaded = _read_text(text_file)
-    else:
-        raise click.UsageError("name either a MODEL or a text file with --from")
+    loaded = _loaded(model, text_file, signature)
     _check_one_question(
         {
             "--after": after is not None,
@@ -192,6 +187,15 @@ def plan(
     if source:
         return {"text": session.source}
     return {"text": session.explain(reasons=reasons), "plan": session.describe()}
+
+
+def _loaded(model: Path | None, text_file: Path | None, signature: str | None) -> Model:
+    """The model at a path, or that of a text file."""
+    if model is not None and text_file is None:
+        return load(model, signature=signature)
+    if text_file is not None and model is None:
+        return _read_text(text_file)
+    raise click.UsageError("name either a MODEL or a text file with --from")
 
 
 def _check_one_question(asked: Mapping[str, bool]) -> None:

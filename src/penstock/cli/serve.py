@@ -108,31 +108,17 @@ def serve(
         from penstock.serving.app import Server
     except ImportError as error:
         raise PenstockError(f"serving needs penstock[serve]: {error}") from error
-    if not cluster:
-        if retries is not None:
-            raise click.UsageError("--retries is for --cluster")
-        options = chosen(executor=executor, threads=threads)
-    elif executor is not None:
-        raise click.UsageError("--executor is not for --cluster, whose workers choose their own")
-    else:
-        from penstock.cluster.cluster import Cluster
-
-        address, tries = os.environ.get("RAY_ADDRESS"), 1 if retries is None else retries
-        workers = Cluster(replicas, threads or 1, retries=tries, address=address)
-        options = {"cluster": workers}
+    paths = _named(models)
+    options = _workers(replicas, threads, retries, executor) if cluster else None
+    if options is None and retries is not None:
+        raise click.UsageError("--retries is for --cluster")
+    options = options or chosen(executor=executor, threads=threads)
     sizes: dict[str, Any] = {
         "n": replicas,
         "queue": queue,
         "max_batch": max_batch,
         "max_delay": max_delay,
     }
-    paths: dict[str, Path] = {}
-    for text in models:
-        given, _, path = text.rpartition("=")
-        name = given or Path(path).stem
-        if name in paths:
-            raise click.UsageError(f"two models have the name {name!r}: use NAME=MODEL")
-        paths[name] = Path(path)
     with options.get("cluster", nullcontext()):
         try:
             repository = ModelRepository(paths, partial(Replicas, **sizes, **options))
@@ -147,6 +133,32 @@ def serve(
             )
             uvicorn.Server(config).run([listener])
     return {"models": [*paths], "address": address}
+
+
+def _workers(
+    replicas: int, threads: int | None, retries: int | None, executor: str | None
+) -> dict[str, Any]:
+    """The options of replicas that are workers of a cluster, which is started."""
+    from penstock.cluster.cluster import Cluster
+
+    if executor is not None:
+        raise click.UsageError("--executor is not for --cluster, whose workers choose their own")
+    address, tries = os.environ.get("RAY_ADDRESS"), 1 if retries is None else retries
+    cluster = Cluster(replicas, threads or 1, retries=tries, address=address)
+    cluster.start()  # here, where the first request need not wait for Ray
+    return {"cluster": cluster}
+
+
+def _named(models: Sequence[str]) -> dict[str, Path]:
+    """The paths of models by name."""
+    paths: dict[str, Path] = {}
+    for text in models:
+        given, _, path = text.rpartition("=")
+        name = given or Path(path).stem
+        if name in paths:
+            raise click.UsageError(f"two models have the name {name!r}: use NAME=MODEL")
+        paths[name] = Path(path)
+    return paths
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from penstock.cluster.executor import ClusterExecutor
     from penstock.cluster.members import Members
+    from penstock.cluster.one_worker import OneWorker
     from penstock.cluster.parts import PartOptions, RemotePart
     from penstock.cluster.variables import ClusterVariables
     from penstock.ir.graph import Model
@@ -184,6 +185,12 @@ class Cluster:
         """The numbers of the workers' processes."""
         return [] if self._members is None else [m.process for m in self._members.members]
 
+    def each_worker(self) -> list[OneWorker]:
+        """Each worker as a cluster of its own, for replicas."""
+        from penstock.cluster.one_worker import OneWorker
+
+        return [OneWorker(self, i) for i in range(self.workers)]
+
     # Graphs.
 
     def executor(
@@ -211,7 +218,9 @@ class Cluster:
         stateful = any(registered.stores.values())
         retries, loss = (0, self.undeclared_loss) if stateful else (self.retries, None)
         table, source = _table(graph), _source(parts)
-        executor = ClusterExecutor(self._runs, handle, remote, table, source, retries, loss)
+        executor = ClusterExecutor(
+            self._runs, handle, remote, table, source, retries, loss, self.threads
+        )
         weakref.finalize(executor, self._forget, handle)
         return executor
 

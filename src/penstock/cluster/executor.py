@@ -24,7 +24,8 @@ _PART_BYTES = 1000
 class ClusterExecutor:
     """Runs a graph by its ``handle``, under which its ``parts`` are registered with workers.
     ``table`` has its ports, but no steps: workers plan their own. ``retries``: how often a run is
-    tried again. ``loss``, of a graph with variables: the loss of some that no run was told of."""
+    tried again. ``loss``, of a graph with variables: the loss of some that no run was told of.
+    ``threads``: of a worker."""
 
     name = "cluster"
     hands_over = False
@@ -42,7 +43,9 @@ class ClusterExecutor:
         source: str,
         retries: int,
         loss: Callable[[int], WorkerLost | None] | None,
+        threads: int,
     ) -> None:
+        self.threads = threads
         self.parts = parts
         self.table = table
         self.source = source

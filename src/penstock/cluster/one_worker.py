@@ -10,10 +10,9 @@ from penstock.ir.graph import Graph, Model
 from penstock.limits import Limits
 
 if TYPE_CHECKING:
-    from penstock.cluster.cluster import Cluster
-    from penstock.cluster.executor import ClusterExecutor
+    from penstock.executors.base import Executor
     from penstock.tuning.profile_costs import ProfileCosts
-    from penstock.tuning.worker_placement import LinkCost
+    from penstock.tuning.worker_placement import LinkCost, WorkerPool
 
 
 class OneWorker:
@@ -21,7 +20,7 @@ class OneWorker:
 
     workers = 1
 
-    def __init__(self, cluster: Cluster, index: int) -> None:
+    def __init__(self, cluster: WorkerPool, index: int) -> None:
         self._cluster = cluster
         self._device = cluster.devices[index]
         # The same name on all workers, so that parts that are the same have the same bytes.
@@ -33,7 +32,7 @@ class OneWorker:
     def link_cost(self) -> LinkCost:
         return self._cluster.link_cost
 
-    def executor(self, parts: Sequence[GraphPart], graph: Graph, context: Any) -> ClusterExecutor:
+    def executor(self, parts: Sequence[GraphPart], graph: Graph, context: Any) -> Executor:
         """Register the one part of a graph."""
         moved = [
             GraphPart(self._device, p.graph, p.inputs, p.outputs, p.paths, p.originals)

@@ -3,7 +3,7 @@ is registered; before that it is in this process, with the value that it begins 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -11,16 +11,28 @@ from penstock.session.variables import Variables
 from penstock.types import Type
 
 if TYPE_CHECKING:
-    from penstock.cluster.cluster import Cluster
     from penstock.ir.graph import Model
     from penstock.limits import Limits
     from penstock.ops.tensorflow.state import Store
 
 
+class VariableHomes(Protocol):
+    """The cluster that has variables (``penstock.Cluster``)."""
+
+    def home(self, store: Store, name: str) -> tuple[int, int] | None:
+        """The worker that has a variable, and the number of its store there."""
+
+    def variable(self, worker: int, store: int, name: str) -> np.ndarray | None:
+        """The value of a variable."""
+
+    def set_variable(self, worker: int, store: int, name: str, value: np.ndarray | None) -> None:
+        """Replace the value of a variable."""
+
+
 class _RemoteVariable:
     """A variable as the driver sees it: reading and setting it asks its worker, if it has one."""
 
-    def __init__(self, cluster: Cluster, store: Store, name: str, local: Any) -> None:
+    def __init__(self, cluster: VariableHomes, store: Store, name: str, local: Any) -> None:
         self.name = name
         self.type: Type = local.type
         self._cluster = cluster
@@ -54,7 +66,7 @@ class ClusterVariables(Variables):
     answer."""
 
     def __init__(
-        self, cluster: Cluster, model: Model, own: dict[Store, Store], limits: Limits
+        self, cluster: VariableHomes, model: Model, own: dict[Store, Store], limits: Limits
     ) -> None:
         self._cluster = cluster
         super().__init__(model, own, limits)

@@ -43,7 +43,7 @@ from penstock.session.session import RunDone, Session, compile
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from penstock.cluster.cluster import Cluster
+    from penstock.tuning.worker_placement import WorkerPool
 
 # What a replica on a worker may have been given: the next is there when one has ended.
 _MOST_ON_WORKERS = 2
@@ -66,6 +66,16 @@ class Replica(Protocol):
         done: RunDone,
     ) -> None:
         """Begin a run; call ``done`` when it has ended, on any thread."""
+        ...
+
+
+class ReplicaCluster(Protocol):
+    """A cluster whose workers can be replicas (``penstock.Cluster``)."""
+
+    workers: int
+
+    def each_worker(self) -> Sequence[WorkerPool]:
+        """Each worker as a cluster of its own."""
         ...
 
 
@@ -139,9 +149,10 @@ class _Batch:
         self.cancel = CancelToken()
 
 
-def _on_workers(model: Any, n: int, cluster: Cluster, options: Mapping[str, Any]) -> list[Session]:
+def _on_workers(
+    model: Any, n: int, cluster: ReplicaCluster, options: Mapping[str, Any]
+) -> list[Session]:
     """A session for each worker of a cluster."""
-    from penstock.cluster.one_worker import OneWorker
     from penstock.frontends.load import load
 
     if n != cluster.workers:
@@ -149,8 +160,7 @@ def _on_workers(model: Any, n: int, cluster: Cluster, options: Mapping[str, Any]
     if not isinstance(model, Model):
         loading = {name: options[name] for name in ("limits", "map_weights") if name in options}
         model = load(model, **loading)
-    workers = [OneWorker(cluster, i) for i in range(n)]
-    return [compile(model, **{**options, "cluster": worker}) for worker in workers]
+    return [compile(model, **{**options, "cluster": one}) for one in cluster.each_worker()]
 
 
 class Replicas:
@@ -192,11 +202,8 @@ class Replicas:
         **options: Any,
     ) -> None:
         cluster = options.pop("cluster", None)
-        if cluster is not None:
-            from penstock.cluster.cluster import Cluster
-
-            if not isinstance(cluster, Cluster):
-                raise wrong_type("cluster", cluster, "a penstock.Cluster")
+        if cluster is not None and not hasattr(cluster, "each_worker"):
+            raise wrong_type("cluster", cluster, "a penstock.Cluster")
         if n is None:
             n = 1 if cluster is None else cluster.workers
         for name, count in (("n", n), ("queue", queue), ("max_batch", max_batch)):

@@ -126,27 +126,27 @@ class WorkerPlacement:
         pins: Mapping[Node, int],
     ) -> None:
         self.graph = graph
-        self._workers = workers
-        self._link = link
+        self.workers = workers
+        self.link = link
         self._pins = pins
-        self._cost = [seconds(node) for node in graph.nodes]
+        self.cost = [seconds(node) for node in graph.nodes]
         *_, (_, edges) = dependencies(graph)
-        self._dag = Dag(len(graph.nodes), edges)
+        self.dag = Dag(len(graph.nodes), edges)
         index = {node: i for i, node in enumerate(graph.nodes)}
         # The values that a node reads of another one, by their producers; the feeds that it reads.
-        self._reads: list[dict[int, list[Value]]] = [{} for _ in graph.nodes]
-        self._feeds: list[list[Value]] = [[] for _ in graph.nodes]
+        self.reads: list[dict[int, list[Value]]] = [{} for _ in graph.nodes]
+        self.feeds: list[list[Value]] = [[] for _ in graph.nodes]
         inputs = {*graph.inputs}
         for j, node in enumerate(graph.nodes):
             for value in dict.fromkeys(all_reads(node)):
                 if value.producer in index:
-                    self._reads[j].setdefault(index[value.producer], []).append(value)
+                    self.reads[j].setdefault(index[value.producer], []).append(value)
                 elif value in inputs:
-                    self._feeds[j].append(value)
-        self._outputs: dict[int, list[Value]] = {}
+                    self.feeds[j].append(value)
+        self.outputs: dict[int, list[Value]] = {}
         for value in dict.fromkeys(graph.outputs):
             if value.producer in index:
-                self._outputs.setdefault(index[value.producer], []).append(value)
+                self.outputs.setdefault(index[value.producer], []).append(value)
 
     def best(self, objective: str) -> list[int]:
         """The worker of each node, for the least ``"latency"`` or the highest ``"throughput"``."""
@@ -171,125 +171,151 @@ class WorkerPlacement:
         if not pinned:
             candidates.append(self._pipeline())
         rows: list[list[float | None]] = []
-        for node, cost in zip(nodes, self._cost, strict=True):
+        for node, cost in zip(nodes, self.cost, strict=True):
             pin = self._pins.get(node)
             rows.append([cost if pin in (None, w) else None for w in range(workers)])
-        candidates.append(list(place(self._dag, rows, self._transfer).backend) if nodes else [])
+        candidates.append(list(place(self.dag, rows, self._transfer).backend) if nodes else [])
         return candidates
 
     def _useful_workers(self, pinned: Collection[int]) -> int:
         """As many workers as HEFT can use: of more, some would always be idle."""
         if not self.graph.nodes:
             return 1
-        longest = critical_path(self._dag, self._cost)
-        busy = math.ceil(_SPARE * math.fsum(self._cost) / longest) if longest else 1
-        return min(self._workers, max([busy, *[worker + 1 for worker in pinned]]))
+        longest = critical_path(self.dag, self.cost)
+        busy = math.ceil(_SPARE * math.fsum(self.cost) / longest) if longest else 1
+        return min(self.workers, max([busy, *[worker + 1 for worker in pinned]]))
 
     def _transfer(self, i: int, j: int, source: int, target: int) -> float:
-        return self._link.seconds(sum(map(_nbytes, self._reads[j].get(i, ()))))
+        return self.link.seconds(sum(map(_nbytes, self.reads[j].get(i, ()))))
 
     def _pipeline(self) -> list[int]:
         """Consecutive nodes on each worker."""
         n = len(self.graph.nodes)
         last = list(range(n))  # the last reader of each node's values
-        for i, after in enumerate(self._dag.succ):
+        for i, after in enumerate(self.dag.succ):
             last[i] = max((i, *after))
         crossing = [0.0] * (n + 2)
-        read = {value for reads in self._reads for values in reads.values() for value in values}
+        read = {value for reads in self.reads for values in reads.values() for value in values}
         for i, node in enumerate(self.graph.nodes):
             values = [v for v in node.outputs if v is not None and v in read]
-            seconds = self._link.seconds(sum(map(_nbytes, values))) if values else 0.0
+            seconds = self.link.seconds(sum(map(_nbytes, values))) if values else 0.0
             if last[i] > i:
                 crossing[i + 1] += seconds
                 crossing[last[i] + 1] -= seconds
         for i in range(1, n):
             crossing[i] += crossing[i - 1]
-        cuts = pipeline_cuts(self._cost, crossing[:n], self._workers)
+        cuts = pipeline_cuts(self.cost, crossing[:n], self.workers)
         return _stages(cuts, n)
 
     def simulated(self, workers: Sequence[int]) -> ClusterForecast:
         """One run with each node on the worker that is given: a worker that is idle runs the first
         node, in the order of the graph, whose values have come. All feeds of a worker come at once,
         and what a node gives leaves when it has ended; a link has room for all that it is given."""
-        loads = [0.0] * self._workers
-        computing = [0.0] * self._workers
-        traffic: dict[tuple[int, int], int] = {}
+        return _Simulation(self, workers).run()
 
-        def sent(source: int, target: int, values: Collection[Value]) -> float:
-            """The seconds that values take from one worker to another, which both are busy for."""
-            nbytes = sum(map(_nbytes, values))
-            seconds = self._link.seconds(nbytes)
-            for worker in (source, target):
-                if worker != DRIVER:
-                    loads[worker] += seconds
-            traffic[source, target] = traffic.get((source, target), 0) + nbytes
-            return seconds
 
-        fed: dict[int, list[int]] = {}  # the nodes that read feeds, by worker
-        targets: list[dict[int, list[int]]] = [{} for _ in workers]  # readers, by worker
-        missing = [0] * len(workers)
-        for j, worker in enumerate(workers):
-            missing[j] = len(self._dag.pred[j]) + bool(self._feeds[j])
-            if self._feeds[j]:
-                fed.setdefault(worker, []).append(j)
-            for i in self._dag.pred[j]:
-                targets[i].setdefault(worker, []).append(j)
-        ready: list[list[int]] = [[] for _ in loads]
-        idle = [True] * self._workers
-        events: list[tuple[float, int, Sequence[int], int | None]] = []
-        number = count()
+class _Simulation:
+    """A run of a graph, from event to event: nodes get values, or a node ends. ``ready``: the nodes
+    of each worker whose values have come."""
 
-        def later(when: float, nodes: Sequence[int], ended: int | None = None) -> None:
-            """Nodes get one of the values that they wait for, perhaps since a node has ended."""
-            heappush(events, (when, next(number), nodes, ended))
+    def __init__(self, placement: WorkerPlacement, workers: Sequence[int]) -> None:
+        self.of = placement
+        self.workers = workers
+        self.loads = [0.0] * placement.workers
+        self.computing = [0.0] * placement.workers
+        self.traffic: dict[tuple[int, int], int] = {}
+        self.readers: list[dict[int, list[int]]] = [{} for _ in workers]  # by worker
+        self.missing = [0] * len(workers)
+        self.ready: list[list[int]] = [[] for _ in self.loads]
+        self.idle = [True] * placement.workers
+        self.events: list[tuple[float, int, Sequence[int], int | None]] = []
+        self.number = count()
+        self.makespan = 0.0
 
-        for worker, nodes in fed.items():
-            values = dict.fromkeys(value for j in nodes for value in self._feeds[j])
-            later(sent(DRIVER, worker, values), nodes)
-        later(0.0, [])
-        for j, worker in enumerate(workers):
-            if not missing[j]:
-                heappush(ready[worker], j)
-        makespan = 0.0
-        while events:
-            now = events[0][0]
-            touched = set(workers) if now == 0.0 else set()
-            while events and events[0][0] == now:
-                _, _, given, ended = heappop(events)
+    def run(self) -> ClusterForecast:
+        self.begin()
+        while self.events:
+            now = self.events[0][0]
+            touched: set[int] = set() if now else {*self.workers}
+            while self.events and self.events[0][0] == now:
+                _, _, given, ended = heappop(self.events)
                 if ended is not None:
-                    worker = workers[ended]
-                    idle[worker] = True
-                    touched.add(worker)
-                    end = now
-                    for target, readers in targets[ended].items():
-                        if target == worker:
-                            given = readers
-                            continue
-                        reads = [v for j in readers for v in self._reads[j].get(ended, ())]
-                        later(now + sent(worker, target, dict.fromkeys(reads)), readers)
-                    if ended in self._outputs:
-                        end += sent(worker, DRIVER, self._outputs[ended])
-                    makespan = max(makespan, end)
-                for j in given:
-                    missing[j] -= 1
-                    if not missing[j]:
-                        heappush(ready[workers[j]], j)
-                        touched.add(workers[j])
+                    touched.add(self.workers[ended])
+                    given = self.end(ended, now)
+                touched |= self.give(given)
             for worker in touched:
-                if idle[worker] and ready[worker]:
-                    j = heappop(ready[worker])
-                    idle[worker] = False
-                    loads[worker] += self._cost[j]
-                    computing[worker] += self._cost[j]
-                    later(now + self._cost[j], [], j)
-        nodes_of = Counter(workers)
+                self.start(worker, now)
+        nodes = Counter(self.workers)
         return ClusterForecast(
-            makespan,
-            tuple(loads),
-            tuple(computing),
-            tuple([nodes_of[worker] for worker in range(self._workers)]),
-            traffic,
+            self.makespan,
+            tuple(self.loads),
+            tuple(self.computing),
+            tuple([nodes[worker] for worker in range(len(self.loads))]),
+            self.traffic,
         )
+
+    def begin(self) -> None:
+        """Send the feeds, and find the nodes that wait for nothing."""
+        fed: dict[int, list[int]] = {}
+        for j, worker in enumerate(self.workers):
+            before, feeds = self.of.dag.pred[j], self.of.feeds[j]
+            self.missing[j] = len(before) + bool(feeds)
+            if feeds:
+                fed.setdefault(worker, []).append(j)
+            elif not before:
+                heappush(self.ready[worker], j)
+            for i in before:
+                self.readers[i].setdefault(worker, []).append(j)
+        for worker, nodes in fed.items():
+            values = dict.fromkeys(value for j in nodes for value in self.of.feeds[j])
+            self.later(self.sent(DRIVER, worker, values), nodes)
+        self.later(0.0, [])
+
+    def later(self, when: float, nodes: Sequence[int], ended: int | None = None) -> None:
+        """Nodes get one of the values that they wait for; or a node ends."""
+        heappush(self.events, (when, next(self.number), nodes, ended))
+
+    def sent(self, source: int, target: int, values: Collection[Value]) -> float:
+        """The seconds that values take from one worker to another, which both are busy for."""
+        nbytes = sum(map(_nbytes, values))
+        seconds = self.of.link.seconds(nbytes)
+        for worker in (source, target):
+            if worker != DRIVER:
+                self.loads[worker] += seconds
+        self.traffic[source, target] = self.traffic.get((source, target), 0) + nbytes
+        return seconds
+
+    def start(self, worker: int, now: float) -> None:
+        """Let a worker run its next node, if it is idle and there is one."""
+        if self.idle[worker] and self.ready[worker]:
+            j = heappop(self.ready[worker])
+            seconds = self.of.cost[j]
+            self.idle[worker] = False
+            self.loads[worker] += seconds
+            self.computing[worker] += seconds
+            self.later(now + seconds, [], j)
+
+    def end(self, node: int, now: float) -> Sequence[int]:
+        """Send what a node has given; returns its readers on the same worker."""
+        own = self.workers[node]
+        self.idle[own] = True
+        for target, readers in self.readers[node].items():
+            if target != own:
+                reads = [v for j in readers for v in self.of.reads[j].get(node, ())]
+                self.later(now + self.sent(own, target, dict.fromkeys(reads)), readers)
+        outputs = self.of.outputs.get(node)
+        seconds = self.sent(own, DRIVER, outputs) if outputs else 0.0
+        self.makespan = max(self.makespan, now + seconds)
+        return self.readers[node].get(own, ())
+
+    def give(self, nodes: Sequence[int]) -> set[int]:
+        """Give nodes a value that they wait for; returns the workers of those that are ready."""
+        for j in nodes:
+            self.missing[j] -= 1
+        whole = [j for j in nodes if not self.missing[j]]
+        for j in whole:
+            heappush(self.ready[self.workers[j]], j)
+        return {self.workers[j] for j in whole}
 
 
 def _stages(cuts: Sequence[int], n: int) -> list[int]:
