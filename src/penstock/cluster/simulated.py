@@ -20,10 +20,16 @@ class SimulatedCluster:
     """Workers that are only thought of: ``penstock.compile(model, cluster=SimulatedCluster(1000,
     bandwidth=10e9, latency=50e-6)).forecast_on_cluster()`` says what runs on them would take.
 
-    ``bandwidth`` (bytes per second) and ``latency`` (seconds) are those of a message between two of
-    them. Nodes take what the ``profile`` says, a file that ``penstock profile --json`` or
-    ``Profile.save`` wrote, or else what the table of costs does. Nodes are placed as on
-    ``penstock.Cluster``. Raises ``InvalidInput`` for a file that is no profile.
+    Nodes are placed as on ``penstock.Cluster``. Raises ``InvalidInput`` for a file that is no
+    profile.
+
+    Args:
+        workers: Their number, of one thread each.
+        bandwidth: Bytes per second of a message between two of them.
+        latency: Seconds that a message takes besides.
+        objective: What placements are for: "throughput", or "latency", as for ``Cluster``.
+        profile: A file with what nodes take, of ``penstock profile --json`` or ``Profile.save``; by
+            default the table of costs.
     """
 
     def __init__(

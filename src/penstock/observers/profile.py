@@ -201,7 +201,11 @@ class Profile(Observer):
         return sorted(rows, key=lambda row: -row.seconds)
 
     def save(self, path: str | Path) -> None:
-        """Write the steps as JSON, which ``penstock plan --cost`` and ``SimulatedCluster`` read."""
+        """Write the steps as JSON, which ``penstock plan --cost`` and ``SimulatedCluster`` read.
+
+        Args:
+            path: The file, which is replaced if it exists.
+        """
         import json
         from pathlib import Path
 

@@ -23,12 +23,15 @@ def ray_deployment(
     **options: Any,
 ) -> Any:
     """An application for ``ray.serve.run``: the Open Inference Protocol, as ``penstock serve`` has
-    it, for the model at a path, or for several by name.
+    it, for one model or several. Raises ``PenstockError`` without Ray Serve
+    (``pip install 'ray[serve]' penstock[serve]``).
 
-    ``deployment`` has options of ``ray.serve.deployment``, such as ``num_replicas`` and
-    ``ray_actor_options``; ``options`` are those of ``penstock.Replicas`` in each of its processes,
-    which read the paths. Requests have up to ``max_bytes`` and may take ``timeout`` seconds. Raises
-    ``PenstockError`` without Ray Serve (``pip install 'ray[serve]' penstock[serve]``).
+    Args:
+        models: The path of a model, or paths by name, which each process reads.
+        deployment: Options of ``ray.serve.deployment``, such as ``num_replicas``.
+        max_bytes: Bytes of a request at most.
+        timeout: Seconds that a request may take.
+        **options: Those of ``penstock.Replicas`` in each process.
     """
     if isinstance(models, str | Path):
         models = {Path(models).stem: models}

@@ -180,7 +180,8 @@ class Replicas:
 
     Args:
         model: A session, or what ``penstock.compile`` takes.
-        n: Replicas: requests, or batches, that run at once.
+        n: Replicas: requests, or batches, that run at once; 1 by default, or all workers of
+            ``cluster=``.
         queue: Requests that wait at most: a further one is refused with ``QueueFull``.
         max_batch: Rows that run together at most; 1 joins no requests.
         max_delay: Seconds that a request waits for others of its batch; a full batch begins as soon

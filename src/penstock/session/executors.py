@@ -92,7 +92,7 @@ class Executors:
         main = self._subgraphs.main
         return self.get(main, main.key(values), values, exact=True)
 
-    def values_of(self, shapes: Mapping[str, Sequence[int]]) -> list[Any]:
+    def values_of(self, shapes: InputShapes) -> list[Any]:
         """Values of the main inputs that have these shapes, and no memory of their own; those of
         inputs that are not named have the shapes that the model declares."""
         main = self._subgraphs.main

@@ -41,7 +41,14 @@ from penstock.plan.plan import StepTable
 from penstock.session.compiler import Compiler, progress_of
 from penstock.session.environment import save_trace, trace, with_environment
 from penstock.session.executors import Executors
-from penstock.session.options import CompileOptions, RunOptions, make, takes, with_given
+from penstock.session.options import (
+    CompileOptions,
+    InputShapes,
+    RunOptions,
+    make,
+    takes,
+    with_given,
+)
 from penstock.session.plan_cache import PlanCache
 from penstock.session.stages import CompileContext
 from penstock.session.subgraphs import Subgraphs
@@ -446,13 +453,15 @@ class Session:
         check_count("workers", workers)
         return forecast(self.plan, self._compiler.seconds, workers)
 
-    def forecast_on_cluster(
-        self, shapes: Mapping[str, Sequence[int]] | None = None
-    ) -> ClusterForecast:
-        """What runs on the workers of ``cluster=`` are expected to take, for inputs of these
-        shapes: nodes as they are placed now, by measured costs, or else estimated ones. Nothing is
-        run or sent. Raises ``InvalidInput`` for shapes that the model cannot have,
-        ``Unsupported`` for graphs with loops of TensorFlow's frames."""
+    def forecast_on_cluster(self, shapes: InputShapes | None = None) -> ClusterForecast:
+        """What runs on the workers of ``cluster=`` are expected to take: nodes as they are placed
+        now, by measured costs, or else estimated ones. Nothing is run or sent. Raises
+        ``InvalidInput`` for shapes that the model cannot have, ``Unsupported`` for graphs with
+        loops of TensorFlow's frames.
+
+        Args:
+            shapes: The dims of inputs by name; those that are not given are as the model has them.
+        """
         if self.options.cluster is None:
             raise PenstockError("the session has no cluster: compile it with cluster=")
         values = self._executors.values_of(shapes or {})
