@@ -35,6 +35,7 @@ SANITIZERS = [*SANITIZERS, "-O1", "-g"] if SANITIZE else []
 _PRODUCTS = (
     "attention.c",
     "blocks.c",
+    "cells.c",
     "convolution.c",
     "deformable.c",
     "image_convolution.c",

@@ -35,6 +35,8 @@ _INTERNAL = {
     "Attend": "attend.ATTEND",
     "Case": "case.CASE",
     "Fused": "fused.FUSED",
+    "GruCell": "cells.GRU_CELL",
+    "LstmCell": "cells.LSTM_CELL",
     "Reorder": "transfer.REORDER",
     "SearchEnd": "search.SEARCH_END",
     "SearchStart": "search.SEARCH_START",

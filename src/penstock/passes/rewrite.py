@@ -1,8 +1,9 @@
-"""The walk that local passes share: once over the nodes in order, with replacement of values."""
+"""The walk that local passes share: once over the nodes in order, with replacement of values; and
+what patterns are matched by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value
@@ -131,3 +132,35 @@ class Substitution:
             else:
                 remaining[node] = None
         return list(remaining)
+
+
+# Matching of values.
+
+
+def produced_by(value: Value | None, *names: str) -> Node | None:
+    """The producer of ``value``, if it is one of these operations and has one output."""
+    node = None if value is None else value.producer
+    if node is None or node.op.full_name not in names or node.control_inputs:
+        return None
+    return node if len(node.outputs) == 1 else None
+
+
+def argument(value: Value | None, name: str) -> Value | None:
+    """x, if ``value`` is the unary operation ``name`` of x."""
+    node = produced_by(value, name)
+    return None if node is None else node.inputs[0]
+
+
+def swapped(node: Node | None) -> Iterator[tuple[Value | None, Value | None]]:
+    """The operands of a binary node in either order."""
+    if node is not None and len(node.inputs) == 2:
+        a, b = node.inputs
+        yield a, b
+        yield b, a
+
+
+def number_of(value: Value | None) -> float | None:
+    """The number of a constant with one element."""
+    if value is None or value.const is None or value.const.size != 1:
+        return None
+    return float(value.const.reshape(()))

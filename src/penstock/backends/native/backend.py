@@ -149,6 +149,8 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("DeformConv",): Family(_of("deformable.deform_conv")),
     ("DynamicQuantizeLinear",): Family(_of("integers.dynamic_codes"), _by_memory),
     ("EyeLike",): Family(_of("select.eye_like")),
+    ("penstock.GruCell",): Family(_of("cells.gru_cell"), _by_memory),
+    ("penstock.LstmCell",): Family(_of("cells.lstm_cell"), _by_memory),
     ("GRU", "LSTM", "RNN"): Family(
         _of("recurrent.recurrent_call"), _of("recurrent.recurrent_seconds")
     ),

@@ -8,7 +8,7 @@ Nodes of the pattern without readers are left to ``dead_code``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from penstock.ir.op import Op
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.rewrite import forward
+from penstock.passes.rewrite import argument, forward, number_of, produced_by, swapped
 from penstock.types import FLOAT32
 
 
@@ -65,50 +65,21 @@ def _is_float32(value: Value) -> bool:
     return value.dtype is not None and value.dtype == FLOAT32
 
 
-def _producer(value: Value | None, *names: str) -> Node | None:
-    """The producer of ``value``, if it is one of these operations and has one output."""
-    node = None if value is None else value.producer
-    if node is None or node.op.full_name not in names or node.control_inputs:
-        return None
-    return node if len(node.outputs) == 1 else None
-
-
-def _argument(value: Value | None, name: str) -> Value | None:
-    """x, if ``value`` is the unary operation ``name`` of x."""
-    node = _producer(value, name)
-    return None if node is None else node.inputs[0]
-
-
-def _swapped(node: Node | None) -> Iterator[tuple[Value | None, Value | None]]:
-    """The operands of a binary node in either order."""
-    if node is not None and len(node.inputs) == 2:
-        a, b = node.inputs
-        yield a, b
-        yield b, a
-
-
-def _number(value: Value | None) -> float | None:
-    """The number of a constant with one element."""
-    if value is None or value.const is None or value.const.size != 1:
-        return None
-    return float(value.const.reshape(()))
-
-
 def _near(number: float | None, wanted: float) -> bool:
     return number is not None and math.isclose(number, wanted, rel_tol=_CLOSE)
 
 
 def _operand(node: Node | None, wanted: float) -> Value | None:
     """The other operand of a binary node, of which one operand is a constant near ``wanted``."""
-    return next((b for a, b in _swapped(node) if _near(_number(a), wanted)), None)
+    return next((b for a, b in swapped(node) if _near(number_of(a), wanted)), None)
 
 
 def _times(value: Value | None, wanted: float) -> Value | None:
     """x, if ``value`` is x times a number near ``wanted``."""
-    node = _producer(value, "Mul", "Div")
+    node = produced_by(value, "Mul", "Div")
     if node is None or node.op.name == "Mul":
         return _operand(node, wanted)
-    return node.inputs[0] if _near(_number(node.inputs[1]), 1 / wanted) else None
+    return node.inputs[0] if _near(number_of(node.inputs[1]), 1 / wanted) else None
 
 
 def _product(node: Node, most: int = 4) -> tuple[float, list[Value]] | None:
@@ -120,12 +91,12 @@ def _product(node: Node, most: int = 4) -> tuple[float, list[Value]] | None:
         value = stack.pop()
         if value is None or len(values) + len(stack) > most:
             return None
-        factor, before = _number(value), _producer(value, "Mul", "Div")
+        factor, before = number_of(value), produced_by(value, "Mul", "Div")
         if factor is not None:
             number *= factor
         elif before is not None and before.op.name == "Mul":
             stack += before.inputs
-        elif before is not None and (divisor := _number(before.inputs[1])):
+        elif before is not None and (divisor := number_of(before.inputs[1])):
             number /= divisor
             stack.append(before.inputs[0])
         else:
@@ -144,7 +115,7 @@ def _activation(node: Node) -> Match | None:
     if len(values) != 2:
         return None
     for x, gate in (values, values[::-1]):
-        if _producer(gate, *_GATES) is not None and _same_shape(x, node.outputs[0]):
+        if produced_by(gate, *_GATES) is not None and _same_shape(x, node.outputs[0]):
             for rule in (_gelu, _swish, _hard_swish, _mish):
                 match = rule(x, gate, number)
                 if match is not None:
@@ -158,31 +129,31 @@ _GATES = ("Add", "Clip", "HardSigmoid", "Sigmoid", "Tanh")
 
 def _gelu(x: Value, gate: Value, number: float) -> Match | None:
     """x / 2 (1 + erf(x / sqrt 2)), or with tanh(sqrt(2 / pi) (x + 0.044715 x^3)) in its place."""
-    inner = _operand(_producer(gate, "Add"), 1) if _near(number, 0.5) else None
-    if _times(_argument(inner, "Erf"), math.sqrt(0.5)) is x:
+    inner = _operand(produced_by(gate, "Add"), 1) if _near(number, 0.5) else None
+    if _times(argument(inner, "Erf"), math.sqrt(0.5)) is x:
         return Match(standard("Gelu"), [x], {})
-    cubic = _producer(_times(_argument(inner, "Tanh"), math.sqrt(2 / math.pi)), "Add")
-    for a, b in _swapped(cubic):
+    cubic = produced_by(_times(argument(inner, "Tanh"), math.sqrt(2 / math.pi)), "Add")
+    for a, b in swapped(cubic):
         if a is x and _is_cube(_times(b, 0.044715), x):
             return Match(standard("Gelu"), [x], {"approximate": "tanh"})
     return None
 
 
 def _is_cube(value: Value | None, x: Value) -> bool:
-    power = _producer(value, "Pow")
+    power = produced_by(value, "Pow")
     if power is not None:
-        return power.inputs[0] is x and _number(power.inputs[1]) == 3
-    node = _producer(value, "Mul")
+        return power.inputs[0] is x and number_of(power.inputs[1]) == 3
+    node = produced_by(value, "Mul")
     return node is not None and _product(node) == (1, [x, x, x])
 
 
 def _swish(x: Value, gate: Value, number: float) -> Match | None:
     """x sigmoid(alpha x)."""
-    scaled = _argument(gate, "Sigmoid") if number == 1 else None
+    scaled = argument(gate, "Sigmoid") if number == 1 else None
     if scaled is x:
         return Match(standard("Swish"), [x], {"alpha": 1.0})
-    for a, b in _swapped(_producer(scaled, "Mul")):
-        alpha = _number(a)
+    for a, b in swapped(produced_by(scaled, "Mul")):
+        alpha = number_of(a)
         if alpha is not None and b is x:
             return Match(standard("Swish"), [x], {"alpha": alpha})
     return None
@@ -190,7 +161,7 @@ def _swish(x: Value, gate: Value, number: float) -> Match | None:
 
 def _hard_swish(x: Value, gate: Value, number: float) -> Match | None:
     """x max(0, min(1, x / 6 + 1 / 2))."""
-    node = _producer(gate, "HardSigmoid")
+    node = produced_by(gate, "HardSigmoid")
     if node is not None and number == 1:
         alpha, beta = node.attrs.get("alpha", 0.2), node.attrs.get("beta", 0.5)
         if node.inputs[0] is x and _near(alpha, 1 / 6) and beta == 0.5:
@@ -202,22 +173,22 @@ def _hard_swish(x: Value, gate: Value, number: float) -> Match | None:
 
 def _shifted(value: Value | None) -> Value | None:
     """x, if ``value`` is max(0, min(6, x + 3))."""
-    clip = _producer(value, "Clip")
-    if clip is None or _number(clip.input(1)) != 0 or _number(clip.input(2)) != 6:
+    clip = produced_by(value, "Clip")
+    if clip is None or number_of(clip.input(1)) != 0 or number_of(clip.input(2)) != 6:
         return None
-    return _operand(_producer(clip.inputs[0], "Add"), 3)
+    return _operand(produced_by(clip.inputs[0], "Add"), 3)
 
 
 def _mish(x: Value, gate: Value, number: float) -> Match | None:
     """x tanh(softplus(x))."""
-    if number != 1 or _argument(_argument(gate, "Tanh"), "Softplus") is not x:
+    if number != 1 or argument(argument(gate, "Tanh"), "Softplus") is not x:
         return None
     return Match(standard("Mish"), [x], {})
 
 
 def _quotient(node: Node) -> Match | None:
     """A Div as HardSigmoid, as a normalization, or as an activation."""
-    if _near(_number(node.inputs[1]), 6):
+    if _near(number_of(node.inputs[1]), 6):
         x = _shifted(node.inputs[0])
         if x is not None and _same_shape(x, node.outputs[0]):
             return Match(standard("HardSigmoid"), [x], {"alpha": 1 / 6, "beta": 0.5})
@@ -226,11 +197,11 @@ def _quotient(node: Node) -> Match | None:
 
 def _normalization(node: Node) -> Match | None:
     """(x - mean) / sqrt(variance + epsilon), along trailing axes; and x / sqrt(mean of x^2)."""
-    top, added = node.inputs[0], _producer(_argument(node.inputs[1], "Sqrt"), "Add")
+    top, added = node.inputs[0], produced_by(argument(node.inputs[1], "Sqrt"), "Add")
     if top is None or not _is_float32(top):
         return None
-    for number, squares in _swapped(added):
-        epsilon, variance = _number(number), _producer(squares, "ReduceMean")
+    for number, squares in swapped(added):
+        epsilon, variance = number_of(number), produced_by(squares, "ReduceMean")
         if epsilon is None or variance is None or not 0 < epsilon < 1:
             continue
         axis = _trailing(variance)
@@ -240,9 +211,9 @@ def _normalization(node: Node) -> Match | None:
         if scale is None:
             continue
         attrs = {"axis": axis, "epsilon": epsilon}
-        centred = _producer(top, "Sub")
+        centred = produced_by(top, "Sub")
         if centred is not None:
-            x, mean = centred.inputs[0], _producer(centred.inputs[1], "ReduceMean")
+            x, mean = centred.inputs[0], produced_by(centred.inputs[1], "ReduceMean")
             if x is not None and mean is not None and mean.inputs[0] is x:
                 if _trailing(mean) == axis and _same_shape(x, top):
                     return Match(standard("LayerNormalization"), [x, scale], attrs)
@@ -252,10 +223,10 @@ def _normalization(node: Node) -> Match | None:
 
 
 def _is_square(value: Value | None, x: Value) -> bool:
-    node = _producer(value, "Pow", "Mul")
+    node = produced_by(value, "Pow", "Mul")
     if node is None or node.inputs[0] is not x:
         return False
-    return node.inputs[1] is x if node.op.name == "Mul" else _number(node.inputs[1]) == 2
+    return node.inputs[1] is x if node.op.name == "Mul" else number_of(node.inputs[1]) == 2
 
 
 def _trailing(node: Node) -> int | None:
@@ -283,8 +254,8 @@ _MOST_ONES = 1 << 20
 
 def _onto_normalization(node: Node) -> Match | None:
     """A Mul to a normalization, as its scale, or an Add, as its bias."""
-    for value, operand in _swapped(node):
-        normal = _producer(value, "LayerNormalization", "RMSNormalization")
+    for value, operand in swapped(node):
+        normal = produced_by(value, "LayerNormalization", "RMSNormalization")
         scale = None if normal is None else normal.const(1)
         if normal is None or scale is None or operand is None or operand.const is None:
             continue
@@ -300,7 +271,7 @@ def _onto_normalization(node: Node) -> Match | None:
 def _where(node: Node) -> Match | None:
     """Where(IsNaN(x), 0, x)."""
     test, zero, x = node.inputs
-    if x is None or _argument(test, "IsNaN") is not x or _number(zero) != 0:
+    if x is None or argument(test, "IsNaN") is not x or number_of(zero) != 0:
         return None
     return Match(ZERO_NAN, [x], {}) if _same_shape(x, node.outputs[0]) else None
 

@@ -19,6 +19,7 @@
 static const kernel_entry *const families[] = {
     attention_kernels,
     blocks_kernels,
+    cells_kernels,
     code_convolution_kernels,
     convolution_kernels,
     cumulative_kernels,

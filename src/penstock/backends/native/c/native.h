@@ -31,6 +31,7 @@ typedef struct {
 /* The kernels of each source file. */
 extern const kernel_entry attention_kernels[];
 extern const kernel_entry blocks_kernels[];
+extern const kernel_entry cells_kernels[];
 extern const kernel_entry code_convolution_kernels[];
 extern const kernel_entry convolution_kernels[];
 extern const kernel_entry cumulative_kernels[];

@@ -1,0 +1,33 @@
+"""Cells of recurrent layers in float32: LstmCell and GruCell."""
+
+from __future__ import annotations
+
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.types import FLOAT32
+
+_GATE_NS = 0.3
+"""of an element of a gate with its function"""
+
+
+def lstm_cell(site: Site) -> NativeCall | None:
+    """LstmCell."""
+    cell = site.input(1)
+    if cell is None or cell.dtype != FLOAT32 or not cell.elements or None in site.node.outputs:
+        return None
+    units = cell.dims[-1]
+    starts = [place * units for place in site.attr("order", ())]
+    into, forget, output, new = starts
+    arrays = Tensor(0), Tensor(1), site.result(0), site.result(1)
+    words = (*arrays, units, into, forget, new, output, float(site.attr("forget_bias", 0.0)))
+    return NativeCall("lstm_cell", words, cell.elements // units, 5 + units * 5 * _GATE_NS)
+
+
+def gru_cell(site: Site) -> NativeCall | None:
+    """GruCell."""
+    state = site.input(2)
+    if state is None or state.dtype != FLOAT32 or not state.elements:
+        return None
+    units = state.dims[-1]
+    starts = [place * units for place in site.attr("order", ())]
+    words = (*map(Tensor, range(3)), site.result(), units, *starts)
+    return NativeCall("gru_cell", words, state.elements // units, 5 + units * 3 * _GATE_NS)

@@ -1,0 +1,119 @@
+"""Cells of recurrent layers become one node where that computes the same, and only there."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import penstock as ps
+from penstock.ir.graph import Graph
+from penstock.passes.pipeline import optimize
+from tests.support.onnx_text import graph_from_text, model_from_text
+
+STATES = "float[2, 20] g, float[2, 5] c"
+CONSTANTS = "<float one = {1}, int64[4] uneven = {5, 5, 4, 6}>"
+LSTM_END = """m = Mul (si, tn) d = Add (k, m) td = Tanh (d) so = Sigmoid (o) h = Mul (so, td) }"""
+LSTM = "si = Sigmoid (i) tn = Tanh (n) sf = Sigmoid (f) k = Mul (sf, c) " + LSTM_END
+SPLIT = "{ i, f, n, o = Split <axis = 1, num_outputs = 4> (g) "
+GRU_STATES = "float[2, 15] x, float[2, 15] y, float[2, 5] c"
+GRU_SPLIT = """{ xz, xr, xn = Split <axis = -1, num_outputs = 3> (x)
+    yz, yr, yn = Split <axis = -1, num_outputs = 3> (y) """
+GRU_GATES = "az = Add (xz, yz) z = Sigmoid (az) ar = Add (yr, xr) r = Sigmoid (ar) "
+GRU_NEW = "m = Mul (yn, r) an = Add (m, xn) n = Tanh (an) "
+GRU_SUM = "d = Sub (c, n) zd = Mul (z, d) h = Add (n, zd) }"
+
+
+def text_of(body: str, states: str = STATES, outputs: str = "float[2, 5] h, float[2, 5] d") -> str:
+    return f"t ({states}) => ({outputs}) {CONSTANTS} {body}"
+
+
+def gru(body: str) -> str:
+    return text_of(body, GRU_STATES, "float[2, 5] h")
+
+
+def cells(graph: Graph) -> list[str]:
+    return [node.op.name for node in graph.walk() if node.op.name.endswith("Cell")]
+
+
+FORMS = {
+    "lstm": text_of(SPLIT + LSTM),
+    "lstm of other order": text_of(SPLIT.replace("i, f, n, o", "o, n, i, f") + LSTM),
+    "lstm with a forget bias": text_of(
+        SPLIT + LSTM.replace("sf = Sigmoid (f)", "fb = Add (one, f) sf = Sigmoid (fb)")
+    ),
+    "lstm of swapped operands": text_of(
+        SPLIT
+        + LSTM.replace("(si, tn)", "(tn, si)")
+        .replace("(k, m)", "(m, k)")
+        .replace("(so, td)", "(td, so)")
+    ),
+    "lstm with a reader of a gate": text_of(
+        SPLIT + LSTM, outputs="float[2, 5] h, float[2, 5] d, float[2, 5] si"
+    ),
+    "gru": gru(GRU_SPLIT + GRU_GATES + GRU_NEW + GRU_SUM),
+    "gru of two products": gru(
+        GRU_SPLIT
+        + GRU_GATES
+        + GRU_NEW
+        + "u = Sub (one, z) a = Mul (u, n) b = Mul (z, c) h = Add (b, a) }"
+    ),
+}
+OTHERS = {
+    "parts of two tensors": text_of(
+        SPLIT
+        + "sw = Neg (g) i2, f2, n2, o2 = Split <axis = 1, num_outputs = 4> (sw) "
+        + LSTM.replace("Sigmoid (f)", "Sigmoid (f2)")
+    ),
+    "a gate twice": text_of(SPLIT + LSTM.replace("Sigmoid (f)", "Sigmoid (i)")),
+    "another function": text_of(SPLIT + LSTM.replace("Tanh (n)", "Relu (n)")),
+    "a cell that broadcasts": text_of(SPLIT + LSTM, "float[2, 20] g, float[1, 5] c"),
+    "another state": gru(GRU_SPLIT + GRU_GATES + GRU_NEW + GRU_SUM.replace("(c, n)", "(n, c)")),
+    "gates in another order": gru(
+        GRU_SPLIT.replace("yz, yr", "yr, yz") + GRU_GATES + GRU_NEW + GRU_SUM
+    ),
+}
+
+
+def check(text: str, wanted: int) -> None:
+    graph = graph_from_text(text)
+    optimize(graph)
+    assert len(cells(graph)) == wanted
+    model, rng = model_from_text(text), np.random.default_rng(3)
+    session = ps.compile(model)
+    feeds = {v.name: rng.standard_normal(v.shape).astype(np.float32) for v in session.inputs}
+    runtime = onnxruntime.InferenceSession(model.SerializeToString())
+    got = list(session.run(feeds).values())
+    for y, want in zip(got, runtime.run(None, feeds), strict=True):
+        np.testing.assert_allclose(y, want, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("text", FORMS.values(), ids=FORMS)
+def test_cell_is_recognised_in_any_spelling(text):
+    check(text, 1)
+
+
+@pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
+def test_what_is_no_cell_stays_as_it_is(text):
+    check(text, 0)
+
+
+def test_cell_in_a_loop_is_one_step_of_its_body():
+    loop = """t (float[7, 2, 20] x, float[2, 5] c0) => (float[2, 5] c_end, float[7, 2, 5] ys)
+    <int64 trips = {7}, bool yes = {1}> {
+        c_end, ys = Loop (trips, yes, c0) <body = b (int64 j, bool on, float[2, 5] c)
+            => (bool still, float[2, 5] d, float[2, 5] h) {
+            still = Identity (on) g = Gather <axis = 0> (x, j) """
+    text = loop + SPLIT.removeprefix("{ ") + LSTM + "> }"
+    check(text, 1)
+
+
+def test_optimized_graph_with_a_cell_is_read_back_from_its_text():
+    from penstock.textual.parser import parse_graph
+    from penstock.textual.printer import format_graph
+
+    for form in ("lstm", "gru"):
+        graph = graph_from_text(FORMS[form])
+        optimize(graph)
+        text = format_graph(graph)
+        assert format_graph(parse_graph(text)) == text
