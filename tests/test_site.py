@@ -113,7 +113,8 @@ def callables() -> Iterator[tuple[str, Any, Any]]:
 
 HIDDEN = {
     *("job", "watched", "forked", "attach", "detach", "replay", "thread_name"),
-    *("executor", "undeclared_loss", "link_cost"),
+    *("executor", "undeclared_loss", "link_cost", "each_worker"),
+    *("variables", "home", "variable", "set_variable"),  # what sessions ask clusters for
     *[name for name in vars(Observer) if not name.startswith("_")],  # their texts say it
 }
 

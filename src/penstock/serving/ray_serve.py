@@ -31,7 +31,7 @@ def ray_deployment(
         deployment: Options of ``ray.serve.deployment``, such as ``num_replicas``.
         max_bytes: Bytes of a request at most.
         timeout: Seconds that a request may take.
-        **options: Those of ``penstock.Replicas`` in each process.
+        options: Those of ``penstock.Replicas`` in each process.
     """
     if isinstance(models, str | Path):
         models = {Path(models).stem: models}
