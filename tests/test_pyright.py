@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.full
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 )
 def test_user_program_passes_pyright_in_strict_mode(tmp_path: Path) -> None:
     settings = {
-        "include": [str(Path(__file__).with_name("user_program.py"))],
+        "include": [str(ROOT / "tests" / "typing" / "user_program.py")],
         "extraPaths": [str(ROOT / "src")],
         "typeCheckingMode": "strict",
         "reportUnnecessaryTypeIgnoreComment": "error",
