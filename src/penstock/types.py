@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache, reduce
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, replace
 
 Dim: TypeAlias = int | str | None
 Shape: TypeAlias = tuple[Dim, ...]

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
-from dataclasses import KW_ONLY, FrozenInstanceError, field
+from dataclasses import KW_ONLY, FrozenInstanceError
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,8 +24,9 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def pair(decorate: Any, options: dict[str, Any]) -> tuple[type, type]:
-    """A class, and one that inherits from it."""
+def pair(module: Any, options: dict[str, Any]) -> tuple[type, type]:
+    """A class that a module makes, and one that inherits from it."""
+    decorate, field = module.dataclass, module.field
 
     @decorate(**options)
     class Base:
@@ -50,7 +51,7 @@ def pair(decorate: Any, options: dict[str, Any]) -> tuple[type, type]:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_record_behaves_as_a_data_class_of_python(options: dict[str, Any]) -> None:
-    ours, theirs = pair(records.dataclass, options), pair(dataclasses.dataclass, options)
+    ours, theirs = pair(records, options), pair(dataclasses, options)
     for own, other in zip(ours, theirs, strict=True):
         x, y = own(a=1, c=[2]), other(a=1, c=[2])
         assert dataclasses.asdict(x) == dataclasses.asdict(y)
@@ -66,6 +67,12 @@ def test_record_behaves_as_a_data_class_of_python(options: dict[str, Any]) -> No
         }
         assert dataclasses.asdict(copy.copy(x)) == dataclasses.asdict(y)
         assert hasattr(x, "__dict__") == hasattr(y, "__dict__")
+        changed = records.replace(x, b="x")
+        assert dataclasses.asdict(changed) == dataclasses.asdict(dataclasses.replace(y, b="x"))
+        for wrong in ({"e": 1} if own is ours[1] else {"f": 1}, {"f": 2}):
+            with pytest.raises((TypeError, ValueError)):
+                records.replace(x, **wrong)
+        assert [f.name for f in records.fields(own)] == [f.name for f in dataclasses.fields(other)]
         assert own.__match_args__ == other.__match_args__
         assert own.__annotations__ == other.__annotations__
         types = [(f.name, f.type, f.kw_only) for f in dataclasses.fields(own)]
@@ -81,7 +88,7 @@ def test_record_behaves_as_a_data_class_of_python(options: dict[str, Any]) -> No
 
 
 def test_init_is_compiled_after_a_few_instances() -> None:
-    base, derived = pair(records.dataclass, {})
+    base, derived = pair(records, {})
     late = base.__init__
     for _ in range(100):
         derived(1)
@@ -95,7 +102,7 @@ def test_init_is_compiled_after_a_few_instances() -> None:
 
 
 def test_signature_of_record_is_that_of_data_class() -> None:
-    ours, theirs = pair(records.dataclass, {}), pair(dataclasses.dataclass, {})
+    ours, theirs = pair(records, {}), pair(dataclasses, {})
     for own, other in zip(ours, theirs, strict=True):
         names = [(p.name, p.kind) for p in inspect.signature(own).parameters.values()]
         assert names == [(p.name, p.kind) for p in inspect.signature(other).parameters.values()]

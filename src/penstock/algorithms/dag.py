@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import field
 
 from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 
 # Nodes of a long cycle that a message shows at either end.
 _SHOWN = 8

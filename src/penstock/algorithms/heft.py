@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import dist, fsum, inf, sqrt
 from operator import attrgetter
@@ -22,7 +21,7 @@ from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.min_sum import Series
 from penstock.algorithms.ordering import critical_path, ranks, topological_order
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, replace
 
 # cost[i][b]: the time of node i on backend b; None where b does not support it.
 Costs = Sequence[Sequence[float | None]]

@@ -1,8 +1,12 @@
 """Data classes and named tuples that are quick to define: most of the time to import Penstock was
 the definition of its data classes, each of whose methods Python's decorator compiles from text.
 
-``dataclass`` takes what Python's does. All methods but ``__init__`` are closures, and ``__init__``
-is compiled once a class has several instances, which most classes in a process have not.
+``dataclass`` takes what Python's does, for classes without ``InitVar`` whose bases, too, are data
+classes of this module or none. All methods but ``__init__`` are closures, and ``__init__`` is
+compiled once a class has several instances, which most classes in a process have not. ``field``,
+``fields``, ``replace`` and ``KW_ONLY`` are Python's for these classes. Python's own functions take
+them as well: what they read of a class is made when they first do, so that ``dataclasses`` need not
+be imported before.
 
 ``NamedTuple`` is Python's without ``_make`` and ``_asdict``. Python's compiles the annotation of
 each field, and a method.
@@ -10,19 +14,38 @@ each field, and a method.
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass
+    import inspect
+    from dataclasses import KW_ONLY, dataclass, field, fields, replace
     from typing import NamedTuple
 else:
+    KW_ONLY = "KW_ONLY"
 
     def dataclass(cls: type | None = None, /, **options: Any) -> Any:
         return (lambda c: _defined(c, **options)) if cls is None else _defined(cls)
+
+    def field(**options: Any) -> Any:
+        return Field(**options)
+
+    def fields(record: Any) -> tuple[Field, ...]:
+        return tuple(record.__record_fields__.values())
+
+    def replace(record: Any, /, **changes: Any) -> Any:
+        cls = record.__class__
+        late = getattr(cls, "__record_fields__", None)
+        if late is None:
+            raise TypeError(f"a {cls.__name__} is no data class")
+        for f in late.values():
+            if f.init:
+                if f.name not in changes:
+                    changes[f.name] = getattr(record, f.name)
+            elif f.name in changes:
+                raise TypeError(f"{f.name} of {cls.__name__} cannot be given")
+        return cls(**changes)
 
     class _NamedTupleType(type):
         """Makes a subclass of ``tuple`` of a class with annotations, in their order."""
@@ -36,44 +59,101 @@ else:
         """A tuple with names for its elements."""
 
 
-__all__ = ["NamedTuple", "dataclass"]
+__all__ = ["KW_ONLY", "NamedTuple", "dataclass", "field", "fields", "replace"]
 
-_MISSING = dataclasses.MISSING
+_MISSING: Any = object()
 _FEW = 32
 """instances of a class that cost less than to compile its ``__init__``"""
 
 
+class Field:
+    """A field of a data class: what ``dataclasses.field`` takes, its name and its annotation."""
+
+    __slots__ = (
+        *("compare", "default", "default_factory", "hash", "init", "kw_only", "metadata"),
+        *("name", "repr", "type"),
+    )
+
+    def __init__(
+        self,
+        *,
+        default: Any = _MISSING,
+        default_factory: Any = _MISSING,
+        init: bool = True,
+        repr: bool = True,
+        hash: bool | None = None,
+        compare: bool = True,
+        metadata: Any = None,
+        kw_only: bool | None = None,
+    ) -> None:
+        if default is not _MISSING and default_factory is not _MISSING:
+            raise ValueError("a field has a default or a default_factory, not both")
+        self.name, self.type = "", ""
+        self.default, self.default_factory = default, default_factory
+        self.init, self.repr, self.compare, self.hash = init, repr, compare, hash
+        self.metadata, self.kw_only = metadata or {}, kw_only
+
+    def of_python(self) -> Any:
+        """The same field as Python's decorator takes it."""
+        from dataclasses import MISSING, field
+
+        options: dict[str, Any] = {name: getattr(self, name) for name in Field.__slots__}
+        del options["name"], options["type"]
+        for name in ("default", "default_factory"):
+            options[name] = MISSING if options[name] is _MISSING else options[name]
+        return field(**options)
+
+
 def _defined(
-    cls: type,
+    cls: Any,
     *,
     init: bool = True,
     repr: bool = True,
     eq: bool = True,
     frozen: bool = False,
     slots: bool = False,
-    **more: Any,
+    weakref_slot: bool = False,
+    kw_only: bool = False,
 ) -> type:
     own = cls.__dict__
-    has_hash = own.get("__hash__") is not None
+    cls.__doc__ = cls.__doc__ or cls.__name__
+    every: dict[str, Field] = {}
+    for base in cls.__mro__[-2:0:-1]:
+        every |= base.__dict__.get("__record_fields__", {})
+    declared: list[str] = []
+    for name, text in own.get("__annotations__", {}).items():
+        if "ClassVar" in str(text):
+            continue
+        if "KW_ONLY" in str(text):
+            kw_only = True
+            continue
+        default = own.get(name, _MISSING)
+        if isinstance(default, Field):
+            f = default
+        else:
+            # A slot of a base has the name of a field, which is no default.
+            is_slot = type(default).__name__ == "member_descriptor"
+            f = Field(default=_MISSING if is_slot else default)
+        f.name, f.type = name, text
+        f.kw_only = kw_only if f.kw_only is None else f.kw_only
+        every[name] = f
+        declared.append(name)
+        if default is f:
+            if f.default is _MISSING:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, f.default)
+    specs = [*every.values()]
+    if slots:
+        cls = _with_slots(cls, declared, weakref_slot)
+        own = cls.__dict__
     methods: dict[str, Any] = {}
-    cls.__doc__ = cls.__doc__ or cls.__name__  # else it is made of the signature, by ``inspect``
-    texts = dict(own.get("__annotations__", ()))
-    # Python's decorator searches texts for what these are; all others are fields.
-    kinds = ("ClassVar", "InitVar", "KW_ONLY")
-    apart = {name: text for name, text in texts.items() if any(kind in str(text) for kind in kinds)}
-    cls.__annotations__ = dict.fromkeys(texts, object) | apart
-    cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, **more)(cls)
-    cls.__annotations__ = texts
-    fields = dataclasses.fields(cls)
-    for f in fields:
-        f.type = texts.get(f.name, f.type)
     if repr:
-        methods["__repr__"] = _repr([f.name for f in fields if f.repr])
-    compared = [f for f in fields if f.compare]
+        methods["__repr__"] = _repr([f.name for f in specs if f.repr])
     if eq:
-        methods["__eq__"] = _eq(_values([f.name for f in compared]))
-        hashed = [f.name for f in fields if (f.compare if f.hash is None else f.hash)]
-        if not has_hash:
+        methods["__eq__"] = _eq(_values([f.name for f in specs if f.compare]))
+        if own.get("__hash__") is None:
+            hashed = [f.name for f in specs if (f.compare if f.hash is None else f.hash)]
             methods["__hash__"] = _hash(_values(hashed)) if frozen else None
     if frozen:
         methods |= {"__setattr__": _set_frozen, "__delattr__": _delete_frozen}
@@ -81,13 +161,58 @@ def _defined(
             methods |= {"__getstate__": _state, "__setstate__": _set_state}
     if init:
         methods |= {
-            "__init__": _late_init(cls, fields, frozen),
+            "__init__": _late_init(cls, specs, frozen),
             "__signature__": _LateSignature(),
         }
+    methods["__match_args__"] = tuple([f.name for f in specs if f.init and not f.kw_only])
+    methods["__record_fields__"] = every
+    for name in ("__dataclass_fields__", "__dataclass_params__"):
+        setattr(cls, name, _LateAttribute(name))
     for name, method in methods.items():
         if name == "__hash__" or name not in own:
             setattr(cls, name, method)
     return cls
+
+
+def _with_slots(cls: Any, names: list[str], weakref: bool) -> Any:
+    """The class anew, with slots for these fields but for those that its bases have."""
+    taken: set[str] = set()
+    for base in cls.__mro__[1:-1]:
+        slots = base.__dict__.get("__slots__", ())
+        taken.update((slots,) if isinstance(slots, str) else slots)
+    slots = [name for name in names if name not in taken]
+    if weakref and "__weakref__" not in taken:
+        slots.append("__weakref__")
+    members = dict(cls.__dict__)
+    for name in (*names, "__dict__", "__weakref__"):
+        members.pop(name, None)
+    members["__slots__"] = tuple(slots)
+    anew = type(cls)(cls.__name__, cls.__bases__, members)
+    anew.__qualname__ = cls.__qualname__
+    return anew
+
+
+class _LateAttribute:
+    """What Python's ``dataclasses`` reads of a class, taken from a class with the same fields that
+    Python's decorator has made."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: Any) -> Any:
+        import dataclasses
+
+        home = next(c for c in owner.__mro__ if "__record_fields__" in c.__dict__)
+        specs = home.__record_fields__
+        members = {f.name: f.of_python() for f in specs.values()}
+        members["__annotations__"] = dict.fromkeys(specs, object)
+        decorate = dataclasses.dataclass(init=False, repr=False, eq=False)
+        same: Any = decorate(type(home.__name__, (), members))
+        for f in dataclasses.fields(same):
+            f.type = specs[f.name].type
+        for name in ("__dataclass_fields__", "__dataclass_params__"):
+            setattr(home, name, getattr(same, name))
+        return getattr(same, self.name)
 
 
 def _values(names: list[str]) -> Callable[[Any], Any]:
@@ -119,28 +244,35 @@ def _hash(values: Callable[[Any], Any]) -> Callable[[Any], int]:
 
 
 def _set_frozen(self: Any, name: str, value: object) -> None:
-    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+    from dataclasses import FrozenInstanceError
+
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
 def _delete_frozen(self: Any, name: str) -> None:
-    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+    from dataclasses import FrozenInstanceError
+
+    raise FrozenInstanceError(f"cannot delete field {name!r}")
 
 
 def _state(self: Any) -> list[Any]:
-    return [getattr(self, f.name) for f in dataclasses.fields(self)]
+    return [getattr(self, name) for name in self.__record_fields__]
 
 
 def _set_state(self: Any, state: list[Any]) -> None:
-    for field, value in zip(dataclasses.fields(self), state, strict=True):
-        object.__setattr__(self, field.name, value)
+    for name, value in zip(self.__record_fields__, state, strict=True):
+        object.__setattr__(self, name, value)
 
 
-def _late_init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Callable[..., None]:
+def _late_init(cls: Any, specs: list[Field], frozen: bool) -> Callable[..., None]:
     """An ``__init__`` of ``cls`` that replaces itself by a compiled one after ``_FEW`` calls, or
     for arguments that do not fit, which that refuses."""
-    positional = [f.name for f in fields if f.init and not f.kw_only]
-    names = {f.name for f in fields if f.init}
-    needed = {f.name for f in fields if f.default is f.default_factory is _MISSING} & names
+    positional = [f.name for f in specs if f.init and not f.kw_only]
+    names = {f.name for f in specs if f.init}
+    defaults = {f.name: f.default for f in specs if f.default is not _MISSING}
+    factories = {f.name: f.default_factory for f in specs if f.default_factory is not _MISSING}
+    count = len({f.name for f in specs if f.init} | defaults.keys() | factories.keys())
+    finish = hasattr(cls, "__post_init__")
     put, calls = object.__setattr__, 0
 
     def first_init(self: Any, *arguments: Any, **values: Any) -> None:
@@ -149,21 +281,20 @@ def _late_init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Callable[...,
         given = dict(zip(positional, arguments, strict=False))
         fit = len(given) == len(arguments) and given.keys().isdisjoint(values)
         given |= values
-        if calls > _FEW or not fit or not needed <= given.keys() <= names:
+        state = {**defaults, **given} if defaults else given
+        for name, factory in factories.items():
+            if name not in state:
+                state[name] = factory()
+        if calls > _FEW or not fit or len(state) != count or not given.keys() <= names:
             return compiled()(self, *arguments, **values)
-        for f in fields:
-            if f.name in given:
-                put(self, f.name, given[f.name])
-            elif f.default_factory is not _MISSING:
-                put(self, f.name, f.default_factory())
-            elif f.default is not _MISSING:
-                put(self, f.name, f.default)
-        if hasattr(cls, "__post_init__"):
+        for name, value in state.items():
+            put(self, name, value)
+        if finish:
             self.__post_init__()
         return None
 
     def compiled() -> Callable[..., None]:
-        cls.__init__ = init = _init(cls, fields, frozen)
+        cls.__init__ = init = _init(cls, specs, frozen)
         return init
 
     first_init.compiled = compiled  # type: ignore[attr-defined]
@@ -174,16 +305,18 @@ class _LateSignature:
     """The signature of a class whose ``__init__`` is compiled now at the latest."""
 
     def __get__(self, instance: object, owner: Any) -> inspect.Signature:
+        import inspect
+
         late = getattr(owner.__init__, "compiled", None)
         signature = inspect.signature(owner.__init__ if late is None else late())
         return signature.replace(parameters=[*signature.parameters.values()][1:])
 
 
-def _init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Callable[..., None]:
+def _init(cls: Any, specs: list[Field], frozen: bool) -> Callable[..., None]:
     scope: dict[str, Any] = {"__missing__": _MISSING, "__set__": object.__setattr__}
     heads: tuple[list[str], list[str]] = (["self"], [])  # positional parameters, and by keyword
     body = []
-    for f in fields:
+    for f in specs:
         value = f.name
         default, factory = f"__default_{f.name}__", f"__factory_{f.name}__"
         if f.default is not _MISSING:
@@ -193,7 +326,7 @@ def _init(cls: Any, fields: tuple[Any, ...], frozen: bool) -> Callable[..., None
             scope[factory] = f.default_factory
             value = f"{f.name}=__missing__"
         if f.init:
-            heads[f.kw_only].append(value)
+            heads[bool(f.kw_only)].append(value)
         elif f.default is _MISSING and f.default_factory is _MISSING:
             continue
         given = f.name if f.init else default

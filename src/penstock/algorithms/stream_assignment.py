@@ -14,7 +14,6 @@ width of the graph, which following the longest chains alone does not ensure.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import field
 from heapq import heappop, heappush
 from itertools import chain
 
@@ -22,7 +21,7 @@ from penstock.algorithms.chains import fewest_chains, implied_edges, transitive_
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag, expect_one_per_node
 from penstock.algorithms.ordering import ranks, topological_order
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 
 _NONE = -1
 _NEAREST = 16  # paths that are searched for a command

@@ -8,11 +8,10 @@ only the part of a graph that a run needs: other parts may be broken.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from typing import TypeAlias
 
 from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, all_reads
 from penstock.ir.op import Role

@@ -17,13 +17,12 @@ that gives values their slots both ask, and get the same answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.errors import LimitExceeded
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ir.layout import address, channels_last, is_plannable, packed_strides

@@ -11,14 +11,13 @@ Rules of a format (schemas, opsets, existing functions) are checked by its front
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
 from itertools import chain
 from math import prod
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import CHECK_EVERY, checkpoint, paced
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.errors import InvalidModel, ProblemList
 from penstock.ir.graph import Graph, Model, Node, Value, dependencies, ordered
 from penstock.ir.op import Role

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.analysis.type_inference import node_types
 from penstock.build.node_rules import check_added_node, operation_of, output_count, with_defaults
 from penstock.build.symbolic import SymbolicValue

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
+from penstock.algorithms.records import fields
 from penstock.cli.base import EXECUTOR, PLANNER, compile_option
 from penstock.limits import Limits
 from penstock.session.options import EXECUTORS, PRECISIONS

@@ -8,10 +8,9 @@ part by its handle.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, replace
 from penstock.analysis.frames import GraphPart
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graphs, decode_stores

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.algorithms.checkpoints import stopped_by
+from penstock.algorithms.records import replace
 from penstock.analysis.verify import verify
 from penstock.artifact import MAGIC
 from penstock.errors import InvalidInput, InvalidModel, wrong_type

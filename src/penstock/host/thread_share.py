@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import field
 from typing import TYPE_CHECKING
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.host.fork import in_child
 from penstock.host.thread_tuner import ThreadTuner
 from penstock.host.threads import core_budget

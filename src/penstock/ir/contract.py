@@ -7,7 +7,6 @@ function takes its place, so that later calls cost nothing. Penstock's own kerne
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from inspect import unwrap
 from itertools import chain, repeat
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, replace
 from penstock.errors import InternalError
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel, array_of

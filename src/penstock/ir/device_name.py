@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple
 from typing import Any
 
 from penstock.algorithms.records import dataclass
@@ -65,9 +64,14 @@ class DeviceName:
         return cls(**fields)
 
     @property
+    def parts(self) -> tuple[str | int | None, ...]:
+        """The parts, in TensorFlow's order."""
+        return self.job, self.replica, self.task, self.kind, self.index
+
+    @property
     def full(self) -> bool:
         """Whether no part is left open, so that it names one device."""
-        return None not in astuple(self)
+        return None not in self.parts
 
     def __str__(self) -> str:
         """The parts that are given, in TensorFlow's order; "" if there are none."""
@@ -82,7 +86,7 @@ class DeviceName:
 
     def allows(self, other: DeviceName) -> bool:
         """Whether no parts differ, so that one device could have both names."""
-        pairs = zip(astuple(self), astuple(other), strict=True)
+        pairs = zip(self.parts, other.parts, strict=True)
         return all(a == b or None in (a, b) for a, b in pairs)
 
     def merge(self, other: DeviceName) -> DeviceName:
@@ -95,8 +99,9 @@ class DeviceName:
 
     def over(self, other: DeviceName) -> DeviceName:
         """This name, with the parts that it leaves open from ``other``."""
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return DeviceName(*[b if a is None else a for a, b in pairs])
+        pairs = zip(self.parts, other.parts, strict=True)
+        merged: list[Any] = [b if a is None else a for a, b in pairs]
+        return DeviceName(*merged)
 
 
 def local(devices: int | Iterable[str]) -> tuple[str, ...]:

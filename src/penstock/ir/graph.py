@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
 from itertools import islice
 from operator import is_, length_hint
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import CHECK_EVERY, checkpoint, paced
 from penstock.algorithms.dag import CycleError, Dag
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.errors import InvalidModel
 from penstock.ir.op import FRAMED, Op, Role
 from penstock.types import ANY, Shape, TensorType, Type, constant_type

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
 from enum import Enum, auto
 from typing import Any, Protocol
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import WAKE_S
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.types import Type
 
 Types = Sequence[Type | None]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.errors import RunError
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.ranges import as_numbers, range_of

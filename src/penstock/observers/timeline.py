@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import field
 from itertools import chain, count
 from typing import Any, TypeAlias
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.observers.base import ObservedRun
 from penstock.plan.plan import Step, StepTable
 

@@ -22,7 +22,6 @@ runs many times.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace as replaced
 from functools import cache, wraps
 from importlib import import_module
 from types import FunctionType
@@ -30,6 +29,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
+from penstock.algorithms.records import replace as replaced
 from penstock.errors import InternalError
 from penstock.ir.graph import Node
 from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Op, Role, Types, Work, returning

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field
 from enum import Enum
 from typing import ClassVar, Protocol
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel, Role
 from penstock.limits import DEFAULT_LIMITS, Limits

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any
 
+from penstock.algorithms.records import replace
 from penstock.analysis.quantized_weights import has_quantized_weights
 from penstock.errors import InternalError
 from penstock.ir.graph import Graph

@@ -27,13 +27,12 @@ bytes of one of them:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import field, replace
 from functools import partial
 from operator import attrgetter
 
 from penstock.algorithms.arena import Buffer, arena_size, lower_bound
 from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field, replace
 from penstock.ops.internal.transfer import HOST
 from penstock.plan.plan import Plan, Slot, SlotKind, Step, memory_of, reads
 from penstock.plan.tasks import Tasks

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import field
 
 from penstock.algorithms.checkpoints import checkpoint, paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import ranks, topological_order
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.plan.plan import Plan, SlotKind, Step, reads, step_dag, walk
 from penstock.plan.tasks import NO_SIGNALS, Grouping, Signals, Task, Tasks
 

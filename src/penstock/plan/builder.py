@@ -7,13 +7,12 @@ a slot and every node a step, or no step if its outputs are fixed views.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import NamedTuple
+from penstock.algorithms.records import NamedTuple, replace
 from penstock.analysis.value_memory import (
     ValueMemory,
     dense_strides,

@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +45,7 @@ import numpy as np
 
 from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.backends.base import Backend
 from penstock.host.on_demand import imported
 from penstock.ir.contract import Contract

@@ -28,10 +28,9 @@ a list with an entry for each slot.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.ops.work_estimate import seconds as estimated
 from penstock.plan.plan import Plan, Step, walk
 

@@ -15,13 +15,12 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Any, TypeGuard
 
 import ml_dtypes
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.errors import InvalidInput
 from penstock.types import STRING, TensorType, Type
 

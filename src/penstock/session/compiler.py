@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from penstock.algorithms.checkpoints import (
     tell_progress,
     told,
 )
+from penstock.algorithms.records import replace
 from penstock.analysis.type_inference import infer_types
 from penstock.errors import InvalidInput, InvalidModel, wrong_type
 from penstock.executors.base import Executor

@@ -14,7 +14,6 @@ graph, which is compiled when the first of them begins and has each node of the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,6 +21,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
+from penstock.algorithms.records import replace
 from penstock.analysis.frames import FramePath, Frames, GraphPart
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types, node_types

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, field, fields, replace
 from functools import cache, partial
 from inspect import Parameter, Signature, cleandoc
 from typing import (
@@ -28,7 +27,7 @@ from typing import (
 import numpy as np
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import KW_ONLY, dataclass, field, fields, replace
 from penstock.errors import check_count, wrong_type
 from penstock.limits import Limits
 from penstock.observers.base import Observer

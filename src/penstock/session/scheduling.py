@@ -4,11 +4,11 @@ order need none of them, and do not import this module."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
+from penstock.algorithms.records import replace
 from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable
 from penstock.executors.base import Executor

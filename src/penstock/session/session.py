@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakMethod
@@ -13,7 +12,7 @@ from weakref import WeakMethod
 import numpy as np
 
 from penstock.algorithms.checkpoints import Progress, stopped_by, tell_progress, told
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, replace
 from penstock.backends.native.library import library
 from penstock.backends.registry import backends_of
 from penstock.errors import (
@@ -577,6 +576,8 @@ class Session:
         """The last plan as plain data, for machines: what was asked for and what was granted, its
         memory, the graphs of devices that it is captured into, or why not, and each step with its
         backend, the reason for it, types, operations and bytes."""
+        from dataclasses import asdict
+
         from penstock.inspect.plan_document import plan_document
 
         executor, options = self.latest, self.options

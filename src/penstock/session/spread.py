@@ -12,10 +12,10 @@ What a worker makes of its part is what this process would make of it (``session
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from math import inf
 
+from penstock.algorithms.records import replace
 from penstock.analysis.frames import Frames, GraphPart
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types

@@ -20,7 +20,6 @@ compile a second plan: in one order, to compare with, or of a graph between fram
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field, replace
 from functools import cached_property, partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.algorithms.dag import on_cycles
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field, replace
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend, Device, copier, stacks

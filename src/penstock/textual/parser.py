@@ -15,14 +15,13 @@ import math
 import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
 from itertools import chain
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
 from penstock import ops
-from penstock.algorithms.records import NamedTuple, dataclass
+from penstock.algorithms.records import NamedTuple, dataclass, field
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Model, Node, Value, sort
 from penstock.limits import DEFAULT_LIMITS

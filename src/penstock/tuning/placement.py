@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
 from itertools import accumulate
 from math import inf
 from typing import TypeVar
 
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import bound
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.backends.base import Backend, stands_in
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.kernels import KernelTable

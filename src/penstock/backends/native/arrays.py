@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.records import replace
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
 from penstock.backends.native.library import NativeLibrary
 from penstock.ir.graph import Node

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, replace
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.native.elementwise import OPERATIONS, elementwise_call, estimated_ns
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, site_of

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import cache, partial
 from struct import Struct
 from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.records import replace
 from penstock.backends.native.formulas import (
     CHEAP_POWERS,
     CODES,

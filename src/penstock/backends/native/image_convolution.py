@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
+from penstock.algorithms.records import NamedTuple, replace
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import ALIGNMENT, channels_last, packed_strides

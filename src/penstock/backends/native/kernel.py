@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field, replace
 from penstock.backends.native.library import NativeLibrary
 from penstock.errors import InternalError
 from penstock.ir.graph import Node

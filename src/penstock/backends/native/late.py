@@ -4,7 +4,6 @@ that they are given, and do then what the other families do ahead."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from struct import Struct
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
+from penstock.algorithms.records import replace
 from penstock.backends.native.elementwise import OPERATIONS, late_program
 from penstock.backends.native.kernel import Site
 from penstock.backends.native.library import NativeLibrary

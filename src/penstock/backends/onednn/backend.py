@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.algorithms.records import replace
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE, NARY, is_eltwise_chain
 from penstock.backends.onednn.library import DnnlError, Library, library

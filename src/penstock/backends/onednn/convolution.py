@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 
 import numpy as np
 
+from penstock.algorithms.records import replace
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PRELU, PostOp
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from penstock.algorithms.records import replace
 from penstock.backends.onednn.eltwise_algorithms import BINARY, COMMUTATIVE, ELTWISE, NARY, Eltwise
 from penstock.backends.onednn.layouts import broadcasts, padded
 from penstock.backends.onednn.op_desc import OpDesc

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
+from penstock.algorithms.records import replace
 from penstock.backends.onednn.eltwise import binary_spec
 from penstock.backends.onednn.eltwise_algorithms import Eltwise
 from penstock.backends.onednn.layouts import broadcasts

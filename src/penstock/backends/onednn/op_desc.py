@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, replace
 from penstock.backends.onednn.layouts import padded
 from penstock.backends.onednn.post_ops import PostOp, post_ops_of
 from penstock.backends.onednn.quant_attrs import Scaling

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import NamedTuple, dataclass
+from penstock.algorithms.records import NamedTuple, dataclass, replace
 from penstock.backends.onednn.kernel import PrimitiveCache, kernel_of
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.op_desc import OpDesc

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, replace
 from penstock.backends.onednn.eltwise_algorithms import (
     BINARY,
     COMMUTATIVE,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import field
 from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.primitive import SRC, descriptor_of, memory
 from penstock.backends.onednn.weights import Weights

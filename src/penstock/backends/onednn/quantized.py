@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from penstock.algorithms.records import replace
 from penstock.backends.onednn.convolution import convolution
 from penstock.backends.onednn.eltwise_algorithms import Eltwise
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError

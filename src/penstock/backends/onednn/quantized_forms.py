@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field, replace
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field, replace
 from penstock.backends.onednn.eltwise_algorithms import ELTWISE
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp, post_ops_of

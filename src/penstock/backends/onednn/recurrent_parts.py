@@ -10,13 +10,12 @@ begins where the other ends. A layer of 5 steps in parts of 2 at most::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, replace
 from penstock.backends.onednn.kernel import kernel_of
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.op_desc import OpDesc

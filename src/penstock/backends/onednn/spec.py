@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple, dataclass
+from penstock.algorithms.records import NamedTuple, dataclass, field, replace
 from penstock.backends.onednn.layouts import (
     ITEM,
     canonical_strides,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from penstock.algorithms.records import replace
 from penstock.backends.torch.site import FLOATS, TorchSite
 from penstock.ir.op import Kernel
 

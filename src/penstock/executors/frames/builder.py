@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from penstock.algorithms.records import replace
 from penstock.analysis.frames import FramePath, Frames, GraphPart
 from penstock.codegen.helpers import too_many
 from penstock.executors.base import Done, Executor

@@ -19,7 +19,6 @@ where ``[a:b]`` are positions in the list of inputs of an iteration, and in its 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import field, replace
 from enum import IntEnum
 from functools import partial
 from math import inf
@@ -29,7 +28,7 @@ from weakref import ref
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field, replace
 from penstock.analysis.frames import FramePath
 from penstock.errors import PenstockError
 from penstock.executors.frames.rendezvous import edge_key

@@ -10,12 +10,11 @@ constants and types of inputs, and emits nodes. The last one has the node's name
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, field
 from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import KW_ONLY, dataclass, field
 from penstock.errors import MAX_NAME
 from penstock.frontends.common.diagnostics import NO_KERNEL, InexpressibleError, NodeError
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of

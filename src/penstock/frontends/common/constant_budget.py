@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import field
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.limits import Limits
 

@@ -15,13 +15,13 @@ put on a list of pending graphs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint, paced
+from penstock.algorithms.records import replace
 from penstock.errors import InvalidModel, shortened
 from penstock.frontends.common.builder import UniqueNames, short_name
 from penstock.frontends.common.diagnostics import (

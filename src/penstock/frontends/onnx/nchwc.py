@@ -16,12 +16,11 @@ from __future__ import annotations
 import platform
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from pathlib import Path
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.frontends.common.diagnostics import ConversionError, Diagnostics, InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.onnx.microsoft import checked_rule, fused_conv

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
 from typing import TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple, dataclass
+from penstock.algorithms.records import NamedTuple, dataclass, field, replace
 from penstock.errors import shortened
 from penstock.frontends.common.builder import short_name
 from penstock.frontends.common.encoding import decode_text

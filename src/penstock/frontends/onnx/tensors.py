@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.errors import InvalidModel
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError

@@ -12,13 +12,12 @@ not old: it calls graphs, so it is written out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, first_schema, newest_opset

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.frontends.common.builder import NodeBuilder, UniqueNames, short_name
 from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of

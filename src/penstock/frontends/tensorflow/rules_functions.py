@@ -13,10 +13,9 @@ nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Any
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.errors import shortened
 from penstock.frontends.common.diagnostics import ConversionError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, ConversionContext, rule

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.errors import shortened
 from penstock.frontends.common.builder import UniqueNames, short_name
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef, TensorProto

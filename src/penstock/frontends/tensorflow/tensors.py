@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (

@@ -14,12 +14,11 @@ rule in one of two ways:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple, dataclass
+from penstock.algorithms.records import KW_ONLY, NamedTuple, dataclass, field
 from penstock.frontends.common.builder import NodeBuilder
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.flatbuffer import FlatTable, schema

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.algorithms.records import replace
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types, returning
 from penstock.ops.common import shape_rules as rules

@@ -15,7 +15,6 @@ They work in any dtype that NumPy multiplies; integers are exact as far as they 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any, TypeAlias
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import NamedTuple
+from penstock.algorithms.records import NamedTuple, replace
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules

@@ -7,12 +7,11 @@ level is a handful of operations on whole arrays, for those rows that have not y
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64

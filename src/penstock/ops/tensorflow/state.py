@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
 from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import always

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import field
 
 from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.analysis.value_memory import Order, ValueMemory, value_memory
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel, Role

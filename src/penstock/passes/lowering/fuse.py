@@ -14,11 +14,10 @@ and whether that kernel is expected to be faster than the nodes one by one. Othe
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
 from functools import partial
 
 from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.analysis.quantized_weights import producer
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.internal.fused import fused, fused_copies, parts

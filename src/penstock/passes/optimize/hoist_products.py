@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import compress
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, replace
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ir.op import Role
 from penstock.ops.common.shape_rules import normalize_axis

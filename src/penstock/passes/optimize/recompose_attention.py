@@ -16,13 +16,12 @@ forms, of more than a few queries, and where the number of keys is known, nothin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, replace
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.internal.attend import ATTEND
 from penstock.ops.internal.zero_nan import ZERO_NAN

@@ -15,13 +15,13 @@ Between widened nodes no value is rounded, except for operations whose results j
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import replace
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.dtypes import is_half
 from penstock.ops.common.shape_rules import element_number

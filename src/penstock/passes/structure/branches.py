@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import FRAMED, Role
 from penstock.ops.registry import standard
