@@ -21,12 +21,29 @@ BACKENDS = {
 }
 """the class of each backend, by its name"""
 _WITH_PRECISION = {"onednn", "torch"}
+LATE = frozenset({"onednn"})
+"""backends whose library takes long to load, and can be loaded for the first node that needs it"""
 
 
-def available() -> tuple[str, ...]:
+def available(*, late: bool = False) -> tuple[str, ...]:
     """The names of the backends that this machine can run, the preferred first: oneDNN if its
-    library is installed, compiled kernels if they were built, and NumPy for all other kernels."""
-    return tuple([name for name in ("onednn", "native", "numpy") if missing(name) is None])
+    library is installed, compiled kernels if they were built, and NumPy for all other kernels. If
+    ``late``, oneDNN is looked for, but not loaded."""
+    known = _found if late else _runs
+    return tuple([name for name in ("onednn", "native", "numpy") if known(name)])
+
+
+def _runs(name: str) -> bool:
+    return missing(name) is None
+
+
+def _found(name: str) -> bool:
+    if name in LATE:
+        from penstock.backends.onednn.library import located
+
+        if located() is not None:
+            return True
+    return _runs(name)
 
 
 def missing(name: str) -> str | None:
@@ -72,7 +89,7 @@ def describe(name: str) -> str:
     return f"oneDNN {version} for {loaded.isa}, {loaded.path}"
 
 
-def backend_of(chosen: str | Backend, precision: str = "float32") -> Backend:
+def backend_of(chosen: str | Backend, precision: str = "float32", *, late: bool = False) -> Backend:
     """The backend of a name, or the object given as one. Raises ``ValueError`` for an unknown name,
     ``PenstockError`` if it cannot run on this machine, and ``TypeError`` for an object that does
     not answer ``kernel(node, types)``."""
@@ -89,7 +106,10 @@ def backend_of(chosen: str | Backend, precision: str = "float32") -> Backend:
     if chosen == "torch" and (reason := missing(chosen)) is not None:
         raise PenstockError(f"backend 'torch': {reason}")
     cls = _backend_class(chosen)
-    backend: Backend = cls(precision=precision) if chosen in _WITH_PRECISION else cls()
+    options: dict[str, Any] = {"precision": precision} if chosen in _WITH_PRECISION else {}
+    if late and chosen in LATE:
+        options["late"] = True
+    backend: Backend = cls(**options)
     return backend
 
 
@@ -116,18 +136,21 @@ def backends_of(
     chosen: Sequence[str | Backend] | None,
     precision: str = "float32",
     cuda_devices: Sequence[str] = (),
+    *,
+    late: bool = False,
 ) -> list[Backend]:
     """The backends of a session: those ``chosen``, or all that are available. A backend with a
     memory of its own that needs one of the host beside it (``Backend.beside``) gets that, if none
     is chosen, for what it has no kernels for. On ``cuda_devices`` there is a torch backend each, in
-    the place of "torch", or else in front of the others. Raises ``ValueError`` for two of one name,
-    and as ``backend_of`` does."""
-    names_or_objects = [*(chosen or available())]
+    the place of "torch", or else in front of the others. If ``late``, libraries that take long to
+    load are loaded when they are needed. Raises ``ValueError`` for two of one name, and as
+    ``backend_of`` does."""
+    names_or_objects = [*(chosen or available(late=late))]
     if cuda_devices:
         own = _on_cuda(cuda_devices, precision)
         at = names_or_objects.index("torch") if "torch" in names_or_objects else 0
         names_or_objects[at : at + ("torch" in names_or_objects)] = own
-    backends = [backend_of(backend, precision) for backend in names_or_objects]
+    backends = [backend_of(backend, precision, late=late) for backend in names_or_objects]
     beside = dict.fromkeys([getattr(backend, "beside", None) for backend in backends])
     if all(backend.memory != HOST for backend in backends):
         backends += [_stand_in(name) for name in beside if name is not None]

@@ -8,7 +8,8 @@ for another machine, or other options, is not used: the graph is then compiled a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.analysis.sizes import check_sizes
@@ -17,7 +18,7 @@ from penstock.analysis.verify import verify
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graphs, decode_type
 from penstock.backends.numpy import NumpyBackend
-from penstock.backends.registry import BACKENDS, describe
+from penstock.backends.registry import BACKENDS, LATE, describe
 from penstock.errors import InternalError
 from penstock.executors.base import Executor
 from penstock.frontends.artifact.importer import FUNCTION, GRAPH
@@ -45,16 +46,20 @@ but the last one."""
 
 
 def basis(context: CompileContext) -> dict[str, Any]:
-    """What plans depend on beside the graph and the shapes of its inputs."""
-    options, names = context.options, [backend.name for backend in context.backends]
-    libraries = [describe(name).rpartition(",")[0] if name in BACKENDS else name for name in names]
+    """What plans depend on beside the graph, the shapes of its inputs and libraries."""
+    options = context.options
     return {
-        "backends": dict(zip(names, libraries, strict=True)),
+        "backends": [backend.name for backend in context.backends],
         "executor": context.executor,
         "place": dict(options.place or {}),
         "precision": options.precision,
         "threads": options.threads or core_budget(),
     }
+
+
+def _library(name: str) -> str:
+    """The library of a backend, with its version and instruction set, but not its path."""
+    return describe(name).rpartition(",")[0] if name in BACKENDS else name
 
 
 _WRONG = (LookupError, TypeError, ValueError)
@@ -98,6 +103,7 @@ def save_session(
         "checked": model.check_types is not None,
         "options": {name: x for name, x in options.items() if x != getattr(CompileOptions, name)},
         "basis": basis(context),
+        "libraries": {backend.name: _library(backend.name) for backend in context.backends},
         "inputs": [[value.name, encode_type(value.type)] for value in main.inputs],
         "outputs": [
             [name, encode_type(value.type)]
@@ -179,18 +185,35 @@ class Artifact:
         self._context = context
         self._own = own
         self._head = self._file.document("head")
-        own, saved = basis(context), self._head.get("basis")
-        if not isinstance(saved, dict):
+        saved, self._libraries = self._head.get("basis"), self._head.get("libraries")
+        if not isinstance(saved, dict) or not isinstance(self._libraries, dict):
             raise self._file.damaged("it does not say what its plans depend on")
-        self.differences = [
+        plans = self._head.get("plans")
+        if not isinstance(plans, list):
+            raise self._file.damaged("it has no list of plans")
+        self._plans = {str(key): i for i, key in enumerate(plans)}
+        self.differences: list[str] = []
+        """why its plans are not used"""
+        self._differ(saved, basis(context))
+        # Libraries that take long to load are compared once a plan needs one.
+        self._compared: set[str] = set()
+        self.compare(context.by_name.keys() - LATE)
+
+    def compare(self, names: Iterable[str]) -> None:
+        """Compare the libraries of these backends with those that the plans were made for."""
+        own = {*names} & self._context.by_name.keys() - self._compared
+        self._compared |= own
+        self._differ(self._libraries, {name: _library(name) for name in sorted(own)})
+
+    def _differ(self, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        different = [
             f"{name} {saved.get(name)!r:.200}, here {x!r:.200}"
             for name, x in own.items()
             if saved.get(name) != x
         ]
-        plans = self._head.get("plans")
-        if not isinstance(plans, list):
-            raise self._file.damaged("it has no list of plans")
-        self._plans = {} if self.differences else {str(key): i for i, key in enumerate(plans)}
+        if different:
+            self.differences += different
+            self._plans = {}
 
     def main(self) -> Subgraph:
         """The main subgraph, of which the graph is decoded when it is needed."""
@@ -229,14 +252,19 @@ class Artifact:
             return None
         number = self._plans[str(encode_key(key))]
         try:
-            saved = self._plan(f"plan {number}", list(map(type_of, values)))
+            document = self._file.document(f"plan {number}")
+            self.compare(LATE.intersection(document["placement"]))
+            if self.differences:
+                reason = f"the plans in {self._file.name} are not used: {self.differences[-1]}"
+                warnings.warn(reason, UserWarning, stacklevel=2)
+                return None
+            saved = self._plan(document, list(map(type_of, values)))
             return compiler.restore(saved, values)
         except (InternalError, AssertionError, AttributeError, *_WRONG) as error:
             raise self._file.damaged(f"its plan {number}: {error!r}") from error
 
-    def _plan(self, name: str, types: Sequence[Type]) -> SavedPlan:
-        """A plan of the file, whose inputs must have these types."""
-        document = self._file.document(name)
+    def _plan(self, document: Any, types: Sequence[Type]) -> SavedPlan:
+        """The plan of a document, whose inputs must have these types."""
         graph = self._graph("main", document)
         if [value.type for value in graph.inputs] != list(types):
             raise ValueError("it is for other inputs")

@@ -12,6 +12,7 @@ from weakref import WeakMethod, ref
 
 import numpy as np
 
+from penstock.backends.registry import LATE
 from penstock.codegen.constants import let_go_constants
 from penstock.errors import InvalidInput, InvalidModel, PenstockError, Unsupported
 from penstock.executors.base import Executor
@@ -70,6 +71,11 @@ class Executors:
     def stale(self) -> Sequence[str]:
         """Why the plans that the session was saved with are not used."""
         return () if self._artifact is None else self._artifact.differences
+
+    def compare_libraries(self) -> None:
+        """Compare all libraries with those that saved plans were made for."""
+        if self._artifact is not None:
+            self._artifact.compare(LATE)
 
     @property
     def latest(self) -> Executor:

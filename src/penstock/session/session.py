@@ -198,7 +198,9 @@ class Session:
                 options = saved_options(model, options)
             options, spread = _spread(with_environment(options, model), model)
             self.options = options
-            backends = tuple(backends_of(options.backends, options.precision, options.cuda_devices))
+            late = file is not None  # plans that were saved may need none of it
+            chosen = options.backends, options.precision, options.cuda_devices
+            backends = tuple(backends_of(*chosen, late=late))
             if options.precision == "bf16":
                 from penstock.session.granted import warn_of_precision
 
@@ -673,7 +675,8 @@ class Session:
 
     @property
     def stale(self) -> Sequence[str]:
-        """Why the plans that the session was saved with are not used."""
+        """Why the plans that the session was saved with are not used. Libraries that take long to
+        load are compared with those that plans were made for once a plan needs them."""
         return self._executors.stale
 
     @property
@@ -739,8 +742,8 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
     It has the options that it was saved with, unless others are given, and maps the file, whose
     pages all sessions and processes share; with ``map_weights=False`` it reads the file. Plans that
     were saved on another machine, or for other options, are compiled anew when they are needed, and
-    ``UserWarning`` says why. Raises ``InvalidModel`` for a file that is no saved session, or is
-    damaged.
+    ``UserWarning`` says why, now or when a plan is the first to need oneDNN. Raises
+    ``InvalidModel`` for a file that is no saved session, or is damaged.
 
     Args:
         path: The file.
@@ -752,6 +755,8 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
     if os.path.isdir(path) or (os.path.exists(path) and not is_artifact(path)):
         raise InvalidModel(f"{str(path)!r} is no saved session; compile it with penstock.compile")
     session = Session(path, record)
+    if strict:
+        session._executors.compare_libraries()
     if session.stale:
         reason = f"the plans in {str(path)!r} are not used: {'; '.join(session.stale)}"
         if strict:

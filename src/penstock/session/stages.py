@@ -319,19 +319,22 @@ class Lowered:
     """the order of steps and their places in the arena, if the graph was saved with them"""
 
 
-def set_threads(graph: Graph, context: CompileContext) -> None:
-    """Let kernels be created for the number of threads that runs will most likely have."""
+def set_threads(
+    graph: Graph, context: CompileContext, among: Collection[str] | None = None
+) -> None:
+    """Let kernels be created for the number of threads that runs will most likely have; only those
+    of the backends ``among`` these, if given."""
     threads = context.options.threads or core_budget()
     if threads > 1 and not worth_threads(map(plausible, graph.walk())):
         threads = 1
     for backend in context.hosts:
-        if backend.threads_of_caller:
+        if backend.threads_of_caller and (among is None or backend.name in among):
             backend.set_threads(threads)
 
 
 def restore_lowered(saved: SavedPlan, context: CompileContext) -> Lowered:
     """The graph of a plan that was saved, with the backends that it was placed on."""
-    set_threads(saved.graph, context)
+    set_threads(saved.graph, context, {*saved.placement.values()})
     placed = {n: context.by_name[name] for n, name in saved.placement.items()}
     return Lowered(saved.graph, placed, KernelTable(), context.costs, saved.arena)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -196,7 +196,8 @@ def _is_attention(node: Node) -> bool:
 class OneDnnBackend(SpecialisingBackend):
     """Runs the operations that oneDNN has primitives for. With ``precision="bf16"`` operands of
     convolutions and of products with constants are rounded to bfloat16, and summed in float32, if
-    the processor has instructions for that. Raises ``PenstockError`` if oneDNN is not installed."""
+    the processor has instructions for that. oneDNN is loaded at once, or ``late``, for the first
+    node that it is asked for. Raises ``PenstockError``, then, if it is not installed."""
 
     name = "onednn"
     fuses = True
@@ -204,17 +205,27 @@ class OneDnnBackend(SpecialisingBackend):
     order_lacking = 1
     threads_of_caller = True  # as with OpenMP
 
-    def __init__(self, precision: str = "float32") -> None:
+    def __init__(self, precision: str = "float32", late: bool = False) -> None:
         super().__init__()
+        self._precision, self._releasable = precision, False
+        if not late:
+            self.library  # noqa: B018 - loads it
+
+    @cached_property
+    def library(self) -> Library:
+        """The library, loaded."""
         loaded = library()
         if loaded is None:
             raise PenstockError(
-                "there is no oneDNN: install the wheel onednn-cpu-gomp, or name a libdnnl.so.3 in "
-                "PENSTOCK_DNNL"
+                "there is no oneDNN: install the wheel onednn-cpu-gomp, name a libdnnl.so.3 in "
+                "PENSTOCK_DNNL, or choose other backends with backends="
             )
-        self.library: Library = loaded
-        self.narrow = precision == "bf16" and loaded.bfloat16
-        self._releasable = False
+        return loaded
+
+    @property
+    def narrow(self) -> bool:
+        """Whether products may be rounded to bfloat16."""
+        return self._precision == "bf16" and self.library.bfloat16
 
     def seconds(self, node: Node) -> float:
         name = node.op.full_name
