@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.algorithms import records
+from penstock.algorithms.records import FEW
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -90,12 +91,12 @@ def test_record_behaves_as_a_data_class_of_python(options: dict[str, Any]) -> No
 def test_init_is_compiled_after_a_few_instances() -> None:
     base, derived = pair(records, {})
     late = base.__init__
-    for _ in range(100):
+    for _ in range(2 * FEW):
         derived(1)
     assert base.__init__ is late
     few = [base(1, "x", c=[3]) for _ in range(3)]
     assert base.__init__ is late
-    many = [base(1, "x", c=[3]) for _ in range(100)]
+    many = [base(1, "x", c=[3]) for _ in range(2 * FEW)]
     assert base.__init__ is not late
     assert few[0] == many[-1]
     assert few[0].c == many[-1].c == [3]

@@ -36,15 +36,19 @@ else:
 
     def replace(record: Any, /, **changes: Any) -> Any:
         cls = record.__class__
-        late = getattr(cls, "__record_fields__", None)
-        if late is None:
+        specs = getattr(cls, "__record_fields__", None)
+        if specs is None:
             raise TypeError(f"a {cls.__name__} is no data class")
-        for f in late.values():
-            if f.init:
-                if f.name not in changes:
-                    changes[f.name] = getattr(record, f.name)
-            elif f.name in changes:
-                raise TypeError(f"{f.name} of {cls.__name__} cannot be given")
+        if cls.__dict__.get("__record_is_plain__") and changes.keys() <= specs.keys():
+            copy, put = object.__new__(cls), object.__setattr__
+            for name in specs:
+                put(copy, name, changes[name] if name in changes else getattr(record, name))
+            return copy
+        for name, f in specs.items():
+            if not f.init and name in changes:
+                raise TypeError(f"{name} of {cls.__name__} cannot be given")
+            if f.init and name not in changes:
+                changes[name] = getattr(record, name)
         return cls(**changes)
 
     class _NamedTupleType(type):
@@ -62,7 +66,7 @@ else:
 __all__ = ["KW_ONLY", "NamedTuple", "dataclass", "field", "fields", "replace"]
 
 _MISSING: Any = object()
-_FEW = 32
+FEW = 128
 """instances of a class that cost less than to compile its ``__init__``"""
 
 
@@ -166,6 +170,14 @@ def _defined(
         }
     methods["__match_args__"] = tuple([f.name for f in specs if f.init and not f.kw_only])
     methods["__record_fields__"] = every
+    # Whether ``replace`` may set fields, as an ``__init__`` of ours would.
+    methods["__record_is_plain__"] = (
+        init
+        and "__init__" not in own
+        and not hasattr(cls, "__post_init__")
+        and cls.__new__ is object.__new__
+        and all(f.init for f in specs)
+    )
     for name in ("__dataclass_fields__", "__dataclass_params__"):
         setattr(cls, name, _LateAttribute(name))
     for name, method in methods.items():
@@ -265,30 +277,49 @@ def _set_state(self: Any, state: list[Any]) -> None:
 
 
 def _late_init(cls: Any, specs: list[Field], frozen: bool) -> Callable[..., None]:
-    """An ``__init__`` of ``cls`` that replaces itself by a compiled one after ``_FEW`` calls, or
+    """An ``__init__`` of ``cls`` that replaces itself by a compiled one after ``FEW`` calls, or
     for arguments that do not fit, which that refuses."""
     positional = [f.name for f in specs if f.init and not f.kw_only]
     names = {f.name for f in specs if f.init}
     defaults = {f.name: f.default for f in specs if f.default is not _MISSING}
     factories = {f.name: f.default_factory for f in specs if f.default_factory is not _MISSING}
-    count = len({f.name for f in specs if f.init} | defaults.keys() | factories.keys())
+    count = len(names | defaults.keys() | factories.keys())
+    # What sets a slot, whether or not the class is frozen.
+    slots: dict[str, Any] = {
+        f.name: getattr(getattr(cls, f.name, None), "__set__", None) for f in specs
+    }
+    has_slots = None not in slots.values()
+    setters = [slots[name] for name in positional]
+    all_positional = len(positional) == count
     finish = hasattr(cls, "__post_init__")
-    put, calls = object.__setattr__, 0
+    calls = 0
 
     def first_init(self: Any, *arguments: Any, **values: Any) -> None:
         nonlocal calls
         calls += 1
-        given = dict(zip(positional, arguments, strict=False))
-        fit = len(given) == len(arguments) and given.keys().isdisjoint(values)
-        given |= values
-        state = {**defaults, **given} if defaults else given
-        for name, factory in factories.items():
-            if name not in state:
-                state[name] = factory()
-        if calls > _FEW or not fit or len(state) != count or not given.keys() <= names:
-            return compiled()(self, *arguments, **values)
-        for name, value in state.items():
-            put(self, name, value)
+        if all_positional and not values and len(arguments) == count and calls <= FEW:
+            if has_slots:
+                for put, value in zip(setters, arguments, strict=True):
+                    put(self, value)
+            else:
+                self.__dict__.update(zip(positional, arguments, strict=True))
+        else:
+            state = dict(zip(positional, arguments, strict=False))
+            state.update(values)
+            fit = len(state) == len(arguments) + len(values) and state.keys() <= names
+            if len(state) < count:
+                for name, value in defaults.items():
+                    state.setdefault(name, value)
+                for name, factory in factories.items():
+                    if name not in state:
+                        state[name] = factory()
+            if not fit or len(state) != count or calls > FEW:
+                return compiled()(self, *arguments, **values)
+            if has_slots:
+                for name, value in state.items():
+                    slots[name](self, value)
+            else:
+                self.__dict__.update(state)
         if finish:
             self.__post_init__()
         return None
