@@ -157,7 +157,14 @@ def products() -> tuple[ps.Session, dict[str, Any]]:
 @contextmanager
 def no_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Native kernels may not bring weights into panels."""
-    from penstock.backends.native import blocks, integers, matmul, recurrent
+    from penstock.backends.native import (
+        blocks,
+        code_convolution,
+        convolution,
+        integers,
+        matmul,
+        recurrent,
+    )
 
     def refuse(*arguments: object) -> None:
         raise TypeError("weights are brought into panels again")
@@ -165,6 +172,9 @@ def no_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         for module, name in (
             (blocks, "_panels"),
+            (code_convolution, "integer_panels"),
+            (code_convolution, "_pairs_of_taps"),
+            (convolution, "_packed"),
             (integers, "integer_panels"),
             (matmul, "_padded"),
             (recurrent, "_panels"),
@@ -229,7 +239,38 @@ def recurrent_model(cell: str) -> Any:
     return model, {"x": rng.standard_normal((5, 1, 24)).astype(np.float32)}
 
 
+def small_convolutions_model() -> Any:
+    """A convolution of codes, one in groups of one filter, and sums of codes; what they are fed."""
+    rng = np.random.default_rng(7)
+    model = model_from_text("""g (uint8[1, 8, 6, 6] x)
+        => (uint8[1, 8, 6, 6] c, uint8[1, 8, 6, 6] d, int32[1, 4, 4, 4] s) <
+        float scale = {0.05}, uint8 zero = {7}, int8 none = {0}, float result = {3}> {
+        xr = DequantizeLinear(x, scale, zero)
+        kr = DequantizeLinear(k, scale, none) gr = DequantizeLinear(g, scale, none)
+        cr = Conv<pads=[1, 1, 1, 1]>(xr, kr) c = QuantizeLinear(cr, result, zero)
+        dr = Conv<pads=[1, 1, 1, 1], group=8>(xr, gr) d = QuantizeLinear(dr, result, zero)
+        s = ConvInteger(x, w, zero) }""")
+    for name, shape in {"k": (8, 8, 3, 3), "g": (8, 1, 3, 3), "w": (4, 8, 3, 3)}.items():
+        array = rng.integers(-128, 128, shape).astype(np.int8)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model, {"x": rng.integers(0, 256, (1, 8, 6, 6)).astype(np.uint8)}
+
+
+def transposed_model() -> Any:
+    """A transposed convolution of two phases by two, and what it is fed."""
+    rng = np.random.default_rng(8)
+    model = model_from_text("""g (float[1, 6, 5, 5] x) => (float[1, 5, 9, 9] y) {
+        y = ConvTranspose<strides=[2, 2], pads=[1, 1, 1, 1]>(x, w) }""")
+    w = rng.standard_normal((6, 5, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    return model, {"x": rng.standard_normal((1, 6, 5, 5)).astype(np.float32)}
+
+
 def layer_model(layer: str) -> Any:
+    if layer == "small convolutions":
+        return small_convolutions_model()
+    if layer == "transposed":
+        return transposed_model()
     if layer in ("convolutions", "product"):
         return codes_model(convolutions=layer == "convolutions")
     return recurrent_model(layer)
@@ -265,7 +306,9 @@ def test_codes_and_recurrent_weights_in_orders_of_onednn_are_saved(
 
 
 @pytest.mark.skipif("native" not in available(), reason="needs compiled kernels")
-@pytest.mark.parametrize("layer", ["product", "GRU", "LSTM", "RNN"])
+@pytest.mark.parametrize(
+    "layer", ["small convolutions", "transposed", "product", "GRU", "LSTM", "RNN"]
+)
 def test_codes_and_recurrent_weights_in_panels_are_saved(
     path: Path, monkeypatch: pytest.MonkeyPatch, layer: str
 ) -> None:

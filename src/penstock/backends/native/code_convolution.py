@@ -13,11 +13,11 @@ import numpy as np
 
 from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.image_convolution import axis_words, bounds_of, of_any_strides
-from penstock.backends.native.integers import IntegerPanels, integer_panels
+from penstock.backends.native.integers import IntegerPanels, integer_panels, panel_types
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.backends.native.library import library
 from penstock.ir.graph import Node, Value
-from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.constant_cache import Reordered, reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import parts
@@ -122,13 +122,15 @@ def integer_convolution(site: Site) -> NativeCall | None:
         for zeros in (site.constant(2), site.constant(3))
     )
     filters, k = w.shape[0], math.prod(w.shape[1:])
-    packed = shared(
-        ("native sums", w.shape, w_zero.tobytes()),
-        lambda: integer_panels(
+    packed = reordered(
+        ("native sums", w_zero.tobytes()),
+        w,
+        lambda w: integer_panels(
             w.reshape(*w.shape[:2], -1).transpose(2, 1, 0).reshape(k, filters),
             np.broadcast_to(w_zero, (filters,)),
         ),
-        w,
+        None,
+        panel_types(k, filters),
     )
     call = _products(site, 0, packed, int(zero[0]), (rows, columns), (k, filters))
     if call is None:
@@ -156,12 +158,14 @@ def _of_all_channels(
     site: Site, chain: _Chain, w: np.ndarray, rows: Window, columns: Window
 ) -> NativeCall | None:
     k, filters = math.prod(w.shape[1:]), w.shape[0]
-    packed = shared(
+    packed = reordered(
         ("native codes", w.shape, chain.source[1].tobytes()),
-        lambda: integer_panels(
+        chain.source[0],
+        lambda _: integer_panels(
             w.transpose(2, 3, 1, 0).reshape(k, filters), np.zeros(filters, INT32)
         ),
-        chain.source[0],
+        None,
+        panel_types(k, filters),
     )
     zero, dims = int(chain.x.zero[0]), (k, filters)
     return _products(site, chain.x.tensor, packed, zero, (rows, columns), dims, chain)
@@ -170,7 +174,7 @@ def _of_all_channels(
 def _products(
     site: Site,
     tensor: int,
-    packed: Shared[IntegerPanels],
+    packed: Reordered,
     zero: int,
     axes: tuple[Window, Window],
     dims: tuple[int, int],
@@ -186,17 +190,18 @@ def _products(
     positions = x.dims[0] * rows.count * columns.count
     block = min(_COPY // padded, _ROWS)
     change = 128 if x.dtype == INT8 else 0
-    terms = -(zero + change) * packed.value.sums.astype(np.int64)
+    panels = IntegerPanels(*packed.arrays)
+    terms = -(zero + change) * panels.sums.astype(np.int64)
     every = _up(filters, _PANEL)
     work = 2 * k * filters * block / _FLOPS_PER_NS + k * block / _COPIES_PER_NS
-    zeros = _filled(packed.value.zeros, every) if np.any(packed.value.zeros) else None
+    zeros = _filled(panels.zeros, every) if np.any(panels.zeros) else None
     scaled: tuple[np.ndarray | None, ...] = (None, None)
     if chain is not None:
         scaled = _filled(chain.factors, every), _filled(chain.offsets, every)
     return NativeCall(
         "code_convolution",
         (
-            *(Tensor(tensor), packed.value.panels, _filled(terms.astype(INT32), every), zeros),
+            *(Tensor(tensor), panels.panels, _filled(terms.astype(INT32), every), zeros),
             *(*scaled, site.result(), axis_words(rows), axis_words(columns)),
             *(None if chain is None else chain.bounds, x.dims[0], x.dims[1], filters),
             *(block, change, zero, None, None),
@@ -227,14 +232,12 @@ def _of_each_channel(
     if block < 1 or filters > _MOST_CHANNELS or period > _MOST_CHANNELS * _PANEL:
         return None
 
-    def packed() -> np.ndarray:
-        taps = np.zeros((rows.kernel, pairs * 2, filters), np.int16)
-        taps[:, : columns.kernel] = w[:, 0].transpose(1, 2, 0)
-        both = taps.reshape(rows.kernel, pairs, 2, filters).swapaxes(2, 3)
-        return np.tile(both, (1, 1, period // filters, 1)).copy()
-
-    weights = shared(
-        ("native depthwise codes", w.shape, chain.source[1].tobytes()), packed, chain.source[0]
+    weights = reordered(
+        ("native depthwise codes", w.shape, chain.source[1].tobytes()),
+        chain.source[0],
+        lambda _: (_pairs_of_taps(w, period),),
+        None,
+        [TensorType(np.dtype(np.int16), (rows.kernel, pairs, period, 2))],
     )
     factors, offsets = [np.tile(each, period // filters) for each in (chain.factors, chain.offsets)]
     items = x.dims[0] * -(-rows.count // block) * -(-columns.count // chunk)
@@ -243,7 +246,7 @@ def _of_each_channel(
     return NativeCall(
         "code_depthwise",
         (
-            *(Tensor(chain.x.tensor), weights.value, factors, offsets, site.result()),
+            *(Tensor(chain.x.tensor), weights.arrays[0], factors, offsets, site.result()),
             *(axis_words(rows), axis_words(columns), chain.bounds, x.dims[0], filters),
             *(filters // x.dims[1], period, block, chunk, change, int(chain.x.zero[0]), None, None),
         ),
@@ -251,6 +254,17 @@ def _of_each_channel(
         item_ns=50 + of_item * (rows.stride + rows.kernel / 4) / _COPIES_PER_NS,
         keep=weights,
     )
+
+
+def _pairs_of_taps(w: np.ndarray, period: int) -> np.ndarray:
+    """Weights [filters, 1, rows, columns] in pairs of columns, repeated to ``period`` filters: as
+    [rows, pairs, period, 2]."""
+    filters, _, rows, columns = w.shape
+    pairs = -(-columns // 2)
+    taps = np.zeros((rows, pairs * 2, filters), np.int16)
+    taps[:, :columns] = w[:, 0].transpose(1, 2, 0)
+    both = taps.reshape(rows, pairs, 2, filters).swapaxes(2, 3)
+    return np.tile(both, (1, 1, period // filters, 1)).copy()
 
 
 # Fused nodes.

@@ -12,7 +12,7 @@ from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node
-from penstock.ops.common.constant_cache import shared
+from penstock.ops.common.constant_cache import reordered
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.work_estimate import flops, layout_seconds
 from penstock.types import FLOAT32, TensorType
@@ -73,10 +73,14 @@ def convolution_call(site: Site) -> NativeCall | None:
         for (_, p, i), (_, q, j) in product(of_row, of_column):
             taps.append(((p * columns.splits + q) * (band + rows.reach) + i) * length + j)
     strides = [(a.kernel, a.stride, a.dilation, a.begin) for a in axes]
-    packed = shared(
+    of_phases = [sum(map(len, spread.taps)) for spread in (rows, columns)]
+    elements = math.prod(w.shape[:2]) * axes[0].kernel * math.prod(of_phases)
+    packed = reordered(
         ("native convolution", transposed, group, *strides[1:]),
-        lambda: _packed(w, group, transposed, rows.taps, columns.taps),
         w,
+        lambda w: (_packed(w, group, transposed, rows.taps, columns.taps),),
+        None,
+        [TensorType(FLOAT32, (elements,))],
     )
     items = (
         x.dims[0] * group * depth.count * -(-rows.elements // band) * -(-columns.elements // chunk)
@@ -84,7 +88,7 @@ def convolution_call(site: Site) -> NativeCall | None:
     return NativeCall(
         "convolution",
         (
-            *(Tensor(0), packed.value, None if bias is None else Tensor(2), site.result()),
+            *(Tensor(0), packed.arrays[0], None if bias is None else Tensor(2), site.result()),
             np.array([depth.size, depth.count, *strides[0]], np.int64),
             *(rows.words(band), columns.words(chunk), np.array(taps, np.int64)),
             *(int(transposed), group, channels, filters, math.prod(w.shape[2:]) // depth.kernel),

@@ -75,7 +75,7 @@ def integer_product(site: Site) -> NativeCall | None:
         weights,
         lambda codes: integer_panels(codes.T if flipped else codes, zero),
         partial(_codes, k, n, weights.dtype, flipped),
-        _types(k, n),
+        panel_types(k, n),
     )
     packed = IntegerPanels(*held.arrays)
     rows = x.elements // k
@@ -165,7 +165,7 @@ def integer_panels(weights: np.ndarray, zero: np.ndarray) -> IntegerPanels:
     return IntegerPanels(np.concatenate([packed.reshape(-1), tail]), sums.astype(INT32), zeros)
 
 
-def _types(k: int, n: int) -> list[TensorType]:
+def panel_types(k: int, n: int) -> list[TensorType]:
     """The types of what ``integer_panels`` makes."""
     elements = (math.ceil(k / _QUAD) * math.ceil(n / _PANEL) + _TILE) * _QUAD * _PANEL
     return [TensorType(INT8, (elements,)), *[TensorType(INT32, (n,))] * 2]

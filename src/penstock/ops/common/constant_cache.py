@@ -77,15 +77,15 @@ Arrays = tuple[np.ndarray, ...]
 
 
 class Reordered:
-    """``arrays`` that have the elements of a constant in another order, from which ``back`` makes
-    an equal array. After ``let_go`` only these are held."""
+    """``arrays`` that have the elements of a constant in another order, from which ``back``, if
+    there is such a function, makes an equal array. After ``let_go`` only these are held."""
 
     def __init__(
         self,
         name: Hashable,
         constant: np.ndarray,
         arrays: Arrays,
-        back: Callable[..., np.ndarray],
+        back: Callable[..., np.ndarray] | None,
     ) -> None:
         self.arrays = arrays
         self._name = name
@@ -98,6 +98,7 @@ class Reordered:
         with _LOCK:
             array = self.constant()
             if array is None:
+                assert self._back is not None
                 array = self._back(*self.arrays)
                 array.flags.writeable = False
                 self.constant = ref(array)
@@ -117,10 +118,11 @@ def reordered(
     name: Hashable,
     constant: np.ndarray,
     make: Callable[[np.ndarray], Arrays],
-    back: Callable[..., np.ndarray],
+    back: Callable[..., np.ndarray] | None,
     types: Sequence[TensorType],
 ) -> Reordered:
-    """As ``shared``, where ``back(*make(constant))`` is equal to the constant bit by bit.
+    """As ``shared``, where ``back(*make(constant))`` is equal to the constant bit by bit; without
+    ``back`` the constant cannot be let go.
 
     ``types`` are those of the arrays. Files of sessions have them: they must be arrays of which any
     numbers do no harm.
