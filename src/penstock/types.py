@@ -243,7 +243,7 @@ def join(a: Type, b: Type) -> Type:
 def accepts(declared: Type, actual: Type) -> bool:
     """Whether a value of type ``actual`` may be used where ``declared`` is expected. Symbolic dims
     accept any dim here: equal names are checked with all inputs of a run together."""
-    if isinstance(declared, AnyType) or isinstance(actual, AnyType):
+    if declared is actual or isinstance(declared, AnyType) or isinstance(actual, AnyType):
         return True
     if isinstance(declared, OptionalType):
         inner = actual.element if isinstance(actual, OptionalType) else actual
@@ -252,7 +252,7 @@ def accepts(declared: Type, actual: Type) -> bool:
         both = declared.dtype is not None and actual.dtype is not None
         if both and declared.dtype != actual.dtype:
             return False
-        if declared.shape is None or actual.shape is None:
+        if declared.shape is None or actual.shape is None or declared.shape == actual.shape:
             return True
         return len(declared.shape) == len(actual.shape) and all(
             not isinstance(want, int) or not isinstance(got, int) or want == got

@@ -11,12 +11,12 @@ Rules of a format (schemas, opsets, existing functions) are checked by its front
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, repeat
 from math import prod
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import CHECK_EVERY, checkpoint, paced
+from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.records import dataclass, field
 from penstock.errors import InvalidModel, ProblemList
 from penstock.ir.graph import Graph, Model, Node, Value, dependencies, ordered
@@ -112,12 +112,13 @@ class _Index:
         return inner == outer
 
     def nodes(self) -> Iterator[tuple[int, _Scope, Node]]:
-        for i, scope in enumerate(self.scopes):
-            nodes = scope.graph.nodes
-            for start in range(0, len(nodes), CHECK_EVERY):
-                checkpoint()
-                for node in nodes[start : start + CHECK_EVERY]:
-                    yield i, scope, node
+        """Each node with its scope and the index of that."""
+        return chain.from_iterable(
+            [
+                zip(repeat(i), repeat(scope), paced(scope.graph.nodes))
+                for i, scope in enumerate(self.scopes)
+            ]
+        )
 
 
 def _nesting(roots: Iterable[Graph], limits: Limits) -> list[_Scope]:

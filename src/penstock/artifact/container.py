@@ -219,7 +219,8 @@ class ArtifactFile:
         try:
             name, shape, *section = entry
             dtype = dtype_named(name)
-            if not all(type(dim) is int and 0 <= dim < 2**62 for dim in shape) or len(shape) > 64:
+            fit = [dim.__class__ is int and 0 <= dim < 2**62 for dim in shape]
+            if False in fit or len(fit) > 64:
                 raise ValueError(f"{shape} is no shape")
             if dtype == STRING:
                 (texts,) = section
@@ -261,7 +262,9 @@ class ArtifactFile:
     def _section(self, what: str, section: Any, *, may_skip: bool = False) -> memoryview:
         """The bytes of a section, whose checksum was compared, unless it may be skipped."""
         valid = isinstance(section, list) and len(section) == 3
-        if not valid or not all(type(x) is int and 0 <= x < 2**62 for x in section):
+        if not valid or [x.__class__ for x in section] != [int, int, int]:
+            raise self.damaged(f"{what} has no place")
+        if min(section) < 0 or max(section) >= 2**62:
             raise self.damaged(f"{what} has no place")
         offset, count, expected = section
         if offset % _ALIGNMENT or offset + count > len(self._content):

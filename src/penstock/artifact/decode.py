@@ -176,7 +176,11 @@ class _Decoder:
         left_out: list[Any] = [{}, "", (), "", ""]
         op, inputs, outputs, *_ = fields
         attributes, name, _, device, origin = fields[3:] + left_out[len(fields) - 3 :]
-        attrs = {_typed(k, str): self.attribute(x) for k, x in _typed(attributes, dict).items()}
+        attrs = {
+            # What is neither a list nor an object is as JSON has it; so are all keys text.
+            k: self.attribute(x) if x.__class__ is list or x.__class__ is dict else x
+            for k, x in _typed(attributes, dict).items()
+        }
         op = self.ops[self.index(op, self.ops)]
         node = Node(op, self.optional(inputs), self.optional(outputs), attrs)
         node.name, node.device, node.origin = (_typed(x, str) for x in (name, device, origin))
@@ -200,9 +204,14 @@ class _Decoder:
         return [self.values[self.index(i, self.values)] for i in _typed(indices, list)]
 
     def optional(self, indices: Any) -> list[Value | None]:
-        values = self.values
-        places = _typed(indices, list)
-        return [None if i is None else values[self.index(i, values)] for i in places]
+        places, values, count = _typed(indices, list), self.values, len(self.values)
+        return [
+            None
+            if i is None
+            # Most are in place: what is not, ``index`` refuses.
+            else values[i if i.__class__ is int and 0 <= i < count else self.index(i, values)]
+            for i in places
+        ]
 
     def attribute(self, x: Any, depth: int = 0) -> Any:
         """An attribute, or an element of a list, inside of ``depth`` lists."""

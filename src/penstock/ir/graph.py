@@ -104,8 +104,8 @@ class Node:
     """
 
     __slots__ = (
-        *("__weakref__", "_nests", "attrs", "control_inputs", "device", "inputs", "name"),
-        *("op", "origin", "outputs"),
+        *("__weakref__", "attrs", "control_inputs", "device", "inputs", "name"),
+        *("nests", "op", "origin", "outputs"),
     )
 
     def __init__(
@@ -124,8 +124,8 @@ class Node:
         self.inputs = list(inputs)
         self.outputs = list(outputs)
         self.attrs: dict[str, Any] = dict(attrs) if attrs else {}
-        # Asked many times for every node, and false for most.
-        self._nests = bool(attrs) and any(x.__class__ is Graph for x in self.attrs.values())
+        # Whether it may have graphs: asked many times for every node, and false for most.
+        self.nests = bool(attrs) and any(x.__class__ is Graph for x in self.attrs.values())
         self.name = name
         self.control_inputs = list(control_inputs)
         self.device = device
@@ -165,7 +165,7 @@ class Node:
     def graphs(self) -> Sequence[tuple[str, Graph]]:
         """The graphs among the attributes, by attribute name, in a fixed order. They may change; a
         node that is made without any stays without."""
-        if not self._nests:
+        if not self.nests:
             return ()
         return [(k, v) for k, v in self.attrs.items() if isinstance(v, Graph)]
 
@@ -209,7 +209,7 @@ class Graph:
     @property
     def _nests(self) -> bool:
         """Whether a node has graphs."""
-        return True in [node._nests for node in self.nodes]
+        return True in [node.nests for node in self.nodes]
 
     def _walk_nested(self) -> Iterator[Node]:
         stack = [iter(self.nodes)]
@@ -217,7 +217,7 @@ class Graph:
             checkpoint()
             for node in islice(stack[-1], CHECK_EVERY):
                 yield node
-                if node._nests:
+                if node.nests:
                     stack.extend([iter(graph.nodes) for _, graph in reversed(node.graphs)])
                     break
             else:
@@ -228,7 +228,7 @@ class Graph:
         """This graph and every nested one."""
         yield self
         for node in self.walk() if self._nests else ():
-            if node._nests:
+            if node.nests:
                 for _, graph in node.graphs:
                     yield graph
 
@@ -302,9 +302,9 @@ def captures(graph: Graph) -> list[Value]:
     own = set(graph.inputs)
     reads: list[Value | None] = []
     for node in graph.walk():
-        own.update(v for v in node.outputs if v is not None)
+        own.update([v for v in node.outputs if v is not None])
         reads += node.inputs
-        for _, inner in node.graphs:
+        for _, inner in node.graphs if node.nests else ():
             own.update(inner.inputs)
     for inner in graph.graphs():
         reads += inner.outputs
@@ -334,11 +334,11 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
         edges: list[tuple[int, int]] = []
         beyond: set[Node] = set()
         for b, node in enumerate(paced(subgraph.nodes)):
-            needed = [v.producer for v in node.inputs if v is not None and v.producer is not None]
+            needed = [p for v in node.inputs if v is not None and (p := v.producer) is not None]
             if node.op.role is Role.MERGE:
                 needed = [p for p in needed if p.op.role is not Role.NEXT_ITERATION]
             needed += node.control_inputs
-            for _, inner in node.graphs:
+            for _, inner in node.graphs if node.nests else ():
                 needed.extend(reads[inner])
             for source in needed:
                 a = position.get(source)
@@ -439,7 +439,7 @@ class _Cloner:
 
     def node(self, node: Node) -> Node:
         attrs = node.attrs
-        if node.graphs:
+        if node.nests:
             attrs = attrs | {key: self.clone(inner) for key, inner in node.graphs}
         inputs = [None if value is None else self.value(value) for value in node.inputs]
         outputs = [None if value is None else self.output(value) for value in node.outputs]

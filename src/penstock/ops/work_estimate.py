@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import FUSED
@@ -33,19 +34,22 @@ def flops(node: Node) -> int:
     op = node.op
     if op is FUSED:
         return sum(map(flops, node.attrs["region"].nodes))
-    shapes: list[tuple[int, ...] | None] = []
-    most = 0
-    # Asked for each node and each backend: one loop instead of calls for each value.
-    for value in (*node.inputs, next(filter(None, node.outputs), None)):
-        type_ = None if value is None else value.type
-        if isinstance(type_, TensorType) and type_.static and type_.dtype is not STRING:
-            shapes.append(type_.dims)
-            most = type_.elements if type_.elements > most else most
-        else:
-            shapes.append(None)
+    # Asked for each node and each backend: few calls, instead of some for each value.
+    output = node.outputs[0] if node.outputs else None
+    if output is None:
+        output = next(filter(None, node.outputs), None)
+    types: list[Any] = [None if v is None else v.type for v in (*node.inputs, output)]
+    shapes = [
+        t.dims if t.__class__ is TensorType and t.static and t.dtype is not STRING else None
+        for t in types
+    ]
     result = shapes.pop()
     if result is None:
         return 0
+    most = types.pop().elements
+    for type_, shape in zip(types, shapes, strict=True):
+        if shape is not None and type_.elements > most:
+            most = type_.elements
     try:
         return op.work(node.attrs, shapes, result) or most if op.work is not None else most
     except (IndexError, ValueError):  # inputs that the operation does not take: the run fails

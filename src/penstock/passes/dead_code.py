@@ -42,7 +42,7 @@ def prune(graph: Graph) -> bool:
         needed.update(node.inputs)
         needed.discard(None)  # an optional input left out
         controls.update(node.control_inputs)
-        for _, inner in node.graphs:
+        for _, inner in node.graphs if node.nests else ():
             changed |= prune(inner)
             needed.update(captures(inner))
     kept.reverse()

@@ -23,13 +23,13 @@ def forward(graph: Graph, visit: Visit, substitution: Substitution | None = None
     substitution = Substitution() if substitution is None else substitution
     changed = False
     kept = []
-    replaced = bool(substitution)
+    replaced = substitution.pending
     for node in paced(graph.nodes):
         if replaced:
             substitution.apply(node)
-        for _, inner in node.graphs:
+        for _, inner in node.graphs if node.nests else ():
             changed |= forward(inner, visit, substitution)
-            replaced = bool(substitution)
+            replaced = substitution.pending
         values = visit(node)
         if values is None or isinstance(values, bool):
             kept.append(node)
@@ -62,24 +62,28 @@ class Substitution:
     control input (``Node.control_inputs``) that is removed is replaced by the nodes that it
     depended on."""
 
-    __slots__ = ("_removed", "_values", "used")
+    __slots__ = ("_removed", "_values", "pending", "used")
 
     def __init__(self) -> None:
         self._values: dict[Value, Value] = {}
         self._removed: dict[Node, Sequence[Node]] = {}
         self.used = False
         """whether any value was replaced"""
+        self.pending = False
+        """whether there is anything to apply; so is the truth of the substitution"""
+
+    def __bool__(self) -> bool:
+        return self.pending
 
     def __setitem__(self, old: Value, new: Value) -> None:
         self._values[old] = new
+        self.pending = True
 
     def replace(self, old: Sequence[Value | None], new: Sequence[Value | None]) -> None:
         """Replace each value of ``old`` by that of ``new`` in its place, if both have one."""
         pairs = zip(old, new, strict=False)
-        self._values.update((a, b) for a, b in pairs if a is not None and b is not None)
-
-    def __len__(self) -> int:
-        return len(self._values) + len(self._removed)
+        self._values.update([(a, b) for a, b in pairs if a is not None and b is not None])
+        self.pending = self.pending or bool(self._values)
 
     def of(self, value: Value) -> Value:
         """The value that replaces ``value``, or ``value`` itself."""
@@ -87,7 +91,8 @@ class Substitution:
 
     def drop(self, node: Node, instead: Sequence[Node] = ()) -> None:
         """Remove ``node``; the nodes ``instead`` run in its place."""
-        sources = [v.producer for v in node.inputs if v is not None and v.producer is not None]
+        sources = [p for v in node.inputs if v is not None and (p := v.producer) is not None]
+        self.pending = True
         self._removed[node] = (*node.control_inputs, *sources, *instead)
 
     def apply(self, node: Node) -> None:

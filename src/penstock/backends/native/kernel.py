@@ -289,8 +289,9 @@ class _CallBinder:
         words: list[Any] = list(native.words)
         given = range(behind + (1 if native.workspace else 0)) if every else late
         places: dict[int, int] = {}
-        for place, word in enumerate(native.words):
-            if isinstance(word, Tensor):
+        of_call: Sequence[Any] = native.words
+        for place, word in enumerate(of_call):
+            if word.__class__ is Tensor:
                 index = word.index
             elif word is WORKSPACE:
                 index = behind
@@ -318,7 +319,8 @@ class _CallBinder:
 
 def _read(call: NativeCall) -> set[int]:
     """The tensors among the arguments of a call."""
-    return {word.index for word in call.words if isinstance(word, Tensor)}
+    tensors: list[Any] = [word for word in call.words if word.__class__ is Tensor]
+    return {word.index for word in tensors}
 
 
 def _arrays(values: Sequence[Any]) -> list[np.ndarray]:

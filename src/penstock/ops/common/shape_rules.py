@@ -23,7 +23,7 @@ def tensor(types: Types, index: int) -> TensorType:
     """The type of input ``index`` as a tensor type; unknown if it is left out or any."""
     if index < len(types):
         type_ = types[index]
-        if isinstance(type_, TensorType):
+        if type_.__class__ is TensorType:
             return type_
         if type_ is not None and type(type_).__name__ != "AnyType":
             raise ShapeError(f"input {index} must be a tensor, not {type_}")

@@ -49,7 +49,7 @@ class _Eliminator:
         self.scopes.append(_Scope())
         kept = []
         for node in paced(graph.nodes):
-            if self.substitution:
+            if self.substitution.pending:
                 self.substitution.apply(node)
             for _, inner in node.graphs:
                 self.run(inner)

@@ -71,7 +71,7 @@ class _Folder:
             if node is None:
                 stack.pop()
                 continue
-            if self.substitution:
+            if self.substitution.pending:
                 self.substitution.apply(node)
             branch = self.taken(node, certain)
             if branch is not None:
