@@ -216,8 +216,8 @@ def test_run_writes_a_trace(model, tmp_path):
     assert any("Mul_0" in name for name in names)
 
 
-def test_info_says_what_the_backends_run_on(model):
-    found = as_json("info", model)["backends"]
+def test_info_says_what_the_backends_run_on():
+    found = as_json("info")["backends"]
     assert found["numpy"] == f"NumPy {np.__version__}"
     assert found.keys() == BACKENDS.keys()
     assert (" kernels for " in found["native"]) == (native_library() is not None)
@@ -225,7 +225,7 @@ def test_info_says_what_the_backends_run_on(model):
     if library() is not None:
         assert found["onednn"].startswith("oneDNN 3.")
         assert "libdnnl" in found["onednn"]
-    shown = " ".join(call("info", model).output.split())
+    shown = " ".join(call("info").output.split())
     assert all(" ".join(what.split()) in shown for what in found.values())
 
 

@@ -145,7 +145,7 @@ def backends_of(
     the place of "torch", or else in front of the others. If ``late``, libraries that take long to
     load are loaded when they are needed. Raises ``ValueError`` for two of one name, and as
     ``backend_of`` does."""
-    names_or_objects = [*(chosen or available(late=late))]
+    names_or_objects = [*(chosen or (available(late=True) if late else available()))]
     if cuda_devices:
         own = _on_cuda(cuda_devices, precision)
         at = names_or_objects.index("torch") if "torch" in names_or_objects else 0

@@ -16,7 +16,6 @@ from penstock.cli.commands import main
 from penstock.errors import InvalidInput, PenstockError
 from penstock.ir.graph import Model
 from penstock.session.options import EXECUTORS, CompileOptions, help_of
-from penstock.session.subgraphs import suggest
 from penstock.types import TensorType
 
 Show = Callable[[Mapping[str, Any]], None]
@@ -191,6 +190,8 @@ def dims_by_input(model: Model, texts: Sequence[str]) -> dict[str, list[tuple[in
             raise click.UsageError(f"--shape must be NAME=DIMS, not {text!r}")
         key = name if name in names else model.aliases.get(name, name)
         if key not in names:
+            from penstock.session.subgraphs import suggest
+
             raise InvalidInput(f"--shape names no input {key!r}: {suggest(key, names)}")
         by_input.setdefault(key, []).append(read_dims(dims))
     return by_input

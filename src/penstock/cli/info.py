@@ -7,13 +7,11 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 import click
 import numpy as np
 
-from penstock.backends.registry import BACKENDS, available, describe
 from penstock.cli.base import SHAPES, SIGNATURE, all_shapes, command, show_assumed, show_table
 from penstock.cli.options import compile_options
 from penstock.errors import InvalidInput, PenstockError
@@ -46,8 +44,6 @@ def _show_info(result: Mapping[str, Any]) -> None:
         click.echo("\n  ".join([title, *lines]))
     parameters = f"{result['parameters']:,} ({format_bytes(result['parameter_bytes'])})"
     click.echo(f"parameters  {parameters}")
-    for name, what in result["backends"].items():
-        click.echo(f"{name:<11} {what}")
     click.echo(f"nodes       {result['nodes']}")
     show_table(("operation", "nodes"), [(k, str(v)) for k, v in result["operations"].items()])
     if "why" in result:
@@ -92,9 +88,9 @@ def info(
     planned: bool,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Inputs, outputs, parts, operations and parameters of a model, and what backends there are;
-    with --plan, or a shape to plan for, also its steps, work and memory. Without a model:
-    versions, instruction sets, threads and folders of this installation, for reports of faults."""
+    """Inputs, outputs, parts, operations and parameters of a model; with --plan, or a shape to plan
+    for, also its steps, work and memory. Without a model: versions, backends, instruction sets,
+    threads and folders of this installation, for reports of faults."""
     if model is None:
         if shapes or signature or planned or options:
             raise click.UsageError("these options are for a MODEL: name one")
@@ -116,7 +112,6 @@ def info(
         "operations": dict(Counter(n.op.full_name for n in graph.walk()).most_common()),
         "parameters": sum(c.size for c in constants),
         "parameter_bytes": sum(c.nbytes for c in constants),
-        "backends": {name: describe(name) for name in BACKENDS},
     }
     return {**result, **_plan_of(loaded, shapes, options)} if planned or shapes else result
 
@@ -125,6 +120,7 @@ def _installation() -> dict[str, Any]:
     """What a report of a fault should have."""
     import os
 
+    from penstock.backends.registry import BACKENDS, available, describe
     from penstock.session.compile_cache import folder_of
     from penstock.tuning.cost_table import cost_table
 
@@ -148,6 +144,8 @@ def _installation() -> dict[str, Any]:
 
 
 def _version(name: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.algorithms.records import dataclass
 from penstock.errors import PenstockError, RunError
-from penstock.plan.plan import Step, StepTable
+
+if TYPE_CHECKING:
+    from penstock.plan.plan import Step, StepTable
 
 
 @dataclass(frozen=True, eq=False, slots=True)
