@@ -134,6 +134,37 @@ def test_constants_in_orders_of_onednn_are_saved(
     assert all(constant.held is None for constant in constants)  # their pages are not needed
 
 
+@pytest.mark.skipif("onednn" not in available(), reason="needs oneDNN")
+@pytest.mark.parametrize("backend", ["onednn", "numpy"])
+def test_onednn_is_compared_when_a_plan_needs_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    model = model_from_text("""g (float[4, 8] x) => (float[4, 8] y) { y = MatMul(x, w) }""")
+    w = np.random.default_rng(9).standard_normal((8, 8)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    x = {"x": np.ones((4, 8), np.float32)}
+    costs = PreferredBackendCosts(backend)
+    session = ps.compile(model, executor="linear", cost_model=costs, threads=1)
+    expected = session.run(x)
+    assert {step.backend for step in session.plan.walk()} == {backend}
+    session.save(path)
+    from penstock.session import artifact
+
+    library = artifact._library
+    monkeypatch.setattr(artifact, "_library", lambda n: "oneDNN 0" if n == "onednn" else library(n))
+    opened = ps.open(path)  # warnings are errors in tests
+    if backend == "onednn":
+        with pytest.warns(UserWarning, match=r"are not used: onednn 'oneDNN 3.*oneDNN 0"):
+            answers = opened.run(x)
+        assert opened.stale
+    else:
+        answers = opened.run(x)
+        assert not opened.stale
+    np.testing.assert_allclose(answers["y"], expected["y"], rtol=1e-5)
+    with pytest.raises(ps.PenstockError, match="oneDNN 0"):
+        ps.open(path, strict=True)
+
+
 def products() -> tuple[ps.Session, dict[str, Any]]:
     """Two products on native kernels, which have their weights in panels, and what they are fed."""
     rng = np.random.default_rng(4)

@@ -13,10 +13,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import penstock as ps
+from penstock.backends.registry import available
+from tests.support.cost_models import PreferredBackendCosts
 
-MOST_MODULES = 362
+MOST_MODULES = 360
 """without those that Python starts with: 140 of NumPy and what it imports, 175 of Penstock"""
-MOST_MODULES_OF_OPEN = 282
+MOST_MODULES_OF_OPEN = 279
 """the same of a session that was saved, 117 of Penstock"""
 
 ACCIDENTAL = {
@@ -26,6 +28,7 @@ ACCIDENTAL = {
         "click",
         "csv",
         "ctypes.util",
+        "dataclasses",
         "difflib",
         "email",
         "hashlib",
@@ -135,6 +138,17 @@ def test_compile_and_run_imports_nothing_of_other_models(imported: set[str]) -> 
 
 def test_open_and_run_imports_few_modules(imported_by_open: set[str]) -> None:
     assert len(imported_by_open) <= MOST_MODULES_OF_OPEN
+
+
+@pytest.mark.skipif("onednn" not in available(), reason="needs oneDNN")
+def test_open_without_steps_of_onednn_does_not_load_it(model: Path, tmp_path: Path) -> None:
+    costs, saved = PreferredBackendCosts("numpy"), tmp_path / "model.penstock"
+    session = ps.compile(model, cost_model=costs, executor="linear", threads=1)
+    session.run({"x": np.ones((1, 16), np.float32)})
+    session.save(saved)
+    assert "penstock.backends.onednn._dnnl" not in modules(
+        f"penstock.open({str(saved)!r})", tmp_path
+    )
 
 
 def test_open_and_run_imports_nothing_of_compiling(imported_by_open: set[str]) -> None:

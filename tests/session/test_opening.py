@@ -16,6 +16,8 @@ import penstock as ps
 
 MOST_CALLS = 330
 """for each node of a chain"""
+MOST_CALLS_OF_SAVED = 132
+"""the same of a session that was saved"""
 
 
 def calls_of(function: Callable[..., Any], *arguments: Any) -> int:
@@ -36,6 +38,10 @@ def calls_of(function: Callable[..., Any], *arguments: Any) -> int:
 
 def open_model(model: bytes, feeds: dict[str, np.ndarray]) -> None:
     ps.compile(model).run(feeds)
+
+
+def open_saved(path: Path, feeds: dict[str, np.ndarray]) -> None:
+    ps.open(path).run(feeds)
 
 
 def forest(trees: int) -> bytes:
@@ -74,6 +80,19 @@ def test_calls_do_not_grow_with_the_nodes_of_a_forest() -> None:
     for model in (few, many):  # what is done once in a process
         open_model(model, feeds)
     assert calls_of(open_model, many, feeds) <= calls_of(open_model, few, feeds) + 10
+
+
+def test_calls_for_each_node_of_a_saved_chain_are_few(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))  # without measured costs
+    feeds = {"v0": np.ones(16, np.float32)}
+    for length in (20, 120):
+        session = ps.compile(chain(length).SerializeToString(), threads=1)
+        session.run(feeds)
+        session.save(tmp_path / f"{length}.penstock")
+    counts = [calls_of(open_saved, tmp_path / f"{n}.penstock", feeds) for n in (20, 20, 120)]
+    assert counts[2] - counts[1] <= 100 * MOST_CALLS_OF_SAVED
 
 
 def test_calls_for_each_node_of_a_chain_are_few(
