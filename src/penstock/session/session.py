@@ -12,7 +12,7 @@ from weakref import WeakMethod
 import numpy as np
 
 from penstock.algorithms.checkpoints import Progress, stopped_by, tell_progress, told
-from penstock.algorithms.records import dataclass, replace
+from penstock.algorithms.records import dataclass, fields, replace
 from penstock.backends.native.library import library
 from penstock.backends.registry import backends_of
 from penstock.errors import (
