@@ -31,7 +31,6 @@ from __future__ import annotations
 import linecache
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
 from functools import cached_property
 from itertools import count
 from types import CodeType, FunctionType
@@ -40,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.algorithms.checkpoints import checkpoint, paced
-from penstock.algorithms.records import dataclass
+from penstock.algorithms.records import dataclass, field
 from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import ProgramNames, bind_names, program_names
 from penstock.codegen.sequences import CallSequence

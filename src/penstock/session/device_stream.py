@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from penstock.algorithms.records import replace
 from penstock.errors import PenstockError
 from penstock.executors.turn import Turn
 from penstock.host.event_watch import EVENTS
