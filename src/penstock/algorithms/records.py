@@ -29,9 +29,9 @@ else:
         return (lambda c: _defined(c, **options)) if cls is None else _defined(cls)
 
     def field(**options: Any) -> Any:
-        return Field(**options)
+        return RecordField(**options)
 
-    def fields(record: Any) -> tuple[Field, ...]:
+    def fields(record: Any) -> tuple[RecordField, ...]:
         return tuple(record.__record_fields__.values())
 
     def replace(record: Any, /, **changes: Any) -> Any:
@@ -70,7 +70,7 @@ FEW = 128
 """instances of a class that cost less than to compile its ``__init__``"""
 
 
-class Field:
+class RecordField:
     """A field of a data class: what ``dataclasses.field`` takes, its name and its annotation."""
 
     __slots__ = (
@@ -101,7 +101,7 @@ class Field:
         """The same field as Python's decorator takes it."""
         from dataclasses import MISSING, field
 
-        options: dict[str, Any] = {name: getattr(self, name) for name in Field.__slots__}
+        options: dict[str, Any] = {name: getattr(self, name) for name in RecordField.__slots__}
         del options["name"], options["type"]
         for name in ("default", "default_factory"):
             options[name] = MISSING if options[name] is _MISSING else options[name]
@@ -119,12 +119,44 @@ def _defined(
     weakref_slot: bool = False,
     kw_only: bool = False,
 ) -> type:
-    own = cls.__dict__
     cls.__doc__ = cls.__doc__ or cls.__name__
-    every: dict[str, Field] = {}
+    declared = _declared(cls, kw_only)
+    every: dict[str, RecordField] = {}
     for base in cls.__mro__[-2:0:-1]:
         every |= base.__dict__.get("__record_fields__", {})
-    declared: list[str] = []
+    every |= declared
+    specs = [*every.values()]
+    if slots:
+        cls = _with_slots(cls, [*declared], weakref_slot)
+    own = cls.__dict__
+    methods: dict[str, Any] = {}
+    if repr:
+        methods["__repr__"] = _repr([f.name for f in specs if f.repr])
+    if eq:
+        methods["__eq__"] = _eq(_values([f.name for f in specs if f.compare]))
+        if own.get("__hash__") is None:
+            methods["__hash__"] = _hash(_values(_hashed(specs))) if frozen else None
+    if frozen:
+        methods |= {"__setattr__": _set_frozen, "__delattr__": _delete_frozen}
+        if slots:
+            methods |= {"__getstate__": _state, "__setstate__": _set_state}
+    if init:
+        methods["__init__"] = _late_init(cls, specs, frozen)
+        methods["__signature__"] = _LateSignature()
+    methods["__match_args__"] = tuple([f.name for f in specs if f.init and not f.kw_only])
+    methods["__record_fields__"] = every
+    methods["__record_is_plain__"] = init and _is_plain(cls, specs)
+    for name in ("__dataclass_fields__", "__dataclass_params__"):
+        setattr(cls, name, _LateAttribute(name))
+    for name, method in methods.items():
+        if name == "__hash__" or name not in own:
+            setattr(cls, name, method)
+    return cls
+
+
+def _declared(cls: Any, kw_only: bool) -> dict[str, RecordField]:
+    """The fields that a class itself has, whose defaults are left as its attributes."""
+    own, declared = cls.__dict__, {}
     for name, text in own.get("__annotations__", {}).items():
         if "ClassVar" in str(text):
             continue
@@ -132,58 +164,30 @@ def _defined(
             kw_only = True
             continue
         default = own.get(name, _MISSING)
-        if isinstance(default, Field):
+        if isinstance(default, RecordField):
             f = default
-        else:
-            # A slot of a base has the name of a field, which is no default.
-            is_slot = type(default).__name__ == "member_descriptor"
-            f = Field(default=_MISSING if is_slot else default)
-        f.name, f.type = name, text
-        f.kw_only = kw_only if f.kw_only is None else f.kw_only
-        every[name] = f
-        declared.append(name)
-        if default is f:
             if f.default is _MISSING:
                 delattr(cls, name)
             else:
                 setattr(cls, name, f.default)
-    specs = [*every.values()]
-    if slots:
-        cls = _with_slots(cls, declared, weakref_slot)
-        own = cls.__dict__
-    methods: dict[str, Any] = {}
-    if repr:
-        methods["__repr__"] = _repr([f.name for f in specs if f.repr])
-    if eq:
-        methods["__eq__"] = _eq(_values([f.name for f in specs if f.compare]))
-        if own.get("__hash__") is None:
-            hashed = [f.name for f in specs if (f.compare if f.hash is None else f.hash)]
-            methods["__hash__"] = _hash(_values(hashed)) if frozen else None
-    if frozen:
-        methods |= {"__setattr__": _set_frozen, "__delattr__": _delete_frozen}
-        if slots:
-            methods |= {"__getstate__": _state, "__setstate__": _set_state}
-    if init:
-        methods |= {
-            "__init__": _late_init(cls, specs, frozen),
-            "__signature__": _LateSignature(),
-        }
-    methods["__match_args__"] = tuple([f.name for f in specs if f.init and not f.kw_only])
-    methods["__record_fields__"] = every
-    # Whether ``replace`` may set fields, as an ``__init__`` of ours would.
-    methods["__record_is_plain__"] = (
-        init
-        and "__init__" not in own
-        and not hasattr(cls, "__post_init__")
-        and cls.__new__ is object.__new__
-        and all(f.init for f in specs)
-    )
-    for name in ("__dataclass_fields__", "__dataclass_params__"):
-        setattr(cls, name, _LateAttribute(name))
-    for name, method in methods.items():
-        if name == "__hash__" or name not in own:
-            setattr(cls, name, method)
-    return cls
+        else:
+            # A slot of a base has the name of a field, which is no default.
+            is_slot = type(default).__name__ == "member_descriptor"
+            f = RecordField(default=_MISSING if is_slot else default)
+        f.name, f.type = name, text
+        f.kw_only = kw_only if f.kw_only is None else f.kw_only
+        declared[name] = f
+    return declared
+
+
+def _hashed(specs: list[RecordField]) -> list[str]:
+    return [f.name for f in specs if (f.compare if f.hash is None else f.hash)]
+
+
+def _is_plain(cls: Any, specs: list[RecordField]) -> bool:
+    """Whether ``replace`` may set the fields, as an ``__init__`` of ours would."""
+    own_code = "__init__" in cls.__dict__ or hasattr(cls, "__post_init__")
+    return not own_code and cls.__new__ is object.__new__ and all(f.init for f in specs)
 
 
 def _with_slots(cls: Any, names: list[str], weakref: bool) -> Any:
@@ -276,7 +280,7 @@ def _set_state(self: Any, state: list[Any]) -> None:
         object.__setattr__(self, name, value)
 
 
-def _late_init(cls: Any, specs: list[Field], frozen: bool) -> Callable[..., None]:
+def _late_init(cls: Any, specs: list[RecordField], frozen: bool) -> Callable[..., None]:
     """An ``__init__`` of ``cls`` that replaces itself by a compiled one after ``FEW`` calls, or
     for arguments that do not fit, which that refuses."""
     positional = [f.name for f in specs if f.init and not f.kw_only]
@@ -343,7 +347,7 @@ class _LateSignature:
         return signature.replace(parameters=[*signature.parameters.values()][1:])
 
 
-def _init(cls: Any, specs: list[Field], frozen: bool) -> Callable[..., None]:
+def _init(cls: Any, specs: list[RecordField], frozen: bool) -> Callable[..., None]:
     scope: dict[str, Any] = {"__missing__": _MISSING, "__set__": object.__setattr__}
     heads: tuple[list[str], list[str]] = (["self"], [])  # positional parameters, and by keyword
     body = []

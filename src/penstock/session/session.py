@@ -198,13 +198,7 @@ class Session:
                 options = saved_options(model, options)
             options, spread = _spread(with_environment(options, model), model)
             self.options = options
-            late = file is not None  # plans that were saved may need none of it
-            chosen = options.backends, options.precision, options.cuda_devices
-            backends = tuple(backends_of(*chosen, late=late))
-            if options.precision == "bf16":
-                from penstock.session.granted import warn_of_precision
-
-                warn_of_precision(options.precision, backends)
+            backends = _backends(options, late=file is not None)
             functions: Mapping[str, Graph]
             own: dict[Any, Any] = {} if options.variables is None else options.variables.of(model)
             if file is not None and not decode_stores(file):  # graphs are decoded when needed
@@ -790,6 +784,17 @@ def _loaded(model: Any, options: CompileOptions, limits: Limits, entry: CacheEnt
     if entry is not None:
         entry.opened = opened
     return loaded
+
+
+def _backends(options: CompileOptions, *, late: bool) -> tuple[Backend, ...]:
+    """The backends that the options ask for; ``late``: saved plans may not need their libraries."""
+    chosen = options.backends, options.precision, options.cuda_devices
+    backends = tuple(backends_of(*chosen, late=late))
+    if options.precision == "bf16":
+        from penstock.session.granted import warn_of_precision
+
+        warn_of_precision(options.precision, backends)
+    return backends
 
 
 def _cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
