@@ -158,6 +158,7 @@ def test_endless_loop_across_workers_can_be_stopped(cluster, way):
 
     source, total = endless()
     session = ps.compile(on_workers(source), cluster=cluster)
+    assert session.run({"n": np.int32(4)}, [total], timeout=SOON)[total] == 6  # compiled now
     token = ps.CancelToken()
     timeout = 0.05 if way == "deadline" else None
     future = session.submit({"n": np.int32(2**31 - 1)}, [total], timeout=timeout, cancel=token)
