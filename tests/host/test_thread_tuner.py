@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import random
+from concurrent.futures import ThreadPoolExecutor
 
 from penstock.host.thread_tuner import ThreadTuner
+from tests.support.timing import switching
 
 
 def after(pace: ThreadTuner, runs: int, seconds: dict[int, float]) -> list[int]:
@@ -87,3 +90,16 @@ def test_tuner_ignores_other_thread_counts():
     for _ in range(100):
         pace.took(4, 0.001)  # beside another run
     assert pace.threads() == 8
+
+
+def test_runs_at_once_share_a_tuner():
+    tuner = ThreadTuner(2)
+
+    def client(seed):
+        choose = random.Random(seed)
+        for _ in range(5000):
+            tuner.took(tuner.threads(), choose.choice([1.0, 2.0, 9.0]))
+
+    with switching(), ThreadPoolExecutor(4) as pool:
+        list(pool.map(client, range(4)))
+    assert tuner.threads() in (1, 2)

@@ -20,6 +20,7 @@ WRONG = {
     "executor": [1, np.array([1, 2]), ["linear"]],
     "precision": [1, np.array([1, 2])],
     "fixed_threads": [1, "x"],
+    "capture": [1, "x"],
     "memory_planner": [1, np.array([1, 2])],
     "backends": ["numpy", 1, {"numpy": 1}, np.array([1, 2])],
     "place": [["Conv"], 1, "Conv", {"Conv": 1}, {1: "numpy"}],

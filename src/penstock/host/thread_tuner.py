@@ -74,8 +74,10 @@ class ThreadTuner:
 
     def _judge(self) -> None:
         """End a trial: use the faster thread count from now on."""
-        one, several = (median(self._times[n] or (0.0,)) for n in (1, self.most))
-        better = 1 if one < _MARGIN * several else self.most
+        one, several = (median(self._times[n]) for n in (1, self.most))
+        better = self._now
+        if one and several:  # else a run at the same time has begun a trial of its own
+            better = 1 if one < _MARGIN * several else self.most
         changed = better != self._now
         self._interval = _FEWEST if changed else min(2 * self._interval, _MOST)
         self._now = better
@@ -84,5 +86,6 @@ class ThreadTuner:
 
 
 def median(times: Collection[float]) -> float:
-    """The middle one; the later of two. (``statistics`` imports ten modules more.)"""
-    return sorted(times)[len(times) // 2]
+    """The middle one; the later of two; 0 of none. (``statistics`` imports ten modules more.)"""
+    in_order = sorted(times)  # first, as another thread may clear them
+    return in_order[len(in_order) // 2] if in_order else 0.0
