@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -49,7 +50,9 @@ def _run(*command: str | Path, cwd: Path, **environment: str) -> str:
 def unpacked(folder: Path) -> Path:
     """The sdist of this checkout, unpacked."""
     command = ["egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder]
-    _run(sys.executable, "setup.py", "-q", *command, cwd=ROOT)
+    with open(ROOT / "setup.py") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the files are first gathered in the checkout itself
+        _run(sys.executable, "setup.py", "-q", *command, cwd=ROOT)
     (archive,) = folder.glob("*.tar.gz")
     shutil.unpack_archive(archive, folder / "sdist", filter="data")
     (source,) = (folder / "sdist").iterdir()
