@@ -59,3 +59,13 @@ def test_hardmax_along_any_axis_equals_numpy(axis, dtype):
     x = np.random.default_rng(2).integers(0, 5, (3, 4, 9)).astype(dtype)
     x[0, 1, 3], x[1, 2, [4, 6]] = np.nan, [-np.inf, np.nan]
     check(node_of("Hardmax", [x], axis=axis), [x])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("length", [15, 16, 17, 32, 56, 100])
+def test_hardmax_of_long_rows_with_nans_equals_numpy(length, dtype):
+    rng = np.random.default_rng(length)
+    x = rng.integers(0, 6, (200, length)).astype(dtype)
+    for special in (np.nan, -np.inf):  # before and behind the maxima
+        x[rng.random(x.shape) < 0.02] = special
+    check(node_of("Hardmax", [x], axis=-1), [x])

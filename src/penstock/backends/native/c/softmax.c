@@ -177,18 +177,27 @@ enum { LANES = 16 };
         type lanes[LANES], best = x[0];                                                           \
         int64_t i = 0, whole = step == 1 ? n / LANES * LANES : 0;                                 \
         if (whole) {                                                                              \
-            int differs = 0; /* from itself, as NaNs do */                                        \
+            int nans[LANES] = {0}, any = 0;                                                       \
             for (int j = 0; j < LANES; j++)                                                       \
                 lanes[j] = x[j];                                                                  \
             for (; i < whole; i += LANES)                                                         \
                 for (int j = 0; j < LANES; j++) {                                                 \
                     lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];                         \
-                    differs |= x[i + j] != x[i + j];                                              \
+                    nans[j] |= x[i + j] != x[i + j];                                              \
                 }                                                                                 \
-            for (int j = 0; j < LANES; j++)                                                       \
+            for (int j = 0; j < LANES; j++) {                                                     \
                 best = lanes[j] > best ? lanes[j] : best;                                         \
-            for (i = 0; i < whole && x[i] != best && !(differs && x[i] != x[i]); i++)             \
-                ;                                                                                 \
+                any |= nans[j];                                                                   \
+            }                                                                                     \
+            for (i = 0; i < whole; i += LANES) {                                                  \
+                int found = 0;                                                                    \
+                for (int j = 0; j < LANES; j++)                                                   \
+                    found |= any ? x[i + j] != x[i + j] : x[i + j] == best;                       \
+                if (found)                                                                        \
+                    break;                                                                        \
+            }                                                                                     \
+            while (any ? x[i] == x[i] : x[i] != best)                                             \
+                i++;                                                                              \
         }                                                                                         \
         int64_t place = i;                                                                        \
         best = x[place * step];                                                                   \
@@ -208,8 +217,11 @@ enum { LANES = 16 };
             int64_t at = item / step * a->length * step + item % step;                            \
             type *y = (type *)a->y + at;                                                          \
             int64_t place = name##_place((const type *)a->x + at, a->length, step);               \
-            for (int64_t i = 0; i < a->length; i++)                                               \
-                y[i * step] = i == place;                                                         \
+            if (step == 1)                                                                        \
+                memset(y, 0, (size_t)a->length * sizeof(type)); /* all bits are 0 in 0.0 */       \
+            for (int64_t i = 0; step > 1 && i < a->length; i++)                                   \
+                y[i * step] = 0;                                                                  \
+            y[place * step] = 1;                                                                  \
         }                                                                                         \
         return 0;                                                                                 \
     }
