@@ -171,7 +171,7 @@ def sample(run: Callable[[], Any], seconds: float = SECONDS) -> list[float]:
 
 
 def one_by_one(run: Callable[[], Any], seconds: float) -> list[float]:
-    """Seconds of each run, for so many seconds."""
+    """The duration of each run in seconds; runs are repeated for ``seconds`` in all."""
     times: list[float] = []
     begin = now = time.perf_counter()
     while now - begin < seconds or len(times) < LEAST_SAMPLES:

@@ -1,4 +1,4 @@
-"""Where somebody speaks in a recording.
+"""Voice activity detection: when a recording has speech.
 
 ``python examples/voice.py MODEL.onnx RECORDING.wav`` prints begin and end of each stretch of
 speech, in seconds. The network is that of Silero VAD (``pip download silero-vad==6.2.3``, MIT:

@@ -17,7 +17,8 @@ _TRIED = 3
 # so few runs are trials that they do not show in the 99th percentile.
 _FEWEST, _MOST = 32, 512
 _LONGER = 1.15
-# Runs this many times slower than usual trigger a trial, though not within so many runs of one.
+# A trial begins when the median run is slower than usual by this factor, but not during the first
+# _PATIENCE runs after the last trial.
 _SLOW = 1.3
 _PATIENCE = 4
 # One thread is chosen only if faster by this factor: several have more cache between them.
