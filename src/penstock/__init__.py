@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from penstock.observers.trace import Trace
     from penstock.serving.ray_serve import ray_deployment
     from penstock.serving.replicas import Replicas
-    from penstock.session.session import Session, Stats, compile, open
+    from penstock.session.facts import Stats
+    from penstock.session.session import Session, compile, open
     from penstock.session.stream import Signal, Stream
 
 
@@ -60,7 +61,7 @@ _HOMES = {
     "Ranges": "penstock.observers.ranges",
     "Replicas": "penstock.serving.replicas",
     "Session": "penstock.session.session",
-    "Stats": "penstock.session.session",
+    "Stats": "penstock.session.facts",
     "Signal": "penstock.session.stream",
     "SimulatedCluster": "penstock.cluster.simulated",
     "Stream": "penstock.session.stream",

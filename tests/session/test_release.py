@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.session.session import Memory
+from penstock.session.facts import Memory
 from tests.support.onnx_text import compile_text
 from tests.support.processes import end_of
 from tests.support.tf_graphs import Builder, Func, Type

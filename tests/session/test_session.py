@@ -463,7 +463,7 @@ def test_close_frees_plans_and_arenas(session):
     session(X, SCALE)
     session.run({"x": X, "scale": SCALE}, ["product"])
     session.close()
-    assert session.memory == (ps.session.session.Memory(0, 0, 0, 0))
+    assert session.memory == (ps.session.facts.Memory(0, 0, 0, 0))
 
 
 def test_running_run_ends_after_its_session_is_closed():

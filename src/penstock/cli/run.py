@@ -29,7 +29,8 @@ from penstock.cli.options import compile_options, file_option, folder_option
 from penstock.errors import InvalidInput
 from penstock.limits import DEFAULT_LIMITS
 from penstock.observers.trace import Trace
-from penstock.session.session import Port, Session, compile
+from penstock.session.facts import Port
+from penstock.session.session import Session, compile
 from penstock.session.subgraphs import suggest
 from penstock.types import STRING, TensorType, dtype_name, type_of
 

@@ -12,7 +12,7 @@ from weakref import WeakMethod
 import numpy as np
 
 from penstock.algorithms.checkpoints import Progress, stopped_by, tell_progress, told
-from penstock.algorithms.records import dataclass, fields, replace
+from penstock.algorithms.records import fields, replace
 from penstock.backends.native.library import library
 from penstock.backends.registry import backends_of
 from penstock.errors import (
@@ -52,7 +52,6 @@ from penstock.session.plan_cache import PlanCache
 from penstock.session.stages import CompileContext
 from penstock.session.subgraphs import Subgraphs
 from penstock.session.wishes import with_wishes
-from penstock.types import TensorType, Type
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
     from penstock.observers.profile import Profile
     from penstock.session.compile_cache import CacheEntry
     from penstock.session.device_ports import DeviceOrder, DevicePorts
+    from penstock.session.facts import Memory, Port, Stats
     from penstock.session.granted import Granted
     from penstock.session.run import Answers, Job, PreparedRun
     from penstock.session.variables import Variables
@@ -87,52 +87,6 @@ _ELSEWHERE = {
 
 RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
 """Takes the outputs of a run by name, or else the error that it ended with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """An input or output of a session: its name and its type."""
-
-    name: str
-    type: Type
-
-    @property
-    def shape(self) -> tuple[int | str | None, ...] | None:
-        """The dims of a tensor, names or None where they are open; None if its rank is open, or it
-        is no tensor."""
-        return self.type.shape if isinstance(self.type, TensorType) else None
-
-    @property
-    def dtype(self) -> np.dtype | None:
-        """The dtype of a tensor; None if it is open, or it is no tensor."""
-        return self.type.dtype if isinstance(self.type, TensorType) else None
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.type}"
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes that a session holds: constants, which its plans share; arenas, with workspaces of
-    streams on devices; plans, about, with their programs; and how many plans there are."""
-
-    weights: int
-    arenas: int
-    plans: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What a session has done: plans that it compiled; how often a plan was found among those that
-    it keeps, beside the one used last; plans dropped for want of room (``Limits.max_plans_bytes``);
-    plans that it keeps; and submitted runs that have not ended."""
-
-    plans_made: int
-    plans_found: int
-    plans_dropped: int
-    plans_kept: int
-    pending: int
 
 
 def _own_stores(graphs: dict[str, Graph], own: dict[Any, Any]) -> dict[str, Graph]:
@@ -481,11 +435,15 @@ class Session:
     @property
     def inputs(self) -> list[Port]:
         """Names and types of the model's inputs."""
+        from penstock.session.facts import Port
+
         return [Port(v.name, v.type) for v in self._subgraphs.main.inputs]
 
     @property
     def outputs(self) -> list[Port]:
         """Names and types of the model's outputs, as far as they are known before a run."""
+        from penstock.session.facts import Port
+
         main = self._subgraphs.main
         pairs = zip(main.outputs, main.results, strict=True)
         return [Port(name, value.type) for name, value in pairs]
@@ -494,6 +452,8 @@ class Session:
     def values(self) -> list[Port]:
         """Names of all values that can be fetched and fed (inputs, outputs and what lies between,
         but not those of sub-graphs), with their types as far as they are known before a run."""
+        from penstock.session.facts import Port
+
         known = {port.name: port.type for port in (*self.inputs, *self.outputs)}
         values = self._subgraphs.values
         return [Port(name, known.get(name, value.type)) for name, value in values.items()]
@@ -528,6 +488,8 @@ class Session:
     @property
     def memory(self) -> Memory:
         """Bytes held."""
+        from penstock.session.facts import Memory
+
         executors = self._plans.executors()
         return Memory(
             max((e.table.constant_bytes for e in executors), default=0),
@@ -547,6 +509,8 @@ class Session:
     def stats(self) -> Stats:
         """What the session has done so far. Runs are not counted, which would slow them down: an
         observer or a trace does so."""
+        from penstock.session.facts import Stats
+
         plans = self._plans
         kept = len(plans.executors())
         return Stats(plans.made, plans.hits, plans.evicted, kept, self._places.taken)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.algorithms.records import dataclass
-from penstock.session.session import Port
+from penstock.session.facts import Port
 from penstock.types import (
     STRING,
     MapType,

@@ -1,0 +1,54 @@
+"""What sessions tell about themselves: inputs and outputs, the memory that they hold, counts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.algorithms.records import dataclass
+from penstock.types import TensorType, Type
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output of a session: its name and its type."""
+
+    name: str
+    type: Type
+
+    @property
+    def shape(self) -> tuple[int | str | None, ...] | None:
+        """The dims of a tensor, names or None where they are open; None if its rank is open, or it
+        is no tensor."""
+        return self.type.shape if isinstance(self.type, TensorType) else None
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """The dtype of a tensor; None if it is open, or it is no tensor."""
+        return self.type.dtype if isinstance(self.type, TensorType) else None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that a session holds: constants, which its plans share; arenas, with workspaces of
+    streams on devices; plans, about, with their programs; and how many plans there are."""
+
+    weights: int
+    arenas: int
+    plans: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a session has done: plans that it compiled; how often a plan was found among those that
+    it keeps, beside the one used last; plans dropped for want of room (``Limits.max_plans_bytes``);
+    plans that it keeps; and submitted runs that have not ended."""
+
+    plans_made: int
+    plans_found: int
+    plans_dropped: int
+    plans_kept: int
+    pending: int
