@@ -1,12 +1,18 @@
-"""The walk that local passes share: once over the nodes in order, with replacement of values; and
-what patterns are matched by."""
+"""The walk that local passes share: once over the nodes in order, with replacement of values; what
+patterns are matched by, and what writes the nodes that one node becomes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
 
 from penstock.algorithms.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.registry import standard
+from penstock.types import TensorType
 
 Replacement = Sequence[Value | None] | None
 Visit = Callable[[Node], Replacement | bool]
@@ -55,6 +61,61 @@ def replace_nodes(graph: Graph, parts: Callable[[Node], Sequence[Node] | None]) 
             nodes += replacement or (node,)
         inner.nodes = nodes
     return changed
+
+
+class Expansion:
+    """The ``nodes`` that take the place of one, in order; ``emit`` adds another."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.nodes: list[Node] = []
+        self._name = "".join([value.name for value in node.outputs if value is not None])
+        self._numbers = count()
+
+    def constant(self, array: Any) -> Value:
+        """A new constant."""
+        return Value(f"{self._name}/constant{next(self._numbers)}", const=np.asarray(array))
+
+    def emit(
+        self,
+        name: str,
+        inputs: Sequence[Value | None],
+        dims: Sequence[int],
+        dtype: np.dtype,
+        **attrs: Any,
+    ) -> Value:
+        """The result, of this type, of a new node of a standard operation."""
+        value = Value(f"{self._name}/part{next(self._numbers)}", TensorType(dtype, tuple(dims)))
+        self.finish(name, inputs, value, **attrs)
+        return value
+
+    def finish(
+        self, name: str, inputs: Sequence[Value | None], output: Value, **attrs: Any
+    ) -> None:
+        """Add a node that writes a value which is there already, as an output of the old node."""
+        op = standard(name)
+        self.nodes.append(self.node.derived(inputs, [output], attrs, op=op, name=output.name))
+
+    def transposed(self, value: Value, axes: Sequence[int]) -> Value:
+        """A value with its axes in this order."""
+        dims, dtype = _tensor(value)
+        if list(axes) == list(range(len(dims))):
+            return value
+        moved = [dims[axis] for axis in axes]
+        return self.emit("Transpose", [value], moved, dtype, perm=list(axes))
+
+    def reshaped(self, value: Value, dims: Sequence[int]) -> Value:
+        """A value with other dims."""
+        known, dtype = _tensor(value)
+        if known == tuple(dims):
+            return value
+        shape = self.constant(np.array(dims, np.int64))
+        return self.emit("Reshape", [value, shape], dims, dtype, allowzero=1)
+
+
+def _tensor(value: Value) -> tuple[tuple[int, ...], np.dtype]:
+    assert isinstance(value.type, TensorType) and value.type.dtype is not None
+    return value.type.dims, value.type.dtype
 
 
 class Substitution:

@@ -20,10 +20,9 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import dtype_attribute
 from penstock.ops.onnx.attention import Heads, attention_dims, check_mask, unseen
-from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.rewrite import replace_nodes
-from penstock.types import BOOL, FLOAT32, Shape, TensorType, Type
+from penstock.passes.rewrite import Expansion, replace_nodes
+from penstock.types import BOOL, FLOAT32, TensorType, Type
 
 # Bytes of a mask for causality or a window up to which it is worth to have it as a constant.
 _MOST_MASK = 1 << 24
@@ -76,13 +75,12 @@ def _is_simple(node: Node, heads: Heads) -> bool:
     return not ordered or FLOAT32.itemsize * heads.queries * heads.keys <= _MOST_MASK
 
 
-class _AttentionNodes:
+class _AttentionNodes(Expansion):
     """The ``nodes`` that an Attention becomes."""
 
     def __init__(self, node: Node, heads: Heads) -> None:
-        self.node, self.heads = node, heads
-        self.name = "".join([value.name for value in node.outputs if value is not None])
-        self.nodes: list[Node] = []
+        super().__init__(node)
+        self.heads = heads
         self._write()
 
     def _write(self) -> None:
@@ -93,29 +91,29 @@ class _AttentionNodes:
         self._keep(k, 1)
         self._keep(v, 2)
         q, k, v = self._share_keys(q, k, v, mask)
-        product = self._emit(
-            "MatMul", [q, self._turned(k, (0, 1, 3, 2))], (*_dims(q)[:3], heads.keys)
+        product = self._float(
+            "MatMul", [q, self.transposed(k, (0, 1, 3, 2))], (*_dims(q)[:3], heads.keys)
         )
         scores = self._capped(product)
         rows = _dims(q)[2] // heads.queries
         bias, blind = self._bias(None if hidden is None else np.tile(hidden, (rows, 1)), mask)
         if bias is not None:
-            scores = self._emit("Add", [scores, bias], _dims(scores))
-        weights = self._emit("Softmax", [scores], _dims(scores), axis=-1)
-        y = self._emit("MatMul", [weights, v], (*_dims(q)[:3], heads.value_size))
+            scores = self._float("Add", [scores, bias], _dims(scores))
+        weights = self._float("Softmax", [scores], _dims(scores), axis=-1)
+        y = self._float("MatMul", [weights, v], (*_dims(q)[:3], heads.value_size))
         if blind is not None:
-            y = self._emit("Where", [blind, self._constant(np.float32(0)), y], _dims(y))
-        y = self._reshaped(y, (heads.batch, heads.heads, heads.queries, heads.value_size))
+            y = self._float("Where", [blind, self.constant(np.float32(0)), y], _dims(y))
+        y = self.reshaped(y, (heads.batch, heads.heads, heads.queries, heads.value_size))
         output = node.outputs[0]
         assert output is not None
         first = node.inputs[0]
         assert first is not None
         if first.rank == 3:
-            y = self._turned(y, (0, 2, 1, 3))
+            y = self.transposed(y, (0, 2, 1, 3))
         dims = (heads.batch, heads.queries, heads.heads * heads.value_size)
         shape = dims if first.rank == 3 else _dims(y)
-        inputs = [y, self._constant(np.array(shape, np.int64))]
-        self.nodes.append(node.derived(inputs, [output], {"allowzero": 1}, op=standard("Reshape")))
+        inputs = [y, self.constant(np.array(shape, np.int64))]
+        self.finish("Reshape", inputs, output, allowzero=1)
 
     def _split(self, index: int, heads: int) -> Value:
         """An input as [batch, heads, positions, size]."""
@@ -124,15 +122,14 @@ class _AttentionNodes:
         if value.rank == 4:
             return value
         batch, positions, features = _dims(value)
-        value = self._reshaped(value, (batch, positions, heads, features // heads))
-        return self._turned(value, (0, 2, 1, 3))
+        value = self.reshaped(value, (batch, positions, heads, features // heads))
+        return self.transposed(value, (0, 2, 1, 3))
 
     def _keep(self, value: Value, index: int) -> None:
         """The keys or the values as an output of the node, if it has that."""
         present = self.node.outputs[index] if index < len(self.node.outputs) else None
         if present is not None:
-            op = standard("Identity")
-            self.nodes.append(self.node.derived([value], [present], {}, op=op, name=present.name))
+            self.finish("Identity", [value], present)
 
     def _share_keys(
         self, q: Value, k: Value, v: Value, mask: Value | None
@@ -144,16 +141,16 @@ class _AttentionNodes:
             return q, k, v
         if mask is None:
             dims = (heads.batch, heads.kv_heads, heads.group * heads.queries, heads.size)
-            return self._reshaped(q, dims), k, v
+            return self.reshaped(q, dims), k, v
         return q, self._repeated(k), self._repeated(v)
 
     def _repeated(self, value: Value) -> Value:
         batch, kv_heads, positions, size = _dims(value)
         group = self.heads.group
-        value = self._reshaped(value, (batch, kv_heads, 1, positions, size))
+        value = self.reshaped(value, (batch, kv_heads, 1, positions, size))
         dims = (batch, kv_heads, group, positions, size)
-        value = self._emit("Expand", [value, self._constant(np.array(dims, np.int64))], dims)
-        return self._reshaped(value, (batch, kv_heads * group, positions, size))
+        value = self._float("Expand", [value, self.constant(np.array(dims, np.int64))], dims)
+        return self.reshaped(value, (batch, kv_heads * group, positions, size))
 
     def _capped(self, scores: Value) -> Value:
         """The scores times the scale, within the bounds of ``softcap``."""
@@ -162,9 +159,9 @@ class _AttentionNodes:
         factor = 1 / math.sqrt(max(self.heads.size, 1)) if scale is None else scale
         dims = _dims(scores)
         if cap:
-            scores = self._emit("Mul", [scores, self._constant(np.float32(factor / cap))], dims)
-            scores, factor = self._emit("Tanh", [scores], dims), cap
-        return self._emit("Mul", [scores, self._constant(np.float32(factor))], dims)
+            scores = self._float("Mul", [scores, self.constant(np.float32(factor / cap))], dims)
+            scores, factor = self._float("Tanh", [scores], dims), cap
+        return self._float("Mul", [scores, self.constant(np.float32(factor))], dims)
 
     def _bias(
         self, hidden: np.ndarray | None, mask: Value | None
@@ -173,49 +170,28 @@ class _AttentionNodes:
         bias = blind = None
         if hidden is not None:
             infinite = np.where(hidden, np.float32(-np.inf), np.float32(0))
-            bias = self._constant(infinite)
+            bias = self.constant(infinite)
             if hidden.all(-1).any():
-                blind = self._constant(hidden.all(-1, keepdims=True))
+                blind = self.constant(hidden.all(-1, keepdims=True))
         if mask is None:
             return bias, blind
         assert isinstance(mask.type, TensorType)
         if mask.type.dtype == BOOL:
-            numbers = [self._constant(np.float32(x)) for x in (0, -np.inf)]
-            mask = self._emit("Where", [mask, *numbers], _dims(mask))
+            numbers = [self.constant(np.float32(x)) for x in (0, -np.inf)]
+            mask = self._float("Where", [mask, *numbers], _dims(mask))
         if bias is not None:
             dims = np.broadcast_shapes(_dims(mask), _dims(bias))
-            mask = self._emit("Add", [mask, bias], dims)
+            mask = self._float("Add", [mask, bias], dims)
         dims = (*_dims(mask)[:-1], 1)
-        axes = self._constant(np.array([-1], np.int64))
-        most = self._emit("ReduceMax", [mask, axes], dims, keepdims=1)
-        lowest = self._constant(np.float32(-np.inf))
-        return mask, self._emit("Equal", [most, lowest], dims, BOOL)
+        axes = self.constant(np.array([-1], np.int64))
+        most = self._float("ReduceMax", [mask, axes], dims, keepdims=1)
+        lowest = self.constant(np.float32(-np.inf))
+        return mask, self.emit("Equal", [most, lowest], dims, BOOL)
 
-    def _reshaped(self, value: Value, dims: tuple[int, ...]) -> Value:
-        if _dims(value) == dims:
-            return value
-        shape = self._constant(np.array(dims, np.int64))
-        return self._emit("Reshape", [value, shape], dims, allowzero=1)
-
-    def _turned(self, value: Value, order: tuple[int, ...]) -> Value:
-        dims = _dims(value)
-        return self._emit("Transpose", [value], tuple([dims[i] for i in order]), perm=list(order))
-
-    def _constant(self, array: Any) -> Value:
-        return Value(f"{self.name}/constant{len(self.nodes)}", const=np.asarray(array))
-
-    def _emit(
-        self,
-        name: str,
-        inputs: Sequence[Value | None],
-        dims: Shape,
-        dtype: np.dtype = FLOAT32,
-        **attrs: Any,
+    def _float(
+        self, name: str, inputs: Sequence[Value], dims: Sequence[int], **attrs: Any
     ) -> Value:
-        value = Value(f"{self.name}/part{len(self.nodes)}", TensorType(dtype, dims))
-        op = standard(name)
-        self.nodes.append(self.node.derived(inputs, [value], attrs, op=op, name=value.name))
-        return value
+        return self.emit(name, inputs, dims, FLOAT32, **attrs)
 
 
 def _dims(value: Value) -> tuple[int, ...]:

@@ -13,9 +13,8 @@ import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.onnx.einsum import EinsumLowering, Labels, Product, expanded
-from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.rewrite import replace_nodes
+from penstock.passes.rewrite import Expansion, replace_nodes
 from penstock.types import TensorType
 
 _DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64")))
@@ -42,7 +41,7 @@ def _nodes(node: Node) -> Sequence[Node] | None:
     terms, output = expanded(node, shapes)
     if not min(map(math.prod, shapes)) or any(len(set(term)) < len(term) for term in terms):
         return None  # nothing to compute, or a diagonal
-    return _EinsumNodes(node, terms, output, shapes, known[0].dtype).nodes
+    return _EinsumNodes(node, terms, output, shapes, known[0].dtype).parts.nodes
 
 
 class _EinsumNodes(EinsumLowering):
@@ -56,35 +55,29 @@ class _EinsumNodes(EinsumLowering):
         shapes: Sequence[tuple[int, ...]],
         dtype: np.dtype,
     ) -> None:
-        self.node, self.name = node, "".join([v.name for v in node.outputs if v is not None])
-        self.nodes: list[Node] = []
+        self.parts = Expansion(node)
         self.known: list[Value | None] = list(node.inputs)
         super().__init__(terms, output, shapes, dtype)
-        inputs, attrs = [self.known[-1], self._constant(self._shape(output))], {"allowzero": 1}
-        self.nodes.append(node.derived(inputs, node.outputs, attrs, op=standard("Reshape")))
+        (result,) = node.outputs
+        assert result is not None
+        inputs = [self.known[-1], self._constant(self._shape(output))]
+        self.parts.finish("Reshape", inputs, result, allowzero=1)
 
     def _constant(self, numbers: Sequence[int]) -> Value:
-        return Value(f"{self.name}/constant{len(self.nodes)}", const=np.array(numbers, np.int64))
+        return self.parts.constant(np.array(numbers, np.int64))
 
     def _emit(
         self, name: str, inputs: Sequence[Value | None], dims: tuple[int, ...], **attrs: Any
     ) -> Value:
-        value = Value(f"{self.name}/part{len(self.nodes)}", TensorType(self.dtype, dims))
-        op = standard(name)
-        self.nodes.append(self.node.derived(inputs, [value], attrs, op=op, name=value.name))
-        return value
+        return self.parts.emit(name, inputs, dims, self.dtype, **attrs)
 
     def _arranged(
         self, value: Value | None, axes: Sequence[int], dims: tuple[int, ...] | None = None
     ) -> Value:
         """A value with its axes in this order, then with these dims."""
-        assert value is not None and isinstance(value.type, TensorType)
-        moved = tuple([value.type.dims[axis] for axis in axes])
-        if list(axes) != list(range(len(axes))):
-            value = self._emit("Transpose", [value], moved, perm=list(axes))
-        if dims is None or dims == moved:
-            return value
-        return self._emit("Reshape", [value, self._constant(dims)], dims, allowzero=1)
+        assert value is not None
+        value = self.parts.transposed(value, axes)
+        return value if dims is None else self.parts.reshaped(value, dims)
 
     def add_diagonal(self, i: int, dims: Sequence[int], groups: Sequence[list[int]]) -> None:
         axes = [axis for (axis,) in groups]

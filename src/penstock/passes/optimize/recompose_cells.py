@@ -42,10 +42,11 @@ class RecomposeCells(Pass):
         for inner in list(graph.graphs()):
             cells: dict[Node, Node] = {}
             ends: set[Node] = set()
+            own = set(inner.nodes)
             for node in paced(inner.nodes):
                 if (found := _lstm(node)) is not None:
                     first, cell = found
-                    if first not in cells and first in inner.nodes:
+                    if first not in cells and first in own:
                         cells[first] = cell
                         ends.add(node)
                 elif (replacement := _gru(node)) is not None:
