@@ -87,3 +87,26 @@ def _garbage(like: Any, strided: bool) -> Any:
     if not strided or like.dim() == 0:
         return torch.full_like(like, 1, memory_format=torch.contiguous_format)
     return like.new_ones((*like.shape[:-1], 2 * like.shape[-1]))[..., ::2]
+
+
+def inference_modes(backend: Any) -> list[bool]:
+    """Whether torch is in its inference mode, for each kernel of ``backend`` that runs from now on:
+    a list that grows."""
+    import torch
+
+    seen: list[bool] = []
+    kernel_of = backend.kernel
+
+    def watched(node, types):
+        kernel = kernel_of(node, types)
+        if kernel is None:
+            return kernel
+
+        def function(*inputs):
+            seen.append(torch.is_inference_mode_enabled())
+            return kernel.function(*inputs)
+
+        return type(kernel)(function)
+
+    backend.kernel = watched
+    return seen

@@ -8,7 +8,7 @@ import pytest
 import penstock as ps
 from penstock.plan.plan import SlotKind
 from tests.support.onnx_text import compile_text
-from tests.support.torch_kernels import needs_torch
+from tests.support.torch_kernels import inference_modes, needs_torch
 
 pytestmark = needs_torch
 
@@ -104,22 +104,8 @@ def test_runs_are_in_inference_mode_and_leave_the_callers_as_it_was():
 
     from penstock.backends.torch.backend import TorchBackend
 
-    seen = []
     backend = TorchBackend("cpu")
-    kernel_of = backend.kernel
-
-    def watched(node, types):
-        kernel = kernel_of(node, types)
-        if kernel is None:
-            return kernel
-
-        def function(*inputs):
-            seen.append(torch.is_inference_mode_enabled())
-            return kernel.function(*inputs)
-
-        return type(kernel)(function)
-
-    backend.kernel = watched
+    seen = inference_modes(backend)
     session = compile_text(CHAIN, backends=[backend], executor="linear")
     session(X)
     assert seen

@@ -9,7 +9,7 @@ import penstock as ps
 from tests.executors.conformance import ExecutorConformance
 from tests.support.cost_models import ScatteredCosts
 from tests.support.onnx_text import compile_text
-from tests.support.torch_kernels import needs_torch
+from tests.support.torch_kernels import inference_modes, needs_torch
 
 pytestmark = needs_torch
 
@@ -96,21 +96,8 @@ def test_loop_with_a_condition_of_the_device(executor):
 def test_tasks_run_in_inference_mode():
     import torch
 
-    backend, seen = late(), []
-    kernel_of = backend.kernel
-
-    def watched(node, types):
-        kernel = kernel_of(node, types)
-        if kernel is None:
-            return kernel
-
-        def function(*inputs):
-            seen.append(torch.is_inference_mode_enabled())
-            return kernel.function(*inputs)
-
-        return type(kernel)(function)
-
-    backend.kernel = watched
+    backend = late()
+    seen = inference_modes(backend)
     for executor in ("streams", "dataflow", "parallel"):
         session = compile_text(TWO_BRANCHES, backends=[backend], executor=executor)
         session(X)
