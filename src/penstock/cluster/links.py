@@ -2,8 +2,10 @@
 
 A link is a channel of Ray, as its compiled graphs have them: a message is written into a buffer
 that the reader maps, or that Ray copies to the reader's machine; the next one waits until the
-reader has taken it. Readers take messages on a thread of their own, which only hands them on, so
-that no writer waits for a computation::
+reader has taken it. Messages are pickled here: Ray would pack them three times, and unpack them
+three times, which takes longer than copying a megabyte. A message for which the buffer is too small
+goes by a new channel, which the old one brings. A thread that takes messages hands them on, or lets
+another thread read meanwhile, so that no writer waits for a computation::
 
     driver ──> worker 0 ──> worker 1 ──> driver      (and any other pair that exchanges values)
 """
@@ -19,6 +21,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from ray import _raylet
 from ray.exceptions import RayChannelError
 from ray.experimental.channel.shared_memory_channel import Channel
 from ray.experimental.channel.utils import get_self_actor
@@ -29,11 +32,17 @@ from penstock.host.threads import Workers, report_thread_exception
 
 Message = tuple[Any, ...]
 
+_ray: Any = _raylet  # compiled, with the names of a few of its classes alone
+
 SMALL_BYTES = 64 << 10
 """Bytes of the buffer of a link at least; it grows with the messages."""
 _HEAD_BYTES = 16 << 10
 # Bytes of an array from which on it is not pickled with the rest of a message.
 _BESIDE_BYTES = 1 << 10
+# What Ray stores beside a message, by which the reader tells it from objects of Ray's own.
+_MARK = b"penstock"
+# A new channel has room for messages that are larger by this factor.
+_ROOM = 1.25
 
 
 class LinkClosed(ConnectionError):  # noqa: N818
@@ -49,8 +58,10 @@ class Link:
     ``post``, which leaves that to a thread of the link.
     """
 
-    def __init__(self, channel: Channel, bell: socket.socket) -> None:
-        self.channel = channel
+    def __init__(self, reader: Reader, nbytes: int, bell: socket.socket) -> None:
+        self._reader = reader
+        self.channel = self._channel(nbytes)
+        self._outgrown: list[Channel] = []  # which the reader may not have left yet
         self._bell = bell
         self._lock = threading.Lock()
         self._closed = False
@@ -82,7 +93,7 @@ class Link:
             self._poster = Workers("cluster-link", 1)
         self._poster.submit(partial(self._post, packed, tag))
 
-    def _post(self, packed: object, tag: object) -> None:
+    def _post(self, packed: Any, tag: object) -> None:
         with suppress(LinkClosed), self._lock:
             self._last, self._taken = tag, False
             self._write(packed)
@@ -92,10 +103,22 @@ class Link:
         if tag == self._last:
             self._taken = True
 
-    def _write(self, packed: object) -> None:
+    def _channel(self, nbytes: int) -> Channel:
+        """A channel to the reader for messages of up to ``nbytes``."""
+        self._room = nbytes
+        return Channel(get_self_actor(), [self._reader[:2]], nbytes + len(_MARK))
+
+    def _write(self, packed: Any) -> None:
         if self._closed:
             raise LinkClosed
         try:
+            if packed.total_bytes > self._room:
+                outgrown, self.channel = (
+                    self.channel,
+                    self._channel(int(packed.total_bytes * _ROOM)),
+                )
+                self._outgrown.append(outgrown)
+                outgrown.write(self.channel)
             self.channel.write(packed)
             self._bell.sendall(b"!")
         except (RayChannelError, OSError) as error:
@@ -104,7 +127,8 @@ class Link:
     def close(self) -> None:
         """Let writers that wait, and later ones, fail; for when the reader is gone."""
         self._closed = True
-        close_channel(self.channel)
+        for channel in (*self._outgrown, self.channel):
+            close_channel(channel)
         _hang_up(self._bell)
 
 
@@ -120,9 +144,7 @@ class Reader(NamedTuple):
 def open_link(writer: int, reader: Reader, nbytes: int) -> Link:
     """A link from this process, which is the ``writer`` with this number; its largest message is
     expected to have ``nbytes`` of arrays."""
-    size = max(SMALL_BYTES, nbytes + _HEAD_BYTES)
-    channel = Channel(get_self_actor(), [(reader.actor, reader.node)], size)
-    return Link(channel, connect(reader.bell, writer))
+    return Link(reader, max(SMALL_BYTES, nbytes + _HEAD_BYTES), connect(reader.bell, writer))
 
 
 def close_channel(channel: Channel) -> None:
@@ -132,7 +154,8 @@ def close_channel(channel: Channel) -> None:
 
 class LinkReader:
     """The end of a link that is read: a thread that calls ``take`` with each message, whenever the
-    ``bell`` rings, until the link is closed."""
+    ``bell`` rings, until the link is closed. With ``then``, which may take long, it calls this
+    after each one, while a second thread reads; and each thread calls it before all others."""
 
     def __init__(
         self,
@@ -140,29 +163,59 @@ class LinkReader:
         take: Callable[[Message], object],
         name: str,
         bell: socket.socket,
+        then: Callable[[], object] | None = None,
     ) -> None:
         channel.ensure_registered_as_reader()
         self._channel = channel
         self._take = take
+        self._then = then
         self._bell = bell
-        threading.Thread(target=self._read, name=f"penstock-link-{name}", daemon=True).start()
+        self._turn = threading.Lock()  # to read, and to take, so that messages stay in order
+        for i in range(1 if then is None else 2):
+            thread = f"penstock-link-{name}-{i}"
+            threading.Thread(target=self._read, name=thread, daemon=True).start()
 
     def _read(self) -> None:
-        while rang(self._bell):
-            try:
-                packed = self._channel.read()
-            except RayChannelError:
-                return
-            if isinstance(packed, Exception):  # the store of Ray is gone
-                return
-            try:
-                # What is read refers to the buffer, which is free when nothing does.
-                message = _unpacked(packed)
-                del packed
-                self._take(message)
-                del message
-            except Exception:
-                report_thread_exception()
+        goes_on = True
+        while goes_on:
+            if self._then is not None:
+                self._then()
+            with self._turn:
+                goes_on = self._take_next()
+
+    def _take_next(self) -> bool:
+        """Wait for the next message and take it; False if there will be none."""
+        if not rang(self._bell):
+            return False
+        try:
+            packed = self._next()
+        except RayChannelError:
+            return False
+        if packed is None:
+            return False
+        try:
+            # What is read refers to the buffer, which is free when nothing does.
+            message = _unpacked(packed)
+            del packed
+            self._take(message)
+        except Exception:
+            report_thread_exception()
+        return True
+
+    def _next(self) -> Any:
+        """What the next message is packed in; None if the store of Ray is gone."""
+        while True:
+            worker, ref = self._channel._worker, self._channel._local_reader_ref
+            ((packed, mark, _),) = taken = worker.core_worker.get_objects([ref], -1)
+            if mark == _MARK:
+                return packed
+            del packed
+            (wider,) = worker.deserialize_objects(taken, [ref], {})
+            del taken
+            if not isinstance(wider, Channel):
+                return None
+            wider.ensure_registered_as_reader()
+            self._channel = wider
 
     def close(self) -> None:
         close_channel(self._channel)
@@ -175,22 +228,23 @@ def _hang_up(bell: socket.socket) -> None:
     bell.close()
 
 
-def _packed(message: Message) -> tuple[bytes, list[np.ndarray]]:
+def _packed(message: Message) -> Any:
     """A message, pickled, and beside that the memory of its larger arrays, which is not copied."""
-    buffers: list[np.ndarray] = []
+    writer = _ray.Pickle5Writer()
 
     def beside(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _BESIDE_BYTES:
+        if buffer.raw().nbytes < _BESIDE_BYTES:
             return True
-        buffers.append(np.frombuffer(raw, np.uint8))
+        writer.buffer_callback(buffer)
         return False
 
-    return pickle.dumps(message, protocol=5, buffer_callback=beside), buffers
+    head = pickle.dumps(message, protocol=5, buffer_callback=beside)
+    return _ray.Pickle5SerializedObject(_MARK, head, writer, [])
 
 
-def _unpacked(packed: tuple[bytes, list[np.ndarray]]) -> Message:
+def _unpacked(packed: Any) -> Message:
     """A message in memory of its own."""
-    head, buffers = packed
-    message: Message = pickle.loads(head, buffers=[buffer.copy() for buffer in buffers])
+    head, buffers = _ray.unpack_pickle5_buffers(packed)
+    own = [np.frombuffer(buffer, np.uint8).copy() for buffer in buffers]
+    message: Message = pickle.loads(head, buffers=own)
     return message

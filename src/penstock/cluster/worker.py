@@ -1,8 +1,9 @@
 """A worker of a cluster: a process, as an actor of Ray, that runs parts of graphs.
 
 Messages come by links: from the driver the feeds of runs, by the handle of a part, and what stops
-a run; from other workers the values that their parts send. Readers of links only note them; one
-thread runs the parts of all runs, in the order in which they can go on. The driver is sent the
+a run; from other workers the values that their parts send. The parts of all runs are jobs of one
+strand, in the order in which they can go on: one thread at a time computes, that which has read a
+message, while others read. The driver is sent the
 outputs of each part, or the error that it ended with.
 
 A run of all parts of a graph is a *step*, whose number is in each message. Values of a step may
@@ -26,12 +27,13 @@ import ray
 from penstock.cluster.doorbell import BellAddress, Doorbell
 from penstock.cluster.links import Link, LinkClosed, LinkReader, Message, Reader, open_link
 from penstock.cluster.parts import PartOptions, RemotePart, compile_part
+from penstock.cluster.strand import Strand
 from penstock.errors import Aborted, PenstockError, RunError
 from penstock.executors.control import Control, begin_run, end_run
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.rendezvous import Rendezvous
-from penstock.host.threads import Workers, report_thread_exception
+from penstock.host.threads import report_thread_exception
 from penstock.types import TensorType
 
 # Seconds between two looks for steps that wait for values and may do so without end.
@@ -108,7 +110,7 @@ class Worker:
         self._oldest = 0
         self._over: set[int] = set()
         self._lock = threading.Lock()
-        self._pool = Workers(f"cluster-{index}", 1)
+        self._strand = Strand(f"cluster-{index}")
         self._closed = threading.Event()
         self._targets: dict[str, int] = {}
 
@@ -134,7 +136,7 @@ class Worker:
             old.close()
         take = self._take_order if peer < 0 else partial(self._take_value, peer)
         bell = self._doorbell.accept(peer)
-        self._readers[peer] = LinkReader(channel, take, str(peer), bell)
+        self._readers[peer] = LinkReader(channel, take, str(peer), bell, self._strand.drain)
 
     def part_from(self, peer: int) -> None:
         """Close the links to a worker that is gone, and from it."""
@@ -205,16 +207,16 @@ class Worker:
         """A message of the driver: run a part, stop a step, or answer."""
         kind, *rest = message
         if kind == "run":
-            self._pool.submit(partial(self._run, *rest))
+            self._strand.submit(partial(self._run, *rest))
         elif kind == "stop":
             number, error = rest
             step = self._steps.get(number)
             if step is not None and step.control is not None:
                 step.control.set(error)
             else:
-                self._pool.submit(partial(self._stop, number, error))
+                self._strand.submit(partial(self._stop, number, error))
         elif kind == "end":
-            self._pool.submit(partial(self._end, *rest))
+            self._strand.submit(partial(self._end, *rest))
         elif kind == "echo":
             self._answer(message)
 
@@ -226,7 +228,7 @@ class Worker:
             return
         if handle in self._passive and step.rendezvous.handle < 0:
             step.rendezvous.handle = handle
-            self._pool.submit(partial(self._run, handle, number, 0, (), None))
+            self._strand.submit(partial(self._run, handle, number, 0, (), None))
         step.rendezvous.arrive(source, key, value, dead)
 
     def _answer(self, message: Message) -> None:
@@ -241,7 +243,7 @@ class Worker:
                 step = self._steps[number] = RemoteStep(self, number)
             return step
 
-    # Steps, on the thread of the pool.
+    # Steps, as jobs of the strand.
 
     def _run(
         self,
@@ -270,7 +272,7 @@ class Worker:
             done(None, PenstockError(f"worker {self.index} knows no part with handle {handle}"))
             return
         try:
-            barrier = part.begin(feeds, step.control, done, step.rendezvous, self._pool.submit)
+            barrier = part.begin(feeds, step.control, done, step.rendezvous, self._strand.submit)
         except BaseException as error:
             report_thread_exception()
             done(None, error)
