@@ -32,7 +32,10 @@ ORDER = (
 # Sub-folders in their order, for folders whose sub-folders build on one another. Elsewhere
 # sub-folders do not import their siblings at all.
 SUBFOLDERS = {
-    "ops": ("common", "onnx", "onnx_ml", "microsoft", "tensorflow", "tflite", "internal"),
+    "ops": (
+        *("common", "onnx", "onnx_ml", "microsoft", "tensorflow", "tflite", "penstock"),
+        "internal",
+    ),
     "frontends": ("common", "onnx", "tensorflow", "tflite", "nnpackage", "artifact"),
 }
 

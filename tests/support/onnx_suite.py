@@ -288,7 +288,7 @@ ON_CUDA = (
     ("captured graphs", "`tests/backends/torch/test_cuda.py`"),
     ("user streams (`penstock.Stream(device=)`)", "`tests/backends/torch/test_cuda.py`"),
     ("frames whose parts are on a GPU", "`tests/backends/torch/test_cuda.py`"),
-    ("two devices", "`tests/backends/torch/test_cuda.py`, with two GPUs"),
+    ("two devices, AllReduce over them", "`tests/backends/torch/test_cuda.py`, with two GPUs"),
     ("speed beside `torch.compile`, host time, two branches", "`python -m bench.cuda`"),
 )
 """what needs CUDA, and what tests it"""

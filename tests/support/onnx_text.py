@@ -34,6 +34,8 @@ def graph_from_text(text: str, *, opset: int = OPSET) -> Graph:
     return ps.load(model_from_text(text, opset=opset)).graph
 
 
-def compile_text(text: str, *, opset: int = OPSET, **options: Any) -> ps.Session:
+def compile_text(
+    text: str, *, opset: int = OPSET, domains: Mapping[str, int] | None = None, **options: Any
+) -> ps.Session:
     """Compile the graph ``text`` with the options of ``penstock.compile``."""
-    return ps.compile(model_from_text(text, opset=opset), **options)
+    return ps.compile(model_from_text(text, opset=opset, domains=domains), **options)

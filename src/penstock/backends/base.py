@@ -196,6 +196,15 @@ class HostBackend:
         pass
 
 
+Where = str | Sequence[str]
+"""what ``place=`` says of a node: the name of a backend, or those of the members of a group"""
+
+
+def group_name(where: Where) -> str:
+    """The name of a backend, or of the group of several."""
+    return where if isinstance(where, str) else "+".join(where)
+
+
 def copier(source: Backend, target: Backend) -> Callable[[Any], Any] | None:
     """What copies a value from the memory of one backend straight to that of another; None if that
     takes a copy in the host's memory between."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,15 @@ from penstock.backends.base import Backend, stack_kernel
 from penstock.ir.contract import checked_kernel
 from penstock.ir.graph import Node, same_objects
 from penstock.ir.op import Kernel
-from penstock.ops.internal.transfer import HOST, REORDER, STACK, Place, is_transfer
+from penstock.ops.internal.transfer import (
+    HOST,
+    NO_OTHER_PLACES,
+    REORDER,
+    STACK,
+    OtherPlaces,
+    Place,
+    is_transfer,
+)
 from penstock.types import Type
 
 
@@ -85,25 +93,34 @@ class KernelTable:
         return answer
 
 
-def host_ports(
+def other_places(
     table: KernelTable, backends: Sequence[Backend], placement: Mapping[Node, Place]
-) -> Callable[[Node], tuple[Collection[int], bool]]:
-    """A function from a node to ``Kernel.host_inputs`` and ``host_outputs`` of its kernel, for
-    ``PassContext.host_ports``."""
+) -> Callable[[Node], OtherPlaces]:
+    """A function from a node to the places of its values, for ``PassContext.other_places``, by
+    ``Kernel.host_inputs``, ``host_outputs`` and ``members`` of its kernel."""
     away = {backend.name: backend for backend in backends if backend.memory != HOST}
+    home = next((Place(b.name, HOST) for b in backends if b.memory == HOST), Place(HOST, HOST))
 
-    def ports(node: Node) -> tuple[Collection[int], bool]:
+    def places(node: Node) -> OtherPlaces:
         place = placement.get(node)
         backend = None if place is None else away.get(place.backend)
         if backend is None or is_transfer(node):
-            return (), False
+            return NO_OTHER_PLACES
         try:
             kernel = table.kernel(backend, node)
         except Exception:  # the plan raises it, unless the node may never run
-            return (), False
-        return ((), False) if kernel is None else (kernel.host_inputs, kernel.host_outputs)
+            return NO_OTHER_PLACES
+        if kernel is None:
+            return NO_OTHER_PLACES
+        if kernel.members:
+            of_members = [Place(member.name, member.memory) for member in kernel.members]
+            inputs = dict(enumerate(of_members[: len(node.inputs)]))
+            return OtherPlaces(inputs, dict(enumerate(of_members)))
+        results = range(len(node.outputs) if kernel.host_outputs else 0)
+        on_host = dict.fromkeys(kernel.host_inputs, home)
+        return OtherPlaces(on_host, dict.fromkeys(results, home))
 
-    return ports
+    return places
 
 
 def placed_kernels(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from penstock.backends.base import Backend
+from penstock.backends.base import Backend, Where
 from penstock.errors import PenstockError
 from penstock.ops.internal.transfer import HOST
 
@@ -136,15 +136,17 @@ def backends_of(
     chosen: Sequence[str | Backend] | None,
     precision: str = "float32",
     cuda_devices: Sequence[str] = (),
+    places: Collection[Where] = (),
     *,
     late: bool = False,
 ) -> list[Backend]:
     """The backends of a session: those ``chosen``, or all that are available. A backend with a
     memory of its own that needs one of the host beside it (``Backend.beside``) gets that, if none
     is chosen, for what it has no kernels for. On ``cuda_devices`` there is a torch backend each, in
-    the place of "torch", or else in front of the others. If ``late``, libraries that take long to
-    load are loaded when they are needed. Raises ``ValueError`` for two of one name, and as
-    ``backend_of`` does."""
+    the place of "torch", or else in front of the others. The groups of backends that ``places``
+    name come behind them. If ``late``, libraries that take long to load are loaded when they are
+    needed. Raises ``ValueError`` for two of one name, and as ``backend_of`` and ``groups_of`` do.
+    """
     names_or_objects = [*(chosen or (available(late=True) if late else available()))]
     if cuda_devices:
         own = _on_cuda(cuda_devices, precision)
@@ -157,7 +159,11 @@ def backends_of(
     names = [backend.name for backend in backends]
     if len(set(names)) < len(names):
         raise ValueError(f"backends= has two of one name: {names}")
-    return backends
+    if all(isinstance(where, str) for where in places):
+        return backends
+    from penstock.backends.group import groups_of
+
+    return [*backends, *groups_of(places, backends)]
 
 
 def _on_cuda(devices: Sequence[str], precision: str) -> list[Backend]:

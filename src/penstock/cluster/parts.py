@@ -15,6 +15,8 @@ from penstock.analysis.frames import GraphPart
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graphs, decode_stores
 from penstock.artifact.encode import encode_graphs, encode_stores
+from penstock.backends.base import Where
+from penstock.backends.group import Group
 from penstock.backends.registry import backends_of
 from penstock.errors import Unsupported
 from penstock.executors.frames.executor import FramesExecutor
@@ -78,7 +80,7 @@ class PartOptions:
     backends: tuple[str, ...]
     precision: Precision
     memory_planner: MemoryPlanner
-    place: Mapping[str, str]
+    place: Mapping[str, Where]
     limits: Limits
 
     @staticmethod
@@ -89,7 +91,7 @@ class PartOptions:
             if not isinstance(backend, str):
                 reason = "a backend that is an object of this process; name one that workers have"
                 raise Unsupported.of([(type(backend).__name__, reason, "backends=")])
-        names = tuple([backend.name for backend in context.backends])
+        names = tuple([b.name for b in context.backends if not isinstance(b, Group)])
         place = dict(options.place or {})
         return PartOptions(names, options.precision, options.memory_planner, place, context.limits)
 
@@ -147,7 +149,8 @@ def compile_part(
         threads=threads,
         limits=options.limits,
     )
-    backends = tuple(backends_of(options.backends, options.precision))
+    named = options.place.values()
+    backends = tuple(backends_of(options.backends, options.precision, places=named))
     context = CompileContext(compile_options, backends, options.limits, functions)
     return build_part(graphs[_MAIN], context)
 

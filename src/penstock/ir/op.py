@@ -80,6 +80,9 @@ class Kernel:
     ``Backend.device`` alone. The call goes through a stream of each of them; all of these have
     waited for its inputs, and what reads its outputs waits for all of them.
 
+    ``members``: the backends among which the values of the node are spread, if not all of them are
+    in the memory of its own: input i and output i are in that of the i-th.
+
     ``host_inputs``: the inputs that the kernel reads on the host, as NumPy arrays, though other
     values of its backend are elsewhere: shapes, axes, conditions. ``host_outputs``: its outputs
     are there, and made without waiting for a device, as the shape of a tensor is.
@@ -118,6 +121,7 @@ class Kernel:
     compiled_call: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
     check: Callable[[Any], object] | None = None
     devices: tuple[Any, ...] = ()
+    members: tuple[Any, ...] = ()
     host_inputs: tuple[int, ...] = ()
     host_outputs: bool = False
     settle: Callable[[Any], object] | None = None

@@ -110,6 +110,9 @@ _FAMILIES: Mapping[str, str] = {
             TensorArrayV3 TensorArrayWriteV3
         tensorflow.windows: Conv2DBackpropInput Conv3DBackpropInputV2
     """,
+    "penstock": """
+        penstock.collective: AllReduce Broadcast
+    """,
     "tflite": """
         tflite.arrays: Bucketize ComplexMul DynamicUpdateSlice NumericVerify Rfft2d Segment
             SparseToDense ToComplex ViewAs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import ClassVar, Protocol
 
@@ -10,7 +10,7 @@ from penstock.algorithms.records import dataclass, field
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel, Role
 from penstock.limits import DEFAULT_LIMITS, Limits
-from penstock.ops.internal.transfer import Place, Ports
+from penstock.ops.internal.transfer import NO_OTHER_PLACES, OtherPlaces, Place, Ports
 from penstock.types import Type
 
 Basis = tuple[list[object], list[Type | None]]
@@ -102,9 +102,8 @@ class PassContext:
     """The kernel of a node, with its place, or that of the first backend with a kernel for it if it
     has none yet; None if its types are at fault. None where no memory is planned, and passes that
     depend on kernels have nothing to do."""
-    host_ports: Callable[[Node], tuple[Collection[int], bool]] = lambda node: ((), False)
-    """Which inputs of a node its kernel reads on the host wherever its backend has its values, and
-    whether it makes its outputs there."""
+    other_places: Callable[[Node], OtherPlaces] = lambda node: NO_OTHER_PLACES
+    """Which inputs and outputs of a node its kernel has elsewhere than in its backend's memory."""
     must_stay: Callable[[Sequence[Node], bool], Node | None] | None = None
     """The node because of which a frame is not raised, given its nodes and whether its iterations
     may overlap. None where frames are raised whatever their nodes are."""

@@ -259,11 +259,12 @@ class _Builder:
         compiled = self.compiled[node]
         if compiled.on_host or is_transfer(node):
             return inputs
-        on_host = compiled.kernel.host_inputs
+        on_host, members = compiled.kernel.host_inputs, compiled.kernel.members
         slots = list(inputs)
         for i, index in enumerate(inputs):
-            if i not in on_host:
-                slots[i] = self.constant_on(compiled.backend, index)
+            backend = members[i] if members else compiled.backend
+            if i not in on_host and backend.memory != HOST:
+                slots[i] = self.constant_on(backend, index)
         return tuple(slots)
 
     def constant_on(self, backend: Backend, index: int) -> int:

@@ -51,7 +51,10 @@ def basis(context: CompileContext) -> dict[str, Any]:
     return {
         "backends": [backend.name for backend in context.backends],
         "executor": context.executor,
-        "place": dict(options.place or {}),
+        "place": {
+            key: where if isinstance(where, str) else [*where]
+            for key, where in (options.place or {}).items()
+        },
         "precision": options.precision,
         "threads": options.threads or core_budget(),
     }
@@ -312,7 +315,8 @@ def saved_options(model: Model, options: CompileOptions) -> CompileOptions:
     try:
         for name, x in saved.items():
             texts = list(x) if isinstance(x, list | dict) else []
-            texts += x.values() if isinstance(x, dict) else ()
+            for where in x.values() if isinstance(x, dict) else ():
+                texts += where if isinstance(where, list) else [where]
             if type(x) is not _SAVED_OPTIONS[name] or {*map(type, texts)} - {str}:
                 raise TypeError(f"{name} is {x!r:.80}")
         if not {*saved.get("backends", ())} <= BACKENDS.keys():

@@ -78,6 +78,10 @@ def _by_name(value: Any, allowed: Callable[[Any], bool] = lambda _: True) -> boo
     )
 
 
+def _is_place(value: Any) -> bool:
+    return isinstance(value, str) or (_is_list(value) and all(isinstance(n, str) for n in value))
+
+
 def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
 
@@ -123,11 +127,12 @@ class CompileOptions:
         "one, then NumPy. Where several can run a node, costs decide.",
         _is_list,
     )
-    place: Mapping[str, str] | None = option(
+    place: Mapping[str, str | Sequence[str]] | None = option(
         None,
         'Backends by name for operations ("Conv") or single nodes ("node:add_3"); they override '
-        'costs. With cluster=, workers by name ("/job:worker/task:1"), too.',
-        partial(_by_name, allowed=lambda name: isinstance(name, str)),
+        "costs. AllReduce and Broadcast may have a list of backends, for input and output i the "
+        'i-th. With cluster=, workers by name ("/job:worker/task:1"), too.',
+        partial(_by_name, allowed=_is_place),
     )
     threads: int | None = option(
         None, "Cores that one run may keep busy; by default all that the process has."

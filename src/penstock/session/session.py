@@ -753,7 +753,7 @@ def _loaded(model: Any, options: CompileOptions, limits: Limits, entry: CacheEnt
 def _backends(options: CompileOptions, *, late: bool) -> tuple[Backend, ...]:
     """The backends that the options ask for; ``late``: saved plans may not need their libraries."""
     chosen = options.backends, options.precision, options.cuda_devices
-    backends = tuple(backends_of(*chosen, late=late))
+    backends = tuple(backends_of(*chosen, (options.place or {}).values(), late=late))
     if options.precision == "bf16":
         from penstock.session.granted import warn_of_precision
 

@@ -58,7 +58,7 @@ def worker_places(
     worker that the cluster lacks, and a key that the model lacks."""
     place, cluster = options.place or {}, options.cluster
     assert cluster is not None
-    pins = {key: name for key, name in place.items() if "task:" in name}
+    pins = {k: name for k, name in place.items() if isinstance(name, str) and "task:" in name}
     available = [DeviceName.parse(device) for device in cluster.devices]
     for key, name in pins.items():
         if not any(DeviceName.parse(name).allows(device) for device in available):

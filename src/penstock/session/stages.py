@@ -32,7 +32,7 @@ from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend, Device, copier, stacks
 from penstock.backends.dynamic_shapes import plausible
-from penstock.backends.kernels import KernelTable, host_ports, placed_kernels
+from penstock.backends.kernels import KernelTable, other_places, placed_kernels
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
 from penstock.executors.base import Executor
@@ -194,7 +194,7 @@ class CompileContext:
             must_stay=partial(_overlapping, self) if self.executor == "auto" else None,
             direct=self.direct,
             stacks=self.stacks,
-            host_ports=host_ports(table, *parts),
+            other_places=other_places(table, *parts),
             after_pass=self.options.after_pass,
             placement=placement,
             ports=ports,

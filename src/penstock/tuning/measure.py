@@ -14,7 +14,7 @@ import numpy as np
 from penstock.algorithms.checkpoints import tell_progress
 from penstock.backends.base import Backend
 from penstock.backends.dynamic_shapes import expected_seconds
-from penstock.backends.kernels import KernelTable, host_ports, placed_kernels
+from penstock.backends.kernels import KernelTable, other_places, placed_kernels
 from penstock.errors import PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import compile_run
@@ -364,8 +364,8 @@ class GraphProfiler(CostModel):
             if old in placed
         }
         compiled = placed_kernels(kernels, self.backends, placement)
-        ports = host_ports(kernels, self.backends, placement)
-        context = PassContext(placement=placement, compiled=compiled, host_ports=ports)
+        others = other_places(kernels, self.backends, placement)
+        context = PassContext(placement=placement, compiled=compiled, other_places=others)
         run_passes((InsertTransfers(), AssignLayouts()), copy, context)
         by_name = {b.name: b for b in self.backends}
         return copy, {node: by_name[place.backend] for node, place in placement.items()}

@@ -10,7 +10,7 @@ from typing import TypeVar
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import bound
 from penstock.algorithms.records import dataclass, field
-from penstock.backends.base import Backend, stands_in
+from penstock.backends.base import Backend, Where, group_name, stands_in
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InvalidInput, Unsupported
@@ -32,12 +32,12 @@ _WORTH = 0.9
 
 
 def check_overrides(
-    overrides: Mapping[str, str], graph: Graph, backends: Sequence[Backend]
+    overrides: Mapping[str, Where], graph: Graph, backends: Sequence[Backend]
 ) -> None:
     """Raise ``InvalidInput`` for a name of ``place=`` that the model or ``backends`` lack."""
     available = [backend.name for backend in backends]
     for key, name in overrides.items():
-        if name not in available:
+        if group_name(name) not in available:
             raise InvalidInput(
                 f"place={{{key!r}: {name!r}}}: the session has no such backend, it has "
                 f"{', '.join(map(repr, available))}"
@@ -45,7 +45,7 @@ def check_overrides(
     check_keys(overrides, graph)
 
 
-def check_keys(overrides: Mapping[str, str], graph: Graph) -> None:
+def check_keys(overrides: Mapping[str, Where], graph: Graph) -> None:
     """Raise ``InvalidInput`` for a key of ``place=`` that the model lacks."""
     operations: dict[str, None] = {}
     names: dict[str, None] = {}
@@ -66,13 +66,14 @@ def check_keys(overrides: Mapping[str, str], graph: Graph) -> None:
             raise InvalidInput(f"place= names {key!r}, but the model has no such operation; {hint}")
 
 
-def wanted(node: Node, overrides: Mapping[str, str]) -> list[str]:
-    """The backends that the user wants for ``node``, or for the nodes that it is made of."""
+def wanted(node: Node, overrides: Mapping[str, Where]) -> list[str]:
+    """The backends, or groups of these, that the user wants for ``node``, or for the nodes that it
+    is made of."""
     if not overrides:
         return []
     keys = [(NODE + part.name, part.op.full_name, part.op.name) for part in parts(node)]
-    names = [next((overrides[k] for k in part if k in overrides), None) for part in keys]
-    return [name for name in dict.fromkeys(names) if name is not None]
+    places = [next((overrides[k] for k in part if k in overrides), None) for part in keys]
+    return [*dict.fromkeys([group_name(where) for where in places if where is not None])]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +102,7 @@ class Placement:
     """
 
     backends: Sequence[Backend]
-    overrides: Mapping[str, str]
+    overrides: Mapping[str, Where]
     kernels: KernelTable
     costs: CostModel
     measured_only: bool = False

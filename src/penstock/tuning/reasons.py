@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from penstock.algorithms.records import dataclass
-from penstock.backends.base import Backend
+from penstock.backends.base import Backend, Where
 from penstock.backends.kernels import KernelTable
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER, is_transfer
@@ -46,7 +46,7 @@ class Reasons:
     """The reasons for the placement of steps, by the costs that are known now."""
 
     def __init__(
-        self, backends: Sequence[Backend], overrides: Mapping[str, str], costs: CostModel
+        self, backends: Sequence[Backend], overrides: Mapping[str, Where], costs: CostModel
     ) -> None:
         self._backends = backends
         self._overrides = overrides

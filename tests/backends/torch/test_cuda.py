@@ -130,3 +130,24 @@ def test_two_cuda_devices_exchange_values_directly():
     wanted = compile_text(BRANCHES, backends=["numpy"])(X[:4, :4])
     for _ in range(20):
         np.testing.assert_allclose(session(X[:4, :4]), wanted, rtol=1e-4)
+
+
+@pytest.mark.skipif(not _has_cuda(2), reason="torch finds no two CUDA devices")
+@pytest.mark.parametrize("executor", ["linear", "streams"])
+def test_all_reduce_on_two_cuda_devices_gives_both_the_sum(executor):
+    text = """g (float[4, 4] x) => (float[4, 4] y, float[4, 4] z) {
+        a = Sin(x) b = Cos(x) r, s = penstock.AllReduce(a, b) y = Exp(r) z = Tanh(s) }"""
+    place = {"Sin": "torch", "Cos": "torch:1", "Exp": "torch", "Tanh": "torch:1"}
+    session = compile_text(
+        text,
+        domains={"penstock": 1},
+        backends=["torch"],
+        devices=["cuda:0", "cuda:1"],
+        executor=executor,
+        place={**place, "AllReduce": ["torch", "torch:1"]},
+    )
+    x = X[:4, :4]
+    wanted = {"y": np.exp(np.sin(x) + np.cos(x)), "z": np.tanh(np.sin(x) + np.cos(x))}
+    for _ in range(20):
+        for name, value in session.run({"x": x}).items():
+            np.testing.assert_allclose(value, wanted[name], rtol=1e-5)

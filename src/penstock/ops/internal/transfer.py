@@ -29,6 +29,17 @@ class Place(NamedTuple):
     memory: str
 
 
+class OtherPlaces(NamedTuple):
+    """The places of those inputs and outputs of a node, by number, that its kernel has elsewhere
+    than in the memory of its backend: on the host, or on the members of a group."""
+
+    inputs: Mapping[int, Place]
+    outputs: Mapping[int, Place]
+
+
+NO_OTHER_PLACES = OtherPlaces({}, {})
+
+
 class Ports(NamedTuple):
     """Where inputs and outputs of a graph are, if not all of them in the host's memory: the places
     of inputs by number, and whether outputs stay where they are computed."""

@@ -25,7 +25,8 @@ class InsertTransfers(Pass):
     these read on one device only is brought there before, and a value that a body computes on a
     device and carries is carried there. Rows that a loop collects on a device stay there, too, if
     its backend can join them behind the loop (``PassContext.stacks``). What a kernel on a device
-    reads on the host, such as a shape, stays there (``PassContext.host_ports``). A transfer is
+    reads on the host, such as a shape, stays there, and a node of a group has each value on another
+    member (``PassContext.other_places``). A transfer is
     placed on the device that it copies to, or from if it copies to the host.
     """
 
@@ -68,11 +69,13 @@ class _Transfers:
                 self.control(node)
                 continue
             place = self.placement[node]
-            on_host, gives_to_host = self.context.host_ports(node)
-            self.read_inputs(node, dict.fromkeys(on_host, self.home), place)
+            others = self.context.other_places(node)
+            self.read_inputs(node, others.inputs, place)
             self.nodes.append(node)
-            if place.memory != HOST and not gives_to_host:
-                self.places.update((v, place) for v in node.outputs if v is not None)
+            for i, value in enumerate(node.outputs):
+                there = others.outputs.get(i, place)
+                if value is not None and there.memory != HOST:
+                    self.places[value] = there
         leaving = self.leaving.get(graph, {})
         if not stay:
             graph.outputs[:] = [
@@ -183,20 +186,25 @@ class _Transfers:
     def computed(self, graph: Graph) -> list[Place | None]:
         """For each output of a graph, the device on which a node of the graph computes it."""
         own = set(graph.nodes)
-        nodes = [value.producer if value.producer in own else None for value in graph.outputs]
-        nodes = [None if n is None or self.context.host_ports(n)[1] else n for n in nodes]
-        places = [None if node is None else self.placement.get(node) for node in nodes]
-        return [None if place is None or place.memory == HOST else place for place in places]
+
+        def place(value: Value) -> Place | None:
+            node = value.producer
+            if node is None or node not in own or is_control(node):
+                return None
+            others = self.context.other_places(node).outputs
+            there = others.get(node.outputs.index(value), self.placement.get(node))
+            return None if there is None or there.memory == HOST else there
+
+        return list(map(place, graph.outputs))
 
     def readers(self, graph: Graph) -> dict[Value, set[Place]]:
         """Where each value is read in ``graph``, nested graphs included."""
         places: dict[Value, set[Place]] = defaultdict(set)
         for node in graph.walk():
-            on_host = () if is_control(node) else self.context.host_ports(node)[0]
+            others = {} if is_control(node) else self.context.other_places(node).inputs
             for i, value in enumerate(node.inputs):
                 if value is not None:
-                    place = self.home if i in on_host else self.placement.get(node, self.home)
-                    places[value].add(place)
+                    places[value].add(others.get(i, self.placement.get(node, self.home)))
         for inner in graph.graphs():
             for value in inner.outputs:
                 places[value].add(self.home)

@@ -1,0 +1,1 @@
+"""Operations of Penstock's own domain, for models."""
