@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
+import penstock as ps
 from penstock.inspect.report_page import Report
 from tests.support.browser import Page, headless_browser
 from tests.support.onnx_text import compile_text
@@ -179,6 +181,92 @@ def test_reveal_of_step_in_block_opens_its_subgraph(page: Page, nested: tuple[Re
     step = number_of(nested[0], "Mul")
     page.ask(f"report.select({step})")
     assert page.ask(f"report.graph.boxes.some(box => box.step === {step})")
+
+
+@pytest.fixture(scope="module")
+def scoped(tmp_path_factory: Any) -> str:
+    """A page of 30 layers of two parts each, with an edge past one of them."""
+    nodes, last = [], "x"
+    operations = ("Sin", "Cos", "Tanh", "Exp", "Add")
+    for layer in range(30):
+        parts = ("attention", "attention", "mlp", "mlp")
+        inputs = [last]
+        for operation, part in zip(operations, (*parts, ""), strict=True):
+            name = "/".join(filter(None, ("/net", f"layer.{layer}", part, operation)))
+            out = f"v{len(nodes)}"
+            given = [*inputs, last] if operation == "Add" else inputs
+            nodes.append(helper.make_node(operation, given, [out], name=name))
+            inputs = [out]
+        last = inputs[0]
+    ends = [helper.make_tensor_value_info(v, TensorProto.FLOAT, [4]) for v in ("x", last)]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    session = ps.compile(model, backends=["numpy"], executor="linear")
+    path = tmp_path_factory.mktemp("scoped") / "scoped.html"
+    session.report({"x": np.zeros(4, np.float32)}, runs=1).save(path)
+    return str(path.as_uri())
+
+
+@pytest.fixture
+def layers(browser: Any, scoped: str) -> Iterator[Page]:
+    opened = Page(browser, scoped)
+    yield opened
+    assert opened.problems == []
+    opened.close()
+
+
+LAYER = "report.graph.groupNamed('net/layer.0')"
+SHOWN = "report.graph.boxes.length"
+
+
+def test_steps_of_a_scope_are_one_box_until_it_is_opened(layers: Page) -> None:
+    assert layers.ask("report.graph.groups.length") == 90  # layers, each of two parts
+    layers.page.click("#bar button:has-text('close all')")
+    assert layers.ask(SHOWN) == 30
+    assert layers.ask("report.graph.curves.length") == 29
+    layers.click_at(f"report.graph.pointOf({LAYER})", double=True)
+    assert layers.ask(SHOWN) == 30 + 3  # two parts and the sum
+    # into the layer to its first part and past both; between; into the sum; out of it
+    assert layers.ask("report.graph.curves.length") == 28 + 1 + 2
+    layers.page.click("#bar button:has-text('open all')")
+    assert layers.ask(SHOWN) == 90 + 150
+    layers.click_at(f"report.graph.pointOf({LAYER})", double=True)
+    assert layers.ask(SHOWN) == 90 + 150 - 2 - 5
+
+
+def test_graph_of_many_scopes_begins_with_as_many_boxes_as_can_be_read(layers: Page) -> None:
+    assert 30 <= layers.ask(SHOWN) <= 120
+
+
+def test_click_on_scope_shows_what_it_takes(layers: Page) -> None:
+    layers.page.click("#bar button:has-text('close all')")
+    layers.click_at(f"report.graph.pointOf({LAYER})")
+    assert layers.details == "net/layer.0"
+    assert "steps\n5\n" in layers.page.inner_text("#details dl")
+    layers.page.click("#details li a")
+    assert layers.ask("report.state.step") >= 0
+
+
+def test_step_in_closed_scopes_is_revealed(layers: Page) -> None:
+    layers.page.click("#bar button:has-text('close all')")
+    layers.ask("report.select(100)")
+    assert layers.ask("report.graph.boxes.some(box => box.step === 100)")
+    assert layers.ask(SHOWN) > 30
+
+
+def test_scopes_can_be_left_out_of_the_graph(layers: Page) -> None:
+    layers.page.click("#bar button:has-text('scopes')")
+    assert layers.ask(SHOWN) == 150
+    assert layers.ask("report.graph.boxes.every(box => box.step >= 0)")
+    layers.page.click("#bar button:has-text('scopes')")
+    assert layers.ask("report.graph.boxes.some(box => box.step < 0)")
+
+
+def test_scope_is_faded_unless_a_step_in_it_is_found(layers: Page) -> None:
+    layers.page.click("#bar button:has-text('close all')")
+    layers.page.fill("#search", "layer.7/mlp")
+    names = "report.graph.boxes.filter(box => report.graph.matches(box.id)).map(box => box.id)"
+    assert layers.ask(names) == [layers.ask("report.graph.groupNamed('net/layer.7')")]
 
 
 def test_graph_of_many_steps_draws_only_what_is_seen(browser: Any, tmp_path: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 import penstock as ps
 from penstock.session.options import EXECUTORS
 from tests.support.onnx_text import compile_text
+from tests.support.torch_kernels import needs_torch
 
 #      +- Sin -- Neg -+
 #  Exp-+              +- Add -- y
@@ -137,3 +138,22 @@ def test_results_after_a_report_are_those_before():
     before = session.run(FEEDS)["y"]
     session.report(FEEDS, runs=1)
     np.testing.assert_array_equal(session.run(FEEDS)["y"], before)
+
+
+@needs_torch
+def test_streams_of_devices_have_tracks_of_their_own():
+    from penstock.backends.torch.backend import TorchBackend
+    from tests.support.torch_device import LateRuntime
+
+    backend = TorchBackend("cpu", runtime=LateRuntime(0.0))
+    session = compiled(backends=[backend], executor="streams", max_streams=8)
+    document = session.report(FEEDS, runs=1).document
+    line, operations = document["timeline"], document["steps"]["operation"]
+    signals = session.latest.tasks.signals
+    streams = len(line["tracks"]) - line["of_devices"]
+    assert line["tracks"][streams:] == ["torch stream 1", "torch stream 2"]
+    on = {step.node.op.name: streams + on[0] for step, on in signals.on.items()}
+    tracks = {operations[span[0]]: span[1] for span in line["spans"]}
+    for name in ("Sin", "Cos"):
+        assert tracks[name] == on[name]
+    assert tracks["Sin"] != tracks["Cos"]

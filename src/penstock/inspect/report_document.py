@@ -13,6 +13,7 @@ from typing import Any
 from penstock.algorithms.records import dataclass
 from penstock.inspect.arena_document import arena_document
 from penstock.inspect.plan_document import nested_steps
+from penstock.inspect.scopes import Path, scopes_of
 from penstock.observers.profile import Profile
 from penstock.observers.timeline import Replay, Span, assign_lanes
 from penstock.observers.trace import Trace
@@ -21,6 +22,7 @@ from penstock.ops.internal.fused import operation_name
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Slot, Step, StepTable, step_edges
 from penstock.plan.step_facts import step_facts
+from penstock.plan.tasks import Signals
 from penstock.types import TensorType
 
 # Executions of steps on the time line: loops may have millions.
@@ -30,13 +32,16 @@ MOST_SPANS = 50_000
 @dataclass(frozen=True, eq=False)
 class Observation:
     """What was seen of a plan: ``profile`` of some runs, ``trace`` of one; ``reasons`` say why some
-    steps run on their backends."""
+    steps run on their backends. ``scopes`` are those of ``Model.scopes``, ``signals`` those of the
+    plan's tasks."""
 
     table: StepTable
     arena_plan: ArenaPlan | None
     profile: Profile
     trace: Trace
     reasons: Mapping[Step, str]
+    scopes: Mapping[str, str]
+    signals: Signals
 
 
 class _Numbers:
@@ -49,9 +54,33 @@ class _Numbers:
         self.of = {step: i for i, (step, _, _) in enumerate(self.rows)}
 
 
+class _Scopes:
+    """The scopes of a plan's steps: ``table`` has the row of the scope around each and its name,
+    ``of`` the row of each step that is in one."""
+
+    def __init__(self, plan: StepTable, known: Mapping[str, str]) -> None:
+        self.table: list[tuple[int, str]] = []
+        self.of: dict[Step, int] = {}
+        rows: dict[Path, int] = {(): -1}
+        for steps in step_lists(plan):
+            for step, path in zip(steps, scopes_of(steps, plan.slots, known), strict=True):
+                for length in range(1, len(path) + 1):
+                    if path[:length] not in rows:
+                        rows[path[:length]] = len(self.table)
+                        self.table.append((rows[path[: length - 1]], path[length - 1]))
+                if path:
+                    self.of[step] = rows[path]
+
+
+def step_lists(plan: StepTable) -> list[Sequence[Step]]:
+    """The steps of a plan, and of each block in it."""
+    return [plan.steps, *[block.steps for step in plan.walk() for block in step.blocks]]
+
+
 def report_document(about: dict[str, Any], seen: Observation) -> dict[str, Any]:
     """The data of a report, without a comparison; ``about`` has what is said of all of it."""
     plan, numbers = seen.table, _Numbers(seen.table, seen.arena_plan)
+    scopes = _Scopes(plan, seen.scopes)
     arena = None
     if seen.arena_plan is not None and isinstance(plan, Plan):
         arena = arena_document(plan, seen.arena_plan, numbers.of)
@@ -64,15 +93,16 @@ def report_document(about: dict[str, Any], seen: Observation) -> dict[str, Any]:
         "runs": seen.profile.runs,
         "observed_s": seen.profile.observed / (seen.profile.runs or 1),
         "alone_s": seen.profile.wall / (seen.profile.runs or 1),
-        "steps": _steps(seen, numbers),
+        "scopes": scopes.table,
+        "steps": _steps(seen, numbers, scopes),
         "slots": _slots(plan.slots),
         "edges": _edges(plan, numbers),
-        "timeline": _timeline(seen.trace, numbers),
+        "timeline": _timeline(seen.trace, seen.signals, numbers),
         "arena": arena,
     }
 
 
-def _steps(seen: Observation, numbers: _Numbers) -> dict[str, list[Any]]:
+def _steps(seen: Observation, numbers: _Numbers, scopes: _Scopes) -> dict[str, list[Any]]:
     seconds: dict[Step, tuple[int, float]] = {}
     for entry in seen.profile:
         seconds[entry.step] = entry.count, entry.total
@@ -86,6 +116,7 @@ def _steps(seen: Observation, numbers: _Numbers) -> dict[str, list[Any]]:
         row |= {
             "parent": -1 if parent is None else parent - 1,
             "block": block or "",
+            "scope": scopes.of.get(step, -1),
             "inputs": [i for i in step.inputs if i >= 0],
             "outputs": written,
             "written": sum(_nbytes(seen.table.slots[i]) for i in written),
@@ -125,34 +156,41 @@ def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
 
 def _edges(plan: StepTable, numbers: _Numbers) -> list[tuple[int, int]]:
     """The dependencies between steps of the same block."""
-    blocks = [plan.steps, *[block.steps for step in plan.walk() for block in step.blocks]]
     edges = []
-    for steps in blocks:
+    for steps in step_lists(plan):
         of = [numbers.of[step] for step in steps]
         edges += [(of[a], of[b]) for a, b in sorted(set(step_edges(plan.slots, steps)))]
     return edges
 
 
-def _timeline(trace: Trace, numbers: _Numbers) -> dict[str, Any]:
+def _timeline(trace: Trace, signals: Signals, numbers: _Numbers) -> dict[str, Any]:
     """Times are in microseconds since the run began. ``spans``: step, track, begin, duration and
     bytes copied to another backend; ``waits``: step, begin and duration from ready to begin;
-    ``live``: times with the bytes that the run holds from then on."""
+    ``live``: times with the bytes that the run holds from then on. Steps on streams of devices are
+    on a track of each stream while the host puts them there; these are the last ``of_devices``
+    tracks."""
     replay = trace.replay()
     lanes = assign_lanes(replay.spans)
     places = [(thread, lane) for thread, count in lanes.items() for lane in range(count)]
     track = {place: i for i, place in enumerate(places)}
     spans = [span for span in replay.spans if span.step is not None]
     run = next((span for span in replay.spans if span.step is None), None)
-    shown = spans[:MOST_SPANS]
+
+    def track_of(span: Span) -> int:
+        on = signals.on.get(span.step) if span.step is not None else None
+        return len(places) + on[0] if on else track[span.thread, span.lane]
+
     return {
         "tracks": [
             (trace.thread_name(thread) or f"thread {thread}") + (f" ({lane + 1})" if lane else "")
             for thread, lane in places
-        ],
+        ]
+        + [f"{device} stream {i}" for i, device in enumerate(signals.devices, 1)],
+        "of_devices": len(signals.devices),
         "duration": 0 if run is None else (run.end - run.begin) / 1e3,
         "spans": [
-            [*_times(span, replay, numbers, track[span.thread, span.lane]), span.transferred]
-            for span in shown
+            [*_times(span, replay, numbers, track_of(span)), span.transferred]
+            for span in spans[:MOST_SPANS]
         ],
         "executions": len(spans),
         "waits": [_times(wait, replay, numbers) for wait in replay.waits[:MOST_SPANS]],

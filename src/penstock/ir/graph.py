@@ -245,8 +245,9 @@ class Model:
     are fed, by name, if the format has one; it raises ``InvalidModel``. ``signatures`` are names of
     entries that the file has; ``structure`` has lines about its parts, by title; ``options`` are
     those of compiling that it wishes for; ``about`` what the file says of its producer and of the
-    versions that it uses, in texts by name. ``artifact``: the file of a saved session, which
-    has plans for it.
+    versions that it uses, in texts by name. ``scopes``: the modules around nodes, by their names,
+    with slashes between, where the file says them beside the names. ``artifact``: the file of a
+    saved session, which has plans for it.
     """
 
     graphs: Mapping[str, Graph]
@@ -261,6 +262,7 @@ class Model:
     structure: dict[str, list[str]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     about: dict[str, str] = field(default_factory=dict)
+    scopes: dict[str, str] = field(default_factory=dict)
     artifact: Any = None
 
     @property

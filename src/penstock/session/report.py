@@ -17,6 +17,7 @@ from penstock.ir.graph import Model
 from penstock.observers.base import ObservedRun, Observer, Observers
 from penstock.observers.trace import Trace
 from penstock.observers.values import ValueComparison, ValueKeeper
+from penstock.plan.tasks import NO_SIGNALS
 from penstock.session.granted import Granted
 from penstock.session.options import CompileOptions
 from penstock.tuning.machine_peak import machine_peak
@@ -70,7 +71,9 @@ class _Watched:
         longest = nlargest(_MOST_REASONS, profile, key=lambda entry: entry.total)
         reasons = {entry.step: str(reason.of(entry.step)) for entry in longest}
         table, arena_plan = self.observed.table, self.observed.arena_plan
-        return Observation(table, arena_plan, profile, trace, reasons)
+        tasks, scopes = self.observed.tasks, self.session.model.scopes
+        signals = NO_SIGNALS if tasks is None else tasks.signals
+        return Observation(table, arena_plan, profile, trace, reasons, scopes, signals)
 
 
 def run(observed: Executor, values: Any, *observers: Observer) -> None:

@@ -49,6 +49,7 @@ from penstock.frontends.onnx.messages import (
     NodeProto,
     ValueInfoProto,
 )
+from penstock.frontends.onnx.module_scopes import module_scopes
 from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade, current
 from penstock.frontends.onnx.schemas import newest_opset, value_faults
 from penstock.frontends.onnx.scopes import (
@@ -102,6 +103,7 @@ class _Importer:
         self.functions = FunctionTable(proto.functions)
         self.bodies: dict[OnnxFunction, tuple[dict[int, np.ndarray | None], Meanings]] = {}
         self.types = InferredTypes()
+        self.scopes: dict[str, str] = {}
         self.top = top = NameScope()
         self.names = UniqueNames(lambda: chain(top.names, _names(proto.graph)))
 
@@ -145,6 +147,7 @@ class _Importer:
             path,
             check_types=check_types,
             about=self.about(opsets),
+            scopes=self.scopes,
         )
 
     def about(self, opsets: Mapping[str, int]) -> dict[str, str]:
@@ -248,6 +251,8 @@ class _Importer:
         in any order, so that outputs are needed before inputs are looked up. ``bound`` has values
         for outputs of a function by name; names that no node produces are left in it."""
         self.diagnostics.count_nodes(len(nodes))
+        if not context.prefix:
+            self.scopes |= module_scopes(nodes)
         names = context.scope.names
         declared: list[OnnxNode] = []
         functions = self.functions.table

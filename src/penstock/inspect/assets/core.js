@@ -41,13 +41,6 @@ const backendColour = d3.scaleOrdinal(d3.schemeTableau10);
 const operationColour = d3.scaleOrdinal(d3.schemeTableau10);
 [...new Set(steps.backend || [])].filter(b => b).forEach(b => backendColour(b));
 const mostSeconds = d3.max(d3.range(count).filter(s => !inner.has(s)), s => seconds[s]) || 1;
-const mostWritten = d3.max(d3.range(count), s => steps.written[s] + steps.workspace[s]) || 1;
-
-function colourOf(step) {
-  if (state.colour === "backend") return steps.backend[step] ? backendColour(steps.backend[step]) : "#e5e9ee";
-  const part = state.colour === "time" ? seconds[step] / mostSeconds : (steps.written[step] + steps.workspace[step]) / mostWritten;
-  return d3.interpolateYlOrRd(0.05 + 0.8 * Math.sqrt(Math.min(part, 1)));
-}
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -56,6 +49,13 @@ function element(tag, properties = {}, ...children) {
 }
 
 function stepLabel(step) { return `${step + 1} ${steps.operation[step]}`; }
+
+// The scope of a step, with slashes between its parts.
+function scopeOf(step) {
+  const parts = [];
+  for (let scope = steps.scope[step]; scope >= 0; scope = data.scopes[scope][0]) parts.unshift(data.scopes[scope][1]);
+  return parts.join("/");
+}
 
 function stepTip(step) {
   const rate = seconds[step] && steps.flops[step] ? `, ${format.si(steps.flops[step] * steps.count[step] / seconds[step])}FLOP/s` : "";

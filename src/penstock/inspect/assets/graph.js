@@ -1,59 +1,172 @@
-// The graph: boxes of steps, with the blocks of an If or a loop in the box of their step.
+// The graph: boxes of steps; around them those of scopes, and in the box of an If or a loop its blocks.
+// A node of the drawing is a step, by its number, or a group: the steps of one scope in one block,
+// numbered behind the steps. An area is what is laid out at once: the nodes of a block or of a group.
 
 const graph = (() => {
-  const open = new Set();  // steps whose blocks are shown
-  let boxes = [], curves = [], size = [0, 0], boxOf = new Map();
-  let surface = null, transform = d3.zoomIdentity, zoom = null, drawn = 0, hovered = -1;
-  const HEAD = 24, PAD = 12;
+  const open = new Set();  // nodes whose blocks or members are shown
+  const groups = [];  // {name, path, area: the one it is in, members: nodes, all: steps}
+  const groupOf = new Array(count).fill(-1);  // the innermost group of a step
+  let within = new Map();  // the groups in an area
+  let grouped = true, boxes = [], curves = [], size = [0, 0], boxOf = new Map(), laid = new Map(), most = {time: 0, memory: 0};
+  let surface = null, transform = d3.zoomIdentity, zoom = null, drawn = 0, group = -1, matched = [null, null];
+  const HEAD = 24, PAD = 12, SHOWN = 80;  // of boxes, at first
 
-  const edgesOf = new Map();  // of the steps of one block, by parent and block
-  const key = step => `${steps.parent[step]} ${steps.block[step]}`;
-  const members = d3.group(d3.range(count), key);
-  for (const [a, b] of data.edges) {
-    const of = key(a);
-    (edgesOf.get(of) || edgesOf.set(of, []).get(of)).push([a, b]);
+  const isGroup = id => id >= count;
+  const of = id => groups[id - count];
+  const blockOf = step => `${steps.parent[step]} ${steps.block[step]}`;
+  const blocks = d3.group(d3.range(count), blockOf);
+
+  // Groups. A scope with one node is none, and one that has all of another's nodes is part of it.
+  (() => {
+    const paths = (data.scopes || []).map(() => null);
+    const path = scope => scope < 0 ? [] : paths[scope] ||= [...path(data.scopes[scope][0]), data.scopes[scope][1]];
+    const build = (area, ids, depth, before) => {
+      const parts = d3.group(ids, s => path(steps.scope[s])[depth]);
+      parts.delete(undefined);
+      for (const [name, inside] of parts) {
+        if (inside.length < 2) continue;
+        if (inside.length === ids.length) { build(area, inside, depth + 1, [...before, name]); continue; }
+        const id = count + groups.length, own = {path: [...before, name], area, all: inside};
+        own.name = own.path.slice(isGroup(+area) ? of(+area).path.length : 0).join("/");
+        groups.push(own);
+        for (const s of inside) groupOf[s] = id;
+        build(String(id), inside, depth + 1, own.path);
+      }
+    };
+    for (const [block, ids] of blocks) build(block, ids, 0, []);
+    within = d3.group(groups.map((_, i) => count + i), id => of(id).area);
+    groups.forEach((own, i) => {
+      own.members = [...own.all.filter(s => groupOf[s] === count + i), ...within.get(String(count + i)) || []];
+      own.seconds = d3.sum(own.all, s => seconds[s]);
+      own.written = d3.sum(own.all, s => steps.written[s] + steps.workspace[s]);
+      own.backend = d3.greatest(d3.rollup(own.all, list => d3.sum(list, s => seconds[s] || 1e-12), s => steps.backend[s]), entry => entry[1])[0];
+    });
+  })();
+
+  const around = id => isGroup(id) ? of(id).area : grouped && groupOf[id] >= 0 ? String(groupOf[id]) : blockOf(id);
+  const holder = area => area.includes(" ") ? +area.split(" ")[0] : +area;  // the node whose area it is, or -1
+  const up = id => holder(around(id));
+  function nodesOf(area) {
+    if (!area.includes(" ")) return of(+area).members;
+    const ids = blocks.get(area) || [];
+    return grouped ? [...ids.filter(s => groupOf[s] < 0), ...within.get(area) || []] : ids;
+  }
+  const canOpen = id => isGroup(id) || inner.has(id);
+
+  // Edges between the nodes of each area, and those that lead into and out of groups.
+  let edgesOf = new Map();
+  function chain(step) {  // the areas of its block that a step is in, the outermost first, and its node in each
+    const ids = [step];
+    while (around(ids[0]) !== blockOf(step)) ids.unshift(+around(ids[0]));
+    return ids;
+  }
+  const entries = area => edgesOf.get(area) || edgesOf.set(area, {edges: new Map(), enter: new Set(), leave: new Set()}).get(area);
+  function connect() {
+    edgesOf = new Map();
+    const chains = d3.range(count).map(chain);
+    for (const [a, b] of data.edges) {
+      const from = chains[a], to = chains[b];
+      let k = 0;
+      while (from[k] === to[k]) k++;
+      entries(around(from[k])).edges.set(`${from[k]} ${to[k]}`, [from[k], to[k]]);
+      for (let i = k + 1; i < from.length; i++) entries(around(from[i])).leave.add(from[i]);
+      for (let i = k + 1; i < to.length; i++) entries(around(to[i])).enter.add(to[i]);
+    }
   }
 
-  function boxOfStep(step) {
-    const label = stepLabel(step), box = {step, width: Math.max(70, Math.min(label.length * 7.3 + 16, 200)), height: 36, blocks: []};
-    if (!open.has(step)) return box;
+  function contentsOf(id) {
+    if (isGroup(id)) return [["", String(id)]];
+    return [...new Set(inner.get(id).map(s => steps.block[s]))].map(block => [block, `${id} ${block}`]);
+  }
+
+  function label(id) { return isGroup(id) ? of(id).name : stepLabel(id); }
+
+  function boxOfNode(id) {
+    const box = {id, width: Math.max(70, Math.min(label(id).length * 7.3 + (canOpen(id) ? 30 : 16), isGroup(id) ? 260 : 200)), height: 36, areas: []};
+    if (!open.has(id)) return box;
+    const top = HEAD + (isGroup(id) ? 4 : 18);
     let x = PAD, height = 0;
-    for (const block of [...new Set(inner.get(step).map(s => steps.block[s]))]) {
-      const content = layOut(`${step} ${block}`);
-      box.blocks.push({name: block, x, y: HEAD + 18, content});
+    for (const [name, area] of contentsOf(id)) {
+      const content = layOut(area);
+      box.areas.push({name, area, x, y: top, content});
       x += Math.max(content.width, 60) + PAD;
       height = Math.max(height, content.height);
     }
     box.width = Math.max(box.width, x);
-    box.height = HEAD + 18 + height + PAD;
+    box.height = top + height + PAD;
     return box;
   }
 
-  function layOut(of) {
-    const ids = members.get(of) || [], index = new Map(ids.map((s, i) => [s, i]));
-    const nodes = ids.map(boxOfStep), edges = edgesOf.get(of) || [];
-    return {nodes, edges, ...layered(nodes, edges.map(([a, b]) => [index.get(a), index.get(b)])), index};
+  // Lays out the nodes of an area, with a port at its edge for each node that others outside read or feed.
+  function layOut(area) {
+    if (laid.has(area)) return laid.get(area);
+    const ids = nodesOf(area), index = new Map(ids.map((id, i) => [id, i])), nodes = ids.map(boxOfNode);
+    const own = entries(area), ends = [...own.edges.values()], links = ends.map(([a, b]) => [index.get(a), index.get(b)]);
+    const port = (id, first) => {
+      const at = nodes.length;
+      nodes.push({width: 4, height: 0, port: true, first, last: !first});
+      ends.push(first ? [-1, id] : [id, -1]);
+      links.push(first ? [at, index.get(id)] : [index.get(id), at]);
+    };
+    if (!area.includes(" ")) {
+      for (const id of own.enter) port(id, true);
+      for (const id of own.leave) port(id, false);
+    }
+    const drawing = layered(nodes, links), routes = new Map();
+    links.forEach(([from, to], i) => {
+      const points = drawing.routes[i], a = nodes[from], b = nodes[to];
+      if (!points.length && b.y - a.y - a.height > 120) {  // without places in between, past the boxes
+        const y = a.y + a.height + 40, bend = Math.min(160, 40 + (b.y - y) / 12), x = Math.max(a.x + a.width / 2, b.x + b.width / 2) + bend;
+        points.push([x, y], [x, b.y - 40]);
+      }
+      if (a.port) points.unshift([a.x + 2, 0]);
+      if (b.port) points.push([b.x + 2, drawing.height]);
+      routes.set(ends[i].join(" "), points);
+    });
+    const content = {area, nodes: nodes.filter(node => !node.port), width: drawing.width, height: drawing.height, routes, x: 0, y: 0};
+    laid.set(area, content);
+    return content;
   }
 
   function collect(content, x, y, depth) {
+    content.x = x;
+    content.y = y;
     for (const node of content.nodes) {
-      const box = {step: node.step, x: x + node.x, y: y + node.y, width: node.width, height: node.height, depth, blocks: []};
+      const box = {step: isGroup(node.id) ? -1 : node.id, id: node.id, x: x + node.x, y: y + node.y, width: node.width, height: node.height, depth, blocks: [], opened: node.areas.length > 0};
       boxes.push(box);
-      boxOf.set(box.step, box);
-      for (const block of node.blocks) {
-        box.blocks.push([block.name, box.x + block.x, box.y + block.y - 6]);
-        collect(block.content, box.x + block.x, box.y + block.y, depth + 1);
+      boxOf.set(box.id, box);
+      for (const part of node.areas) {
+        if (part.name) box.blocks.push([part.name, box.x + part.x, box.y + part.y - 6]);
+        collect(part.content, box.x + part.x, box.y + part.y, depth + 1);
       }
     }
-    content.edges.forEach(([a, b], i) => {
-      const from = boxOf.get(a), to = boxOf.get(b);
-      const points = [[from.x + from.width / 2, from.y + from.height], ...content.routes[i].map(([u, v]) => [x + u, y + v]), [to.x + to.width / 2, to.y]];
+  }
+
+  // A curve for each two boxes with edges between steps in them, through the ports of the open groups
+  // around both.
+  function drawEdges() {
+    const seen = new Set(), chains = new Map(), chainOf = step => chains.get(step) || chains.set(step, chain(step)).get(step);
+    const route = (a, b, area) => {
+      const content = laid.get(area), points = content && content.routes.get(`${a} ${b}`);
+      return points ? points.map(([u, v]) => [content.x + u, content.y + v]) : [];
+    };
+    for (const [a, b] of data.edges) {
+      const from = shown(a), to = shown(b);
+      if (!from || !to || from === to || seen.has(from.id * 1e6 + to.id)) continue;
+      seen.add(from.id * 1e6 + to.id);
+      if (from.step >= 0 && from.id !== a || to.step >= 0 && to.id !== b) continue;  // in a closed block
+      const up = chainOf(a), down = chainOf(b);
+      let k = 0;
+      while (up[k] === down[k]) k++;
+      const points = [[from.x + from.width / 2, from.y + from.height]], last = up.indexOf(from.id), first = down.indexOf(to.id);
+      for (let i = last; i > k; i--) points.push(...route(up[i], -1, around(up[i])));
+      const middle = route(up[k], down[k], around(up[k]));
+      points.push(...middle);
+      for (let i = k + 1; i <= first; i++) points.push(...route(-1, down[i], around(down[i])));
+      points.push([to.x + to.width / 2, to.y]);
       const xs = points.map(p => p[0]), ys = points.map(p => p[1]);
-      // Curves bend out of the way of boxes on long edges.
-      const far = !content.routes[i].length && ys[1] - ys[0] > 120;
-      const bend = far ? Math.min(160, 40 + (ys[1] - ys[0]) / 12) : 0;
-      curves.push({a, b, points, bend, box: [d3.min(xs) - bend, d3.min(ys), d3.max(xs) + bend, d3.max(ys)]});
-    });
+      curves.push({a: from.id, b: to.id, points, box: [d3.min(xs), d3.min(ys), d3.max(xs), d3.max(ys)]});
+    }
   }
 
   function arrange() {
@@ -62,42 +175,89 @@ const graph = (() => {
     boxOf = new Map();
     const content = layOut("-1 ");
     collect(content, 0, 0, 0);
+    drawEdges();
     size = [content.width, content.height];
+    const closed = boxes.filter(box => !box.opened);
+    most = {time: d3.max(closed, box => amount(box.id, "time")) || 1, memory: d3.max(closed, box => amount(box.id, "memory")) || 1};
   }
 
-  // The box that shows a step: its own, or that of a closed step around it.
-  function shown(step) {
-    while (step >= 0 && !boxOf.has(step)) step = steps.parent[step];
-    return step < 0 ? null : boxOf.get(step);
+  // What was laid out of the areas around a node is so no more.
+  function forget(id) {
+    for (let area = around(id); ; area = around(holder(area))) {
+      laid.delete(area);
+      if (holder(area) < 0) return;
+    }
+  }
+
+  // As many groups as there is room for, the outer ones first.
+  function openFirst() {
+    let room = SHOWN - nodesOf("-1 ").length, level = nodesOf("-1 ").filter(isGroup);
+    while (level.length) {
+      const next = [];
+      for (const id of d3.sort(level, id => of(id).members.length)) {
+        if (of(id).members.length > room) continue;
+        room -= of(id).members.length;
+        open.add(id);
+        next.push(...of(id).members.filter(isGroup));
+      }
+      level = next;
+    }
+  }
+
+  function amount(id, colour) {
+    if (colour === "time") return isGroup(id) ? of(id).seconds : seconds[id];
+    return isGroup(id) ? of(id).written : steps.written[id] + steps.workspace[id];
+  }
+  function colourOf(id) {
+    const backend = isGroup(id) ? of(id).backend : steps.backend[id];
+    if (state.colour === "backend") return backend ? backendColour(backend) : "#e5e9ee";
+    return d3.interpolateYlOrRd(0.05 + 0.8 * Math.sqrt(Math.min(amount(id, state.colour) / most[state.colour], 1)));
+  }
+
+  // The box that shows a step: its own, or that of a closed node around it.
+  function shown(id) {
+    while (id >= 0 && !boxOf.has(id)) id = up(id);
+    return id < 0 ? null : boxOf.get(id);
+  }
+
+  function matches(id) {
+    if (!state.matches) return true;
+    if (!isGroup(id)) return state.matches.has(id);
+    if (matched[0] !== state.matches) {
+      const ids = new Set();
+      for (const step of state.matches) for (let at = up(step); at >= 0; at = up(at)) ids.add(at);
+      matched = [state.matches, ids];
+    }
+    return matched[1].has(id);
   }
 
   function draw(context, width, height) {
     const k = transform.k, x0 = -transform.x / k, y0 = -transform.y / k, x1 = x0 + width / k, y1 = y0 + height / k;
     context.translate(transform.x, transform.y);
     context.scale(k, k);
-    const chosen = shown(state.step);
-    const near = chosen ? new Set([chosen.step]) : new Set();
-    const containers = boxes.filter(box => box.blocks.length), plain = boxes.filter(box => !box.blocks.length);
+    const chosen = shown(group >= 0 ? group : state.step);
     drawn = 0;
     const drawBox = box => {
       if (box.x > x1 || box.x + box.width < x0 || box.y > y1 || box.y + box.height < y0) return;
       drawn++;
-      const faded = state.matches && !state.matches.has(box.step);
-      context.globalAlpha = faded ? 0.22 : 1;
-      context.fillStyle = box.blocks.length ? (box.depth % 2 ? "#ffffff" : "#f6f8fa") : colourOf(box.step);
-      context.fillRect(box.x, box.y, box.width, box.height);
-      const on = near.has(box.step);
+      context.globalAlpha = matches(box.id) ? 1 : 0.22;
+      const colour = box.opened ? (box.depth % 2 ? "#ffffff" : "#f6f8fa") : colourOf(box.id);
+      context.fillStyle = colour;
+      const on = box === chosen, round = isGroup(box.id) ? 8 : 0;
       context.lineWidth = (on ? 3 : 1) / Math.min(1, Math.max(k, 0.25));
-      context.strokeStyle = on ? "#0b5cad" : inner.has(box.step) ? "#57606a" : "#b6bec7";
-      if (k > 0.15 || on) context.strokeRect(box.x, box.y, box.width, box.height);
+      context.strokeStyle = on ? "#0b5cad" : canOpen(box.id) ? "#57606a" : "#b6bec7";
+      context.beginPath();
+      context.roundRect(box.x, box.y, box.width, box.height, round);
+      context.fill();
+      if (k > 0.15 || on) context.stroke();
       if (k > 0.35) {
-        const label = (inner.has(box.step) ? (open.has(box.step) ? "\u2212 " : "+ ") : "") + stepLabel(box.step);
-        context.fillStyle = !box.blocks.length && state.colour !== "backend" && d3.lab(colourOf(box.step)).l < 60 || (state.colour === "backend" && steps.backend[box.step] && !box.blocks.length) ? "#fff" : "#1b1f24";
+        const dark = !box.opened && (state.colour === "backend" ? colour !== "#e5e9ee" : d3.lab(colour).l < 60);
+        context.fillStyle = dark ? "#fff" : "#1b1f24";
         context.font = "600 11px system-ui, sans-serif";
-        clippedText(context, label, box.x + 7, box.y + 15, box.width - 10, 7.2);
-        if (!box.blocks.length) {
+        clippedText(context, (canOpen(box.id) ? (box.opened ? "\u2212 " : "+ ") : "") + label(box.id), box.x + 7, box.y + 15, box.width - 10, 7.2);
+        if (!box.opened) {
           context.font = "10px system-ui, sans-serif";
-          clippedText(context, steps.name[box.step], box.x + 7, box.y + 28, box.width - 10, 6.1);
+          clippedText(context, isGroup(box.id) ? `${format.count(of(box.id).all.length)} steps, ${format.seconds(of(box.id).seconds)}` : steps.name[box.id], box.x + 7, box.y + 28, box.width - 10, 6.1);
         }
         context.fillStyle = "#57606a";
         context.font = "11px system-ui, sans-serif";
@@ -105,7 +265,7 @@ const graph = (() => {
       }
       context.globalAlpha = 1;
     };
-    containers.forEach(drawBox);
+    for (const box of boxes) if (box.opened) drawBox(box);
     if (k > 0.03) {
       const near = [];
       context.lineWidth = 1 / Math.max(k, 0.4);
@@ -114,7 +274,7 @@ const graph = (() => {
       for (const curve of curves) {
         const [a, b, c, d] = curve.box;
         if (a > x1 || c < x0 || b > y1 || d < y0) continue;
-        if (chosen && (curve.a === chosen.step || curve.b === chosen.step)) near.push(curve);
+        if (chosen && (curve.a === chosen.id || curve.b === chosen.id)) near.push(curve);
         else trace(context, curve);
       }
       context.stroke();
@@ -124,7 +284,7 @@ const graph = (() => {
       for (const curve of near) trace(context, curve);
       context.stroke();
     }
-    plain.forEach(drawBox);
+    for (const box of boxes) if (!box.opened) drawBox(box);
     context.setTransform(1, 0, 0, 1, 0, 0);
   }
 
@@ -133,8 +293,7 @@ const graph = (() => {
     context.moveTo(p[0][0], p[0][1]);
     for (let i = 1; i < p.length; i++) {
       const [u, v] = p[i - 1], [x, y] = p[i], half = Math.min(30, Math.abs(y - v) / 2);
-      if (curve.bend) context.bezierCurveTo(u + curve.bend, v + 40, x + curve.bend, y - 40, x, y);
-      else if (Math.abs(x - u) < 0.5) context.lineTo(x, y);
+      if (Math.abs(x - u) < 0.5) context.lineTo(x, y);
       else context.bezierCurveTo(u, v + half, x, y - half, x, y);
     }
   }
@@ -148,15 +307,17 @@ const graph = (() => {
     return best;
   }
 
-  function toggle(step) {
-    if (!inner.has(step)) return;
-    const old = boxOf.get(step), [ox, oy] = [old.x, old.y];
-    if (open.has(step)) open.delete(step); else open.add(step);
+  function toggle(id) {
+    if (!canOpen(id)) return;
+    const old = boxOf.get(id), [ox, oy] = [old.x, old.y];
+    if (open.has(id)) open.delete(id); else open.add(id);
+    forget(id);
     arrange();
-    const box = boxOf.get(step);  // stays where it was on the screen
+    const box = boxOf.get(id);  // stays where it was on the screen
     const moved = transform.translate(ox - box.x, oy - box.y);
     d3.select(surface.canvas).call(zoom.transform, moved);
     surface.redraw();
+    shownLegend();
   }
 
   function fit(all) {
@@ -168,7 +329,10 @@ const graph = (() => {
   }
 
   function reveal(step) {
-    for (let p = steps.parent[step]; p >= 0; p = steps.parent[p]) if (!open.has(p)) { open.add(p); arrange(); }
+    group = -1;
+    let opened = false;
+    for (let id = up(step); id >= 0; id = up(id)) if (!open.has(id)) { open.add(id); forget(id); opened = true; }
+    if (opened) { arrange(); shownLegend(); }
     const box = shown(step);
     if (!surface || !box) return;
     const {width, height} = surface.canvas.getBoundingClientRect(), k = Math.max(transform.k, 0.6);
@@ -179,16 +343,47 @@ const graph = (() => {
     surface.redraw();
   }
 
-  function legend(span) {
+  function chooseGroup(id) {
+    select(-1);
+    group = id;
+    const own = of(id), list = element("dl"), row = (title, value) => list.append(element("dt", {textContent: title}), element("dd", {textContent: value}));
+    details.replaceChildren(element("h2", {textContent: own.name}), list);
+    row("scope", own.path.join("/"));
+    row("steps", format.count(own.all.length));
+    row("time", `${format.seconds(own.seconds)} a run` + (totalSeconds ? `, ${format.share(own.seconds / totalSeconds)}` : ""));
+    row("writes", format.bytes(own.written));
+    row("backends", [...new Set(own.all.map(s => steps.backend[s]))].filter(name => name).join(", "));
+    const longest = own.all.filter(s => !inner.has(s)).sort((a, b) => seconds[b] - seconds[a]).slice(0, 12);
+    details.append(element("h3", {textContent: "longest steps"}), element("ul", {}, ...longest.map(s => element("li", {}, element("a", {textContent: stepLabel(s), onclick: () => select(s)}), ` ${format.seconds(seconds[s])}`))));
+    surface.redraw();
+  }
+
+  let legendSpan = null;
+  function shownLegend() {
+    const span = legendSpan;
+    if (!span) return;
     span.replaceChildren();
     if (state.colour === "backend") {
       for (const name of backendColour.domain()) span.append(element("span", {className: "swatch", style: `background:${backendColour(name)}`}), name);
     } else {
       const ramp = element("span", {className: "ramp"});
       ramp.style.background = `linear-gradient(90deg, ${d3.range(0, 1.01, 0.1).map(t => d3.interpolateYlOrRd(0.05 + 0.8 * Math.sqrt(t))).join(",")})`;
-      span.append("0", ramp, state.colour === "time" ? format.seconds(mostSeconds) : format.bytes(mostWritten));
+      span.append("0", ramp, state.colour === "time" ? format.seconds(most.time) : format.bytes(most.memory));
     }
   }
+
+  function rearrange(change) {
+    change();
+    group = -1;
+    laid = new Map();
+    connect();
+    arrange();
+    shownLegend();
+    fit(false);
+  }
+
+  connect();
+  openFirst();
 
   views.graph = {
     title: "Graph",
@@ -196,23 +391,37 @@ const graph = (() => {
       if (!boxes.length) arrange();
       surface = makeCanvas(stage, draw);
       zoom = d3.zoom().scaleExtent([0.005, 4]).clickDistance(4).on("zoom", event => { transform = event.transform; surface.redraw(); }).filter(event => !event.button);
-      const span = element("span");
+      legendSpan = element("span");
       bar.append("colour by ");
-      pressed(bar, [["time", "time"], ["memory", "memory"], ["backend", "backend"]], state.colour, name => { state.colour = name; legend(span); surface.redraw(); });
-      bar.append(span, element("button", {textContent: "fit", onclick: () => fit(true)}));
-      if (inner.size) {
-        bar.append(
-          element("button", {textContent: "open all", onclick: () => { for (const step of inner.keys()) open.add(step); arrange(); fit(false); }}),
-          element("button", {textContent: "close all", onclick: () => { open.clear(); arrange(); fit(false); }}));
+      pressed(bar, [["time", "time"], ["memory", "memory"], ["backend", "backend"]], state.colour, name => { state.colour = name; shownLegend(); surface.redraw(); });
+      bar.append(legendSpan, element("button", {textContent: "fit", onclick: () => fit(true)}));
+      if (groups.length) {
+        const button = element("button", {textContent: "scopes", title: "group steps by the scopes in their names", onclick: () => {
+          rearrange(() => { grouped = !grouped; });
+          button.setAttribute("aria-pressed", grouped);
+        }});
+        button.setAttribute("aria-pressed", grouped);
+        bar.append(button);
       }
-      bar.append(element("span", {className: "muted", textContent: inner.size ? "drag, scroll; a double click opens sub-graphs" : "drag, scroll"}));
-      legend(span);
+      if (inner.size || groups.length) {
+        bar.append(
+          element("button", {textContent: "open all", onclick: () => rearrange(() => { for (const id of [...inner.keys(), ...groups.map((_, i) => count + i)]) open.add(id); })}),
+          element("button", {textContent: "close all", onclick: () => rearrange(() => open.clear())}));
+      }
+      bar.append(element("span", {className: "muted", textContent: inner.size || groups.length ? "drag, scroll; a double click opens and closes boxes with +" : "drag, scroll"}));
+      shownLegend();
       const canvas = d3.select(surface.canvas).call(zoom).on("dblclick.zoom", null);
-      canvas.on("click", event => { const box = at(event); select(box ? box.step : -1); });
-      canvas.on("dblclick", event => { const box = at(event); if (box) toggle(box.step); });
+      canvas.on("click", event => {
+        const box = at(event);
+        group = -1;
+        if (box && isGroup(box.id)) chooseGroup(box.id);
+        else select(box ? box.step : -1);
+        surface.redraw();
+      });
+      canvas.on("dblclick", event => { const box = at(event); if (box) toggle(box.id); });
       canvas.on("mousemove", event => {
         const box = at(event);
-        showTip(event, box ? stepTip(box.step) : "");
+        showTip(event, !box ? "" : isGroup(box.id) ? `${of(box.id).path.join("/")}\n${format.count(of(box.id).all.length)} steps, ${format.seconds(of(box.id).seconds)}, writes ${format.bytes(of(box.id).written)}` : stepTip(box.step));
       }).on("mouseleave", event => showTip(event, ""));
       fit(false);
       if (state.step >= 0) reveal(state.step);
@@ -222,13 +431,15 @@ const graph = (() => {
   };
 
   return {
-    toggle, reveal,
+    toggle, reveal, groups, matches,
     get boxes() { return boxes; },
     get drawn() { return drawn; },
+    get curves() { return curves; },
     get transform() { return transform; },
     get drawings() { return surface ? surface.drawings : 0; },
-    pointOf(step) {  // the middle of the upper edge's line on the screen, for tests
-      const box = shown(step), [x, y] = transform.apply([box.x + box.width / 2, box.y + Math.min(12, box.height / 2)]);
+    groupNamed: name => { const i = groups.findIndex(own => own.path.join("/") === name); return i < 0 ? -1 : count + i; },
+    pointOf(id) {  // the middle of the upper edge's line on the screen, for tests
+      const box = shown(id), [x, y] = transform.apply([box.x + box.width / 2, box.y + Math.min(12, box.height / 2)]);
       const {left, top} = surface.canvas.getBoundingClientRect();
       return [x + left, y + top];
     },

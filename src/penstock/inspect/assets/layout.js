@@ -2,22 +2,25 @@
 // barycentres, and positions of a layer that are as close as possible to those of neighbours, which
 // is an isotonic regression (pool adjacent violators).
 
-const FAR = 6;  // edges over more layers are drawn as curves past other nodes
+const FAR = 6;  // edges over more layers are drawn past other nodes
+const PLACES = 4000;  // unless this many places for them in layers suffice for all
 
-// nodes: [{width, height}], edges: [[a, b]] by index; sets x and y (the upper left corner) of the
-// nodes, and returns {width, height, routes}: for each edge its points between the nodes.
+// nodes: [{width, height, first, last}], edges: [[a, b]] by index; sets x and y (the upper left corner)
+// of the nodes, and returns {width, height, routes}: for each edge its points between the nodes. A node
+// that is first or last is in a layer above or below all others.
 function layered(nodes, edges, gapX = 18, gapY = 30) {
   const n = nodes.length;
   const next = nodes.map(() => []), before = nodes.map(() => []);
   for (const [a, b] of edges) if (a !== b) { next[a].push(b); before[b].push(a); }
-  const layer = layersOf(n, next, before);
+  const layer = layersOf(n, next, before, nodes);
   // Edges over several layers get a place in each.
   const items = nodes.map((node, i) => ({node: i, layer: layer[i], width: node.width, up: [], down: [], x: 0}));
   const chains = [];
+  const far = d3.sum(edges, ([a, b]) => Math.max(0, layer[b] - layer[a] - 1)) <= PLACES ? Infinity : FAR;
   for (const [a, b] of edges) {
     const chain = [];
     chains.push(chain);
-    if (a === b || layer[b] - layer[a] > FAR || layer[b] <= layer[a]) continue;
+    if (a === b || layer[b] - layer[a] > far || layer[b] <= layer[a]) continue;
     let last = items[a];
     for (let l = layer[a] + 1; l < layer[b]; l++) {
       const place = {node: -1, layer: l, width: 6, up: [last], down: [], x: 0};
@@ -75,7 +78,7 @@ function layered(nodes, edges, gapX = 18, gapY = 30) {
 }
 
 // The longest path from a source to each node; what is left in a circle (as frames have) begins anew.
-function layersOf(n, next, before) {
+function layersOf(n, next, before, nodes) {
   const layer = new Array(n).fill(0), left = before.map(list => list.length), done = new Array(n).fill(false), queued = new Array(n).fill(false);
   const ready = [];
   for (let i = 0; i < n; i++) if (!left[i]) { queued[i] = true; ready.push(i); }
@@ -97,8 +100,10 @@ function layersOf(n, next, before) {
   }
   // A source is drawn just above what reads it first.
   for (let i = 0; i < n; i++) {
-    if (!before[i].length && next[i].length) layer[i] = Math.max(0, d3.min(next[i], j => layer[j]) - 1);
+    if (!before[i].length && next[i].length && !nodes[i].first) layer[i] = Math.max(0, d3.min(next[i], j => layer[j]) - 1);
   }
+  const lowest = d3.max(d3.range(n).filter(i => !nodes[i].last), i => layer[i]) || 0;
+  for (let i = 0; i < n; i++) if (nodes[i].last) layer[i] = lowest + 1;
   return layer;
 }
 

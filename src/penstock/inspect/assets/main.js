@@ -42,6 +42,7 @@ function showDetails(step) {
   details.append(element("h2", {textContent: stepLabel(step)}), list);
   row("name", steps.name[step]);
   row("from", steps.origin[step]);
+  row("scope", scopeOf(step));
   if (steps.parent[step] >= 0) row("in", element("a", {textContent: `${steps.block[step]} of ${stepLabel(steps.parent[step])}`, onclick: () => select(steps.parent[step])}));
   row("backend", steps.backend[step]);
   row("why", steps.reason[step]);

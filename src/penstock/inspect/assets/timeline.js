@@ -98,7 +98,7 @@ const timeline = (() => {
       zoom.extent(size).translateExtent([[LEFT, -Infinity], [surface.width - 16, Infinity]]);
       const more = line.executions > spans.length ? `, the first ${format.count(spans.length)} are shown` : "";
       const copied = d3.sum(spans, span => span.moved);
-      bar.append(`one observed run, ${format.us(line.duration)}; ${format.count(line.executions)} executions of steps${more}` + (copied ? `; ${format.bytes(copied)} copied between backends` : ""),
+      bar.append(`one observed run, ${format.us(line.duration)}; ${format.count(line.executions)} executions of steps${more}` + (copied ? `; ${format.bytes(copied)} copied between backends` : "") + (line.of_devices ? "; on tracks of devices, while the host puts steps there" : ""),
         element("button", {textContent: "whole run", onclick: () => d3.select(surface.canvas).call(zoom.transform, d3.zoomIdentity)}));
       const canvas = d3.select(surface.canvas).call(zoom).on("dblclick.zoom", null);
       if (view) canvas.call(zoom.transform, view);
