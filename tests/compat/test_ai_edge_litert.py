@@ -191,3 +191,13 @@ def test_signatures_share_the_variables_of_their_interpreter(runtime):
         np.testing.assert_array_equal(get()["y"], 10 + times * x)
     other = runtime.Interpreter(model_content=with_a_variable())
     np.testing.assert_array_equal(other.get_signature_runner("get")()["y"], [10, 10])
+
+
+def test_tensor_of_another_subgraph_is_refused_rather_than_one_of_the_first():
+    content = model([subgraph({"x": ("float32", [2])}, [("ABS", ["x"], ["y"], None)], ["y"])])
+    interpreter = ours.Interpreter(model_content=content)
+    interpreter.allocate_tensors()
+    index = interpreter.get_input_details()[0]["index"]
+    assert interpreter.get_tensor(index, 0).shape == (2,)
+    with pytest.raises(ValueError, match="subgraph 1"):
+        interpreter.get_tensor(index, 1)

@@ -30,7 +30,12 @@ class DeviceStream(Protocol):
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call ``function``; the work that it submits to the device goes to this stream. The device
-        keeps the memory that the work reads alive until it is done."""
+        keeps the memory that the work reads alive until it is done.
+
+        Args:
+            function: What submits work to the device.
+            arguments: Its arguments.
+        """
         ...
 
     def record(self) -> Event:
@@ -38,7 +43,11 @@ class DeviceStream(Protocol):
         ...
 
     def wait(self, event: Event) -> None:
-        """Let work that is submitted from now on wait for an event of another stream."""
+        """Let work that is submitted from now on wait for an event.
+
+        Args:
+            event: An event of another stream.
+        """
         ...
 
     # For kernels that need workspace, a stream also has ``allocate(nbytes: int)``: uninitialised
@@ -78,29 +87,50 @@ class Backend(Protocol):
         ...
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        """The kernel of a node whose inputs have these types (None where unknown); None if the
-        backend has none. Raises ``ShapeError`` for types that the operation does not accept.
+        """The kernel of a node, None if the backend has none. Raises ``ShapeError`` for types that
+        the operation does not accept.
 
         Called once for each node of a compilation (``KernelTable``); of several backends, that with
-        the fewest ``seconds`` is asked first."""
+        the fewest ``seconds`` is asked first.
+
+        Args:
+            node: The node.
+            types: The types of its inputs, None where unknown.
+        """
         ...
 
     def seconds(self, node: Node) -> float:
         """A rough estimate of the time of a node that has not been measured; ``math.inf`` if there
         is no kernel for nodes of its kind. Called before ``kernel``; any other estimate of a node
-        without a kernel is ignored."""
+        without a kernel is ignored.
+
+        Args:
+            node: The node, with the types that are known of its values.
+        """
         ...
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """``nbytes`` of uninitialised memory as uint8, aligned to 64 bytes."""
+        """Uninitialised memory as uint8, aligned to 64 bytes.
+
+        Args:
+            nbytes: Bytes of memory.
+        """
         ...
 
     def to_host(self, value: Any) -> Any:
-        """A value of this backend's memory as a new NumPy array (or a list of these)."""
+        """A value of this backend's memory as a new NumPy array (or a list of these).
+
+        Args:
+            value: A value of this memory, or a list of these.
+        """
         ...
 
     def from_host(self, value: Any) -> Any:
-        """A NumPy array (or a list of these) as a value of this backend's memory."""
+        """A NumPy array (or a list of these) as a value of this backend's memory.
+
+        Args:
+            value: A NumPy array, or a list of these.
+        """
         ...
 
     # A backend that copies constants into orders of its own may have ``copies_of(constant)``, which
@@ -148,7 +178,11 @@ class Backend(Protocol):
         ...
 
     def set_threads(self, threads: int) -> None:
-        """Let kernels use up to this number of threads from now on."""
+        """Bound the threads of kernels from now on.
+
+        Args:
+            threads: The most threads for a kernel.
+        """
         ...
 
     def save_memory(self) -> None:
@@ -171,17 +205,37 @@ class HostBackend:
         """Nothing is kept."""
 
     def seconds(self, node: Node) -> float:
+        """An estimate from the work of the node, as ``Backend.seconds``.
+
+        Args:
+            node: The node.
+        """
         return seconds(node)
 
     def allocate(self, nbytes: int) -> np.ndarray:
+        """Uninitialised memory as uint8, aligned to 64 bytes.
+
+        Args:
+            nbytes: Bytes of memory.
+        """
         memory = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -address(memory) % ALIGNMENT
         return memory[start : start + nbytes]
 
     def to_host(self, value: Any) -> Any:
+        """The value itself: it is in the host's memory.
+
+        Args:
+            value: A value.
+        """
         return value
 
     def from_host(self, value: Any) -> Any:
+        """The value itself: it is in the host's memory.
+
+        Args:
+            value: A value.
+        """
         return value
 
     @property
@@ -193,7 +247,11 @@ class HostBackend:
         return 1
 
     def set_threads(self, threads: int) -> None:
-        pass
+        """Nothing by default: kernels have one thread.
+
+        Args:
+            threads: The most threads for a kernel.
+        """
 
 
 Where = str | Sequence[str]

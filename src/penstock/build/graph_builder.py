@@ -48,6 +48,9 @@ class GraphBuilder:
     is built, and may be called twice.
 
     A builder makes one model: ``model`` ends its use.
+
+    Args:
+        name: The name of the graph.
     """
 
     def __init__(self, name: str = "main") -> None:
@@ -69,16 +72,28 @@ class GraphBuilder:
     # Values.
 
     def input(self, name: str, dtype: Any, shape: Sequence[Dim] | None = None) -> SymbolicValue:
-        """Add an input of the model. ``dtype``: what NumPy takes for one (``str`` for strings), or
-        a type of ``penstock.types``, such as a ``SequenceType``. A dim of ``shape`` is a number, a
-        name (dims of one name are equal) or ``None``; without a shape the rank is unknown."""
+        """Add an input of the model.
+
+        Args:
+            name: Its name in feeds.
+            dtype: What NumPy takes for one (``str`` for strings), or a type of ``penstock.types``,
+                such as a ``SequenceType``.
+            shape: Its dims: each a number, a name (dims of one name are equal) or ``None``; without
+                a shape the rank is unknown.
+        """
         value = Value(self._own_name(name), _type(dtype, shape))
         self._inputs.append(value)
         return self._known(value, self._graphs[0])
 
     def constant(self, data: Any, dtype: Any = None, *, name: str = "") -> SymbolicValue:
-        """A constant: a copy of an array, or of numbers, which are float32 if they are floats and
-        int64 if they are integers unless ``dtype`` says otherwise."""
+        """A constant: a copy of an array, or of numbers.
+
+        Args:
+            data: An array, or numbers.
+            dtype: By default that of the array; of numbers, float32 for floats and int64 for
+                integers.
+            name: By default one is made.
+        """
         array = np.array(data, dtype)
         if dtype is None and not isinstance(data, np.ndarray | np.generic):
             array = array.astype({"f": np.float32, "U": object}.get(array.dtype.kind, array.dtype))
@@ -90,8 +105,14 @@ class GraphBuilder:
     def as_value(
         self, x: Any, *, like: SymbolicValue | None = None, dtype: Any = None
     ) -> SymbolicValue:
-        """``x`` if it is a value, else a constant. Python numbers, and lists of them, take the
-        dtype of ``like``; a fraction raises ``TypeError`` where that is of integers."""
+        """``x`` if it is a value, else a constant. Raises ``TypeError`` for a fraction where
+        ``like`` is of integers.
+
+        Args:
+            x: A value, or what ``constant`` takes.
+            like: A value whose dtype Python numbers, and lists of them, take.
+            dtype: The dtype of the constant, without ``like``.
+        """
         if isinstance(x, SymbolicValue):
             return self._own(x)
         kind = np.asarray(x).dtype.kind if isinstance(x, bool | int | float | list | tuple) else ""
@@ -111,13 +132,21 @@ class GraphBuilder:
             i, _ = b.op("Merge", b.op("Enter", start, ...), again, domain="tensorflow")
             ...
             b.define(again, b.op("NextIteration", i + 1, domain="tensorflow"))
+
+        Args:
+            like: A value of the same type.
         """
         value = Value(self._new_name("later"), like.type)
         self._later[value] = None
         return self._known(value, self._graphs[-1])
 
     def define(self, later: SymbolicValue, value: SymbolicValue) -> None:
-        """Let a value made by ``later`` be ``value``."""
+        """Let a value made by ``later`` be another one.
+
+        Args:
+            later: A value that ``later`` made.
+            value: What it stands for.
+        """
         if self._later.get(later.value, later) is not None:
             raise ValueError(f"{later.name!r} is not a value of later() that waits for its meaning")
         self._later[later.value] = self._own(value).value
@@ -134,16 +163,23 @@ class GraphBuilder:
         name: str = "",
         **attrs: Any,
     ) -> Any:
-        """Add a node of operation ``op``, and return its output, or a tuple if it has several, or
-        ``None`` if it has none.
+        """Add a node, and return its output, or a tuple if it has several, or ``None`` if it has
+        none. Raises ``InvalidModel`` if there is no such operation, or if it does not take these
+        inputs or attributes.
 
-        ``inputs`` are values, what ``constant`` takes, and ``None`` for an optional input that is
-        left out. ``domain``: "" for ONNX's operations, "ai.onnx.ml", "com.microsoft",
-        "tensorflow" for those of TensorFlow that ONNX lacks, "tflite", or one of yours
-        (``penstock.ops.operator``). ``outputs``: their number, by default the least. ``attrs``:
-        numbers, strings, lists, arrays, graphs that ``graph`` makes, and dtypes where an attribute
-        stands for one. Raises ``InvalidModel`` if there is no such operation, or if it does not
-        take these inputs or attributes.
+        Args:
+            op: The name of the operation.
+            inputs: Values, what ``constant`` takes, and ``None`` for an optional input that is left
+                out.
+            domain: "" for ONNX's operations, "ai.onnx.ml", "com.microsoft", "tensorflow" for those
+                of TensorFlow that ONNX lacks, "tflite", or one of yours
+                (``penstock.extend.operator``).
+            version: A version of the domain's operators whose meaning the node has; by default the
+                newest.
+            outputs: The number of outputs, by default the least.
+            name: The name of the node, by default one after the operation.
+            attrs: Numbers, strings, lists, arrays, graphs that ``graph`` makes, and dtypes where an
+                attribute stands for one.
         """
         operation, schema = operation_of(op, domain, version)
         values = [None if x is None else self.as_value(x).value for x in inputs]
@@ -155,7 +191,14 @@ class GraphBuilder:
         return self._add(node)
 
     def single(self, op: str, *inputs: Any, domain: str = "", **attrs: Any) -> SymbolicValue:
-        """As ``op``, for operations with one output."""
+        """As ``op``, for operations with one output.
+
+        Args:
+            op: The name of the operation.
+            inputs: As of ``op``.
+            domain: As of ``op``.
+            attrs: As of ``op``.
+        """
         result = self.op(op, *inputs, domain=domain, **attrs)
         assert isinstance(result, SymbolicValue)
         return result
@@ -221,7 +264,11 @@ class GraphBuilder:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Names of what is added begin with ``name/``."""
+        """Let the names of what is added begin with ``name/``.
+
+        Args:
+            name: What stands before a slash.
+        """
         self._scopes.append(name)
         try:
             yield
@@ -230,8 +277,11 @@ class GraphBuilder:
 
     @contextmanager
     def device(self, name: str) -> Iterator[None]:
-        """Nodes that are added run on this device: ``"cpu:1"``, or a part of a full name (see
-        ``penstock.ir.device_name``)."""
+        """Let the nodes that are added run on a device.
+
+        Args:
+            name: ``"cpu:1"``, or a part of a full name (see ``penstock.ir.device_name``).
+        """
         before, self._device = self._device, str(DeviceName.parse(name))
         try:
             yield
@@ -240,7 +290,11 @@ class GraphBuilder:
 
     @contextmanager
     def after(self, *values: SymbolicValue) -> Iterator[None]:
-        """Nodes that are added wait for those that make ``values``."""
+        """Let the nodes that are added wait for others.
+
+        Args:
+            values: Values whose makers run before.
+        """
         nodes = [value.producer for value in (self._own(x).value for x in values)]
         before, self._after = self._after, [*self._after, *[n for n in nodes if n is not None]]
         try:
@@ -251,9 +305,14 @@ class GraphBuilder:
     # Control flow.
 
     def cond(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """What ``then()`` returns if ``condition``, a tensor of one truth value, is true in a run,
-        else what ``otherwise()`` does: a value or several, as many in both. Only the nodes of one
-        branch run. Branches may read all values around them."""
+        """What ``then()`` returns if the condition is true in a run, else what ``otherwise()``
+        does. Only the nodes of one branch run. Branches may read all values around them.
+
+        Args:
+            condition: A tensor of one truth value.
+            then: Called without arguments; returns a value or several.
+            otherwise: As ``then``, for the other case; returns as many values.
+        """
         branches = {
             "then_branch": self._graph("the then branch", (), then),
             "else_branch": self._graph("the else branch", (), otherwise),
@@ -264,8 +323,14 @@ class GraphBuilder:
     def case(
         self, index: Any, branches: Sequence[Callable[[], Any]], default: Callable[[], Any]
     ) -> Any:
-        """What ``branches[index]()`` returns, or ``default()`` if ``index``, an integer tensor of
-        one element, is negative or too large. To pass values on then, return them from it."""
+        """What ``branches[index]()`` returns, or ``default()``. To pass values on then, return them
+        from it.
+
+        Args:
+            index: An integer tensor of one element.
+            branches: Called without arguments; each returns a value or several.
+            default: As ``branches``, for an index that is negative or too large.
+        """
         graphs = [self._graph(f"branch {i}", (), f) for i, f in enumerate(branches)]
         bypass = self._graph("the default branch", (), default)
         self._same_results([*graphs, bypass])
@@ -287,15 +352,19 @@ class GraphBuilder:
         times: Any = None,
         condition: Callable[..., Any] | None = None,
     ) -> Any:
-        """Call ``body(i, *carried)`` again and again, and return what is left at the end.
+        """Call ``body`` again and again; return the last ``carried``, then the stacked values.
+        Raises ``ValueError`` without ``times`` and ``condition``, since the loop would not end.
 
-        ``i`` counts from 0. ``carried`` are the ``initial`` values at first, then what ``body``
-        returned, as many values; further values that it returns are collected from all turns and
-        stacked along a new first axis. ``times``: the number of turns, an integer or a value;
-        ``condition(*carried)``: whether to take another turn, asked before each. Without either
-        the loop would not end, which is a ``ValueError``. Returns the last ``carried``, then the
-        stacked values. If a carried value gets another shape in ``body``, ``body`` is called once
-        more with values of the dims that both have in common.
+        If a carried value gets another shape in ``body``, ``body`` is called once more with values
+        of the dims that both have in common.
+
+        Args:
+            body: ``body(i, *carried)``; ``i`` counts from 0. It returns new values of all
+                ``carried``; further values that it returns are collected from all turns and stacked
+                along a new first axis.
+            initial: What ``carried`` are at first.
+            times: The number of turns, an integer or a value.
+            condition: ``condition(*carried)``: whether to take another turn, asked before each.
         """
         if times is None and condition is None:
             raise ValueError("a loop needs times= or condition=, or it does not end")
@@ -339,8 +408,13 @@ class GraphBuilder:
         return graph
 
     def graph(self, function: Callable[..., Any], *types: Any, name: str = "") -> Graph:
-        """A graph for an attribute, such as the ``body`` of Scan or SequenceMap: ``function`` gets
-        a value of each of ``types`` (a dtype, a pair of dtype and shape, or a type)."""
+        """A graph for an attribute, such as the ``body`` of Scan or SequenceMap.
+
+        Args:
+            function: Gets a value of each of ``types``; returns a value or several.
+            types: Each a dtype, a pair of dtype and shape, or a type.
+            name: The name of the graph in messages.
+        """
         pairs = [x if isinstance(x, tuple) else (x, None) for x in types]
         inputs = [self._plain_input("x", _type(*pair)) for pair in pairs]
         return self._graph(name or "a nested graph", inputs, function)
@@ -348,8 +422,11 @@ class GraphBuilder:
     def function(self, name: str, body: Callable[..., Any], *types: Any) -> Callable[..., Any]:
         """Add a function to the model, and return a Python function that adds calls of it.
 
-        ``body`` gets a value of each of ``types``, as for ``graph``, and reads no others. It may
-        call the function itself, with ``call``.
+        Args:
+            name: Its name in the model.
+            body: Gets a value of each of ``types``, and reads no others. It may call the function
+                itself, with ``call``.
+            types: As of ``graph``.
         """
         if name in self._functions:
             raise InvalidModel(f"there is a function {name!r} already; choose another name")
@@ -361,8 +438,13 @@ class GraphBuilder:
         return lambda *inputs: self.call(name, *inputs, outputs=len(self._functions[name].outputs))
 
     def call(self, function: str, *inputs: Any, outputs: int = 1) -> Any:
-        """Add a call of a function of the model, which may be added later; it has this number of
-        ``outputs``."""
+        """Add a call of a function of the model.
+
+        Args:
+            function: The name of a function, which may be added later.
+            inputs: Its inputs.
+            outputs: The number of its outputs.
+        """
         values = [self.as_value(x).value for x in inputs]
         attrs = {"function": function}
         node = self._node(standard("Call", TENSORFLOW), values, attrs, function, outputs)
@@ -411,7 +493,12 @@ class GraphBuilder:
     # The model.
 
     def output(self, name: str, value: Any) -> None:
-        """Add an output of the model."""
+        """Add an output of the model.
+
+        Args:
+            name: Its name in results and fetches.
+            value: A value, or what ``constant`` takes.
+        """
         if name in self._outputs:
             raise InvalidModel(f"there is an output {name!r} already: choose another name")
         source = self.as_value(value)
@@ -428,13 +515,21 @@ class GraphBuilder:
         return result
 
     def target(self, *values: SymbolicValue) -> None:
-        """Let the nodes that make ``values`` run though no output may need them."""
+        """Let nodes run though no output may need them.
+
+        Args:
+            values: Values whose makers run.
+        """
         nodes = [self._own(x).value.producer for x in values]
         self._targets += [node for node in nodes if node is not None]
 
     def model(self, metadata: Mapping[str, str] | None = None) -> Model:
         """The model. Raises ``InvalidModel`` if it has no outputs, or a value of ``later`` has no
-        definition."""
+        definition.
+
+        Args:
+            metadata: Texts by name, for ``Model.metadata``.
+        """
         if not self._outputs and not self._targets:
             raise InvalidModel("the model has no outputs; add one with output()")
         nodes, outputs = self._graphs[0].nodes, list(self._outputs.values())

@@ -54,7 +54,12 @@ class NodeAdder(Protocol):
 
 class SymbolicValue:
     """A value of a graph that a ``GraphBuilder`` builds; ``type``, ``dtype`` and ``shape`` are what
-    is known of it."""
+    is known of it.
+
+    Args:
+        builder: What makes values and nodes; not for callers, who get values from it.
+        value: The value in the graph.
+    """
 
     __slots__ = ("builder", "value")
     __array_ufunc__ = None  # an array on the left leaves the operator to the value
@@ -92,15 +97,27 @@ class SymbolicValue:
         )
 
     def astype(self, dtype: Any) -> SymbolicValue:
-        """The elements converted to ``dtype``, as ONNX's Cast does."""
+        """The elements converted to another dtype, as ONNX's Cast does.
+
+        Args:
+            dtype: What NumPy takes for one.
+        """
         return self.builder.single("Cast", self, to=np.dtype(dtype))
 
     def reshape(self, *dims: int) -> SymbolicValue:
-        """The elements in another shape; one of ``dims`` may be -1, and follows from the others."""
+        """The elements in another shape.
+
+        Args:
+            dims: The new dims; one may be -1, and follows from the others.
+        """
         return self.builder.single("Reshape", self, self.builder.constant(dims, INT64), allowzero=1)
 
     def transpose(self, *axes: int) -> SymbolicValue:
-        """The axes in another order, by default the reverse one."""
+        """The axes in another order.
+
+        Args:
+            axes: The old axes in their new order, by default the reverse one.
+        """
         attrs: dict[str, Any] = {"perm": axes} if axes else {}
         return self.builder.single("Transpose", self, **attrs)
 

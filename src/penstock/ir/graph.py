@@ -96,11 +96,17 @@ _HELD = Value.__dict__["const"].__get__
 
 
 class Node:
-    """One application of an operation.
+    """One application of an operation. What it was made of are its attributes.
 
-    ``inputs`` and ``outputs`` are positional, ``None`` where an optional one is left out.
-    ``control_inputs`` are nodes that must have run before, ``device`` is a full device name or "",
-    ``origin`` says where the node came from and stands in every message about it.
+    Args:
+        op: The operation.
+        inputs: By position, None where an optional one is left out.
+        outputs: By position, None where one is left out; they are this node's from now on.
+        attrs: The attributes by name, which may be graphs.
+        name: Its name in the file, or "".
+        control_inputs: Nodes that must have run before.
+        device: A full name of a device, or "".
+        origin: Where the node came from; stands in every message about it.
     """
 
     __slots__ = (
@@ -145,19 +151,35 @@ class Node:
         name: str | None = None,
         control_inputs: Sequence[Node] = (),
     ) -> Node:
-        """A new node with the device and the origin of this one, and by default its operation,
-        attributes and name."""
+        """A new node with the device and the origin of this one.
+
+        Args:
+            inputs: Of the new node.
+            outputs: Of the new node.
+            attrs: By default those of this one.
+            op: By default that of this one.
+            name: By default that of this one.
+            control_inputs: Of the new node.
+        """
         attrs, name = self.attrs if attrs is None else attrs, self.name if name is None else name
         node = Node(op or self.op, inputs, outputs, attrs, name=name, control_inputs=control_inputs)
         node.device, node.origin = self.device, self.origin
         return node
 
     def input(self, index: int) -> Value | None:
-        """An input, None if it is left out."""
+        """An input, None if it is left out.
+
+        Args:
+            index: Its position.
+        """
         return self.inputs[index] if index < len(self.inputs) else None
 
     def const(self, index: int) -> np.ndarray | None:
-        """The contents of an input, None if it is left out or no constant."""
+        """The contents of an input, None if it is left out or no constant.
+
+        Args:
+            index: The position of the input.
+        """
         value = self.input(index)
         return None if value is None else value.const
 

@@ -146,7 +146,13 @@ class Kernel:
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Return the function and the arguments that compute ``outputs`` from ``inputs``.
         Placeholders may stand for arrays that are known only during the run: they are passed on as
-        arguments, and not inspected."""
+        arguments, and not inspected.
+
+        Args:
+            inputs: The arrays to read.
+            outputs: The arrays to write.
+            workspace: Memory of ``workspace`` bytes, None if the kernel needs none.
+        """
         if self.binder is not None:
             return self.binder.bind(inputs, outputs, workspace)
         assert self.into is not None
@@ -155,7 +161,12 @@ class Kernel:
 
 
 def returning(function: Callable[..., Any], *, view: bool = False) -> Kernel:
-    """Return the kernel of a function with one result, which ``into`` copies."""
+    """Return the kernel of a function with one result, which ``into`` copies.
+
+    Args:
+        function: Takes the inputs, returns the result.
+        view: Whether the result may share memory with the first input.
+    """
 
     def into(*arrays: Any) -> None:
         arrays[-1][...] = function(*arrays[:-1])
@@ -166,15 +177,18 @@ def returning(function: Callable[..., Any], *, view: bool = False) -> Kernel:
 def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
     """Return the kernel of work that is done elsewhere, e.g. by a timer or a server.
 
-    ``begin(done, *inputs)`` starts the work and returns. When the work is complete, it calls
-    ``done(outputs)``, with what a kernel's function returns, or ``done(error=...)``, on any thread,
-    perhaps before ``begin`` returns; further calls have no effect. ``begin`` may return a function
-    without arguments that cancels the work. A run that is stopped or fails calls it, on any thread,
-    without waiting; later results are dropped. If ``done`` is never called, the run goes on until
-    it is stopped.
+    ``begin`` starts the work and returns. When the work is complete, it calls ``done(outputs)``,
+    with what a kernel's function returns, or ``done(error=...)``, on any thread, perhaps before
+    ``begin`` returns; further calls have no effect. ``begin`` may return a function without
+    arguments that cancels the work. A run that is stopped or fails calls it, on any thread, without
+    waiting; later results are dropped. If ``done`` is never called, the run goes on until it is
+    stopped.
 
     Executors run other nodes meanwhile, on no thread of its own; ``function`` blocks until the work
     is complete.
+
+    Args:
+        begin: Starts the work: ``begin(done, *inputs)``.
     """
 
     def function(*inputs: Any) -> Any:

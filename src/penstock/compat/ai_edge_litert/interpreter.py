@@ -31,14 +31,24 @@ class OpResolverType(enum.Enum):
 
 
 class Delegate:
-    """Not available: a delegate is a library that is built for LiteRT."""
+    """Not available: a delegate is a library that is built for LiteRT.
+
+    Args:
+        library: Its file.
+        options: Its options.
+    """
 
     def __init__(self, library: str, options: Any = None) -> None:
         _refuse_delegate(library)
 
 
 def load_delegate(library: str, options: Any = None) -> NoReturn:
-    """Not available: raises ``ValueError``."""
+    """Not available: raises ``ValueError``.
+
+    Args:
+        library: Its file.
+        options: Its options.
+    """
     _refuse_delegate(library)
 
 
@@ -47,7 +57,17 @@ def _refuse_delegate(library: Any) -> NoReturn:
 
 
 class Interpreter:
-    """A model of a TFLite file, ``model_path``, or of its bytes, ``model_content``."""
+    """A model of a TFLite file.
+
+    Args:
+        model_path: The file of a model.
+        model_content: The bytes of a model, instead of a file.
+        experimental_delegates: Delegates, which raise ``ValueError``.
+        num_threads: Cores that a run may keep busy; by default all of the process.
+        experimental_op_resolver_type: Not looked at: all kernels are the same.
+        experimental_preserve_all_tensors: Raises ``ValueError``: fetch values by their names.
+        experimental: Not looked at.
+    """
 
     def __init__(
         self,
@@ -117,7 +137,11 @@ class Interpreter:
         return found
 
     def get_tensor_details(self, subgraph_index: int = 0) -> list[Details]:
-        """All tensors of a subgraph. Raises ``ValueError`` for one that there is not."""
+        """All tensors of a subgraph. Raises ``ValueError`` if there is no such subgraph.
+
+        Args:
+            subgraph_index: The number of the subgraph.
+        """
         if not 0 <= subgraph_index < len(self._file.subgraphs):
             raise ValueError(
                 f"subgraph_index is out of range: {subgraph_index} for the model, which has "
@@ -132,7 +156,14 @@ class Interpreter:
     def resize_tensor_input(
         self, input_index: int, tensor_size: Sequence[int], strict: bool = False
     ) -> None:
-        """Let an input have other dims; with ``strict`` only those that the file leaves open."""
+        """Let an input have other dims.
+
+        Args:
+            input_index: The number of its tensor.
+            tensor_size: The new dims.
+            strict: Whether only dims that the file leaves open may change; others raise
+                ``RuntimeError``.
+        """
         details = self._input(input_index)
         size = tuple(int(dim) for dim in tensor_size)
         declared = details["shape_signature"].tolist()
@@ -149,8 +180,13 @@ class Interpreter:
         self._allocated = False
 
     def set_tensor(self, tensor_index: int, value: Any) -> None:
-        """Copy ``value`` into an input. Raises ``ValueError`` for another dtype or other dims than
-        the input has."""
+        """Copy an array into an input. Raises ``ValueError`` for another dtype or other dims than
+        the input has.
+
+        Args:
+            tensor_index: The number of an input's tensor.
+            value: An array.
+        """
         details, array = self._input(tensor_index), np.asarray(value)
         if details["dtype"] is np.bytes_:
             array = array.astype(STRING)
@@ -200,13 +236,26 @@ class Interpreter:
         self._results = {i: outputs[port.name] for i, port in self._outputs.items()}
 
     def get_tensor(self, tensor_index: int, subgraph_index: int = 0) -> np.ndarray:
-        """A copy of an input or an output. Raises ``ValueError`` for other tensors, and for an
-        output before the first run."""
+        """A copy of an input or an output. Raises ``ValueError`` for other tensors, other
+        subgraphs, and for an output before the first run.
+
+        Args:
+            tensor_index: The number of the tensor.
+            subgraph_index: 0, the subgraph of the inputs and outputs.
+        """
+        if subgraph_index != 0:
+            raise ValueError(
+                f"subgraph {subgraph_index}: only inputs and outputs of the first, 0, can be read"
+            )
         return self._value(int(tensor_index)).copy()
 
     def tensor(self, tensor_index: int) -> Callable[[], np.ndarray]:
         """A function that returns an input or an output itself: what is written into an input is
-        fed, and an output is that of the last run."""
+        fed, and an output is that of the last run.
+
+        Args:
+            tensor_index: The number of the tensor.
+        """
         return lambda: self._value(int(tensor_index))
 
     def _value(self, index: int) -> np.ndarray:
@@ -241,7 +290,11 @@ class Interpreter:
         }
 
     def get_signature_runner(self, signature_key: str | None = None) -> SignatureRunner:
-        """A function that runs a signature; the key may be left out if there is one only."""
+        """A function that runs a signature.
+
+        Args:
+            signature_key: Its name; may be left out if there is one only.
+        """
         if signature_key is None:
             if len(self._file.signatures) != 1:
                 raise ValueError(
@@ -253,7 +306,12 @@ class Interpreter:
 
 
 class SignatureRunner:
-    """Runs one signature, with the variables of the interpreter."""
+    """Runs one signature, with the variables of the interpreter.
+
+    Args:
+        interpreter: The interpreter of the model.
+        signature_key: The name of the signature.
+    """
 
     def __init__(self, interpreter: Interpreter, signature_key: str) -> None:
         signatures = interpreter._file.signatures

@@ -55,11 +55,19 @@ def get_version_string() -> str:
 
 
 def set_default_logger_severity(severity: int) -> None:
-    """Penstock logs through ``logging.getLogger("penstock")``; nothing is set here."""
+    """Penstock logs through ``logging.getLogger("penstock")``; nothing is set here.
+
+    Args:
+        severity: Not looked at.
+    """
 
 
 def set_default_logger_verbosity(verbosity: int) -> None:
-    """Penstock logs through ``logging.getLogger("penstock")``; nothing is set here."""
+    """Penstock logs through ``logging.getLogger("penstock")``; nothing is set here.
+
+    Args:
+        verbosity: Not looked at.
+    """
 
 
 def disable_telemetry_events() -> None:

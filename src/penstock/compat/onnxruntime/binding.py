@@ -12,7 +12,11 @@ from penstock.compat.onnxruntime.values import OrtValue, check_device, dtype_of,
 
 class IOBinding:
     """The memory of a run's inputs and outputs. An output that is bound to an array is written
-    there (``Session.run`` with ``out=``), one that is bound to a device alone gets new memory."""
+    there (``Session.run`` with ``out=``), one that is bound to a device alone gets new memory.
+
+    Args:
+        session: The session of the names.
+    """
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -21,7 +25,12 @@ class IOBinding:
         self.results: dict[str, Any] = {}
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
-        """Feed an array."""
+        """Feed an array.
+
+        Args:
+            name: An input.
+            arr_on_cpu: Its array.
+        """
         self.feeds[name] = arr_on_cpu
 
     def bind_input(
@@ -33,12 +42,26 @@ class IOBinding:
         shape: Sequence[int],
         buffer_ptr: int,
     ) -> None:
-        """Feed the tensor at an address, which must stay valid."""
+        """Feed the tensor at an address, which must stay valid.
+
+        Args:
+            name: An input.
+            device_type: "cpu"; for others it raises.
+            device_id: Not looked at.
+            element_type: A dtype, or ONNX's number of one.
+            shape: Its dims.
+            buffer_ptr: The address of C-contiguous elements.
+        """
         check_device(device_type)
         self.feeds[name] = _at(buffer_ptr, shape, dtype_of(element_type))
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Feed a value."""
+        """Feed a value.
+
+        Args:
+            name: An input.
+            ortvalue: Its value.
+        """
         self.feeds[name] = ortvalue
 
     def bind_output(
@@ -50,14 +73,28 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Fetch an output, into the memory at an address, if one is given."""
+        """Fetch an output, into memory of the caller's or new one.
+
+        Args:
+            name: An output.
+            device_type: "cpu"; for others it raises.
+            device_id: Not looked at.
+            element_type: A dtype, or ONNX's number of one, if there is an address.
+            shape: The dims of the memory.
+            buffer_ptr: The address of memory for it; by default it gets new memory.
+        """
         check_device(device_type)
         self.given[name] = (
             None if buffer_ptr is None else _at(buffer_ptr, shape or (), dtype_of(element_type))
         )
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """Fetch an output into the memory of a value."""
+        """Fetch an output into the memory of a value.
+
+        Args:
+            name: An output.
+            ortvalue: The tensor whose memory it is written into.
+        """
         self.given[name] = ortvalue.numpy()
 
     def synchronize_inputs(self) -> None:

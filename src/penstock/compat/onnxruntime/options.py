@@ -66,21 +66,40 @@ class SessionOptions:
         self._providers: list[str] = []
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
-        """Let a dim of this name have a size; inputs of other sizes are refused."""
+        """Let a dim of this name have a size; inputs of other sizes are refused.
+
+        Args:
+            name: The name of a dim.
+            size: Its size.
+        """
         self.free_dims[name] = int(size)
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Keep an entry of ONNX Runtime's configuration."""
+        """Keep an entry of ONNX Runtime's configuration.
+
+        Args:
+            key: The name of the entry.
+            value: Its text.
+        """
         self._entries[key] = value
 
     def get_session_config_entry(self, key: str) -> str:
-        """The entry of this key; raises ``RuntimeError`` if there is none."""
+        """An entry. Raises ``RuntimeError`` if there is none of this key.
+
+        Args:
+            key: The name of the entry.
+        """
         if key not in self._entries:
             raise RuntimeError(f"SessionOptions does not have configuration with key: {key}")
         return self._entries[key]
 
     def add_provider(self, name: str, options: dict[str, str]) -> None:
-        """Ask for a provider, as ``providers=`` of the session does."""
+        """Ask for a provider, as ``providers=`` of the session does.
+
+        Args:
+            name: Its name.
+            options: Not looked at.
+        """
         self._providers.append(name)
 
     def has_providers(self) -> bool:
@@ -88,18 +107,32 @@ class SessionOptions:
         return bool(self._providers)
 
     def register_custom_ops_library(self, path: str) -> NoReturn:
-        """Not available: operations of libraries for ONNX Runtime are built against its ABI."""
+        """Not available: operations of libraries for ONNX Runtime are built against its ABI.
+
+        Args:
+            path: The file.
+        """
         raise NotImplementedError(
             f"{path}: libraries of custom operations run in ONNX Runtime alone; register the "
             "operation in Python (penstock.extend)"
         )
 
     def add_initializer(self, name: str, value: Any) -> NoReturn:
-        """Not available: feed the value instead."""
+        """Not available: feed the value instead.
+
+        Args:
+            name: Its name.
+            value: Its value.
+        """
         raise NotImplementedError(f"feed {name!r} instead: any value of a model may be fed")
 
     def add_external_initializers(self, names: Any, values: Any) -> NoReturn:
-        """Not available: feed the values instead."""
+        """Not available: feed the values instead.
+
+        Args:
+            names: Their names.
+            values: Their values.
+        """
         raise NotImplementedError("feed these values instead: any value of a model may be fed")
 
 
@@ -130,11 +163,20 @@ class RunOptions:
             self.token = CancelToken()
 
     def add_run_config_entry(self, key: str, value: str) -> None:
-        """Keep an entry of ONNX Runtime's configuration."""
+        """Keep an entry of ONNX Runtime's configuration.
+
+        Args:
+            key: The name of the entry.
+            value: Its text.
+        """
         self._entries[key] = value
 
     def get_run_config_entry(self, key: str) -> str:
-        """The entry of this key; raises ``RuntimeError`` if there is none."""
+        """An entry. Raises ``RuntimeError`` if there is none of this key.
+
+        Args:
+            key: The name of the entry.
+        """
         if key not in self._entries:
             raise RuntimeError(f"RunOptions does not have configuration with key: {key}")
         return self._entries[key]

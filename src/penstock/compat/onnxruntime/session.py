@@ -51,7 +51,15 @@ def get_device() -> str:
 
 
 class InferenceSession:
-    """A model, compiled. ``providers`` other than the processor's are warned of, and not used."""
+    """A model, compiled.
+
+    Args:
+        path_or_bytes: A model's file or its bytes.
+        sess_options: Options; by default those of ``SessionOptions()``.
+        providers: Names, or pairs of a name and options; others than the processor's are warned of.
+        provider_options: Not looked at.
+        kwargs: Not looked at: ONNX Runtime's own, as ``disabled_optimizers``.
+    """
 
     def __init__(
         self,
@@ -126,7 +134,13 @@ class InferenceSession:
         providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Warn of providers that there are not."""
+        """Warn of providers that there are not.
+
+        Args:
+            providers: Names, or pairs of a name and options; others than the processor's are warned
+                of.
+            provider_options: Not looked at.
+        """
         _check_providers(providers or ())
 
     def disable_fallback(self) -> None:
@@ -143,7 +157,13 @@ class InferenceSession:
         input_feed: Mapping[str, Any],
         run_options: RunOptions | None = None,
     ) -> list[Any]:
-        """The outputs of these names, by default all of the model, in their order."""
+        """The outputs of these names, in their order.
+
+        Args:
+            output_names: By default all outputs of the model.
+            input_feed: Arrays, or values, by name.
+            run_options: Ends the run where ``terminate`` is set.
+        """
         names = list(output_names or self._outputs)
         outputs = self._run(names, input_feed, run_options)
         return [outputs[name] for name in names]
@@ -184,8 +204,16 @@ class InferenceSession:
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Return at once; call ``callback(outputs, user_data, error)`` when the run has ended, with
-        no outputs and the text of the error if it failed."""
+        """Return at once, and call a function when the run has ended.
+
+        Args:
+            output_names: By default all outputs of the model.
+            input_feed: Arrays, or values, by name.
+            callback: ``callback(outputs, user_data, error)``, called when the run has ended, with
+                no outputs and the text of the error if it failed.
+            user_data: What the callback gets.
+            run_options: Ends the run where ``terminate`` is set.
+        """
         names = list(output_names or self._outputs)
         feeds = self._checked(names, input_feed)
         more: dict[str, Any] = {} if run_options is None else {"cancel": run_options.token}
@@ -205,7 +233,13 @@ class InferenceSession:
         input_dict_ort_values: Mapping[str, OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
-        """``run`` with values instead of arrays."""
+        """``run`` with values instead of arrays.
+
+        Args:
+            output_names: By default all outputs of the model.
+            input_dict_ort_values: Values by name.
+            run_options: Ends the run where ``terminate`` is set.
+        """
         outputs = self.run(output_names, input_dict_ort_values, run_options)
         return [OrtValue(output) for output in outputs]
 
@@ -216,7 +250,12 @@ class InferenceSession:
     def run_with_iobinding(
         self, iobinding: IOBinding, run_options: RunOptions | None = None
     ) -> None:
-        """Run on what is bound; the outputs are in the binding."""
+        """Run on what is bound; the outputs are in the binding.
+
+        Args:
+            iobinding: The binding.
+            run_options: Ends the run where ``terminate`` is set.
+        """
         feeds, names, given = iobinding.arguments()
         iobinding.results = self._run(names or self._outputs, feeds, run_options, given)
 

@@ -129,7 +129,11 @@ def check_device(name: str) -> None:
 
 
 class OrtValue:
-    """A value that stays where it is: a tensor, or a sequence of tensors, of the host's memory."""
+    """A value that stays where it is: a tensor, or a sequence of tensors, of the host's memory.
+
+    Args:
+        value: A tensor, or a list of tensors.
+    """
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -207,7 +211,11 @@ class OrtValue:
         return isinstance(self._value, list)
 
     def update_inplace(self, data: Any) -> None:
-        """Copy ``data``, of the same dims, into the tensor."""
+        """Copy an array into the tensor.
+
+        Args:
+            data: An array of the same dims.
+        """
         np.copyto(self.numpy(), data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -20,7 +20,13 @@ MAX_WHOLE_NUMBERS = 65536
 
 
 def tensor(types: Types, index: int) -> TensorType:
-    """The type of input ``index`` as a tensor type; unknown if it is left out or any."""
+    """The type of an input as a tensor type; unknown if it is left out or any. Raises
+    ``ShapeError`` for another type.
+
+    Args:
+        types: The types of a node's inputs.
+        index: The position of the input.
+    """
     if index < len(types):
         type_ = types[index]
         if type_.__class__ is TensorType:
@@ -226,7 +232,12 @@ def check_broadcasts(name: str, shape: Shape | None, full: Shape | None) -> None
 
 
 def same_dtype(types: Types, indices: Iterable[int]) -> np.dtype | None:
-    """The common dtype of the given inputs. Raises ``ShapeError`` where known ones differ."""
+    """The common dtype of the given inputs. Raises ``ShapeError`` where known ones differ.
+
+    Args:
+        types: The types of a node's inputs.
+        indices: The positions of those to compare.
+    """
     common: np.dtype | None = None
     for index in indices:
         dtype = tensor(types, index).dtype
@@ -267,7 +278,13 @@ def always(*outputs: Type) -> Infer:
 
 
 def same_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
-    """``infer``: one output of the type of the first input."""
+    """``infer``: one output of the type of the first input.
+
+    Args:
+        types: The types of the inputs.
+        attrs: The attributes.
+        consts: Contents of constant inputs.
+    """
     return (tensor(types, 0).without_data(),)
 
 
