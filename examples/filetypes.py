@@ -42,6 +42,8 @@ MEMBERS = {
 }
 
 BATCH = 32  # files in one run
+LISTED = 40  # files, of which each has a line; of more, each type has one
+COMMAND = ("python", "examples/filetypes.py")
 # Folders that a walk skips: what tools keep there is not part of the repository.
 SKIPPED = {
     *(".git", ".venv", ".cache", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
@@ -228,6 +230,34 @@ def summary(types: FileTypes) -> dict[str, str]:
     return rows
 
 
+def _by_file(files: Sequence[Path], detections: Sequence[Detection]) -> Table:
+    table = Table("file", "type", "confidence", box=None, pad_edge=False)
+    for path, detection in zip(files, detections, strict=True):
+        table.add_row(_shown(path), detection.label, _percent(detection))
+    return table
+
+
+def _by_type(files: Sequence[Path], detections: Sequence[Detection]) -> Table:
+    """A row for each type, with the file that the network is least sure of."""
+    found: dict[str, list[tuple[Path, Detection]]] = {}
+    for path, detection in zip(files, detections, strict=True):
+        found.setdefault(detection.label, []).append((path, detection))
+    table = Table("type", "files", "least sure", "of", box=None, pad_edge=False)
+    for label, pairs in sorted(found.items(), key=lambda item: -len(item[1])):
+        path, detection = min(pairs, key=lambda pair: pair[1].confidence)
+        count = Text(str(len(pairs)), justify="right")
+        table.add_row(label, count, _percent(detection), _shown(path))
+    return table
+
+
+def _shown(path: Path) -> Text:
+    return Text(str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path))
+
+
+def _percent(detection: Detection) -> Text:
+    return Text(f"{detection.confidence:.1%}", justify="right")
+
+
 def main(arguments: Sequence[str]) -> None:
     console = Console()
     files = [Path(name) for name in arguments] or repository_files()
@@ -237,16 +267,14 @@ def main(arguments: Sequence[str]) -> None:
     types = FileTypes(fetch())
     detections = types.detect(files)
 
-    table = Table("file", "type", "confidence", box=None, pad_edge=False)
-    for path, detection in zip(files, detections, strict=True):
-        shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-        confidence = Text(f"{detection.confidence:.1%}", justify="right")
-        table.add_row(Text(str(shown)), detection.label, confidence)
-    console.print(table)
-
-    counts = Counter(detection.label for detection in detections).most_common()
-    labels = ", ".join(f"{n} {label}" for label, n in counts)
-    console.print(f"\n{len(files)} files: {labels}\n")
+    if len(files) > LISTED:
+        console.print(_by_type(files, detections))
+        console.print(f"\n{len(files)} files; name some to see each: {' '.join(COMMAND)} FILE...\n")
+    else:
+        console.print(_by_file(files, detections))
+        counts = Counter(detection.label for detection in detections).most_common()
+        labels = ", ".join(f"{n} {label}" for label, n in counts)
+        console.print(f"\n{len(files)} files: {labels}\n")
     table = Table("plan", "", box=None, pad_edge=False)
     for name, value in summary(types).items():
         table.add_row(name, value)

@@ -188,6 +188,16 @@ def test_demo_prints_a_table_and_the_plan(capsys, tmp_path):
     assert "time per file" in text
 
 
+def test_demo_of_many_files_has_a_line_for_each_type(capsys, tmp_path):
+    for i in range(60):
+        (tmp_path / f"{i}.sh").write_text(SHELL)
+    (tmp_path / "nothing.txt").touch()
+    main([str(path) for path in sorted(tmp_path.iterdir())])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["shell", "60"], ["empty", "1"]]
+    assert len(lines) < 20
+
+
 def test_demo_says_which_file_is_missing(tmp_path):
     with pytest.raises(SystemExit, match=r"no such file: .*nowhere"):
         main([str(tmp_path / "nowhere")])

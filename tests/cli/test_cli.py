@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -588,3 +589,12 @@ def test_report_refuses_what_it_cannot_compare_with(model, tmp_path, against):
     result = call("report", model, "-o", str(tmp_path / "r.html"), "--against", against)
     assert result.exit_code == 2
     assert not (tmp_path / "r.html").exists()
+
+
+def test_info_of_the_installation_imports_no_torch(tmp_path):
+    """That takes seconds, and its version is in its metadata."""
+    program = "import sys\nfrom penstock.cli import main\nmain(['info'], standalone_mode=False)\n"
+    program += "assert 'torch' not in sys.modules\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^torch +(PyTorch \d|not available)", done.stdout, re.MULTILINE)

@@ -76,11 +76,16 @@ def describe(name: str) -> str:
         kernels = native()
         assert kernels is not None
         return f"{len(kernels.kernels)} kernels for {kernels.level}, {kernels.path}"
-    if name == "torch":
-        import torch
+    if name == "torch":  # which takes seconds to import
+        from importlib.metadata import PackageNotFoundError, version
+        from pathlib import Path
 
-        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return f"PyTorch {torch.__version__} with {devices} CUDA devices"
+        devices = len([*Path("/dev").glob("nvidia[0-9]*")])
+        try:
+            release = version("torch")
+        except PackageNotFoundError:  # a folder on the path
+            release = "of a version that nothing tells"
+        return f"PyTorch {release}, with {devices} devices of NVIDIA in /dev"
     from penstock.backends.onednn.library import library
 
     loaded = library()

@@ -13,9 +13,9 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.cli.base import MODEL, SHAPES, SIGNATURE, command, show_assumed, show_table
+from penstock.cli.base import command, show_assumed, show_table
 from penstock.cli.options import compile_options
-from penstock.cli.run import INPUTS, SEED, read_feeds
+from penstock.cli.run import model_and_inputs, read_feeds
 from penstock.frontends.load import load
 from penstock.host.threads import core_budget
 from penstock.session.feeds import convert
@@ -59,11 +59,7 @@ def _show_bench(result: Mapping[str, Any]) -> None:
 
 
 @command(_show_bench)
-@MODEL
-@INPUTS
-@SEED
-@SIGNATURE
-@SHAPES
+@model_and_inputs
 @click.option(
     "--executor",
     "-e",

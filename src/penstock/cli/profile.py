@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import MODEL, SHAPES, SIGNATURE, command, show_assumed, show_table
+from penstock.cli.base import command, show_assumed, show_table
 from penstock.cli.options import compile_options, file_option
-from penstock.cli.run import INPUTS, SEED, read_feeds
+from penstock.cli.run import model_and_inputs, read_feeds, runs_option
 from penstock.observers.profile import Row, StepRow
 from penstock.observers.trace import Trace
 from penstock.session.session import compile
@@ -77,18 +77,8 @@ def _more(rows: Sequence[object]) -> None:
 
 
 @command(_show_profile)
-@MODEL
-@INPUTS
-@SEED
-@SIGNATURE
-@SHAPES
-@click.option(
-    "--runs",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Runs to measure: on each backend, and then of the plan.",
-)
+@model_and_inputs
+@runs_option(10, "Runs to measure: on each backend, and then of the plan.")
 @compile_options("autotune")
 @file_option(
     "--trace", help="File to write the trace to. Default: MODEL.trace.json in this folder."

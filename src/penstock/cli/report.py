@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import MODEL, SHAPES, SIGNATURE, command, show_assumed
+from penstock.cli.base import command, show_assumed
 from penstock.cli.options import comparison_options, compile_options, file_option
-from penstock.cli.run import INPUTS, SEED, read_feeds
+from penstock.cli.run import model_and_inputs, read_feeds, runs_option
 from penstock.frontends.load import load
 from penstock.session.session import compile
 from penstock.types import type_of
@@ -28,19 +28,9 @@ def _show_report(result: Mapping[str, Any]) -> None:
 
 
 @command(_show_report)
-@MODEL
 @file_option("--output", "-o", help="File for the page. Default: MODEL.report.html in this folder.")
-@INPUTS
-@SEED
-@SIGNATURE
-@SHAPES
-@click.option(
-    "--runs",
-    type=click.IntRange(min=1),
-    default=5,
-    show_default=True,
-    help="Runs to measure steps in.",
-)
+@model_and_inputs
+@runs_option(5, "Runs to measure steps in.")
 @compile_options()
 @comparison_options
 def report(

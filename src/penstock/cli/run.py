@@ -46,6 +46,19 @@ INPUTS = click.option(
 SEED = click.option("--seed", default=0, show_default=True, help="Seed of random inputs.")
 
 
+def model_and_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command a model, and the options for what it is fed with."""
+    for declare in (SHAPES, SIGNATURE, SEED, INPUTS, MODEL):
+        function = declare(function)
+    return function
+
+
+def runs_option(default: int, text: str) -> Callable[[Any], Any]:
+    """The option for how many runs are measured."""
+    kind = click.IntRange(min=1)
+    return click.option("--runs", type=kind, default=default, show_default=True, help=text)
+
+
 def _show_run(result: Mapping[str, Any]) -> None:
     if result["assumed"]:
         show_assumed(result)
@@ -63,9 +76,7 @@ def _show_run(result: Mapping[str, Any]) -> None:
 
 
 @command(_show_run)
-@MODEL
-@SIGNATURE
-@INPUTS
+@model_and_inputs
 @click.option("--load", type=click.Path(), metavar="FILE.npz", help="File with inputs by name.")
 @click.option("--fetch", "-f", "fetches", multiple=True, metavar="NAME", help="Any value by name.")
 @folder_option("--output", "-o", help="Folder for .npy files.")
@@ -73,10 +84,8 @@ def _show_run(result: Mapping[str, Any]) -> None:
 @click.option(
     "--timeout", type=click.FloatRange(min=0), help="Seconds after which the run is stopped."
 )
-@SHAPES
 @compile_options("timeout")
 @file_option("--trace", help="File for a trace of the run, for Perfetto.")
-@SEED
 def run(
     model: str,
     signature: str | None,
