@@ -433,3 +433,17 @@ def test_observer_can_stop_the_run(workers, executor, call, n):
     thread = on(threading.Thread(target=run, daemon=True))
     ended(thread)
     assert [type(error) for error in raised] == [ps.Cancelled]
+
+
+@pytest.mark.parametrize("executor", ["linear", "parallel", "interpret"])
+def test_frames_of_a_failed_run_have_their_arguments(executor):
+    """Which IPython's tracebacks show."""
+    text = (
+        """g (float[4] x, int64[1] i) => (float[1] y) { a = Sin(x) y = Gather<axis = 0>(a, i) }"""
+    )
+    session = compile_text(text, executor=executor, backends=["numpy"])
+    with pytest.raises(ps.RunError) as raised:
+        session.run({"x": np.ones(4, np.float32), "i": np.array([9])})
+    for entry in raised.traceback:
+        code = entry.frame.code.raw
+        assert {*code.co_varnames[: code.co_argcount]} <= {*entry.frame.f_locals}, entry

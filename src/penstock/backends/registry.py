@@ -77,13 +77,13 @@ def describe(name: str) -> str:
         assert kernels is not None
         return f"{len(kernels.kernels)} kernels for {kernels.level}, {kernels.path}"
     if name == "torch":  # which takes seconds to import
-        from importlib.metadata import PackageNotFoundError, version
+        from importlib import metadata
         from pathlib import Path
 
         devices = len([*Path("/dev").glob("nvidia[0-9]*")])
         try:
-            release = version("torch")
-        except PackageNotFoundError:  # a folder on the path
+            release = metadata.version("torch")
+        except metadata.PackageNotFoundError:  # a folder on the path
             release = "of a version that nothing tells"
         return f"PyTorch {release}, with {devices} devices of NVIDIA in /dev"
     from penstock.backends.onednn.library import library

@@ -17,12 +17,13 @@ from penstock.plan.plan import Step
 from penstock.types import TensorType, type_of
 
 
-def throw(error: PenstockError) -> NoReturn:
+def throw(error: PenstockError | None) -> NoReturn:
     """Raise an error that one of these functions has returned."""
+    assert error is not None
     try:
         raise error
     finally:
-        del error  # it holds this frame
+        error = None  # it holds this frame, of which tools show the arguments: so it is not deleted
 
 
 def explained(error: Exception, program: Program) -> PenstockError:
