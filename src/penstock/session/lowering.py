@@ -8,7 +8,7 @@ from functools import partial
 from penstock.analysis.sizes import check_sizes
 from penstock.backends.kernels import KernelTable
 from penstock.ir.graph import Graph, Node, clone
-from penstock.ops.internal.transfer import Place
+from penstock.ops.internal.transfer import Place, Ports
 from penstock.passes.pipeline import LOWER, optimize, run_passes
 from penstock.session.scheduling import observed_executor
 from penstock.session.stages import (
@@ -40,7 +40,7 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     placement = Placement(context.backends, context.options.place or {}, kernels, costs)
     if context.one_memory and context.options.autotune and isinstance(costs, GraphProfiler):
         _measure_fused(graph, placement, costs, context)
-    places = partial(_places, placement, context)
+    places = partial(_places, placement, context, feeds.ports)
     passes = context.passes(placement, places, kernels, layouts, feeds.ports)
     run_passes(LOWER, graph, passes)
     placed = {node: context.by_name[place.backend] for node, place in passes.placement.items()}
@@ -66,8 +66,10 @@ def with_chains_fused(graph: Graph, placement: Placement, context: CompileContex
     return copy
 
 
-def _places(placement: Placement, context: CompileContext, graph: Graph) -> dict[Node, Place]:
-    """Where each node of ``graph`` runs."""
+def _places(
+    placement: Placement, context: CompileContext, ports: Ports | None, graph: Graph
+) -> dict[Node, Place]:
+    """Where each node of ``graph`` runs, whose inputs and outputs are where ``ports`` say."""
     from penstock.tuning.transfer_placement import choose
 
     costs = placement.costs
@@ -85,6 +87,12 @@ def _places(placement: Placement, context: CompileContext, graph: Graph) -> dict
         costs.complete(single_threaded=parallel)
         seconds = partial(costs.seconds, single_threaded=parallel)
         placed = choose(
-            graph, allowed, context.backends, seconds, costs.transfer, parallel=parallel
+            graph,
+            allowed,
+            context.backends,
+            seconds,
+            costs.transfer,
+            parallel=parallel,
+            ports=ports,
         )
     return {node: Place(backend.name, backend.memory) for node, backend in placed.items()}

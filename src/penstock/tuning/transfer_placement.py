@@ -16,7 +16,7 @@ from penstock.algorithms.heft import place, place_serial
 from penstock.algorithms.records import NamedTuple
 from penstock.backends.base import Backend, copier, stacks
 from penstock.ir.graph import Graph, Node, Value, captures, dependencies
-from penstock.ops.internal.transfer import HOST
+from penstock.ops.internal.transfer import HOST, Ports
 from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.plan.grouping import DEFAULT_TRIP_COUNT
 from penstock.tuning.node_signature import tensor_bytes
@@ -43,10 +43,11 @@ def choose(
     transfer: TransferSeconds,
     *,
     parallel: bool,
+    ports: Ports | None = None,
 ) -> dict[Node, Backend]:
     """A backend for each node: for steps that run one by one, or as many at once as there are
-    workers."""
-    problem = _Problem(allowed, backends, seconds, transfer, parallel)
+    workers. ``ports``: where inputs and outputs of ``graph`` are, if not all on the host."""
+    problem = _Problem(allowed, backends, seconds, transfer, parallel, ports)
     owners = {g: node for node in graph.walk() if is_control(node) for _, g in node.graphs}
     for block, edges in dependencies(graph):  # innermost first
         owner = owners.get(block)
@@ -67,8 +68,10 @@ def choose(
 
 class _Problem:
     """The arguments of ``choose``. ``home`` is the index of a backend in the host's memory, if
-    there is one, ``memories`` have one for each memory. ``placed[graph, b]``: the best that was
-    found for a graph whose carried values, or outputs of a branch, are in the memory of b."""
+    there is one, ``away`` are those elsewhere, and ``memories`` have one for each memory. ``fed``
+    has the backends of inputs by number, if not ``home``; with ``stay`` outputs are wanted away
+    from it. ``placed[graph, b]``: the best that was found for a graph whose carried values, or
+    outputs of a branch, are in the memory of b."""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class _Problem:
         seconds: Seconds,
         transfer: TransferSeconds,
         parallel: bool,
+        ports: Ports | None = None,
     ) -> None:
         self.allowed = allowed
         self.backends = backends
@@ -86,6 +90,11 @@ class _Problem:
         memories = {backend.memory: b for b, backend in reversed(list(enumerate(backends)))}
         self.memories = sorted(memories.values())
         self.home = memories.get(HOST, 0)
+        self.away = [b for b, backend in enumerate(backends) if backend.memory != HOST]
+        named = {backend.name: b for b, backend in enumerate(backends)}
+        fed = {} if ports is None else ports.fed
+        self.fed = {i: named[place.backend] for i, place in fed.items()}
+        self.stay = ports is not None and ports.stay
         self.placed: dict[tuple[Graph, int], _Placed] = {}
 
     def place(
@@ -96,7 +105,7 @@ class _Problem:
         pairs, ports = self._ports(block, edges, owner, b)
         every = range(len(self.backends))
         cost = [self._row(node) for node in block.nodes]
-        cost += [[0.0 if at == port else None for at in every] for port in ports]
+        cost += [[0.0 if at in port else None for at in every] for port in ports]
         dag = Dag(len(cost), pairs)
         sizes = [sum(tensor_bytes(v) or 0 for v in node.outputs) for node in block.nodes]
         sizes += [tensor_bytes(value) or 0 for value in block.inputs]
@@ -115,12 +124,15 @@ class _Problem:
 
     def _ports(
         self, block: Graph, edges: Sequence[tuple[int, int]], owner: Node | None, b: int
-    ) -> tuple[list[tuple[int, int]], list[int]]:
+    ) -> tuple[list[tuple[int, int]], list[Sequence[int]]]:
         """What depends on what: the nodes of a graph, and behind them its inputs, what Ifs and
-        loops read on the host, and its outputs; and the places of all but the nodes."""
+        loops read on the host, and its outputs; and the places of all but the nodes, where any of
+        several will do."""
         n = len(block.nodes)
         entering, leaving = _carried(block, owner, self.backends[b])
-        ports = [b if i in entering else self.home for i in range(len(block.inputs))]
+        whole, home = owner is None, [self.home]
+        fed = self.fed if whole else dict.fromkeys(entering, b)
+        ports: list[Sequence[int]] = [[fed.get(i, self.home)] for i in range(len(block.inputs))]
         index = {value: n + i for i, value in enumerate(block.inputs)}
         index.update((v, k) for k, node in enumerate(block.nodes) for v in node.outputs if v)
         pairs = [(a, k) for a, k in edges if not is_control(block.nodes[k])]
@@ -129,11 +141,14 @@ class _Problem:
             pairs += [(index[v], k) for v in there if v in index]
             for v in filter(index.__contains__, on_host):
                 pairs += [(index[v], n + len(ports)), (n + len(ports), k)]
-                ports.append(self.home)
+                ports.append(home)
         for i, v in enumerate(block.outputs):
             if v in index:
                 pairs.append((index[v], n + len(ports)))
-                ports.append(b if i in leaving else self.home)
+                if whole and self.stay:
+                    ports.append(self.away)
+                else:
+                    ports.append([b] if i in leaving else home)
         return pairs, ports
 
     def _row(self, node: Node) -> list[float | None]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.tuning.measure import CostModel
 from tests.support.onnx_text import compile_text
 from tests.support.torch_kernels import needs_torch
 
@@ -254,3 +255,32 @@ def test_saved_session_takes_and_returns_tensors(tmp_path):
     session.save(tmp_path / "model.ps")
     with ps.open(tmp_path / "model.ps") as opened:
         np.testing.assert_allclose(opened.run({"x": tensor()}, returns="torch")["y"], Y, rtol=1e-6)
+
+
+@pytest.mark.parametrize("executor", ["linear", "parallel"])
+def test_nodes_are_placed_where_their_feeds_are_and_results_are_wanted(executor):
+    class Costs(CostModel):
+        """A node takes 300 us on the host and 500 us on torch, a transfer a millisecond."""
+
+        def seconds(self, node, backend, *, single_threaded):
+            return 500e-6 if backend.name == "torch" else 300e-6
+
+        def transfer(self, source, target, nbytes):
+            return 1e-3
+
+    options = {"backends": ["numpy", "torch"], "cost_model": Costs(), "executor": executor}
+    session = compile_text(CHAIN, **options)
+
+    def places() -> set[str]:
+        return {step.backend for step in session.plan.walk()}
+
+    np.testing.assert_allclose(session.run({"x": X})["y"], Y, rtol=1e-6)
+    assert places() == {"numpy"}
+    np.testing.assert_allclose(session.run({"x": tensor()}, returns="torch")["y"], Y, rtol=1e-6)
+    assert places() == {"torch"}
+    # One transfer is needed wherever they run.
+    np.testing.assert_allclose(session.run({"x": tensor()})["y"], Y, rtol=1e-6)
+    assert places() == {"numpy", "torch"}
+    assert [step.node.op.name for step in session.plan.walk()].count("Transfer") == 1
+    np.testing.assert_allclose(session.run({"x": X})["y"], Y, rtol=1e-6)
+    assert places() == {"numpy"}
