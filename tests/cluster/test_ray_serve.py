@@ -10,9 +10,11 @@ import onnx
 import pytest
 
 import penstock as ps
-from tests.serving.test_server import AFFINE, InferenceServerClient, InferenceServerException, fed
+from tests.serving.test_server import InferenceServerClient, InferenceServerException, fed
 from tests.support.onnx_text import model_from_text
 from tests.support.timing import SOON
+
+AFFINE = "affine (float[N, 3] x) => (float[N, 3] y) { y = Add(x, x) }"
 
 
 def test_deployment_without_ray_serve_is_refused(monkeypatch, tmp_path):
