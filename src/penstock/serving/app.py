@@ -62,7 +62,10 @@ class Server:
         self.metrics = Metrics(repository)
         self.ready = True
         get, post = partial(Route, methods=["GET"]), partial(Route, methods=["POST"])
-        routes = [
+        paths = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+        # Routes are tried in their order: what is asked for most comes first.
+        routes = [post(f"{path}/infer", self._answer(self.infer)) for path in paths]
+        routes += [
             get("/v2", self._answer(self.metadata)),
             get("/v2/health/live", self._answer(self.live)),
             get("/v2/health/ready", self._answer(self.is_ready)),
@@ -72,13 +75,12 @@ class Server:
             post("/v2/repository/models/{model}/unload", self._answer(self.unload)),
             get("/metrics", self._answer(self.show_metrics)),
         ]
-        for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        for path in paths:
             routes += [
                 get(path, self._answer(self.model_metadata)),
                 get(f"{path}/config", self._answer(self.configuration)),
                 get(f"{path}/ready", self._answer(self.model_is_ready)),
                 get(f"{path}/stats", self._answer(self.statistics)),
-                post(f"{path}/infer", self._answer(self.infer)),
             ]
         failures = dict.fromkeys((404, 405), _refuse)
         self.app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=failures)
