@@ -14,6 +14,7 @@ import click
 
 from penstock.cli.base import EXECUTOR, chosen, command, compile_option
 from penstock.errors import PenstockError
+from penstock.host.threads import core_budget
 from penstock.serving.replicas import Replicas
 from penstock.serving.repository import ModelRepository
 
@@ -29,9 +30,8 @@ def _show_served(result: Mapping[str, Any]) -> None:
 @click.option(
     "--replicas",
     type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Requests of a model, or batches, that run at once.",
+    help="Requests of a model, or batches, that run at once. Default: one for each core, or 1 with "
+    "--cluster.",
 )
 @click.option(
     "--queue",
@@ -85,7 +85,7 @@ def serve(
     models: Sequence[str],
     host: str,
     port: int,
-    replicas: int,
+    replicas: int | None,
     queue: int,
     max_batch: int,
     max_delay: float,
@@ -109,6 +109,7 @@ def serve(
     except ImportError as error:
         raise PenstockError(f"serving needs penstock[serve]: {error}") from error
     paths = _named(models)
+    replicas = replicas or (1 if cluster else core_budget())
     options = _workers(replicas, threads, retries, executor) if cluster else None
     if options is None and retries is not None:
         raise click.UsageError("--retries is for --cluster")

@@ -33,7 +33,6 @@ from penstock.errors import (
     wrong_type,
 )
 from penstock.executors.control import NEVER, CancelToken, begin_run, end_run
-from penstock.host.threads import core_budget
 from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
 from penstock.session.artifact import has_state
@@ -166,10 +165,10 @@ def _on_workers(
 class Replicas:
     """``n`` replicas of ``model``, each of which runs a request at a time, behind one queue.
 
-    The replicas of a process share one session, with its weights. With ``max_batch`` above 1,
-    requests whose feeds have the same dtypes, and the same shapes but for the first dim, run
-    together. It is tried out when the replicas are made that rows do not depend on one another. If
-    a batch fails, its requests run one by one.
+    The replicas of a process share one session, with its weights and threads. With ``max_batch``
+    above 1, requests whose feeds have the same dtypes, and the same shapes but for the first dim,
+    run together. It is tried out when the replicas are made that rows do not depend on one another.
+    If a batch fails, its requests run one by one.
 
     With a ``penstock.Cluster`` as ``cluster=``, each of its workers is a replica, and ``n`` is
     their number. What a worker runs that dies is tried again, or ends with ``WorkerLost``, as the
@@ -187,8 +186,8 @@ class Replicas:
         max_delay: Seconds that a request waits for others of its batch; a full batch begins as soon
             as a replica is free.
         sample: A request to try batches with, by names of inputs; by default one is made up.
-        options: Those of ``penstock.compile``, for a model that is no session. By default a replica
-            has its share of the cores as ``threads``.
+        options: Those of ``penstock.compile``, for a model that is no session. Replicas of a
+            process that run at the same time divide its ``threads``.
     """
 
     def __init__(
@@ -220,8 +219,7 @@ class Replicas:
         if self._own and cluster is not None:
             self._sessions, most = _on_workers(model, n, cluster, options), _MOST_ON_WORKERS
         elif self._own:
-            threads = max(1, core_budget() // n)
-            self._sessions = [compile(model, **{"threads": threads, **options})]
+            self._sessions = [compile(model, **options)]
         self.session: Session = self._sessions[0]
         if has_state(self.session.model):
             raise ValueError("a model with variables has no replicas: requests would share them")
