@@ -35,7 +35,7 @@ def placement(text: str, workers: int = 2, seconds: float = 1.0, **other) -> Wor
     link = other.get("link", LinkCost(bandwidth=1e9, latency=0.01))
     names = other.get("pins", {})
     pins = {node: names[node.op.name] for node in graph.nodes if node.op.name in names}
-    return WorkerPlacement(graph, workers, lambda node: seconds, link, pins)
+    return WorkerPlacement(graph, workers, lambda node: seconds, link, pins, other.get("cores"))
 
 
 def by_name(placed: WorkerPlacement, objective: str) -> dict[str, int]:
@@ -75,7 +75,7 @@ def test_simulated_run_counts_loads_traffic_and_makespan():
     simulated = placement(CHAIN, link=link).simulated([0, 0, 1, 1])
     # A value of 250 floats takes 0.5 s and 1 s: the feed, what lies between, and the output.
     traffic = {(DRIVER, 0): 1000, (0, 1): 1000, (1, DRIVER): 1000}
-    assert simulated == ClusterForecast(8.5, (5.0, 5.0), (2.0, 2.0), (2, 2), traffic)
+    assert simulated == ClusterForecast(8.5, (5.0, 5.0), (2.0, 2.0), (2, 2), traffic, 3.0)
     assert simulated.interval == 5.0
     assert simulated.utilisation == 1.0
     assert simulated.bottleneck == 0
@@ -162,3 +162,29 @@ def test_workers_beyond_those_that_can_be_busy_are_left_idle():
     for objective in ("latency", "throughput"):
         chosen = placement(BRANCHES, workers=1000).best(objective)
         assert max(chosen) < 6
+
+
+def test_runs_take_the_work_of_all_workers_over_the_cores_that_they_share():
+    link = LinkCost(bandwidth=1000.0, latency=1.0)  # 2 s for each value of 1,000 bytes
+    apart = placement(BRANCHES, workers=3, seconds=4.0, link=link).simulated([0, 1, 2])
+    together = placement(BRANCHES, workers=3, seconds=4.0, link=link, cores=2)
+    shared = together.simulated([0, 1, 2])
+    assert shared.loads == apart.loads == (8.0, 8.0, 10.0)
+    assert shared.driving == 6.0
+    assert apart.interval == 10.0
+    assert shared.interval == (8.0 + 8.0 + 10.0 + 6.0) / 2
+
+
+def test_run_waits_for_a_core_that_another_worker_has():
+    link = LinkCost(bandwidth=1e9, latency=1.0)
+    for cores, makespan in ((None, 1 + 4 + 1 + 4 + 1), (2, 11), (1, 15)):
+        run = placement(BRANCHES, workers=3, seconds=4.0, link=link, cores=cores)
+        assert run.simulated([0, 1, 2]).makespan == pytest.approx(makespan, rel=1e-5)
+
+
+def test_workers_beyond_the_cores_that_they_share_are_left_idle():
+    link = LinkCost(bandwidth=1e9, latency=0.1)
+    alone = placement(CHAIN, workers=4, link=link)
+    assert len(set(alone.best("throughput"))) == 4
+    shared = placement(CHAIN, workers=4, link=link, cores=2)
+    assert len(set(shared.best("throughput"))) == 2

@@ -65,6 +65,11 @@ _OPTIONS = (
     click.option("--bandwidth", metavar="RATE", callback=_amount, help="Of a link, as in 10GB/s."),
     click.option("--latency", metavar="TIME", callback=_amount, help="Of a message, as in 50us."),
     click.option(
+        "--cores",
+        type=click.IntRange(min=1),
+        help="Cores that all workers share, on one machine. Default: each has its own.",
+    ),
+    click.option(
         "--cost",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
         metavar="PROFILE.json",
@@ -89,6 +94,7 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
         cluster: int | None,
         bandwidth: float | None,
         latency: float | None,
+        cores: int | None,
         cost: Path | None,
         objective: str | None,
         **values: Any,
@@ -97,6 +103,7 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
         given = {
             "--bandwidth": bandwidth,
             "--latency": latency,
+            "--cores": cores,
             "--cost": cost,
             "--objective": objective,
         }
@@ -113,6 +120,7 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 latency=latency,
                 objective=objective or OBJECTIVES[0],
                 profile=cost,
+                cores=cores,
             )
         return function(*arguments, cluster=simulated, **values)
 
@@ -169,6 +177,8 @@ def describe_forecast(
 def _bottleneck(forecast: ClusterForecast) -> dict[str, Any]:
     worker = forecast.bottleneck
     computing = forecast.computing[worker]
+    if forecast.shared > forecast.loads[worker]:
+        return {"worker": None, "bound_by": "cores", "load": forecast.shared}
     bound_by = "computing" if 2 * computing >= forecast.loads[worker] else "messages"
     return {"worker": worker, "bound_by": bound_by, "load": forecast.loads[worker]}
 
@@ -191,7 +201,11 @@ def show_forecast(result: Mapping[str, Any]) -> None:
     )
     click.echo(f"utilisation  {result['utilisation']:.1%} of the time of workers that have nodes")
     click.echo(f"traffic      {format_bytes(result['traffic_bytes'])} a run")
-    click.echo(f"bottleneck   worker {bottleneck['worker']}, most of it {bottleneck['bound_by']}")
+    if bottleneck["worker"] is None:
+        click.echo("bottleneck   the cores that workers share")
+    else:
+        worker, bound_by = bottleneck["worker"], bottleneck["bound_by"]
+        click.echo(f"bottleneck   worker {worker}, most of it {bound_by}")
     click.echo()
     loads = sorted(result["loads"], key=lambda row: -row["load"])
     rows = [

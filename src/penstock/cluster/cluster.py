@@ -82,6 +82,9 @@ class Cluster:
             least time each, as a pipeline; or "latency", that one run does.
         bandwidth: Bytes per second between workers; measured when the cluster starts unless given.
         latency: Seconds from worker to worker; measured as well.
+        cores: The cores that all workers share, on one machine: placements then use no more
+            workers at a time. By default each worker has its own, as kernels have that wait for
+            devices.
         profile: A file with what nodes take (``Profile.save``); by default the table of costs.
         address: That of a Ray; by default the one that this process uses, or else one that is
             started on this machine.
@@ -97,16 +100,20 @@ class Cluster:
         objective: str = "throughput",
         bandwidth: float | None = None,
         latency: float | None = None,
+        cores: int | None = None,
         profile: str | Path | None = None,
         address: str | None = None,
     ) -> None:
         check_count("workers", workers, MOST_WORKERS)
         check_count("threads", threads)
+        if cores is not None:
+            check_count("cores", cores)
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise ValueError(f"retries={retries!r}: a whole number of at least 0 is needed")
         check_rates(objective, worker_timeout=worker_timeout, bandwidth=bandwidth, latency=latency)
         self.workers = workers
         self.threads = threads
+        self.cores = cores
         self.retries = retries
         self.worker_timeout = worker_timeout
         self.objective = objective

@@ -26,6 +26,7 @@ class OneWorker:
         # The same name on all workers, so that parts that are the same have the same bytes.
         self.devices = (cluster.devices[0],)
         self.objective = cluster.objective
+        self.cores: int | None = None
         self.costs: ProfileCosts | None = cluster.costs
 
     @property

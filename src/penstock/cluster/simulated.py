@@ -30,6 +30,7 @@ class SimulatedCluster:
         objective: What placements are for: "throughput", or "latency", as for ``Cluster``.
         profile: A file with what nodes take, of ``penstock profile --json`` or ``Profile.save``; by
             default the table of costs.
+        cores: The cores that all workers share, on one machine; by default each has its own.
     """
 
     def __init__(
@@ -40,11 +41,15 @@ class SimulatedCluster:
         latency: float,
         objective: str = "throughput",
         profile: str | Path | None = None,
+        cores: int | None = None,
     ) -> None:
         check_count("workers", workers, MOST_WORKERS)
+        if cores is not None:
+            check_count("cores", cores)
         check_rates(objective, bandwidth=bandwidth, latency=latency)
         self.workers = workers
         self.objective = objective
+        self.cores = cores
         self.link_cost = LinkCost(bandwidth, latency)
         self.devices = worker_devices(workers)
         self.costs = None if profile is None else ProfileCosts.read(profile)

@@ -145,7 +145,7 @@ def _placement(graph: Graph, cluster: WorkerPool, context: CompileContext) -> Wo
     if cluster.costs is not None:
         seconds = cluster.costs.seconds(graph, seconds)
     link = cluster.link_cost if cluster.workers > 1 else LinkCost(inf, 0.0)
-    return WorkerPlacement(graph, cluster.workers, seconds, link, pins)
+    return WorkerPlacement(graph, cluster.workers, seconds, link, pins, cluster.cores)
 
 
 def _has_state(node: Node, context: CompileContext) -> bool:

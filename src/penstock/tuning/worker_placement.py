@@ -60,12 +60,14 @@ class LinkCost:
 
 class WorkerPool(Protocol):
     """What compiling needs of a cluster (``penstock.Cluster``). ``costs``: what nodes take, of
-    those that are known, by the name of the node; others are in the table of costs."""
+    those that are known, by the name of the node; others are in the table of costs. ``cores``:
+    those that all workers and the driver share; None if each has its own."""
 
     workers: int
     objective: str
     devices: tuple[str, ...]
     costs: ProfileCosts | None
+    cores: int | None
 
     @property
     def link_cost(self) -> LinkCost:
@@ -83,13 +85,17 @@ class ClusterForecast:
     """A run of a graph on workers, simulated. ``makespan``: seconds of one run; ``loads``: the
     seconds that each worker is busy with one run, the largest of which bounds the throughput;
     ``computing``: those of them that its nodes take; ``nodes``: their number; ``traffic``: the
-    bytes between each two workers, of which ``DRIVER`` is the process that feeds the run."""
+    bytes between each two workers, of which ``DRIVER`` is the process that feeds the run;
+    ``driving``: the seconds that this is busy with messages; ``cores``: those that all workers and
+    the driver share, or None."""
 
     makespan: float
     loads: tuple[float, ...]
     computing: tuple[float, ...]
     nodes: tuple[int, ...]
     traffic: Mapping[tuple[int, int], int]
+    driving: float = 0.0
+    cores: int | None = None
 
     @property
     def bottleneck(self) -> int:
@@ -99,7 +105,12 @@ class ClusterForecast:
     @property
     def interval(self) -> float:
         """Seconds between the ends of two runs, if many are in flight."""
-        return max(self.loads, default=0.0)
+        return max(self.shared, max(self.loads, default=0.0))
+
+    @property
+    def shared(self) -> float:
+        """Seconds that a run takes of each of the cores that workers share."""
+        return (sum(self.loads) + self.driving) / self.cores if self.cores else 0.0
 
     @property
     def used(self) -> int:
@@ -115,7 +126,8 @@ class ClusterForecast:
 
 class WorkerPlacement:
     """Places the nodes of a sorted ``graph`` without frames on as many ``workers``; ``seconds`` is
-    the cost of a node, ``link`` that of a message, ``pins`` has the workers that are given."""
+    the cost of a node, ``link`` that of a message, ``pins`` has the workers that are given; all
+    workers share ``cores``, or each has its own."""
 
     def __init__(
         self,
@@ -124,9 +136,11 @@ class WorkerPlacement:
         seconds: Callable[[Node], float],
         link: LinkCost,
         pins: Mapping[Node, int],
+        cores: int | None = None,
     ) -> None:
         self.graph = graph
         self.workers = workers
+        self.cores = cores
         self.link = link
         self._pins = pins
         self.cost = [seconds(node) for node in graph.nodes]
@@ -178,12 +192,18 @@ class WorkerPlacement:
         return candidates
 
     def _useful_workers(self, pinned: Collection[int]) -> int:
-        """As many workers as HEFT can use: of more, some would always be idle."""
+        """As many workers as HEFT can use: of more, some would always be idle, or wait for a core
+        that another one has."""
         if not self.graph.nodes:
             return 1
         longest = critical_path(self.dag, self.cost)
         busy = math.ceil(_SPARE * math.fsum(self.cost) / longest) if longest else 1
-        return min(self.workers, max([busy, *[worker + 1 for worker in pinned]]))
+        return min(self.workers, max([min(busy, self._most), *[w + 1 for w in pinned]]))
+
+    @property
+    def _most(self) -> int:
+        """The workers that can compute at once."""
+        return min(self.workers, self.cores or self.workers)
 
     def _transfer(self, i: int, j: int, source: int, target: int) -> float:
         return self.link.seconds(sum(map(_nbytes, self.reads[j].get(i, ()))))
@@ -204,7 +224,7 @@ class WorkerPlacement:
                 crossing[last[i] + 1] -= seconds
         for i in range(1, n):
             crossing[i] += crossing[i - 1]
-        cuts = pipeline_cuts(self.cost, crossing[:n], self.workers)
+        cuts = pipeline_cuts(self.cost, crossing[:n], self._most)
         return _stages(cuts, n)
 
     def simulated(self, workers: Sequence[int]) -> ClusterForecast:
@@ -216,7 +236,7 @@ class WorkerPlacement:
 
 class _Simulation:
     """A run of a graph, from event to event: nodes get values, or a node ends. ``ready``: the nodes
-    of each worker whose values have come."""
+    of each worker whose values have come; ``waiting``: the workers that wait for a core."""
 
     def __init__(self, placement: WorkerPlacement, workers: Sequence[int]) -> None:
         self.of = placement
@@ -228,9 +248,11 @@ class _Simulation:
         self.missing = [0] * len(workers)
         self.ready: list[list[int]] = [[] for _ in self.loads]
         self.idle = [True] * placement.workers
+        self.free = placement.cores or placement.workers  # cores
+        self.waiting: set[int] = set()
         self.events: list[tuple[float, int, Sequence[int], int | None]] = []
         self.number = count()
-        self.makespan = 0.0
+        self.makespan = self.driving = 0.0
 
     def run(self) -> ClusterForecast:
         self.begin()
@@ -240,10 +262,11 @@ class _Simulation:
             while self.events and self.events[0][0] == now:
                 _, _, given, ended = heappop(self.events)
                 if ended is not None:
-                    touched.add(self.workers[ended])
+                    touched |= {self.workers[ended], *self.waiting}
+                    self.waiting.clear()
                     given = self.end(ended, now)
                 touched |= self.give(given)
-            for worker in touched:
+            for worker in sorted(touched):
                 self.start(worker, now)
         nodes = Counter(self.workers)
         return ClusterForecast(
@@ -252,6 +275,8 @@ class _Simulation:
             tuple(self.computing),
             tuple([nodes[worker] for worker in range(len(self.loads))]),
             self.traffic,
+            self.driving,
+            self.of.cores,
         )
 
     def begin(self) -> None:
@@ -280,14 +305,20 @@ class _Simulation:
         nbytes = sum(map(_nbytes, values))
         seconds = self.of.link.seconds(nbytes)
         for worker in (source, target):
-            if worker != DRIVER:
+            if worker == DRIVER:
+                self.driving += seconds
+            else:
                 self.loads[worker] += seconds
         self.traffic[source, target] = self.traffic.get((source, target), 0) + nbytes
         return seconds
 
     def start(self, worker: int, now: float) -> None:
-        """Let a worker run its next node, if it is idle and there is one."""
+        """Let a worker run its next node, if it is idle and there is one, as soon as a core is."""
         if self.idle[worker] and self.ready[worker]:
+            if not self.free:
+                self.waiting.add(worker)
+                return
+            self.free -= 1
             j = heappop(self.ready[worker])
             seconds = self.of.cost[j]
             self.idle[worker] = False
@@ -299,6 +330,7 @@ class _Simulation:
         """Send what a node has given; returns its readers on the same worker."""
         own = self.workers[node]
         self.idle[own] = True
+        self.free += 1
         for target, readers in self.readers[node].items():
             if target != own:
                 reads = [v for j in readers for v in self.of.reads[j].get(node, ())]
