@@ -3,6 +3,7 @@ patterns are matched by, and what writes the nodes that one node becomes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -198,6 +199,27 @@ class Substitution:
             else:
                 remaining[node] = None
         return list(remaining)
+
+
+# Names of values.
+
+
+def names_of(graph: Graph) -> Counter[str]:
+    """The names of all values of a graph and those nested in it, of which several may have one."""
+    names = Counter([value.name for inner in graph.graphs() for value in inner.inputs])
+    for node in graph.walk():
+        names.update([value.name for value in node.outputs if value is not None])
+    return names
+
+
+def new_name(name: str, taken: Counter[str]) -> str:
+    """``name``, with a number behind it if it is ``taken``; it is from now on."""
+    number, own = 1, name
+    while taken[own]:
+        number += 1
+        own = f"{name}{number}"
+    taken[own] = 1
+    return own
 
 
 # Matching of values.

@@ -108,6 +108,12 @@ MODELS = {
     "scan that reads on": scan_of("p0 = MatMul(e, w)\nm = ReduceMax(e) | keepdims=1\np = Add(p0, m)"),
     "scan of a concat": scan_of("z = Concat(e, h) | axis=1\np = Gemm(z, both, b)"),
 }  # fmt: skip
+BIASED = {
+    "loop": loop_of("e = Gather(x, i)\np0 = MatMul(e, w)\np = Add(p0, b)"),
+    "row": loop_of("e = Gather(x, i)\np0 = MatMul(e, w)\np = Add(b2, p0)"),
+    "scan": scan_of("p0 = MatMul(e, w)\np = Add(p0, b)"),
+    "scan backwards": scan_of("p0 = MatMul(e, w)\np = Add(p0, b)", "scan_input_directions=1"),
+}
 OTHERS = {
     "weights that change": loop_of(
         "e = Gather(x, i)\nm = ReduceMax(h) | keepdims=0\nv = Mul(w, m)\np = MatMul(e, v)"
@@ -119,7 +125,6 @@ OTHERS = {
         "e = Gather(x, i)\np = MatMul(e, w)",
         go="m = ReduceMax(h) | keepdims=0\nc = Less(m, big)\nbig = ReduceSum(b) | keepdims=0",
     ),
-    "one slice": loop_of("e = Gather(x, one)\np = MatMul(e, w)"),
     "another function between": loop_of("g = Gather(x, i)\ne = Exp(g)\np = MatMul(e, w)"),
 }  # fmt: skip
 
@@ -179,6 +184,23 @@ def test_products_of_slices_stand_in_front_of_the_loop(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_hoisted_products_give_the_answers_of_onnx_runtime(name, executor):
     check(ordered(MODELS[name]), executor)
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_bias_behind_a_product_is_added_before_the_loop(name):
+    graph = ps.load(ordered(BIASED[name])).graph
+    optimize(graph)
+    adds = [sum(n.op.name == "Add" for n in inner.nodes) for inner in graph.graphs()]
+    assert adds == [1, 1]
+    check(BIASED[name])
+
+
+def test_bias_of_a_product_that_others_read_stays_in_the_loop():
+    model = ordered(loop_of("e = Gather(x, i)\nq = MatMul(e, w)\np = Add(q, b)"))
+    graph = ps.load(model).graph
+    optimize(graph)
+    assert sum(node.op.name == "Add" for node in loop_in(graph).attrs["body"].nodes) == 2
+    check(model)
 
 
 @pytest.mark.parametrize("name", OTHERS)

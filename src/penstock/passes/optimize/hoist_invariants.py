@@ -1,44 +1,93 @@
-"""Values that loops carry unchanged, read from outside of the loop instead.
+"""What loops do not change, computed and read outside of the loop instead.
 
 ::
 
-    y, _ = loop(x, w):              y = loop(x):
-        next = x @ w                    next = x @ w
-        return next, w                  return next
+    y, _ = loop(x, w):              v = w.T
+        next = x @ w.T              y = loop(x):
+        return next, w                  return x @ v
 
-Converters of TensorFlow's loops write the weights of a layer so. Read from outside they are the
-constants that they are, which kernels and other passes can prepare.
+Converters of TensorFlow's loops carry the weights of a layer so. Read from outside they are the
+constants that they are, which kernels and other passes can prepare. A node of the body that reads
+nothing that the loop changes computes the same in each iteration, and stands in front of the loop.
+That fails no run that did not fail before: if the loop may run zero times, only nodes leave it that
+cannot fail, whatever their inputs hold; and before a loop that runs zero times they cost no more
+than its body would.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import zip_longest
+
 from penstock.algorithms.checkpoints import paced
-from penstock.ir.graph import Graph, Node
+from penstock.ir.graph import Graph, Node, all_reads
 from penstock.ir.op import Role
-from penstock.ops.onnx.control_flow import loop_carried
-from penstock.passes.context import Pass, PassContext
+from penstock.ops.internal.trip_count import TRIP_COUNT
+from penstock.ops.onnx.control_flow import ScanLayout, loop_carried
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import keep_carried
-from penstock.passes.rewrite import Substitution
+from penstock.passes.rewrite import Substitution, names_of, new_name
+from penstock.types import STRING, Dim, TensorType
+
+_LOOPS = frozenset({Role.LOOP, Role.SCAN})
+
+# Operations that cannot fail on tensors of numbers: of one operand; of several that broadcast; and,
+# once all shapes are known, products, and what has one operand beside parameters that are constant.
+_UNARY = frozenset({
+    "Abs", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish",
+    "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu",
+    "Round", "Selu", "Shape", "Sigmoid", "Sign", "Sin", "Size", "Softplus", "Softsign", "Sqrt",
+    "Tanh", "Transpose",
+})  # fmt: skip
+_BROADCAST = frozenset({
+    "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min",
+    "Mul", "Or", "Pow", "Sub", "Where", "Xor",
+})  # fmt: skip
+_PRODUCTS = frozenset({"Concat", "Gemm", "MatMul"})
+_WITH_PARAMETERS = frozenset({
+    "Cast", "Expand", "Flatten", "LogSoftmax", "Pad", "ReduceMax", "ReduceMean", "ReduceMin",
+    "ReduceProd", "ReduceSum", "Reshape", "Slice", "Softmax", "Split", "Squeeze", "Tile",
+    "Unsqueeze",
+})  # fmt: skip
+_FAIL_ON_INTEGERS = frozenset({"Div", "Pow", "Reciprocal"})
 
 
 class HoistInvariants(Pass):
-    """Let loops read what they carry unchanged from outside; not among frames, where the end of a
-    loop may be dead though what it began with is not."""
+    """Let loops read what they carry unchanged from outside, and compute what they do not change
+    before them; not among frames, where the end of a loop may be dead though what it began with
+    is not, and so may be what its body reads."""
 
     name = "hoist_invariants"
+    requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
+        if context.framed:
+            return False
         substitution = Substitution()
+        graphs = list(graph.graphs())
         # Outer loops come first, so that what an inner one begins with is replaced already.
-        for inner in list(graph.graphs()) if not context.framed else ():
+        for inner in graphs:
             for node in paced(inner.nodes):
-                if node.op.role in (Role.LOOP, Role.SCAN):
-                    _hoist(node, substitution)
+                if node.op.role in _LOOPS:
+                    _read_outside(node, substitution)
         substitution.apply_throughout(graph)
-        return bool(substitution)
+        # Inner loops come first, so that a node can leave several of them.
+        taken, moved = names_of(graph), False
+        for inner in graphs[::-1]:
+            nodes: list[Node] = []
+            for node in paced(inner.nodes):
+                if node.op.role in _LOOPS:
+                    leaving = _leave(node, taken)
+                    moved |= bool(leaving)
+                    nodes += leaving
+                nodes.append(node)
+            inner.nodes = nodes
+        return bool(substitution) or moved
 
 
-def _hoist(node: Node, substitution: Substitution) -> None:
+def _read_outside(node: Node, substitution: Substitution) -> None:
+    """Replace what the loop ``node`` carries unchanged by what it begins with."""
     entering, leaving = loop_carried(node)
     body: Graph = node.attrs["body"]
     places = zip(node.inputs[entering], body.inputs[entering], body.outputs[leaving], strict=True)
@@ -52,3 +101,97 @@ def _hoist(node: Node, substitution: Substitution) -> None:
                     substitution[value] = initial
     if not all(live):
         keep_carried(node, live)
+
+
+def _leave(loop: Node, taken: Counter[str]) -> list[Node]:
+    """Take the nodes that can be computed before ``loop`` out of its body."""
+    body: Graph = loop.attrs["body"]
+    inside: set[object] = {*body.inputs}
+    for node in body.nodes:
+        inside.update([value for value in node.outputs if value is not None])
+    at_least_once = _runs(loop)
+    leaving: list[Node] = []
+    for node in paced(body.nodes):
+        if not inside.isdisjoint(node.inputs) or not _may_move(node, body):
+            continue
+        if inside.isdisjoint(all_reads(node)) and (at_least_once or _cannot_fail(node)):
+            leaving.append(node)
+            inside.difference_update(node.outputs)
+    if leaving:
+        moved = set(leaving)
+        body.nodes = [node for node in body.nodes if node not in moved]
+        for node in body.nodes:
+            node.control_inputs = [before for before in node.control_inputs if before not in moved]
+        for node in leaving:
+            _rename(node, taken)
+    return leaving
+
+
+def _rename(node: Node, taken: Counter[str]) -> None:
+    """Give what ``node`` computes names that no other value has: other bodies may have the same."""
+    for value in node.outputs:
+        if value is not None and taken[value.name] > 1:
+            taken[value.name] -= 1
+            value.name = new_name(value.name, taken)
+
+
+def _runs(loop: Node) -> bool:
+    """Whether a loop is known to run at least once."""
+    if loop.op.role is Role.SCAN:
+        layout = ScanLayout(loop)
+        scans = zip(loop.inputs[layout.states :], layout.input_axes, strict=True)
+        lengths = [x.shape[axis] for x, axis in scans if x is not None and x.shape]
+        return any(isinstance(length, int) and length > 0 for length in lengths)
+    limit, guard = loop.inputs[:2]
+    if guard is not None and (guard.const is None or not guard.const.all()):
+        return False
+    if limit is None:
+        return True
+    if limit.const is not None:
+        return limit.const.size == 1 and limit.const.item() > 0
+    before = limit.producer
+    return before is not None and before.op is TRIP_COUNT and before.attrs["least"] > 0
+
+
+def _may_move(node: Node, body: Graph) -> bool:
+    """Whether a node may be run once instead of several times, if it computes the same."""
+    if not node.op.pure or node.control_inputs or node in body.targets:
+        return False
+    if not all(isinstance(value.type, TensorType) for value in node.outputs if value is not None):
+        return False  # lists may be changed where they are
+    return all(inner.op.pure for _, graph in node.graphs for inner in graph.walk())
+
+
+def _cannot_fail(node: Node) -> bool:
+    """Whether a node computes something from whatever its inputs hold."""
+    name, tensors = node.op.name, _tensors(node)
+    if node.op.domain or node.graphs or not tensors:
+        return False
+    if name in _FAIL_ON_INTEGERS and any(
+        t.dtype is not None and t.dtype.kind in "iu" for t in tensors
+    ):
+        return False
+    if name in _BROADCAST:
+        return _broadcast([value.shape for value in node.inputs if value is not None])
+    if name in _UNARY:
+        return True
+    constant = all(value.const is not None for value in node.inputs[1:] if value is not None)
+    known = name in _PRODUCTS or (name in _WITH_PARAMETERS and constant)
+    return known and all(tensor.static for tensor in tensors)
+
+
+def _tensors(node: Node) -> Sequence[TensorType]:
+    """The types of what a node reads and computes; none if some are not tensors of numbers."""
+    types = [value.type for value in (*node.inputs, *node.outputs) if value is not None]
+    tensors = [type_ for type_ in types if isinstance(type_, TensorType)]
+    numeric = all(type_.dtype is not None and type_.dtype != STRING for type_ in tensors)
+    return tensors if numeric and len(tensors) == len(types) else ()
+
+
+def _broadcast(shapes: Sequence[Sequence[Dim] | None]) -> bool:
+    """Whether tensors of these shapes are known to broadcast."""
+    known = [shape[::-1] for shape in shapes if shape is not None]
+    aligned = zip_longest(*known, fillvalue=1)
+    return len(known) == len(shapes) and all(
+        len({*dims} - {1}) <= 1 and None not in dims for dims in aligned
+    )

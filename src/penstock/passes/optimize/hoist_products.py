@@ -8,7 +8,8 @@
 
 So exporters write loops of recurrent cells: ``x`` is a slice that Gather takes of a tensor from
 outside, at whatever index, or that a Scan hands out. A product of many rows reads the weights once,
-where each iteration read them anew. A constant bias goes with the product, and
+where each iteration read them anew. A constant bias goes with the product, be it
+of Gemm or of an Add behind it, and
 ``MatMul(Concat(x, h), w)`` is divided to free the part of ``x``. Not where a Loop may end long
 before it has read all slices, nor where the products would take more than 128 MiB.
 """
@@ -16,6 +17,7 @@ before it has read all slices, nor where the products would take more than 128 M
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import compress
 
@@ -30,6 +32,7 @@ from penstock.ops.onnx.control_flow import ScanLayout
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
+from penstock.passes.rewrite import names_of, new_name, swapped
 from penstock.types import FLOAT32, TensorType, Type
 
 _MOST_BYTES = 1 << 27
@@ -49,7 +52,7 @@ class HoistProducts(Pass):
         if context.framed:
             return False
         readers, changed = readers_of(graph), False
-        taken = _names(graph)
+        taken = names_of(graph)
         for outer in list(graph.graphs()):
             nodes: list[Node] = []
             for node in paced(outer.nodes):
@@ -88,7 +91,7 @@ class _Hoister:
     """Rewrites the body of one loop; ``before`` are the nodes to be put in front of it. The names
     of values that are ``taken`` are those of all graphs: a body's may be another's, too."""
 
-    def __init__(self, loop: Node, readers: Readers, taken: set[str]) -> None:
+    def __init__(self, loop: Node, readers: Readers, taken: Counter[str]) -> None:
         self.loop, self.readers, self.taken = loop, readers, taken
         self.body: Graph = loop.attrs["body"]
         self.before: list[Node] = []
@@ -121,6 +124,9 @@ class _Hoister:
         loop.attrs["num_scan_inputs"] = sum(kept)
 
     def _visit(self, node: Node) -> bool:
+        if (biased := self._biased(node)) is not None:
+            self._add_before(node, *biased)
+            return True
         product = _product_of(node)
         if product is None or not self._gains(product.x):
             self.nodes.append(node)
@@ -134,6 +140,34 @@ class _Hoister:
         """Whether some of ``x`` is a slice, or a view of one."""
         whole = self._slice(x) is not None or self._view(x) is not None
         return whole or self._parts(x) is not None
+
+    # Biases.
+
+    def _biased(self, node: Node) -> tuple[_Slice, Value] | None:
+        """A slice of products in front of the loop, and the constant row that ``node`` adds."""
+        if node.op.full_name != "Add" or node.control_inputs:
+            return None
+        for x, bias in swapped(node):
+            if x is None or bias is None or bias.const is None or not _is_real(x):
+                continue
+            (y,), slice_ = node.outputs, self._slice(x)
+            added = slice_ is not None and slice_.source.producer in self.before
+            if slice_ is None or not added or y is None or len(self.readers.get(x, ())) > 1:
+                continue
+            row = bias.const.size == bias.const.shape[-1:][0] if bias.const.ndim else False
+            if row and bias.dtype == x.dtype and y.shape == x.shape:
+                return slice_, bias
+        return None
+
+    def _add_before(self, node: Node, slice_: _Slice, bias: Value) -> None:
+        """Add ``bias`` to all slices at once."""
+        (y,) = node.outputs
+        assert y is not None and bias.const is not None
+        sums = self._value(y, "every", slice_.source.type)
+        row = _constant(bias.const.reshape(-1), y, "bias")
+        add = standard("Add")
+        self.before.append(node.derived([slice_.source, row], [sums], {}, op=add))
+        self._take(slice_, sums, y)
 
     # Slices.
 
@@ -231,13 +265,7 @@ class _Hoister:
 
     def _value(self, beside: Value, name: str, type_: Type) -> Value:
         """A new value, of a name that no other has."""
-        name, number = f"{beside.name}/{name}", 1
-        own = name
-        while own in self.taken:
-            number += 1
-            own = f"{name}{number}"
-        self.taken.add(own)
-        return Value(own, type_)
+        return Value(new_name(f"{beside.name}/{name}", self.taken), type_)
 
     def _has_room(self, product: _Product, slice_: _Slice) -> bool:
         """Whether the products of all slices are not too large."""
@@ -246,10 +274,15 @@ class _Hoister:
 
     def _hoist(self, product: _Product, slice_: _Slice, y: Value, beside: Node) -> None:
         """Take ``y`` from the product of all slices."""
-        source, gather = slice_.source, slice_.gather
+        source = slice_.source
         dims = (*_dims(source)[:-1], product.weights.shape[1])
         every = self._value(y, "every", TensorType(source.dtype, dims))
         self._emit(product, source, every, beside, self.before)
+        self._take(slice_, every, y)
+
+    def _take(self, slice_: _Slice, every: Value, y: Value) -> None:
+        """Let ``y`` be a slice of ``every`` as ``slice_`` is of its source."""
+        gather = slice_.gather
         if gather is not None:
             attrs = {"axis": slice_.axis}
             self.nodes.append(gather.derived([every, *gather.inputs[1:]], [y], attrs))
@@ -339,11 +372,3 @@ def _dims(value: Value) -> tuple[int, ...]:
 
 def _constant(array: np.ndarray, beside: Value, name: str) -> Value:
     return Value(f"{beside.name}/{name}", const=np.ascontiguousarray(array))
-
-
-def _names(graph: Graph) -> set[str]:
-    """The names of all values of a graph and those nested in it."""
-    names = {value.name for inner in graph.graphs() for value in inner.inputs}
-    for node in graph.walk():
-        names.update([value.name for value in node.outputs if value is not None])
-    return names
