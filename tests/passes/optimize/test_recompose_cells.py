@@ -12,13 +12,27 @@ from penstock.passes.pipeline import optimize
 from tests.support.onnx_text import graph_from_text, model_from_text
 
 STATES = "float[2, 20] g, float[2, 5] c"
-CONSTANTS = "<float one = {1}, int64[4] uneven = {5, 5, 4, 6}>"
+CONSTANTS = (
+    "<float one = {1}, int64[4] uneven = {5, 5, 4, 6}, int64[1] axis = {-1}, int64[1] step = {1}>"
+)
 LSTM_END = """m = Mul (si, tn) d = Add (k, m) td = Tanh (d) so = Sigmoid (o) h = Mul (so, td) }"""
 LSTM = "si = Sigmoid (i) tn = Tanh (n) sf = Sigmoid (f) k = Mul (sf, c) " + LSTM_END
 SPLIT = "{ i, f, n, o = Split <axis = 1, num_outputs = 4> (g) "
 GRU_STATES = "float[2, 15] x, float[2, 15] y, float[2, 5] c"
 GRU_SPLIT = """{ xz, xr, xn = Split <axis = -1, num_outputs = 3> (x)
     yz, yr, yn = Split <axis = -1, num_outputs = 3> (y) """
+
+
+def sliced(x: str, parts: str, ends: list[int]) -> str:
+    """Parts of the last axis, cut by a Slice each."""
+    cuts = zip(parts.split(), ends, ends[1:], strict=False)
+    return " ".join(
+        f"{p}b = Constant <value_ints = [{begin}]> () {p}e = Constant <value_ints = [{end}]> () "
+        f"{p} = Slice ({x}, {p}b, {p}e, axis, step)"
+        for p, begin, end in cuts
+    )
+
+
 GRU_GATES = "az = Add (xz, yz) z = Sigmoid (az) ar = Add (yr, xr) r = Sigmoid (ar) "
 GRU_NEW = "m = Mul (yn, r) an = Add (m, xn) n = Tanh (an) "
 GRU_SUM = "d = Sub (c, n) zd = Mul (z, d) h = Add (n, zd) }"
@@ -51,6 +65,18 @@ FORMS = {
     "lstm with a reader of a gate": text_of(
         SPLIT + LSTM, outputs="float[2, 5] h, float[2, 5] d, float[2, 5] si"
     ),
+    "lstm of slices": text_of("{" + sliced("g", "i f n o", [0, 5, 10, 15, 20]) + LSTM),
+    "lstm of slices from behind": text_of(
+        "{" + sliced("g", "i f n o", [-20, -15, -10, -5, 20]) + LSTM
+    ),
+    "gru of slices": gru(
+        "{"
+        + sliced("x", "xz xr xn", [0, 5, 10, 15])
+        + sliced("y", "yz yr yn", [0, 5, 10, 99])
+        + GRU_GATES
+        + GRU_NEW
+        + GRU_SUM
+    ),
     "gru": gru(GRU_SPLIT + GRU_GATES + GRU_NEW + GRU_SUM),
     "gru of two products": gru(
         GRU_SPLIT
@@ -64,6 +90,12 @@ OTHERS = {
         SPLIT
         + "sw = Neg (g) i2, f2, n2, o2 = Split <axis = 1, num_outputs = 4> (sw) "
         + LSTM.replace("Sigmoid (f)", "Sigmoid (f2)")
+    ),
+    "slices of other widths": text_of(
+        "{" + sliced("g", "i f n o", [0, 5, 10, 15, 20]) + LSTM, "float[2, 25] g, float[2, 5] c"
+    ),
+    "slices that overlap": text_of(
+        "{ " + sliced("g", "i f", [0, 5, 10]) + sliced("g", "n o", [9, 14, 19]) + LSTM
     ),
     "a gate twice": text_of(SPLIT + LSTM.replace("Sigmoid (f)", "Sigmoid (i)")),
     "another function": text_of(SPLIT + LSTM.replace("Tanh (n)", "Relu (n)")),

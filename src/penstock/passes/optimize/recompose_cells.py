@@ -12,8 +12,9 @@
 
 Exporters of TensorFlow, Keras and torch write loops of such steps: as nodes of their own they read
 and write several times what one of them would. Gates may be in any order, and operands of sums and
-products too; a number may be added to the forget gate; h' of the second may be n + z * (h - n).
-What else reads one of the values between is no obstacle.
+products too; what cuts the gates may be a Split, or a Slice for each; a number may be added to the
+forget gate; h' of the second may be n + z * (h - n). What else reads one of the values between is
+no obstacle.
 """
 
 from __future__ import annotations
@@ -128,24 +129,48 @@ def _without_number(value: Value | None) -> tuple[Value | None, float]:
 
 
 def _split(parts: Sequence[Value | None], count: int) -> tuple[Value | None, tuple[int, ...]]:
-    """What ``parts`` are all equal parts of along the last axis, in float32, and their places."""
-    nodes = {None if part is None else part.producer for part in parts}
-    node = nodes.pop()
-    if nodes or node is None or node.op.full_name != "Split" or len(node.outputs) != count:
+    """What ``parts`` are all equal parts of along the last axis, in float32, and their places; of
+    one Split, or of a Slice for each."""
+    places = [_place(part, count) for part in parts]
+    whole = {x for x, _ in places}
+    order = tuple([place for _, place in places])
+    x = whole.pop()
+    if whole or x is None or len(set(order)) < len(parts) or not _alike(parts):
         return None, ()
-    if any(part not in node.outputs for part in parts):
-        return None, ()
-    order = tuple(node.outputs.index(part) for part in parts)
-    x, rank = node.inputs[0], None if parts[0] is None else _rank(parts[0])
-    axis = node.attrs.get("axis", 0)
-    if rank is None or axis not in (-1, rank - 1) or len(set(order)) < len(parts):
-        return None, ()
-    return (x, order) if _alike(node.outputs) else (None, ())
+    return x, order
 
 
-def _rank(value: Value) -> int | None:
-    shape = value.type.shape if isinstance(value.type, TensorType) else None
-    return None if shape is None else len(shape)
+def _place(part: Value | None, count: int) -> tuple[Value | None, int]:
+    """What ``part`` is one of ``count`` equal parts of along the last axis, and which of them."""
+    node = None if part is None else part.producer
+    if part is None or node is None or node.control_inputs or not part.rank:
+        return None, 0
+    if node.op.full_name == "Slice":
+        begin = _begin_of(node, part.rank)
+        width = 0 if begin is None else _width_of(part)
+        if not width or node.inputs[0] is None or _width_of(node.inputs[0]) != count * width:
+            return None, 0
+        assert begin is not None
+        begin += count * width if begin < 0 else 0
+        return (None, 0) if begin < 0 or begin % width else (node.inputs[0], begin // width)
+    split = node.op.full_name == "Split" and len(node.outputs) == count and _alike(node.outputs)
+    if not split or node.attrs.get("axis", 0) not in (-1, part.rank - 1):
+        return None, 0
+    return node.inputs[0], node.outputs.index(part)
+
+
+def _begin_of(node: Node, rank: int) -> int | None:
+    """Where a Slice of neighbours along the last axis alone begins, if that is constant."""
+    numbers = [node.const(i) for i in (1, 3, 4)]
+    begin, axis, step = (None if n is None or n.size != 1 else int(n.item()) for n in numbers)
+    last = axis in (-1, rank - 1) or (node.input(3) is None and rank == 1)
+    return begin if last and (step == 1 or node.input(4) is None) else None
+
+
+def _width_of(value: Value) -> int:
+    """The last dim; 0 if it is not known."""
+    width = value.shape[-1] if value.shape else None
+    return width if isinstance(width, int) else 0
 
 
 def _alike(values: Sequence[Value | None]) -> bool:
