@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from math import inf
 
 # Runs by which a thread count is judged, by their median: what is slow now and then counts, too.
 _JUDGED = 5
 _TRIED = 3
 # Runs between two trials: the minimum after a change, doubled up to the maximum while none. A trial
 # that is not due to slow runs ends with the first run that takes longer than usual by this factor:
-# so few runs are trials that they do not show in the 99th percentile.
-_FEWEST, _MOST = 32, 512
+# so few runs are trials that they do not show in the 99th percentile. Where the other number has
+# never been as fast as runs are now, trials become rarer still, and slow runs trigger none.
+_FEWEST, _MOST, _RAREST = 32, 512, 4096
 _LONGER = 1.15
 # A trial begins when the median run is slower than usual by this factor, but not during the first
 # _PATIENCE runs after the last trial.
@@ -37,6 +39,7 @@ class ThreadTuner:
         self.most = most
         self._now = most
         self._times = {n: deque[float](maxlen=_JUDGED) for n in (1, most)}
+        self._least = dict.fromkeys(self._times, inf)
         self._usual = 0.0
         self._left = _TRIED + 1  # runs until the next trial begins, or the present one ends
         self._trying = self._brief = False
@@ -56,6 +59,7 @@ class ThreadTuner:
         if times is None:
             return
         times.append(seconds)
+        self._least[threads] = min(self._least[threads], seconds)
         self._left -= 1
         if self._trying:
             if self._left <= 0 or (self._brief and seconds > _LONGER * self._usual):
@@ -71,7 +75,12 @@ class ThreadTuner:
         if not bound or seconds <= bound or self._left >= self._interval - _PATIENCE:
             return False
         # A trial that changes nothing takes these times for usual, so that it is not repeated.
-        return len(times) == _JUDGED and median(times) > bound
+        middle = median(times)
+        return len(times) == _JUDGED and middle > bound and not self._is_best(middle)
+
+    def _is_best(self, seconds: float) -> bool:
+        """Whether no run with the other number of threads has ever been as fast."""
+        return seconds < _MARGIN * self._least[self._other] < inf
 
     def _judge(self) -> None:
         """End a trial: use the faster thread count from now on."""
@@ -80,9 +89,10 @@ class ThreadTuner:
         if one and several:  # else a run at the same time has begun a trial of its own
             better = 1 if one < _MARGIN * several else self.most
         changed = better != self._now
-        self._interval = _FEWEST if changed else min(2 * self._interval, _MOST)
         self._now = better
         self._usual = one if better == 1 else several
+        most = _RAREST if self._is_best(self._usual) else _MOST
+        self._interval = _FEWEST if changed else min(2 * self._interval, most)
         self._trying, self._left = False, self._interval
 
 
