@@ -79,17 +79,17 @@ class ClientsRow:
     clients: int
     trials: dict[tuple[str, int], list[Trial]] = field(default_factory=dict)
 
-    def best(self, engine: str) -> Column:
-        """Runs a second in each turn, with the number of threads that was best then."""
-        columns = [trials for (name, _), trials in self.trials.items() if name == engine]
+    def best(self, *, ours: bool) -> Column:
+        """Runs a second in each turn, ours or of all peers, with the engine and the number of
+        threads that were best then."""
+        columns = [trials for (name, _), trials in self.trials.items() if (name == OURS) == ours]
         turns = zip(*columns, strict=False)
         return [max((t.rate for t in turn if t.rate), default=None) for turn in turns]
 
     @property
     def ratio(self) -> float | None:
-        if not self.best(OURS) or not self.best(LOADING_PEER):
-            return None
-        return ratio(self.best(OURS), [self.best(LOADING_PEER)])
+        own, others = self.best(ours=True), self.best(ours=False)
+        return ratio(own, [others]) if own and others else None
 
 
 def loading(trial: Trial) -> float | None:
@@ -270,7 +270,7 @@ def clients_table(rows: Sequence[ClientsRow]) -> list[str]:
 
     lines = heading(
         "Runs a second of several client threads on one session, by engine and its threads; the "
-        "ratio is of the best of each engine.",
+        "ratio is of our best to the best of all peers.",
         ["model", "clients", *columns, "ratio", "at least", "reached"],
     )
     for row in rows:

@@ -134,6 +134,7 @@ def work(job: Job) -> Trial:
         )
     warm_up(lambda: run(feeds))
     if job.clients:
+        throughput(lambda: run(feeds), job.clients, WARM_UP_SECONDS)
         return replace(trial, rate=throughput(lambda: run(feeds), job.clients, SECONDS))
     times = sample(lambda: run(feeds))
     after = resident("VmHWM")

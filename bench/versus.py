@@ -32,7 +32,6 @@ from bench.models import Model, models
 from bench.peers import ENGINES, PEERS, REFERENCE, installed
 from bench.run import machine
 from bench.tables import (
-    LOADING_PEER,
     OURS,
     ClientsRow,
     Row,
@@ -44,7 +43,8 @@ from bench.trial import Job, Trial, measure
 
 HERE = Path(__file__).parent
 FEW_TURNS, TURNS = 3, 5
-CLIENTS = (1, 2, 4)
+CLIENTS = (1, 2, 4, 16)
+CLIENT_ENGINES = (OURS, "onnxruntime", "openvino-throughput")
 # Besides those that ``machine`` names.
 PACKAGES = ("onednn-cpu-gomp", "openvino", "torch", "transformers")
 
@@ -121,7 +121,9 @@ class Bench:
         _complain(row.trials)
 
     def _throughput(self, model: Model, job: Job) -> None:
-        engines = [e for e in (OURS, LOADING_PEER) if e in self.options.engines]
+        # "openvino-throughput" is OpenVINO as it is set for many requests.
+        chosen = [e for e in CLIENT_ENGINES if e.partition("-")[0] in self.options.engines]
+        engines = [engine for engine in chosen if installed(engine)]
         configurations = list(product(engines, self.options.threads))
         row = ClientsRow(model.name, job.clients, {key: [] for key in configurations})
         self.throughputs.append(row)
@@ -234,7 +236,7 @@ def parse() -> Options:
     add("--only", nargs="+", metavar="NAME", help="models whose names have one of these in them")
     add("--engines", nargs="+", choices=[OURS, *PEERS], help="all that are installed, by default")
     add("--threads", type=_numbers, metavar="N,N", help="of each engine; 1,2 by default")
-    add("--clients", type=_numbers, metavar="N,N", help="also time throughput; all: 1,2,4")
+    add("--clients", type=_numbers, metavar="N,N", help="also time throughput; all: 1,2,4,16")
     add("--turns", type=int, help=f"{TURNS} by default, {FEW_TURNS} for a part")
     add("--json", type=Path, metavar="FILE", help="write what was measured here, too")
     arguments = parser.parse_args()

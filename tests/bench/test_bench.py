@@ -155,6 +155,8 @@ def test_clients_compare_the_best_numbers_of_threads():
         ("onnxruntime", 2): [Trial(rate=2.0), Trial(error="failed")],
     }
     assert ClientsRow("net", 4, rates).ratio == 2.0
+    rates["openvino-throughput", 2] = [Trial(rate=20.0), Trial(rate=16.0)]
+    assert ClientsRow("net", 4, rates).ratio == 0.5
     assert ClientsRow("net", 4, {(OURS, 1): [Trial(rate=1.0)]}).ratio is None
 
 
@@ -217,7 +219,8 @@ def test_generated_model_takes_its_feeds():
 
 
 def test_engines_are_all_peers_without_telemetry():
-    assert {OURS, OURS + "-shapes", REFERENCE, *PEERS} == set(ENGINES)
+    others = {OURS + "-shapes", REFERENCE, "openvino-throughput"}
+    assert {OURS, *others, *PEERS} == set(ENGINES)
     assert installed(OURS)
     assert environment(Path("cache"))["ORT_DISABLE_TELEMETRY"] == "1"
     assert environment(Path("cache"))["TORCHINDUCTOR_CACHE_DIR"].startswith("cache")
