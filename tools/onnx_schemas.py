@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -71,4 +72,4 @@ def text() -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(text(), "ascii")
+    Path(FILE).write_text(text(), "ascii")

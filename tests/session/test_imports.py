@@ -41,7 +41,9 @@ ACCIDENTAL = {
         "ml_dtypes",
         "multiprocessing",
         "onnx",
+        "pathlib",
         "platformdirs",
+        "random",
     ),
     *("rich", "sqlite3", "subprocess", "tarfile", "tempfile", "urllib.request", "xml", "zipfile"),
     *("google.protobuf.descriptor_pool", "google.protobuf.text_format"),
@@ -102,7 +104,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def modules(session: str, folder: Path) -> set[str]:
     """The modules that a process imports to make a session and run it."""
     command = [sys.executable, "-c", PROGRAM.format(session)]
-    environment = {**os.environ, "PENSTOCK_CACHE": str(folder)}  # without measured costs
+    environment = {**os.environ, "HOME": str(folder)}  # without measured costs
+    for name in ("PENSTOCK_CACHE", "XDG_CACHE_HOME"):
+        environment.pop(name, None)
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=True, env=environment
     )
@@ -134,6 +138,34 @@ def test_compile_and_run_imports_nothing_by_accident(imported: set[str]) -> None
 
 def test_compile_and_run_imports_nothing_of_other_models(imported: set[str]) -> None:
     assert imported & OF_OTHER_MODELS == set()
+
+
+def test_convolution_and_cast_import_nothing_of_8_bit_models(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    nodes = [
+        helper.make_node("Cast", ["x"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Reshape", ["f", "shape"], ["r"]),
+        helper.make_node("Conv", ["r", "w"], ["y"]),
+    ]
+    weights = [
+        numpy_helper.from_array(np.ones((1, 1, 2, 2), np.float32), "w"),
+        numpy_helper.from_array(np.array([1, 1, 4, 4]), "shape"),
+    ]
+    ports = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 3, 3]),
+    ]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], weights)
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    names = modules(f"penstock.compile({str(path)!r})", tmp_path)
+    of_8_bits = {"penstock.ops.onnx.quantized", "penstock.passes.lowering.split_codes"}
+    assert names & (ACCIDENTAL | of_8_bits) == set()
+
+
+def test_one_thread_needs_no_schedules_by_costs(model: Path) -> None:
+    names = modules(f"penstock.compile({str(model)!r}, threads=1)", model.parent)
+    assert names & {"penstock.session.scheduling", "penstock.plan.grouping"} == set()
 
 
 def test_open_and_run_imports_few_modules(imported_by_open: set[str]) -> None:

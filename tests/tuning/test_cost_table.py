@@ -631,21 +631,33 @@ def test_forked_child_does_not_wait_for_locks_of_parent(monkeypatch, tmp_path):
 
 def test_environment_variable_names_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
+    assert cache_folder() == str(tmp_path)
     table = cost_table()
     assert table is cost_table()
-    assert (table.path, table.machine) == (tmp_path / "costs.sqlite", machine_name())
+    assert (table.path, table.machine) == (str(tmp_path / "costs.sqlite"), machine_name())
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "other"))
     assert cost_table() is not table
 
 
-def test_cache_folder_defaults_to_user_cache(monkeypatch, tmp_path):
+@pytest.mark.parametrize("caches", [None, "", "absolute"])
+def test_cache_folder_is_that_of_platformdirs(monkeypatch, tmp_path, caches):
+    from platformdirs import user_cache_dir
+
     monkeypatch.delenv("PENSTOCK_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = cache_folder()
-    assert "penstock" in folder.parts
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    if caches is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", caches and str(tmp_path / caches))
+    assert cache_folder() == user_cache_dir("penstock", appauthor=False)
+
+
+def test_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
+    """As the base directory specification of freedesktop.org says."""
+    monkeypatch.delenv("PENSTOCK_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "caches")
     if sys.platform == "linux":
-        assert folder == tmp_path / "penstock"
+        assert cache_folder() == str(tmp_path / ".cache" / "penstock")
 
 
 def test_machine_name_has_library_versions():

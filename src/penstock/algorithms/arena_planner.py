@@ -205,18 +205,16 @@ class _Search:
     each of hundreds of steps pays for all buffers.
     """
 
-    __slots__ = ("blocks", "draw", "neighbours", "order", "resistance", "visits")
+    __slots__ = ("_draw", "blocks", "neighbours", "order", "resistance", "visits")
 
     def __init__(self, blocks: _Blocks, neighbours: Sequence[Sequence[int]]) -> None:
-        import random
-
         self.blocks = blocks
         self.neighbours = neighbours
         # Size times neighbours: roughly the area of a buffer in time and memory.
         self.order = sorted(blocks.filled, key=lambda i: -blocks.sizes[i] * len(neighbours[i]))
         self.resistance = list(map(len, neighbours))
         self.visits = 0
-        self.draw = random.Random(0)
+        self._draw: Callable[[], float] | None = None
 
     def run(self, best: Arena, bound: int, rounds: int = _ROUNDS) -> Arena:
         """``best`` or a smaller arena; stops at one of ``bound`` bytes or less."""
@@ -266,11 +264,20 @@ class _Search:
             ends[i] = offset + sizes[i]
         return self.blocks.arena(offsets)
 
+    @property
+    def draw(self) -> Callable[[], float]:
+        """Random numbers from 0 to 1, the same in each search; most searches need none."""
+        if self._draw is None:
+            import random
+
+            self._draw = random.Random(0).random
+        return self._draw
+
     def weakest_spot(
         self, i: int, near: list[int], offsets: list[int], ends: list[int], limit: int
     ) -> int:
         """The offset below ``limit`` where the buffers in the way of buffer i resist least."""
-        size = self.blocks.sizes[i]
+        size, draw = self.blocks.sizes[i], self.draw
         # As in ``_lowest_gap``, only the ends of other buffers need to be tried.
         spots = sorted({0, *(ends[j] for j in near)})
         # In the way: buffers that start below the end of the spot, minus those that end before it.
@@ -283,7 +290,7 @@ class _Search:
 
         def resistance(spot: int) -> float:
             weight = started[bisect_left(starts, spot + size)] - ended[bisect_right(stops, spot)]
-            return weight * (1 + self.draw.random())
+            return weight * (1 + draw())
 
         return min((spot for spot in spots if spot + size <= limit), key=resistance)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -134,7 +135,7 @@ def profile(
             "gbytes_per_s": peak.bytes_per_s * 1e-9,
         },
         "trace": None if no_trace else str(trace),
-        "costs": str(path) if path.exists() else None,
+        "costs": path if os.path.exists(path) else None,
     }
 
 

@@ -120,26 +120,26 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
         from penstock.frontends.artifact.importer import load_artifact
 
         return load_artifact(source, limits, map_weights)
-    from pathlib import Path
-
     if is_path:
-        source = Path(source)
+        source = os.fspath(source)
     if is_folder or head.startswith(b"PK"):
         from penstock.frontends.nnpackage.package import is_package, load_package
 
-        if is_package(source):
+        package = _path_or_bytes(source)
+        if is_package(package):
             from penstock.frontends.onnx.type_constraints import check_types
 
-            model = load_package(source, limits, map_weights)
+            model = load_package(package, limits, map_weights)
             model.check_types = check_types
             return model
-    if isinstance(source, Path) and (is_folder or source.stem == "saved_model"):
+    stem, suffix = os.path.splitext(_name(source)) if is_path else (None, None)
+    if is_folder or stem == "saved_model":
         _refuse_other_formats(source)
         from penstock.frontends.tensorflow.saved_model import load_saved_model
 
-        folder = source if is_folder else source.parent
+        path = _path_or_bytes(source)
+        folder = path if is_folder else path.parent
         return load_saved_model(folder, limits, map_weights, signature)
-    suffix = source.suffix if isinstance(source, Path) else None
     graph_def = suffix in _TEXT
     if suffix == ".pb":
         graph_def = head[:1] in (b"", *_GRAPH_DEF)
@@ -148,17 +148,17 @@ def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None)
     if graph_def:
         from penstock.frontends.tensorflow.importer import load_graph_def
 
-        return load_graph_def(source, limits)
+        return load_graph_def(_path_or_bytes(source), limits)
     if head[4:] in _TFLITE or (suffix or "").lower() in _TFLITE_SUFFIXES:
         from penstock.frontends.onnx.type_constraints import check_types
         from penstock.frontends.tflite.importer import load_tflite
 
-        model = load_tflite(source, limits, map_weights, signature)
+        model = load_tflite(_path_or_bytes(source), limits, map_weights, signature)
         model.check_types = check_types  # of the ONNX operations that operators have become
         return model
-    if isinstance(source, Path):
+    if is_path:
         _refuse_other_formats(source)
-    if isinstance(source, Path | bytes):
+    if isinstance(source, str | bytes):
         _refuse_other_contents(source, head)
     from penstock.frontends.onnx.importer import load_onnx
 
@@ -219,14 +219,26 @@ _HEADS = (
 )
 
 
-def _refuse_other_formats(path: Path) -> None:
+def _path_or_bytes(source: Any) -> Any:
+    """A path as a ``Path``, whose module loading an ONNX file does without."""
+    from pathlib import Path
+
+    return Path(source) if isinstance(source, str) else source
+
+
+def _name(path: str) -> str:
+    """The last part of a path."""
+    return os.path.basename(path.rstrip(os.sep))
+
+
+def _refuse_other_formats(path: str) -> None:
     """Raise ``InvalidModel`` for a file whose name says that it is of an unsupported format."""
-    suffix = path.suffix.lower().partition("-")[0]  # of .data-00000-of-00001
+    suffix = os.path.splitext(_name(path))[1].lower().partition("-")[0]  # of .data-00000-of-00001
     if suffix in _OTHER_FORMATS:
         _refuse(path, *_OTHER_FORMATS[suffix])
 
 
-def _refuse_other_contents(source: Path | bytes, head: bytes) -> None:
+def _refuse_other_contents(source: str | bytes, head: bytes) -> None:
     """Raise ``InvalidModel`` for a file that begins as one of an unsupported format does."""
     for at, start, format in _HEADS:
         if head[at:].startswith(start):
@@ -244,6 +256,6 @@ def _refuse_other_contents(source: Path | bytes, head: bytes) -> None:
         _refuse(source, *[*found, _ZIP][0])
 
 
-def _refuse(source: Path | bytes, form: str, advice: str) -> NoReturn:
-    name = "the model" if isinstance(source, bytes) else source.name
+def _refuse(source: str | bytes, form: str, advice: str) -> NoReturn:
+    name = "the model" if isinstance(source, bytes) else _name(source)
     raise InvalidModel(f"{name} is {form}, which cannot be loaded: {advice}")

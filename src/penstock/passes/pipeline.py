@@ -101,7 +101,7 @@ OPTIMIZE: tuple[Pass, ...] = (
 )
 
 LOWER: tuple[Pass, ...] = (
-    ImportedPass("lowering.split_codes", "Cast", "Conv", "QLinearConv"),
+    ImportedPass("lowering.split_codes", "ConvInteger", "DequantizeLinear", "QLinearConv"),
     ImportedPass("lowering.quantize", "DequantizeLinear"),
     FoldQuantizedWeights(),
     ImportedPass("lowering.hoist_scales", "MatMul"),

@@ -55,7 +55,7 @@ _UNTOLD = ("cost_model", "grouping", "devices", "after_pass")
 
 def folder_of(cache: bool | str | Path) -> Path:
     """The folder that ``cache=`` names; True stands for the user's."""
-    return cache_folder() / "sessions" if cache is True else Path(str(cache))
+    return Path(cache_folder(), "sessions") if cache is True else Path(str(cache))
 
 
 def entries(folder: Path) -> list[tuple[Path, os.stat_result]]:

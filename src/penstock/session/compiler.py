@@ -73,7 +73,7 @@ LINES: Mapping[str, tuple[Stage, ...]] = {
 }
 """The stages of each executor, from ``Feeds`` to the executor; "cluster" is what ``cluster=`` asks
 for. "auto" is "parallel" with a margin:
-it becomes one task, in order, unless several are clearly faster."""
+it becomes one task, in order, unless several are clearly faster; with one worker it is "linear"."""
 
 
 AFTER_LOWERING: Mapping[str, tuple[Stage, ...]] = {
@@ -109,6 +109,12 @@ class Compiler:
         self.context = context
         self._progress = progress_of(context.options.progress)
 
+    @property
+    def _executor(self) -> str:
+        """The executor by whose line of stages graphs without frames are compiled."""
+        name = self.context.executor
+        return "linear" if name == "auto" and self.context.workers == 1 else name
+
     def structure(self, graph: Graph) -> Sequence[Unraised]:
         """Simplify a sorted graph in place as far as that is possible without shapes.
 
@@ -141,7 +147,7 @@ class Compiler:
         with all operations that no kernel is available for."""
         context, compiler = self.context, self
         framed = context.executor == "frames" or subgraph.framed
-        line = LINES["frames" if framed else context.executor]
+        line = LINES["frames" if framed else self._executor]
         if framed and context.options.cluster is not None:
             line = (stages.specialise, _build_on_cluster)
         if not framed and context.executor == "auto" and context.workers > 1:
@@ -157,7 +163,7 @@ class Compiler:
 
     def restore(self, saved: SavedPlan, values: Sequence[Any]) -> Executor:
         """The executor of a plan that was saved, for values of the shapes that it is for."""
-        line = AFTER_LOWERING[self.context.executor]
+        line = AFTER_LOWERING[self._executor]
         if saved.arena is not None:
             bound = _SAMPLED if self.context.workers > 1 else _BOUND
             line = (stages.plan_slots, stages.schedule_saved, *bound)

@@ -7,10 +7,10 @@ from functools import partial
 
 from penstock.analysis.sizes import check_sizes
 from penstock.backends.kernels import KernelTable
+from penstock.host.on_demand import imported
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ops.internal.transfer import Place, Ports
 from penstock.passes.pipeline import LOWER, optimize, run_passes
-from penstock.session.scheduling import observed_executor
 from penstock.session.stages import (
     CompileContext,
     Feeds,
@@ -19,6 +19,8 @@ from penstock.session.stages import (
 )
 from penstock.tuning.measure import CostModel, GraphProfiler
 from penstock.tuning.placement import Placement
+
+_observed_executor = imported("penstock.session.scheduling.observed_executor")
 
 
 def optimise(feeds: Feeds, context: CompileContext) -> Feeds:
@@ -35,7 +37,7 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     graph, kernels = feeds.graph, KernelTable()
     set_threads(graph, context)
     costs: CostModel = context.options.cost_model or GraphProfiler(
-        graph, context.backends, feeds.values, kernels, partial(observed_executor, context)
+        graph, context.backends, feeds.values, kernels, partial(_observed_executor, context)
     )
     placement = Placement(context.backends, context.options.place or {}, kernels, costs)
     if context.one_memory and context.options.autotune and isinstance(costs, GraphProfiler):
@@ -70,8 +72,6 @@ def _places(
     placement: Placement, context: CompileContext, ports: Ports | None, graph: Graph
 ) -> dict[Node, Place]:
     """Where each node of ``graph`` runs, whose inputs and outputs are where ``ports`` say."""
-    from penstock.tuning.transfer_placement import choose
-
     costs = placement.costs
     parallel = context.executor in ("parallel", "streams", "auto")
     if context.one_memory:
@@ -85,6 +85,8 @@ def _places(
             costs.allowed = allowed
             costs.copy_graph()  # later measurements must not see the transfers of this one
         costs.complete(single_threaded=parallel)
+        from penstock.tuning.transfer_placement import choose
+
         seconds = partial(costs.seconds, single_threaded=parallel)
         placed = choose(
             graph,

@@ -24,7 +24,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,8 +79,8 @@ class CostTable:
     operation on each backend apart: a process asks for few of them. A file that is not a table of
     costs is ignored, with a warning, and replaced by ``save``."""
 
-    def __init__(self, path: Path, machine: str) -> None:
-        self.path = path
+    def __init__(self, path: str | os.PathLike[str], machine: str) -> None:
+        self.path = os.fspath(path)
         self.machine = machine
         self.forked()
         renewed(self)
@@ -220,11 +219,11 @@ class CostTable:
 
     def _write(self, fresh: _Records) -> None:
         """Merge ``fresh`` into the file, in one transaction."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        os.makedirs(os.path.dirname(self.path) or os.curdir, exist_ok=True)
         try:
             _update(self.path, self.machine, fresh)
         except ValueError:
-            self.path.unlink()
+            os.unlink(self.path)
             _update(self.path, self.machine, fresh)
         self._is_damaged = False
 
@@ -294,18 +293,19 @@ DELETE FROM costs WHERE measured_at <=
 
 
 @contextmanager
-def _transaction(path: Path, *, create: bool = False) -> Iterator[Connection]:
+def _transaction(path: str, *, create: bool = False) -> Iterator[Connection]:
     """A transaction on the file: reading, or with ``create``, writing. Raises ``OSError`` if the
     file cannot be read or written, ``ValueError`` if it is not a table of costs."""
-    if not create or path.exists():
-        status = path.stat()
+    if not create or os.path.exists(path):
+        status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # reading from a pipe would block
             raise ValueError("it is not a regular file")
         if status.st_size > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES} bytes")
     import sqlite3  # takes 2 MB, which a process without a table does without
+    from pathlib import Path
 
-    uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+    uri = f"{Path(path).absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
     try:
         with closing(sqlite3.connect(uri, _PATIENCE_S, isolation_level=None, uri=True)) as file:
             file.text_factory = lambda text: text.decode(errors="replace")
@@ -339,7 +339,7 @@ def _of_operation(records: _Records, backend: str, operation: str) -> _Records:
     return {group: own for group, own in records.items() if group[:2] == (backend, operation)}
 
 
-def _update(path: Path, machine: str, fresh: _Records) -> None:
+def _update(path: str, machine: str, fresh: _Records) -> None:
     with _transaction(path, create=True) as connection:
         connection.execute(_DELETE_ATTRIBUTES)
         for pair in {group[:2] for group in fresh}:
@@ -362,6 +362,9 @@ def _debug(message: str, *arguments: object) -> None:
         logging.getLogger(__name__).debug(message, *arguments)
 
 
+# Systems whose caches lie elsewhere than freedesktop.org's base directories say.
+_WITH_FOLDERS_OF_THEIR_OWN = ("darwin", "win32")
+
 # By the variables that name their folders.
 _TABLES: dict[tuple[str | None, ...], CostTable] = {}
 
@@ -373,19 +376,25 @@ def cost_table() -> CostTable:
     table = _TABLES.get(key)
     if table is None:
         # Atomic, so that all threads get the same table.
-        fresh = CostTable(cache_folder() / "costs.sqlite", machine_name())
+        fresh = CostTable(os.path.join(cache_folder(), "costs.sqlite"), machine_name())
         table = _TABLES.setdefault(key, fresh)
     return table
 
 
-def cache_folder() -> Path:
+def cache_folder() -> str:
     """The folder that Penstock keeps measurements in."""
     named = os.environ.get("PENSTOCK_CACHE")
     if named:
-        return Path(named)
+        return named
+    if sys.platform not in _WITH_FOLDERS_OF_THEIR_OWN:
+        # As platformdirs has it, whose import takes 9 ms, in each process that compiles.
+        caches = os.environ.get("XDG_CACHE_HOME", "")
+        if not os.path.isabs(caches):
+            caches = os.path.expanduser("~/.cache")
+        return os.path.join(caches, "penstock")
     from platformdirs import user_cache_dir
 
-    return Path(user_cache_dir("penstock", appauthor=False))
+    return user_cache_dir("penstock", appauthor=False)
 
 
 @cache

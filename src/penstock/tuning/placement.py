@@ -8,7 +8,6 @@ from math import inf
 from typing import TypeVar
 
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.heft import bound
 from penstock.algorithms.records import dataclass, field
 from penstock.backends.base import Backend, Where, group_name, stands_in
 from penstock.backends.dynamic_shapes import SpecialisingBackend
@@ -202,6 +201,8 @@ class Placement:
         alone = {node: self._fastest_alone(node) or backend for node, backend in placed.items()}
         if alone == placed:
             return placed
+        from penstock.algorithms.heft import bound
+
         seconds = self.costs.seconds
         nodes = [node for node in graph.nodes if node in placed]
         serial = sum(seconds(node, placed[node], single_threaded=False) for node in nodes)

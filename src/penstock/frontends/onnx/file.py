@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
@@ -66,13 +65,12 @@ def opened(source: Source) -> Iterator[tuple[ModelProto, Weights]]:
     elif isinstance(source, bytes):
         yield _parsed(ModelProto, source, "the bytes given"), ()
     else:
-        path = Path(source)
-        with open_path(path) as file:
-            yield _read(file, path)
+        name = os.fspath(source)
+        with open_path(name) as file:
+            yield _read(file, name)
 
 
-def _read(file: BinaryIO, path: Path) -> tuple[ModelProto, Weights]:
-    name = str(path)
+def _read(file: BinaryIO, name: str) -> tuple[ModelProto, Weights]:
     size = os.fstat(file.fileno()).st_size
     if size >= LARGE_FILE:
         try:

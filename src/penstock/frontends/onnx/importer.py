@@ -14,9 +14,9 @@ put on a list of pending graphs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
-from pathlib import Path
 
 import numpy as np
 
@@ -77,9 +77,10 @@ def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool
     operations without a kernel. External data are found only if the model is given by its path;
     they are read, or mapped into memory if ``map_weights``.
     """
-    path = None if isinstance(source, bytes | ModelProto) else Path(source)
+    path = None if isinstance(source, bytes | ModelProto) else os.fspath(source)
+    folder = None if path is None else os.path.dirname(path) or os.curdir
     with opened(source) as (proto, weights):
-        tensors = TensorReader(limits, path and path.parent, map_weights)
+        tensors = TensorReader(limits, folder, map_weights)
         return _Importer(proto, weights, path, tensors).model()
 
 
@@ -91,12 +92,12 @@ class _Importer:
     """Imports one model. ``weights`` are initializers of its graph that are not in ``proto``."""
 
     def __init__(
-        self, proto: ModelProto, weights: Weights, path: Path | None, tensors: TensorReader
+        self, proto: ModelProto, weights: Weights, path: str | None, tensors: TensorReader
     ) -> None:
         self.proto = proto
         self.weights = weights
         self.path = path
-        where = "the model" if path is None else path.name
+        where = "the model" if path is None else os.path.basename(path)
         self.diagnostics = Diagnostics(where, tensors.limits, proto.ByteSize)
         self.pending: list[PendingGraph] = []
         self.attributes = AttributeReader(tensors, self.diagnostics, self.pending)
@@ -138,13 +139,12 @@ class _Importer:
         metadata = {
             decode_text(entry.key): decode_text(entry.value) for entry in proto.metadata_props
         }
-        path = None if self.path is None else str(self.path)
         return Model(
             {graph.name: graph},
             graph.name,
             {},
             metadata,
-            path,
+            self.path,
             check_types=check_types,
             about=self.about(opsets),
             scopes=self.scopes,

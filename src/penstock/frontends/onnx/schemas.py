@@ -13,9 +13,9 @@ there::
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.messages import AttributeProto, FunctionProto
 from penstock.ir.graph import Graph, Model
 
-FILE = Path(__file__).with_name("schemas.txt")
+FILE = os.path.join(os.path.dirname(__file__), "schemas.txt")
 OPTIONAL, VARIADIC = 1, 2
 """The ``option`` of a port that may be left out, and of one that stands for any number of values"""
 
@@ -275,7 +275,8 @@ def newest_opset(domain: str) -> int:
 @cache
 def _table() -> tuple[Mapping[tuple[str, str], str], Sequence[frozenset[str]], Mapping[str, int]]:
     """The lines of operations by domain and name, the sets of types, and the last opsets."""
-    newest, sets, *lines = FILE.read_text("ascii").splitlines()
+    with open(FILE, encoding="ascii") as file:
+        newest, sets, *lines = file.read().splitlines()
     keys = [line.split(" ", 2) for line in lines]
     operations = {(domain, name): text for domain, name, text in keys}
     return operations, [frozenset(s) for s in json.loads(sets)], json.loads(newest)

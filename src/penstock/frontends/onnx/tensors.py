@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -138,7 +137,7 @@ class TensorReader(ConstantBudget):
     """Reads the tensors of one model. External data are read from ``folder`` and nowhere else, or
     mapped if ``map_weights``."""
 
-    folder: Path | None
+    folder: str | None
     map_weights: bool = False
     files: dict[str, WeightFile] = field(default_factory=dict)
 
@@ -220,11 +219,13 @@ class TensorReader(ConstantBudget):
                 f"is external data in {location!r}; load the model from its path, so that the file "
                 "can be found"
             )
+        from pathlib import Path
+
         try:
             file = self.files.get(location)
             if file is None:
                 file = self.files[location] = WeightFile(
-                    partial(open_inside, self.folder, location), self.map_weights
+                    partial(open_inside, Path(self.folder), location), self.map_weights
                 )
             data = file.read(offset, needed) if offset + needed <= file.size else None
         except ValueError as error:
