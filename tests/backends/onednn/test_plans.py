@@ -73,6 +73,7 @@ def close(text: str, feeds: dict[str, np.ndarray], **options) -> ps.Session:
 def small_blocks(monkeypatch):
     """Blocks of sixteen rows, for attention of any size."""
     monkeypatch.setattr(attention, "_WORTH", 0)
+    monkeypatch.setattr(attention, "_WORTH_HEAD", 0)
     monkeypatch.setattr(attention, "_BLOCK", 1 << 10)
 
 
@@ -343,6 +344,16 @@ def test_small_attention_runs_as_products():
         { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }"""
     feeds = {"q": draw(2, 9, 8), "k": draw(2, 8, 9), "v": draw(2, 9, 5)}
     assert len(steps(close(text, feeds))) == 3
+
+
+@pytest.mark.parametrize(("heads", "positions", "count"), [(250, 49, 3), (10, 260, 1)])
+def test_attention_runs_in_blocks_where_a_head_has_many_positions(heads, positions, count):
+    shapes = {"q": (heads, positions, 8), "k": (heads, 8, positions), "v": (heads, positions, 4)}
+    inputs = ", ".join(f"float{list(shape)} {name}" for name, shape in shapes.items())
+    text = f"""g ({inputs}) => (float[{heads}, {positions}, 4] y)
+        {{ a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }}"""
+    feeds = {name: draw(*shape) for name, shape in shapes.items()}
+    assert len(steps(close(text, feeds))) == count
 
 
 # Layouts.

@@ -50,9 +50,10 @@ from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.types import FLOAT32, TensorType, Type
 
 # Bytes of scores in a block, which the cache of a core has room for beside keys and values; and
-# bytes of all scores from which on blocks pay off, as fewer stay in the cache anyway.
+# bytes of all scores, and of those of a head, from which on blocks pay off: fewer stay in the cache
+# anyway, and a head of few positions takes longer to call primitives for than to compute.
 _BLOCK = 1 << 20
-_WORTH = 1 << 21
+_WORTH, _WORTH_HEAD = 1 << 21, 1 << 18
 
 # Operations between which a run looks whether it must stop: some milliseconds.
 _MOST_FLOPS = 1 << 29
@@ -141,7 +142,8 @@ def _attention_of(node: Node, types: Sequence[Type | None]) -> Attention | None:
     post_ops = post_ops_of([first, *chain], place, tensors) if chain else ()
     if post_ops is None or any(post.binary == PRELU for post in post_ops):
         return None
-    if ITEM * math.prod(q[:-1]) * v[-2] < _WORTH:
+    head = ITEM * q[-2] * v[-2]
+    if head < _WORTH_HEAD or head * math.prod(q[:-2]) < _WORTH:
         return None
     return Attention(tuple(tensors), query, key, value, post_ops, guarded)
 
