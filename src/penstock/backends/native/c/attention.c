@@ -41,30 +41,50 @@ static void store(const struct attention *a, const float *new, int64_t row, cons
     memset(to + end * size, 0, (a->kept - end) * size * sizeof *to);
 }
 
-static inline float dot(const float *a, const float *b, int64_t n)
+/* Lanes to the largest of them, or to their sum, in halves: each is one instruction. */
+static inline float largest(float *lanes)
 {
-    vector sums = {0}, others = {0}, x, y;
-    float parts[LANES], rest = 0;
-    int64_t i = 0;
-    for (; i + 2 * LANES <= n; i += 2 * LANES) {
-        memcpy(&x, a + i, sizeof x), memcpy(&y, b + i, sizeof y);
-        sums += x * y;
-        memcpy(&x, a + i + LANES, sizeof x), memcpy(&y, b + i + LANES, sizeof y);
-        others += x * y;
-    }
-    if (i + LANES <= n) {
-        memcpy(&x, a + i, sizeof x), memcpy(&y, b + i, sizeof y);
-        sums += x * y;
-        i += LANES;
-    }
-    sums += others;
-    memcpy(parts, &sums, sizeof parts);
+#pragma GCC unroll 8
     for (int half = LANES / 2; half; half /= 2)
+#pragma GCC unroll 16
         for (int l = 0; l < half; l++)
-            parts[l] += parts[l + half];
-    for (; i < n; i++)
-        rest += a[i] * b[i];
-    return parts[0] + rest;
+            lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
+    return lanes[0];
+}
+
+static inline float sum_of(float *lanes)
+{
+#pragma GCC unroll 8
+    for (int half = LANES / 2; half; half /= 2)
+#pragma GCC unroll 16
+        for (int l = 0; l < half; l++)
+            lanes[l] += lanes[l + half];
+    return lanes[0];
+}
+
+/* Products of q with some keys, a constant number of them, whose sums are under way together. */
+static inline __attribute__((always_inline)) void dots(float *to, const float *q, const float *keys,
+                                                       int64_t size, float scale, int count)
+{
+    vector sums[TOGETHER] = {0}, x, y;
+    float parts[TOGETHER][LANES];
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        memcpy(&x, q + i, sizeof x);
+#pragma GCC unroll 4
+        for (int j = 0; j < count; j++) {
+            memcpy(&y, keys + j * size + i, sizeof y);
+            sums[j] += x * y;
+        }
+    }
+    memcpy(parts, sums, sizeof parts);
+#pragma GCC unroll 4
+    for (int j = 0; j < count; j++) {
+        float sum = sum_of(parts[j]);
+        for (int64_t k = i; k < size; k++)
+            sum += q[k] * keys[j * size + k];
+        to[j] = scale * sum;
+    }
 }
 
 /* to += the sum of `n` rows, each times its weight */
@@ -91,14 +111,23 @@ static int attend(const struct attention *a, const float *q, const float *keys, 
     float scale = (float)a->scale, cap = (float)a->softcap;
     for (int64_t from = first; from < end; from += KEYS) {
         int64_t n = end - from < KEYS ? end - from : KEYS;
-        float highest = top;
-        for (int64_t j = 0; j < n; j++)
-            scores[j] = scale * dot(q, keys + (from + j) * a->size, a->size);
-        for (int64_t j = 0; cap && j < n; j++)
+        int64_t whole = n / LANES * LANES, j = 0;
+        float most[LANES], parts[LANES] = {0};
+        for (; j + TOGETHER <= n; j += TOGETHER)
+            dots(scores + j, q, keys + (from + j) * a->size, a->size, scale, TOGETHER);
+        for (; j < n; j++)
+            dots(scores + j, q, keys + (from + j) * a->size, a->size, scale, 1);
+        for (j = 0; cap && j < n; j++)
             scores[j] = cap * tanh32(scores[j] / cap);
-        for (int64_t j = 0; bias && j < n; j++)
+        for (j = 0; bias && j < n; j++)
             scores[j] += bias[from + j];
-        for (int64_t j = 0; j < n; j++)
+        for (int l = 0; l < LANES; l++)
+            most[l] = top;
+        for (j = 0; j < whole; j += LANES)
+            for (int l = 0; l < LANES; l++)
+                most[l] = scores[j + l] > most[l] ? scores[j + l] : most[l];
+        float highest = largest(most);
+        for (; j < n; j++)
             highest = scores[j] > highest ? scores[j] : highest;
         if (!(highest > -INFINITY && highest < INFINITY))
             return 1;
@@ -106,9 +135,12 @@ static int attend(const struct attention *a, const float *q, const float *keys, 
         for (int64_t i = 0; total && i < a->value_size; i++)
             sums[i] *= shrink;
         total *= shrink;
-        for (int64_t j = 0; j < n; j++)
+        for (j = 0; j < n; j++)
             scores[j] = exp32(scores[j] - highest);
-        for (int64_t j = 0; j < n; j++)
+        for (j = 0; j < whole; j += LANES)
+            for (int l = 0; l < LANES; l++)
+                parts[l] += scores[j + l];
+        for (total += sum_of(parts); j < n; j++)
             total += scores[j];
         add_rows(sums, values + from * a->value_size, scores, n, a->value_size);
         top = highest;
