@@ -59,8 +59,11 @@ class ClusterExecutor:
         return _PART_BYTES * len(self.parts)
 
     def observed(self) -> Executor:
-        where = "steps run on the workers of a cluster, which tell nobody of them; observe runs of "
-        advice = "a session that is compiled without cluster="
+        where = (
+            "steps run on the workers of a cluster, which tell nobody of them: neither observers "
+        )
+        where += "nor PENSTOCK_TRACE see them; "
+        advice = "observe runs of a session that is compiled without cluster="
         raise Unsupported.of([("observers", where + advice, "run")])
 
     def trim(self) -> None:
