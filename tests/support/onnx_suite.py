@@ -28,7 +28,8 @@ from penstock.frontends.onnx.schemas import newest_opset
 from penstock.frontends.onnx.upgrades import Meaning, meaning, microsoft_rules
 from penstock.onnx_backend import PenstockBackend
 from penstock.ops import registered
-from penstock.ops.registry import MICROSOFT
+from penstock.ops.families import MODULES
+from penstock.ops.registry import MICROSOFT, find
 from tests.support import tflite_operators
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
@@ -294,6 +295,15 @@ ON_CUDA = (
 """what needs CUDA, and what tests it"""
 
 
+def torch_operations() -> tuple[list[str], list[str]]:
+    """ONNX's operations that the torch backend has kernels for, and those that it has none for."""
+    from penstock.backends.torch.backend import FAMILIES
+
+    known = [find(name) for domain, name in MODULES if not domain]
+    names = sorted([op.name for op in known if op is not None and op.role is None])
+    return [name for name in names if name in FAMILIES], [n for n in names if n not in FAMILIES]
+
+
 def _torch() -> Iterator[str]:
     yield from _heading("PyTorch")
     yield _text(
@@ -306,6 +316,14 @@ def _torch() -> Iterator[str]:
     yield from _table(
         ("on CUDA", "tested by", "run"), [(what, by, CUDA_RUN) for what, by in ON_CUDA]
     )
+    there, on_host = torch_operations()
+    yield ""
+    yield _text(
+        f"**Kernels of torch**, {len(there)}: {_listed(there)}. Forms and element types that torch "
+        "computes in another way than the specification run on NumPy; `explain` says so."
+    )
+    yield ""
+    yield _text(f"**On the host beside it**, {len(on_host)}: {_listed(on_host)}.")
 
 
 FORMS = (

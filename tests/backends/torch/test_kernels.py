@@ -34,9 +34,10 @@ def floats(*dims: int) -> np.ndarray:
     return rng.standard_normal(dims).astype(np.float32)
 
 
-def check(op: str, inputs, constants=(), outputs=1, **attrs) -> None:
+def check(op: str, inputs, constants=(), outputs=1, opset=None, **attrs) -> None:
     """torch has a kernel for this node, and it does what NumPy's does."""
-    (node,) = load_onnx(node_model(op, inputs, attrs, outputs=outputs)).graph.nodes
+    version = {} if opset is None else {"opset": opset}
+    (node,) = load_onnx(node_model(op, inputs, attrs, outputs=outputs, **version)).graph.nodes
     for i in constants:
         value = node.inputs[i]
         assert value is not None
@@ -109,3 +110,23 @@ def test_torch_attention_repeats_heads_of_keys_for_groups_of_queries():
 @pytest.mark.parametrize("shift", [0.0, 90.0, -90.0])
 def test_torch_softplus_is_exact_far_from_zero(shift):
     check("Softplus", [floats(3, 5) + np.float32(shift)])
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+@pytest.mark.parametrize("widths", [[0, 0, 3, 0, 0, 2], [1, 2, 0, 0, 1, 3], [0] * 6])
+def test_torch_pads_with_elements_of_the_tensor(mode, widths):
+    check("Pad", [floats(2, 4, 5), np.array(widths)], constants=(1,), mode=mode)
+
+
+def test_torch_slices_backward():
+    numbers = [np.array(x) for x in ([-1, 0], [-(2**63) + 1, 4], [2, 1], [-2, 1])]
+    check("Slice", [floats(2, 4, 5), *numbers], constants=(1, 2, 3, 4))
+    whole = [np.array(x) for x in ([9], [-9], [0], [-1])]
+    check("Slice", [floats(3, 2), *whole], constants=(1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("axis", [None, 0, 1, 2, -1])
+def test_torch_softmax_before_opset_13_flattens_the_axes_from_one_on(op, axis):
+    attrs = {} if axis is None else {"axis": axis}
+    check(op, [floats(2, 3, 4)], opset=11, **attrs)

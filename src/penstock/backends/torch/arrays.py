@@ -7,7 +7,7 @@ an output there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,10 +124,11 @@ def expand(site: TorchSite) -> Kernel | None:
 
 
 def slice_(site: TorchSite) -> Kernel | None:
-    """Slice by numbers on the host; torch has no views with negative steps."""
+    """Slice by numbers on the host. torch has no views with negative steps: with these, and known
+    dims, elements are picked by index."""
     rank = site.rank(0)
     steps = site.ints(4) if site.given(4) else ()
-    if site.dtype(0) is None or rank is None or steps is None or min(steps, default=1) < 1:
+    if site.dtype(0) is None or rank is None or steps is None or 0 in steps:
         return None
 
     def index(numbers: Sequence[Any]) -> tuple[slice, ...]:
@@ -145,10 +146,30 @@ def slice_(site: TorchSite) -> Kernel | None:
     known = all(x is not None or not site.given(i) for i, x in enumerate(given, 1))
     if known and not _in_range(given, rank):
         return None  # the error is NumPy's
+    backward, dims = min(steps, default=1) < 0, site.dims(0)
     if known:
         fixed = index(given)
-        return _viewing(lambda x, *_: x[fixed], 1, 2, 3, 4)
+        if not backward:
+            return _viewing(lambda x, *_: x[fixed], 1, 2, 3, 4)
+        if dims is not None:
+            ranges = [range(*part.indices(n)) for part, n in zip(fixed, dims, strict=True)]
+            return _picking(site, {a: r for a, r in enumerate(ranges) if r != range(dims[a])})
+    if backward:
+        return None
     return _viewing(lambda x, *numbers: x[index(numbers)], 1, 2, 3, 4)
+
+
+def _picking(site: TorchSite, places: Mapping[int, Sequence[int] | np.ndarray]) -> Kernel:
+    """The kernel that picks the elements at these ``places`` along axes."""
+    indices = {a: site.tensor(np.array(found, np.int64)) for a, found in places.items()}
+
+    def function(x: Tensor, *_: Any) -> Tensor:
+        y = x
+        for axis, index in indices.items():
+            y = y.index_select(axis, index)
+        return x.clone() if y is x else y
+
+    return Kernel(function, host_inputs=(1, 2, 3, 4))
 
 
 def _in_range(numbers: Sequence[Any], rank: int) -> bool:
@@ -192,11 +213,12 @@ def tile(site: TorchSite) -> Kernel | None:
 
 
 def pad_kernel(site: TorchSite) -> Kernel | None:
-    """Pad with a constant, or with mirrored or repeated elements as far as torch has these."""
+    """Pad with a constant; or of known dims with mirrored, repeated or wrapped elements, which are
+    picked by index: torch itself mirrors no more than the last three of four dims."""
     rank, mode = site.rank(0), site.attrs.get("mode", "constant")
     mode = mode.decode() if isinstance(mode, bytes) else mode
     widths, axes = site.ints(1), site.ints(3)
-    if site.dtype(0) is None or rank is None or widths is None or mode != "constant":
+    if site.dtype(0) is None or rank is None or widths is None:
         return None
     if site.given(3) and axes is None:
         return None
@@ -205,12 +227,25 @@ def pad_kernel(site: TorchSite) -> Kernel | None:
     half = len(widths) // 2
     for axis, pair in zip(chosen, zip(widths[:half], widths[half:], strict=True), strict=True):
         pairs[axis] = pair
+    if mode != "constant":
+        return _pad_by_elements(site, pairs, mode)
     flat = [width for pair in reversed(pairs) for width in pair]
 
     def function(x: Tensor, _: Any, value: Any = None, __: Any = None) -> Tensor:
         return torch.constant_pad_nd(x, flat, 0 if value is None else value.item())
 
     return Kernel(function, host_inputs=(1, 2, 3))
+
+
+def _pad_by_elements(site: TorchSite, pairs: Sequence[tuple[int, int]], mode: str) -> Kernel | None:
+    dims = site.dims(0)
+    if mode not in ("edge", "reflect", "wrap") or dims is None or 0 in dims:
+        return None
+    if min((width for pair in pairs for width in pair), default=0) < 0:
+        return None
+    modes: Any = mode
+    padded = {a: (dims[a], pair) for a, pair in enumerate(pairs) if pair != (0, 0)}
+    return _picking(site, {a: np.pad(np.arange(n), w, modes) for a, (n, w) in padded.items()})
 
 
 def rearrange_blocks(site: TorchSite) -> Kernel | None:

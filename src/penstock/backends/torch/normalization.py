@@ -144,11 +144,24 @@ def local_response(site: TorchSite) -> Kernel | None:
 
 
 def softmax(site: TorchSite) -> Kernel | None:
-    """Softmax and LogSoftmax along one axis."""
-    if site.dtype(0) not in FLOATS or site.node.op.since < 13 or not site.rank(0):
+    """Softmax and LogSoftmax along one axis, or before opset 13 along all from that on."""
+    rank, axis = site.rank(0), site.attrs.get("axis", -1)
+    if site.dtype(0) not in FLOATS or not rank:
         return None
-    axis = site.attrs.get("axis", -1)
     function = torch.log_softmax if site.node.op.name == "LogSoftmax" else torch.softmax
+    if site.node.op.since < 13:
+        axis = site.attrs.get("axis", 1)
+        if not -rank <= axis < rank:
+            return None
+        first = axis % rank
+        if first < rank - 1:
+
+            def flattened(x: Tensor) -> Tensor:
+                if not x.numel():
+                    return x.clone()
+                return function(x.flatten(first), first).view(x.shape)
+
+            return Kernel(flattened)
 
     def into(x: Tensor, out: Tensor) -> None:
         function(x, axis, out=out)
