@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -22,12 +23,49 @@ def x(n: int) -> dict[str, np.ndarray]:
 
 def test_stats_count_plans_that_are_made_found_and_kept():
     session = compile_text(TEXT, backends=["numpy"])
-    assert session.stats == ps.Stats(0, 0, 0, 0, 0)
+    assert session.stats == ps.Stats(0, 0, 0, 0, 0, 0, 0)
     for n in (1, 2, 1, 1, 2):
         session.run(x(n))
     stats = session.stats
     assert (stats.plans_made, stats.plans_kept, stats.plans_dropped) == (2, 2, 0)
     assert stats.plans_found == 2  # the others are those of the plan used last
+
+
+def test_stats_tell_plans_that_were_saved_from_those_that_are_made(tmp_path):
+    session = compile_text(TEXT, backends=["numpy"])
+    session.run(x(1))
+    session.save(tmp_path / "saved.penstock")
+    opened = ps.open(tmp_path / "saved.penstock")
+    opened.run(x(1))
+    assert (opened.stats.plans_opened, opened.stats.plans_made) == (1, 0)
+    opened.run(x(2))
+    assert (opened.stats.plans_opened, opened.stats.plans_made) == (1, 1)
+
+
+def test_stats_count_runs_of_all_kinds():
+    session = compile_text(TEXT, backends=["numpy"])
+    session.run(x(1))
+    session(np.ones(1, np.float32))
+    session.run(x(1), ["a"])
+    session.run(x(1), timeout=60)
+    session.submit(x(1)).result(30)
+    asyncio.run(session.arun(x(1)))
+    ps.Stream().run(session, x(1)).result(30)
+    with pytest.raises(ps.InvalidInput):
+        session.run({"nothing": 1})
+    assert session.stats.runs == 8
+    session.profile(x(1), runs=3)  # has runs of its own
+    assert session.stats.runs == 8
+
+
+def test_plan_of_other_values_is_told_of_if_no_run_had_the_outputs():
+    session = compile_text(TEXT, backends=["numpy"])
+    session.run(x(3), ["a"])
+    assert "Neg" not in session.explain()
+    assert "exp" in session.source
+    assert session.granted.backends == ("numpy",)
+    session.run(x(3))
+    assert "Neg" in session.explain()
 
 
 def test_stats_count_plans_that_are_dropped(caplog):

@@ -66,6 +66,9 @@ class Executors:
         self._artifact = artifact
         self._entry = entry
         self._compiled = 0
+        self.opened = 0
+        """plans that were restored from what was saved"""
+        self._other: ref[Subgraph] | None = None
 
     @property
     def stale(self) -> Sequence[str]:
@@ -79,10 +82,14 @@ class Executors:
 
     @property
     def latest(self) -> Executor:
-        """The executor that was used last; compiled now if all dims are known before a run."""
+        """The executor that was used last for the outputs of the model; if there is none, the one
+        that was used last for other values. Compiled now if all dims are known before a run."""
         main = self._subgraphs.main
         if main.last.executor is not None:
             return main.last.executor
+        other = None if self._other is None else self._other()
+        if other is not None and other.last.executor is not None:
+            return other.last.executor
         if not all(isinstance(t, TensorType) and t.static for t in main.types):
             raise InvalidInput("no plan yet: run the session, or compile it with shapes=...")
         return self._ahead({})
@@ -142,6 +149,8 @@ class Executors:
                 raise
             subgraph.varying.fixed = True
             return self.get(subgraph, key, values)
+        if subgraph is not self._subgraphs.main:
+            self._other = ref(subgraph)
         # Plans of further shapes are kept ever more seldom, as each time all is written.
         unsaved = 0 if self._entry is None else self._entry.unsaved
         if unsaved and self._compiled.bit_count() == 1:
@@ -194,6 +203,7 @@ class Executors:
         types = None if shapes is None else shapes.types(subgraph.graph.inputs, values)
         if types is None and self._artifact is not None and subgraph is self._subgraphs.main:
             executor = self._artifact.restored(self._compiler, subgraph.key(values), values)
+            self.opened += executor is not None
         if executor is None:
             samples = shapes.samples(subgraph.graph.inputs, values) if shapes is not None else ()
             executor = self._compiler.compile(subgraph, values, types, samples)

@@ -43,12 +43,15 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a session has done: plans that it compiled; how often a plan was found among those that
-    it keeps, beside the one used last; plans dropped for want of room (``Limits.max_plans_bytes``);
-    plans that it keeps; and submitted runs that have not ended."""
+    """What a session has done: plans that it compiled, and those that it took from a file or a
+    cache; how often a plan was found among those that it keeps, beside the one used last; plans
+    dropped for want of room (``Limits.max_plans_bytes``); plans that it keeps; runs that were asked
+    for, by ``run``, ``submit`` and all others; and submitted runs that have not ended."""
 
     plans_made: int
+    plans_opened: int
     plans_found: int
     plans_dropped: int
     plans_kept: int
+    runs: int
     pending: int

@@ -83,7 +83,7 @@ class PlanCache:
     @property
     def hits(self) -> int:
         """How often a plan was found that was compiled before, beside the one used last."""
-        return int(repr(self._hits)[len("count(") : -1])
+        return counter_value(self._hits)
 
     def has(self, subgraph: Subgraph, key: Any) -> bool:
         """Whether there is a plan of a subgraph under this key."""
@@ -211,3 +211,8 @@ class PlanCache:
 def _nbytes(executor: Executor) -> int:
     """Bytes that dropping a plan gives back."""
     return executor.arena_bytes + executor.plan_bytes
+
+
+def counter_value(counter: count[int]) -> int:
+    """How often ``next`` was called for a counter that began with 0."""
+    return int(repr(counter)[len("count(") : -1])

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakMethod
 
@@ -182,6 +183,8 @@ class Session:
                 check_overrides(options.place, self._subgraphs.graph, backends)
             self._executors.compile_ahead(options.shapes)
         self._places = Places(options.max_pending)
+        self._runs = count()  # whose next() is atomic
+        self._count_run = self._runs.__next__
         renewed(self)
 
     @takes(RunOptions)
@@ -197,6 +200,7 @@ class Session:
         Only the part of the model that the fetches and targets need is run. Raises ``InvalidInput``
         for wrong names, dtypes and shapes, ``RunError`` for what goes wrong on the way.
         """
+        self._count_run()
         if options or self._traced:  # a run that can be stopped or observed
             return self._run(make(RunOptions, "run", feeds, fetches, targets, **options))
         if fetches is None and targets is None:
@@ -295,6 +299,7 @@ class Session:
         if self._closed:
             raise PenstockError("the session is closed")
         self._plans.refuse_reentry()
+        self._count_run()
         from penstock.session.run import Job, Run
 
         (self.options.pool or pool()).refuse_reentry()
@@ -472,7 +477,9 @@ class Session:
 
     @property
     def source(self) -> str:
-        """The generated program of the plan that was used last."""
+        """The generated program of the plan that was used last for the outputs of the model; if it
+        was only run for other values, of the last plan for these. So are ``plan``, ``granted``,
+        ``explain`` and ``describe``."""
         return self.latest.source
 
     @property
@@ -507,13 +514,15 @@ class Session:
 
     @property
     def stats(self) -> Stats:
-        """What the session has done so far. Runs are not counted, which would slow them down: an
-        observer or a trace does so."""
+        """What the session has done so far."""
         from penstock.session.facts import Stats
+        from penstock.session.plan_cache import counter_value
 
-        plans = self._plans
-        kept = len(plans.executors())
-        return Stats(plans.made, plans.hits, plans.evicted, kept, self._places.taken)
+        plans, opened = self._plans, self._executors.opened
+        kept, runs = len(plans.executors()), counter_value(self._runs)
+        made = max(0, plans.made - opened)  # less while one is opened
+        pending = self._places.taken
+        return Stats(made, opened, plans.hits, plans.evicted, kept, runs, pending)
 
     def explain(self, *, reasons: bool = False) -> str:
         """How the last plan will run: its executor, its memory, and its steps with their backends.
