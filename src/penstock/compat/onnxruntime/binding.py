@@ -31,7 +31,7 @@ class IOBinding:
             name: An input.
             arr_on_cpu: Its array.
         """
-        self.feeds[name] = arr_on_cpu
+        self.feeds[self._known(name)] = arr_on_cpu
 
     def bind_input(
         self,
@@ -53,7 +53,7 @@ class IOBinding:
             buffer_ptr: The address of C-contiguous elements.
         """
         check_device(device_type)
-        self.feeds[name] = _at(buffer_ptr, shape, dtype_of(element_type))
+        self.feeds[self._known(name)] = _at(buffer_ptr, shape, dtype_of(element_type))
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         """Feed a value.
@@ -62,7 +62,12 @@ class IOBinding:
             name: An input.
             ortvalue: Its value.
         """
-        self.feeds[name] = ortvalue
+        self.feeds[self._known(name)] = ortvalue
+
+    def _known(self, name: str) -> str:
+        if all(port.name != name for port in self.session.get_inputs()):
+            raise RuntimeError(f"Failed to find NodeArg with name: {name} in the def list")
+        return name
 
     def bind_output(
         self,

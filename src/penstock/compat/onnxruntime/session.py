@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import warnings
@@ -11,6 +12,7 @@ from typing import Any
 
 from penstock.compat.onnxruntime.binding import IOBinding
 from penstock.compat.onnxruntime.errors import (
+    CodedError,
     Fail,
     InvalidArgument,
     InvalidProtobuf,
@@ -33,6 +35,7 @@ from penstock.session.session import compile
 from penstock.types import TensorType
 
 CPU = "CPUExecutionProvider"
+_NO_VERSION = str(2**63 - 1)  # what ONNX Runtime says of a model without a version
 
 
 def get_available_providers() -> list[str]:
@@ -114,7 +117,7 @@ class InferenceSession:
             about("graph description", ""),
             model.entry,
             about("producer", ""),
-            int(about("model version", "0")),
+            int(about("model version", _NO_VERSION)),
         )
 
     def get_session_options(self) -> SessionOptions:
@@ -250,31 +253,48 @@ class InferenceSession:
     def run_with_iobinding(
         self, iobinding: IOBinding, run_options: RunOptions | None = None
     ) -> None:
-        """Run on what is bound; the outputs are in the binding.
+        """Run on what is bound; the outputs are in the binding. Raises ``RuntimeError`` for
+        whatever goes wrong.
 
         Args:
             iobinding: The binding.
             run_options: Ends the run where ``terminate`` is set.
         """
         feeds, names, given = iobinding.arguments()
-        iobinding.results = self._run(names or self._outputs, feeds, run_options, given)
+        try:
+            iobinding.results = self._run(names or self._outputs, feeds, run_options, given)
+        except (CodedError, ValueError) as error:
+            raise RuntimeError(f"Error in execution: {error}") from error
 
     # Profiles.
 
     def end_profiling(self) -> str:
-        """Write the trace of all runs since the beginning, for Perfetto; returns the path, "" if
-        ``enable_profiling`` was not set."""
+        """Write the trace of all runs since the beginning, for Perfetto: a list of events, in which
+        those of nodes have their operation as ONNX Runtime's have it (``args["op_name"]``). Returns
+        the path, "" if ``enable_profiling`` was not set."""
         if self._trace is None:
             return ""
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         path = f"{self._options.profile_file_prefix}_{stamp}.json"
-        self._trace.save(path)
+        events = [_profile_event(event) for event in self._trace.to_dict()["traceEvents"]]
+        Path(path).write_text(json.dumps(events, allow_nan=False) + "\n", encoding="ascii")
         self._trace = None
         return path
 
     def get_profiling_start_time_ns(self) -> int:
         """When the session was made, by the clock of the trace."""
         return self._began_ns
+
+
+def _profile_event(event: dict[str, Any]) -> dict[str, Any]:
+    """An event of a trace, with what programs look for in ONNX Runtime's."""
+    if event["ph"] != "X":
+        return event
+    arguments = event.get("args", {})
+    if "operation" not in arguments:
+        return {**event, "cat": "Session"}
+    more = {"op_name": arguments["operation"], "provider": CPU}
+    return {**event, "cat": "Node", "args": {**arguments, **more}}
 
 
 def _check_providers(providers: Sequence[str | tuple[str, Mapping[str, Any]]]) -> None:
@@ -291,6 +311,8 @@ def _check_providers(providers: Sequence[str | tuple[str, Mapping[str, Any]]]) -
 
 def _loaded(source: str | bytes | os.PathLike[str]) -> Model:
     """The model of a file or of bytes, with ONNX Runtime's errors."""
+    if source == b"":
+        raise InvalidArgument("No graph was found in the protobuf.")
     if not isinstance(source, bytes):
         source = Path(source)
         if not source.exists():

@@ -84,13 +84,13 @@ class NodeArg:
     type as text."""
 
     name: str
-    shape: list[int | str | None]
     type: str
+    shape: list[int | str | None]
 
 
 def node_arg(port: Port) -> NodeArg:
     """What ONNX Runtime says of an input or output."""
-    return NodeArg(port.name, list(port.shape or ()), type_text(port.type))
+    return NodeArg(port.name, type_text(port.type), list(port.shape or ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,12 @@ class OrtValue:
         Args:
             data: An array of the same dims.
         """
-        np.copyto(self.numpy(), data)
+        array, new = self.numpy(), np.asarray(data)
+        if array.size != new.size:
+            raise RuntimeError(
+                "The input size of numpy arrays does not match the size of the OrtValue."
+            )
+        np.copyto(array, new.reshape(array.shape))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.numpy(), dtype, copy=copy)
