@@ -49,7 +49,6 @@ from penstock.frontends.onnx.messages import (
     NodeProto,
     ValueInfoProto,
 )
-from penstock.frontends.onnx.module_scopes import module_scopes
 from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade, current
 from penstock.frontends.onnx.schemas import newest_opset, value_faults
 from penstock.frontends.onnx.scopes import (
@@ -251,7 +250,9 @@ class _Importer:
         in any order, so that outputs are needed before inputs are looked up. ``bound`` has values
         for outputs of a function by name; names that no node produces are left in it."""
         self.diagnostics.count_nodes(len(nodes))
-        if not context.prefix:
+        if not context.prefix and any(node.metadata_props for node in paced(nodes)):
+            from penstock.frontends.onnx.module_scopes import module_scopes
+
             self.scopes |= module_scopes(nodes)
         names = context.scope.names
         declared: list[OnnxNode] = []
