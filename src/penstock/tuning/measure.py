@@ -35,6 +35,7 @@ _MOST_RUNS = 5
 _MOST_SECONDS = 0.2
 # Turns of observed and unobserved runs: few, since each begins with its memory cold.
 _TURNS = 3
+_DISTURBED = 3
 # A number of streams so large that every kernel gets one thread.
 _ALL = 1 << 20
 
@@ -67,8 +68,9 @@ def profile_in_turn(
     observed: Executor, executor: Executor, values: Sequence[Any], runs: int
 ) -> Profile:
     """A profile of ``runs`` runs of ``observed``, and in turn with them of as many of ``executor``,
-    the same without observers, so that what slows the machine down slows down both. What observing
-    adds is in it until it is settled (``Profile.settle``)."""
+    the same without observers, so that what slows the machine down slows down both, but for single
+    runs that were interrupted (``undisturbed``). What observing adds is in it until it is settled
+    (``Profile.settle``)."""
     from penstock.observers.profile import Profile
 
     profile = Profile()
@@ -86,7 +88,19 @@ def profile_in_turn(
                 seconds = perf_counter() - begin
             profile.alone += [seconds] if i else []
     tell_progress("measured the plan", turns, turns)
+    profile.alone = undisturbed(profile.alone)
     return profile
+
+
+def undisturbed(seconds: Sequence[float]) -> list[float]:
+    """The times of runs that do the same; one of more than ``_DISTURBED`` times the median, which
+    other processes must have interrupted, counts as the median.
+
+    >>> undisturbed([1.0, 1.5, 80.0, 1.0])
+    [1.0, 1.5, 1.25, 1.0]
+    """
+    middle = float(np.median(seconds))
+    return [x if x <= _DISTURBED * middle else middle for x in seconds]
 
 
 def _observe(executor: Executor, values: Sequence[Any], profile: Profile | None) -> None:
