@@ -141,3 +141,14 @@ def test_profile_adds_up_to_its_runs_and_knows_runs_alone():
     assert sum(row.share for row in rows) == pytest.approx(1)
     conv = next(row for row in rows if row.facts.name == "first")
     assert conv.flops_per_s == pytest.approx(conv.facts.flops * 3 / conv.seconds)
+
+
+def test_nodes_of_the_model_are_in_steps_or_said_to_have_none():
+    text = """g (float[4] x) => (float[2, 2] y) <float[4] one = {1, 1, 1, 1}> {
+        [folded] a = Exp(one) [same] b = Identity(x) [added] c = Add(a, b) [exp] d = Exp(c)
+        [unused] e = Sin(d) s = Constant<value = int64[2] {2, 2}>() y = Reshape(d, s) }"""
+    described = compile_text(text).describe()
+    computed = [name for step in described["steps"] for name in step["nodes"]]
+    assert {"added", "exp"} <= {*computed}
+    assert {"folded", "same", "unused"} <= {*described["nodes_without_step"]}
+    assert not {*computed} & {*described["nodes_without_step"]}

@@ -543,8 +543,10 @@ class Session:
 
     def describe(self) -> dict[str, Any]:
         """The last plan as plain data, for machines: what was asked for and what was granted, its
-        memory, the graphs of devices that it is captured into, or why not, and each step with its
-        backend, the reason for it, types, operations and bytes."""
+        memory, the graphs of devices that it is captured into, or why not, and each step with the
+        ``nodes`` of the model that it computes, its backend, the reason for it, types, operations
+        and bytes. ``nodes_without_step`` are nodes whose results are constants, parts of other
+        values, or needed by nothing, or that others have replaced."""
         from dataclasses import asdict
 
         from penstock.inspect.plan_document import plan_document
@@ -558,7 +560,11 @@ class Session:
             {"name": name, "steps": len(graph.steps), "state": graph.state, "reason": graph.reason}
             for name, graph in getattr(executor, "captures", {}).items()
         ]
-        return {"asked": asked, "granted": granted, "graphs": graphs, **document}
+        computed = {name for step in document["steps"] for name in step["nodes"]}
+        names = [node.name or node.label for node in self.model.graph.walk()]
+        gone = [name for name in names if name not in computed]
+        about = {"asked": asked, "granted": granted, "graphs": graphs}
+        return {**about, **document, "nodes_without_step": gone}
 
     def save(self, path: str | Path) -> None:
         """Save the session to a file, which ``penstock.open`` opens: the model, and the plans for
