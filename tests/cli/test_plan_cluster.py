@@ -88,6 +88,29 @@ def test_forecast_uses_the_costs_of_the_profile(convnet, profile):
     assert f"by {profile}" in text
 
 
+def test_forecast_of_workers_that_share_cores_is_bound_by_these(convnet, profile):
+    asked = ("plan", str(convnet), *SHAPE, *LINK, "--cost", str(profile), "--cluster", "6")
+    apart, shared = as_json(*asked), as_json(*asked, "--cores", "2")
+    assert apart["used"] == 6
+    assert shared["used"] == 2
+    assert shared["interval"] == pytest.approx(shared["serial"] / 2, rel=0.01)
+    named = [f"node:{n.name}" for n in ps.load(convnet).graph.nodes]
+    pins = [("--place", f"{name}=/job:worker/task:{i // 2}") for i, name in enumerate(named)]
+    result = as_json(*asked, *[text for pin in pins for text in pin], "--cores", "2")
+    assert result["used"] == 6
+    assert result["bottleneck"] == {
+        "worker": None,
+        "bound_by": "cores",
+        "load": result["interval"],
+    }
+    assert (
+        "bottleneck   the cores that workers share"
+        in call(*asked, *[text for pin in pins for text in pin], "--cores", "2").output
+    )
+    alone = call("plan", str(convnet), "--cores", "2")
+    assert "--cores is for --cluster" in alone.output
+
+
 def test_profile_that_a_session_made_is_read(convnet, tmp_path):
     session = ps.compile(convnet, threads=2)
     made = session.profile({"x": np.ones((1, 3, 16, 16), np.float32)}, runs=2)

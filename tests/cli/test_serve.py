@@ -19,6 +19,7 @@ from click.testing import CliRunner
 import penstock as ps
 from penstock.cli import main
 from penstock.cli.serve import _listener
+from penstock.host.threads import core_budget
 from tests.support.onnx_text import model_from_text
 from tests.support.timing import SOON
 
@@ -95,6 +96,21 @@ def test_options_of_serve_for_clusters_are_refused_without_one(model):
     assert "--retries is for --cluster" in retries.output
     executor = runner.invoke(main, ["serve", str(model), "--cluster", "--executor", "linear"])
     assert "--executor is not for --cluster" in executor.output
+
+
+@pytest.mark.parametrize("given", [(), ("--replicas", "3")])
+def test_server_runs_a_request_on_each_core_unless_replicas_are_given(model, monkeypatch, given):
+    counts = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+
+    def made(repository, paths, make):
+        counts.append(make(next(iter(paths.values()))).count)
+
+    monkeypatch.setattr("penstock.cli.serve.ModelRepository.__init__", made)
+    monkeypatch.setattr("penstock.serving.app.Server.__init__", lambda *_, **__: None)
+    monkeypatch.setattr("penstock.serving.app.Server.app", None, raising=False)
+    CliRunner().invoke(main, ["serve", str(model), "--port", "0", *given])
+    assert counts == [3 if given else core_budget()]
 
 
 def test_served_connections_send_small_packets_at_once():
