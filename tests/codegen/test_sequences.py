@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -102,3 +103,29 @@ def test_primitives_of_onednn_are_steps_of_a_sequence(layout: str) -> None:
     for _ in range(2):
         (y,) = session.run(feeds).values()
         np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-6)
+
+
+COUNTING = """g (int64 n) => (float y) <int64 most = {9223372036854775807}, bool yes = {1},
+    int64 zero = {0}, int64 one = {1}, float half = {0.5}, float start = {8}> {
+    last, y = Loop (most, yes, zero, start) <body = b (int64 i, bool go, int64 k, float s)
+        => (bool on, int64 k1, float s1) {
+        k1 = Add (k, one) a = Mul (s, half) s1 = Add (a, half) on = Less (k1, n) }> }"""
+
+
+def test_iteration_of_a_loop_of_scalars_is_one_call() -> None:
+    session = compile_text(COUNTING)
+
+    def events(count: int) -> int:
+        feeds, seen = {"n": np.array(count)}, []
+        session.run(feeds)
+        before = sys.getprofile()
+        sys.setprofile(lambda frame, event, argument: seen.append(event))
+        try:
+            session.run(feeds)
+        finally:
+            sys.setprofile(before)
+        return sum(event in ("call", "c_call") for event in seen)
+
+    assert abs(events(1000) - events(100) - 900) < 9  # a run itself makes a few more or less
+    (y,) = session.run({"n": np.array(2)}).values()
+    assert y == 2.75  # (8 / 2 + 0.5) / 2 + 0.5
