@@ -24,6 +24,8 @@ def transfers_inside(session: ps.Session) -> int:
     plan = session.plan
     moved = [step for step in plan.walk() if step.node.op.name == "Transfer"]
     ends = {*plan.inputs, *plan.outputs}
+    # Conditions of branches and loops are read on the host.
+    ends.update(i for step in plan.walk() if step.control for i in step.inputs)
     return sum(1 for step in moved if ends.isdisjoint((*step.inputs, *step.outputs)))
 
 
