@@ -91,6 +91,13 @@ def test_slow_runs_trigger_no_trial_of_a_number_that_was_never_as_fast():
     assert given.count(1) <= 10
 
 
+def test_tuner_that_began_on_a_busy_machine_finds_free_cores_soon():
+    pace = ThreadTuner(2)
+    after(pace, 5_000, {1: 2.0, 2: 6.0})  # several threads have never been fast
+    given = after(pace, 600, {1: 2.0, 2: 1.0})  # which runs with one thread do not show
+    assert given[-50:].count(2) >= 44
+
+
 def test_tuner_ignores_other_thread_counts():
     pace = ThreadTuner(8)
     for _ in range(100):

@@ -15,8 +15,9 @@ _JUDGED = 5
 _TRIED = 3
 # Runs between two trials: the minimum after a change, doubled up to the maximum while none. A trial
 # that is not due to slow runs ends with the first run that takes longer than usual by this factor:
-# so few runs are trials that they do not show in the 99th percentile. Where the other number has
-# never been as fast as runs are now, trials become rarer still, and slow runs trigger none.
+# so few runs are trials that they do not show in the 99th percentile. Where one thread has never
+# been as fast as several are now, trials become rarer still, and slow runs trigger none; but not
+# the other way round: that a core has become free does not show in runs with one thread.
 _FEWEST, _MOST, _RAREST = 32, 512, 4096
 _LONGER = 1.15
 # A trial begins when the median run is slower than usual by this factor, but not during the first
@@ -39,7 +40,7 @@ class ThreadTuner:
         self.most = most
         self._now = most
         self._times = {n: deque[float](maxlen=_JUDGED) for n in (1, most)}
-        self._least = dict.fromkeys(self._times, inf)
+        self._least_alone = inf  # with one thread
         self._usual = 0.0
         self._left = _TRIED + 1  # runs until the next trial begins, or the present one ends
         self._trying = self._brief = False
@@ -59,7 +60,8 @@ class ThreadTuner:
         if times is None:
             return
         times.append(seconds)
-        self._least[threads] = min(self._least[threads], seconds)
+        if threads == 1:
+            self._least_alone = min(self._least_alone, seconds)
         self._left -= 1
         if self._trying:
             if self._left <= 0 or (self._brief and seconds > _LONGER * self._usual):
@@ -79,8 +81,8 @@ class ThreadTuner:
         return len(times) == _JUDGED and middle > bound and not self._is_best(middle)
 
     def _is_best(self, seconds: float) -> bool:
-        """Whether no run with the other number of threads has ever been as fast."""
-        return seconds < _MARGIN * self._least[self._other] < inf
+        """Whether several threads are used, and no run with one has ever been as fast."""
+        return self._now != 1 and seconds < _MARGIN * self._least_alone < inf
 
     def _judge(self) -> None:
         """End a trial: use the faster thread count from now on."""
