@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.version import VERSION
 
 if TYPE_CHECKING:
+    from penstock.backends.torch.backend import TorchBackend as TorchBackend
     from penstock.cluster.cluster import Cluster
     from penstock.cluster.simulated import SimulatedCluster
     from penstock.errors import (
@@ -65,6 +66,7 @@ _HOMES = {
     "Signal": "penstock.session.stream",
     "SimulatedCluster": "penstock.cluster.simulated",
     "Stream": "penstock.session.stream",
+    "TorchBackend": "penstock.backends.torch.backend",
     "Trace": "penstock.observers.trace",
     "compile": "penstock.session.session",
     "open": "penstock.session.session",
@@ -72,6 +74,7 @@ _HOMES = {
     "ray_deployment": "penstock.serving.ray_serve",
 }
 
+# TorchBackend is not among them: "from penstock import *" would need torch.
 __all__ = [
     "CancelToken",
     "Cancelled",
@@ -111,16 +114,23 @@ def __getattr__(name: str) -> Any:
 
     from penstock.host.gc_pause import paused
 
-    if name not in __all__:
+    if name not in __all__ and name not in _HOMES:
         hint = ""
         if name in ("InferenceSession", "SessionOptions"):
             hint = "; it is in penstock.compat.onnxruntime, and penstock.compile is Penstock's own"
         raise AttributeError(f"module 'penstock' has no attribute {name!r}{hint}")
     with paused():  # what modules define stays
-        home = import_module(_HOMES.get(name, "penstock.errors"))
+        try:
+            home = import_module(_HOMES.get(name, "penstock.errors"))
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ImportError(
+                f"penstock.{name} needs torch: pip install 'penstock[torch]'"
+            ) from error
     value = globals()[name] = getattr(home, name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted({*__all__, *_HOMES, "__version__"})

@@ -168,6 +168,17 @@ def test_one_thread_needs_no_schedules_by_costs(model: Path) -> None:
     assert names & {"penstock.session.scheduling", "penstock.plan.grouping"} == set()
 
 
+def test_torch_backend_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None; import penstock; from penstock import *\n"
+        "try: penstock.TorchBackend\n"
+        "except ImportError as error: print(error)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "penstock.TorchBackend needs torch: pip install 'penstock[torch]'\n"
+
+
 def test_open_and_run_imports_few_modules(imported_by_open: set[str]) -> None:
     assert len(imported_by_open) <= MOST_MODULES_OF_OPEN
 

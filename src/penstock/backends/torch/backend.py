@@ -103,16 +103,21 @@ FAMILIES = {name: family for names, family in _FAMILIES.items() for name in name
 
 
 class TorchBackend(HostBackend):
-    """Runs operations with PyTorch, on a device of torch.
+    """Runs operations with PyTorch, on a device of torch. Values there are tensors; what it has no
+    kernel for, the host runs.
 
-    ``device``: as torch names it ("cpu", "cuda:1"), by default the current CUDA device if there is
-    one, else the CPU. ``dtype``: the type in which float32 is held and computed there, a floating
-    type of torch or its name; what enters and leaves is float32 nevertheless. ``precision="tf32"``
-    lets products and convolutions on a GPU round their operands to TensorFloat-32. Raises
-    ``PenstockError`` for a device that there is not, ``ValueError`` for another type. ``runtime``:
-    the streams and events of the device, by default those of CUDA; torch's CPU device has none.
+    Args:
+        device: As torch names it ("cpu", "cuda:1"); by default the current CUDA device if there is
+            one, else the CPU.
+        dtype: The type in which float32 is held and computed there, a floating type of torch or its
+            name; what enters and leaves is float32 nevertheless.
+        precision: "tf32" lets products and convolutions on a GPU round their operands to
+            TensorFloat-32.
+        name: Of several backends of a session, the name of this one for ``place=``.
+        runtime: The streams and events of the device, by default those of CUDA; torch's CPU device
+            has none.
 
-    Values are tensors. What the backend has no kernel for, the host runs.
+    Raises ``PenstockError`` for a device that there is not, ``ValueError`` for another type.
     """
 
     name = "torch"
