@@ -294,7 +294,8 @@ class _ScanOutputs:
             if _is_static(writer.slots[slot].type):
                 writer.line(f"r{slot}[{iteration}] = {writer.name[row]}", self.step)
             else:
-                writer.line(f"r{slot}.append({_counted(writer, row)})", self.step)
+                added = f"r{slot}.append({{}})" if not writer.counts else f"add_row(r{slot}, {{}})"
+                writer.line(added.format(_owned(writer, row)), self.step)
 
     def end(self) -> list[str]:
         """Stack rows that are in lists; returns the variables that held rows."""

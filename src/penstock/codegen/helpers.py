@@ -19,6 +19,7 @@ from penstock.host.malloc import empty
 from penstock.ir.op import Outcome, array_of
 from penstock.ops.internal.transfer import is_transfer
 from penstock.ops.onnx.control_flow import (
+    add_row,
     element_of,
     read_trip_count,
     rows_of,
@@ -116,6 +117,7 @@ _FUNCTIONS = (
         element_of,
         ended,
         freed,
+        add_row,
         keep,
         own,
         put,

@@ -59,12 +59,18 @@ GROWING = {
                 u = Identity(t) w = Neg(x) }> }""",
         {"x": ROW, "n": COUNT},
     ),
-    "SequenceInsert|Neg": (
+    "Loop": (
+        """g (float[1000] x, int64 n) => (float[A, B] y) {
+            y = Loop(n, ,) <body = b (int64 i, bool t) => (bool u, float[1000] w) {
+                u = Identity(t) w = Identity(x) }> }""",
+        {"x": ROW, "n": np.array(2**62)},
+    ),
+    "SequenceInsert|Add": (
         """g (float[1000] x, int64 n) => (int64 y) {
             e = SequenceEmpty() y = SequenceLength(s)
             s = Loop(n, , e) <body = b (int64 i, bool t, seq(float[M]) v)
                     => (bool u, seq(float[M]) w) {
-                u = Identity(t) z = Neg(x) w = SequenceInsert(v, z) }> }""",
+                u = Identity(t) f = Cast<to=1>(i) z = Add(x, f) w = SequenceInsert(v, z) }> }""",
         {"x": ROW, "n": np.array(10_000)},
     ),
     "StringConcat": (

@@ -24,6 +24,9 @@ from penstock.types import ShapeError, TensorType, Type
 
 Steps = Generator[tuple[Graph, Sequence[Any]], Sequence[Any], list[Any]]
 
+# Rows that a loop gathers between two looks at the budget of the run; what a row costs in a list.
+_UNASKED, _REFERENCE_BYTES = 1024, 8
+
 
 @operator("If", since=1, role=Role.IF)
 @operator("Loop", since=1, role=Role.LOOP)
@@ -78,7 +81,7 @@ def _run_loop(node: Node, inputs: Sequence[Any]) -> Steps:
         go_on = truth(proceed)
         carried = results[: len(carried)]
         for rows, row in zip(scanned, results[len(carried) :], strict=True):
-            rows.append(keep(row))
+            add_row(rows, row)
     return [*carried, *(stack(r, 0, 0, v.type) for r, v in zip(scanned, outputs, strict=True))]
 
 
@@ -93,7 +96,7 @@ def _run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
         results = yield body, (*states, *(view[i, ...] for view in views))
         states = list(results[: layout.states])
         for rows, row in zip(scanned, results[layout.states :], strict=True):
-            rows.append(keep(row))
+            add_row(rows, row)
     row_types = [value.type for value in body.outputs[layout.states :]]
     outputs = zip(scanned, layout.output_axes, layout.output_backward, row_types, strict=True)
     return [*states, *(stack(*output) for output in outputs)]
@@ -162,6 +165,14 @@ def row_type(type_: Type, axis: int) -> TensorType:
         return TensorType(type_.dtype)
     axis %= len(type_.shape)
     return TensorType(type_.dtype, type_.shape[:axis] + type_.shape[axis + 1 :])
+
+
+def add_row(rows: list[Any], row: Any) -> None:
+    """Add a row that counts as memory of the run. Rows that are all one array count once: so that a
+    loop does not gather references without end, what stacking takes is asked for now and then."""
+    rows.append(keep(row))
+    if len(rows) % _UNASKED == 0:
+        reserve(len(rows) * (row.nbytes + _REFERENCE_BYTES))
 
 
 def stack(rows: Sequence[Any], axis: int, backward: int, type_: Type) -> Any:
