@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from penstock.host.malloc import MOST_KEPT, empty, give_back_memory, kept_bytes
+from penstock.host.malloc import MOST_KEPT, empty, give_back_memory, kept_bytes, new_bytes
 from penstock.types import FLOAT32
 from tests.support.malloc import needs_glibc
 from tests.support.onnx_text import compile_text
@@ -157,3 +157,13 @@ def test_large_result_is_in_memory_of_one_that_the_caller_has_let_go(operation):
     del second
     session.trim()
     assert kept_bytes() == 0
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, (4 << 20) - 1, 4 << 20, (8 << 20) + 5])
+def test_memory_for_weights_is_writable_and_as_large_as_asked_for(nbytes):
+    array = new_bytes(nbytes)
+    array[:] = 7
+    assert (array.dtype, array.shape) == (np.uint8, (nbytes,))
+    assert array.flags.c_contiguous
+    # Large arrays have a mapping of their own, for which NumPy asks for no large pages.
+    assert (array.base is not None) == (nbytes >= 4 << 20)

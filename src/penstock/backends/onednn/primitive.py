@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.algorithms.records import NamedTuple
 from penstock.backends.onednn.library import Library
+from penstock.host.malloc import new_bytes
 from penstock.ir.layout import ALIGNMENT, address, packed_strides
 
 # Arguments of primitives (DNNL_ARG_*).
@@ -195,13 +196,13 @@ def pointer(library: Library, array: np.ndarray) -> Any:
 
 def new_memory(library: Library, descriptor: Any) -> Any:
     """A memory object on new memory of its own, which is aligned."""
-    return memory(library, descriptor, new_bytes(library, descriptor))
+    return memory(library, descriptor, described_bytes(library, descriptor))
 
 
-def new_bytes(library: Library, descriptor: Any) -> np.ndarray:
+def described_bytes(library: Library, descriptor: Any) -> np.ndarray:
     """As many new bytes as a descriptor needs, aligned."""
     size = library.lib.dnnl_memory_desc_get_size(descriptor)
-    array = np.empty(size + ALIGNMENT, np.uint8)
+    array = new_bytes(size + ALIGNMENT)
     start = -address(array) % ALIGNMENT
     return array[start : start + size]
 
@@ -284,7 +285,7 @@ def reorder_primitive(library: Library, source: Any, target: Any, attr: Any = No
 
 def reordered(library: Library, array: np.ndarray, descriptor: Any) -> np.ndarray:
     """New bytes with the elements of ``array`` in the layout of ``descriptor``."""
-    source, target = descriptor_of(library, array), new_bytes(library, descriptor)
+    source, target = descriptor_of(library, array), described_bytes(library, descriptor)
     copy = reorder_primitive(library, source, descriptor)
     copy.run({SRC: memory(library, source, array), DST: memory(library, descriptor, target)})
     return target

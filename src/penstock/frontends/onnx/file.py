@@ -21,6 +21,7 @@ from penstock.errors import InvalidModel
 from penstock.frontends.common.encoding import read_varint
 from penstock.frontends.common.model_files import open_path
 from penstock.frontends.onnx.messages import GraphProto, ModelProto, TensorProto
+from penstock.host.malloc import new_bytes
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | ModelProto
 Message = TypeVar("Message", ModelProto, TensorProto)
@@ -116,7 +117,7 @@ def _initializer(file: BinaryIO, start: int, end: int, name: str) -> TensorProto
     assert contents is not None
     rest = _piece(file, start, first) + _piece(file, last, end)
     proto = _parsed(TensorProto, rest, name)
-    data = np.empty(last - contents, np.uint8)
+    data = new_bytes(last - contents)
     file.seek(contents)
     if file.readinto(data) != data.size:  # type: ignore[attr-defined]
         raise InvalidModel(f"{name} was cut short while it was read")
