@@ -59,8 +59,8 @@ def empty(dims: Sequence[int], dtype: np.dtype) -> np.ndarray:
 def new_bytes(nbytes: int) -> np.ndarray:
     """``nbytes`` of memory for weights, which are written once and kept. For arrays from 4 MiB on
     NumPy asks for large pages; where free memory is in small pieces the system first moves others
-    together, in the middle of a write: loading 500 MB took 1 to 2.5 s instead of 1.0, and runs were
-    no faster for it."""
+    together, in the middle of a write: loading 500 MB took 0.8 to 2.5 s instead of 0.9 to 1.1, and
+    runs were no faster for it."""
     if nbytes < _ADVISED or not hasattr(mmap, "MAP_PRIVATE"):
         return np.empty(nbytes, np.uint8)
     return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
