@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock import extend
 from penstock.backends.registry import BACKENDS
-from penstock.extend import Kernel, operator, same_type
+from penstock.extend import FLOAT32, HostBackend, Kernel, operator, same_type
 from penstock.ops import registry
 from penstock.testing import check_node
 from tests.support.onnx_text import compile_text
@@ -53,6 +53,34 @@ def run() -> np.ndarray:
     from tests.support.onnx_text import model_from_text
 
     return ps.compile(model_from_text(TEXT, domains={DOMAIN: 1}))(X)
+
+
+@pytest.mark.parametrize("types", [3, None, FLOAT32, [np.float32]])
+def test_infer_that_gives_no_types_is_named(types):
+    @operator("Twice", domain=DOMAIN, infer=lambda *_: types)
+    def twice(node, inputs):
+        return Kernel(lambda x: 2 * x)
+
+    with pytest.raises(ps.InternalError, match="the infer of the operation 'Twice' returned"):
+        run()
+
+
+def test_error_in_code_of_a_user_is_not_one_to_report():
+    @operator("Twice", domain=DOMAIN, infer=same_type)
+    def twice(node):
+        return Kernel(lambda x: 2 * x)
+
+    class Failing(HostBackend):
+        name = "failing"
+
+        def kernel(self, node, types):
+            raise RuntimeError("not today")
+
+    with pytest.raises(ps.InternalError, match="Correct the function that was registered"):
+        run()
+    register(2, replace=True)
+    with pytest.raises(ps.InternalError, match="Correct its kernel on the backend failing"):
+        compile_text("g (float[2] x) => (float[2] y) { y = Neg(x) }", backends=[Failing()])(X)
 
 
 def test_operation_of_onnx_is_replaced_only_on_request():

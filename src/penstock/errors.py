@@ -7,6 +7,8 @@ bug of Penstock's own.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
@@ -36,13 +38,31 @@ def wrong_type(option: str, value: object, needed: str) -> TypeError:
     return TypeError(f"{option}={shortened(repr(value))}: {needed} is needed")
 
 
+class OptionError(ValueError):
+    """An option has a value that it cannot have, or not beside the others."""
+
+
 def check_count(option: str, value: Any, most: int | None = None) -> None:
-    """Raise ``ValueError`` unless the value of an option is a whole number from 1, up to ``most``
+    """Raise ``OptionError`` unless the value of an option is a whole number from 1, up to ``most``
     if given."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or value < 1 or (most is not None and value > most):
         range_ = "of at least 1" if most is None else f"from 1 to {most:,}"
-        raise ValueError(f"{option}={shortened(repr(value))}: a whole number {range_} is needed")
+        raise OptionError(f"{option}={shortened(repr(value))}: a whole number {range_} is needed")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line outside of Penstock that called it, however many of its own functions are
+    between: warnings of Penstock's lines say nothing to users, and are shown once for all calls."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _is_own(frame.f_globals.get("__name__")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _is_own(module: str | None) -> bool:
+    # Generated programs have no name.
+    return module is None or module.partition(".")[0] == "penstock"
 
 
 class PenstockError(Exception):

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -139,11 +140,36 @@ def test_info_takes_the_shape_of_an_alias(graph_def):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["run"], ["jog"], ["run", "MODEL", "--input", "x"], ["info", "MODEL", "--shape", "x=axb"]],
+    [
+        ["run"],
+        ["jog"],
+        ["run", "MODEL", "--input", "x"],
+        ["info", "MODEL", "--shape", "x=axb"],
+        ["info", "MODEL", "--shape", "x=-1x3"],
+        ["bench", "MODEL", "--backends", "nimpy"],
+        ["run", "MODEL", "--executor", "linear", "--devices", "2"],
+        ["run", "MODEL", "--devices", "x"],
+        ["run", "MODEL", "--max-streams", "2"],
+    ],
 )
 def test_wrong_usage_exits_with_2(model, arguments):
     result = call(*[model if a == "MODEL" else a for a in arguments])
     assert result.exit_code == 2
+
+
+def test_wrong_value_of_the_environment_exits_with_2(model, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_EXECUTOR", "fast")
+    result = call("info", model, "--plan")
+    assert result.exit_code == 2
+    assert "PENSTOCK_EXECUTOR='fast'" in result.stderr
+
+
+def test_warning_is_a_line_on_stderr(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        result = call("info", model, "--plan", "--backends", "numpy", "--precision", "bf16")
+    assert result.exit_code == 0
+    assert result.stderr.startswith('warning: precision="bf16" computes in float32 here')
 
 
 @pytest.mark.parametrize("command", ["run", "info", "check", "plan"])

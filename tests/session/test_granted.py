@@ -12,6 +12,7 @@ import penstock as ps
 from penstock.backends.onednn.library import library
 from penstock.build import GraphBuilder
 from penstock.ops.internal.fused import is_fused
+from tests.support import onnx_text
 from tests.support.onnx_text import compile_text
 
 _WEIGHTS = ", ".join(["0.01"] * 576)
@@ -110,8 +111,10 @@ def test_description_nests_steps_of_loops():
 
 
 def test_bf16_without_a_backend_for_it_warns_and_says_float32():
-    with pytest.warns(UserWarning, match="computes in float32 here: it needs the backend onednn"):
+    reason = "computes in float32 here: it needs the backend onednn"
+    with pytest.warns(UserWarning, match=reason) as warned:
         session = compile_text(CONVOLUTION, backends=["numpy"], precision="bf16", shapes={})
+    assert [warning.filename for warning in warned] == [onnx_text.__file__]  # which called compile
     assert session.granted.precision == "float32"
     assert "precision float32 (asked for: bf16)" in session.explain()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.base import Backend, Where
-from penstock.errors import PenstockError
+from penstock.errors import OptionError, PenstockError
 from penstock.ops.internal.transfer import HOST
 
 BACKENDS = {
@@ -128,7 +128,7 @@ def _of_package(chosen: str) -> Backend:
             backend: Backend = entry.load()()
             return backend
     known = [*BACKENDS, *sorted(entry.name for entry in entries)]
-    raise ValueError(f"backend {chosen!r} is not one of {', '.join(known)}")
+    raise OptionError(f"backend {chosen!r} is not one of {', '.join(known)}")
 
 
 @cache
@@ -163,7 +163,7 @@ def backends_of(
         backends += [_stand_in(name) for name in beside if name is not None]
     names = [backend.name for backend in backends]
     if len(set(names)) < len(names):
-        raise ValueError(f"backends= has two of one name: {names}")
+        raise OptionError(f"backends= has two of one name: {names}")
     if all(isinstance(where, str) for where in places):
         return backends
     from penstock.backends.group import groups_of
@@ -176,7 +176,7 @@ def _on_cuda(devices: Sequence[str], precision: str) -> list[Backend]:
     if (reason := missing("torch")) is not None:
         raise PenstockError(f"devices={[*devices]!r}: {reason}")
     if len(set(devices)) < len(devices):
-        raise ValueError(f"devices= has one device twice: {[*devices]}")
+        raise OptionError(f"devices= has one device twice: {[*devices]}")
     cls = _backend_class("torch")
     names = ["torch", *[f"torch:{i}" for i in range(1, len(devices))]]
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -13,7 +14,7 @@ import click
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.algorithms.checkpoints import told
 from penstock.cli.commands import main
-from penstock.errors import InvalidInput, PenstockError
+from penstock.errors import InvalidInput, OptionError, PenstockError
 from penstock.ir.graph import Model
 from penstock.session.options import EXECUTORS, CompileOptions, help_of
 from penstock.types import TensorType
@@ -24,7 +25,7 @@ Show = Callable[[Mapping[str, Any]], None]
 def command(show: Show) -> Callable[[Callable[..., dict[str, Any]]], click.Command]:
     """Register a command: it returns what ``--json`` prints, or else ``show`` shows. A
     ``PenstockError`` or a file that cannot be written ends it with exit code 1, and so does a
-    result that is not ``ok``."""
+    result that is not ``ok``; options that no session can have with 2."""
 
     def register(function: Callable[..., dict[str, Any]]) -> click.Command:
         @main.command(function.__name__)
@@ -32,8 +33,11 @@ def command(show: Show) -> Callable[[Callable[..., dict[str, Any]]], click.Comma
         @wraps(function)
         def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
             try:
-                with _progress(function.__name__, quiet=as_json):
+                with _progress(function.__name__, quiet=as_json), warnings.catch_warnings():
+                    warnings.showwarning = _show_warning
                     result = function(*arguments, **options)
+            except OptionError as error:
+                raise click.UsageError(str(error)) from error
             except (PenstockError, OSError) as error:
                 title = type(error).__name__
                 result = {"ok": False, "error": {"type": title, "message": str(error)}}
@@ -53,6 +57,11 @@ def command(show: Show) -> Callable[[Callable[..., dict[str, Any]]], click.Comma
         return wrapped
 
     return register
+
+
+def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
+    click.secho("warning: ", fg="yellow", bold=True, nl=False, err=True)
+    click.echo(str(message), err=True)
 
 
 @contextmanager
@@ -121,9 +130,12 @@ def chosen(**options: Any) -> dict[str, Any]:
 
 
 def read_dims(text: str) -> tuple[int, ...]:
+    dims = [dim for dim in text.replace(",", "x").split("x") if dim]
     try:
-        return tuple(int(dim) for dim in text.replace(",", "x").split("x") if dim)
-    except ValueError:
+        if not all(dim.isdecimal() for dim in dims):
+            raise ValueError
+        return tuple(map(int, dims))
+    except ValueError:  # also of more digits than int reads
         raise click.UsageError(f"dims must look like 1x3x224x224, not {text!r}") from None
 
 

@@ -34,7 +34,7 @@ from penstock.types import (
 
 
 @lru_cache(maxsize=4096)
-def _is_own(code: Callable[..., Any]) -> bool:
+def is_own(code: Callable[..., Any]) -> bool:
     """Whether a class or function is one of Penstock's."""
     code = unwrap(code)
     module: str = getattr(getattr(code, "func", code), "__module__", None) or ""
@@ -94,7 +94,7 @@ def contract_of(
     """The contract of a node's kernel on a backend, by default NumPy's; None if both the backend
     and the operation are Penstock's own. ``types`` are those of the outputs if these have not got
     theirs; ``on_host``: whether the outputs are in the host's memory."""
-    if (backend is None or _is_own(backend.__class__)) and _is_own(node.op.compile):
+    if (backend is None or is_own(backend.__class__)) and is_own(node.op.compile):
         return None
     if types is None:
         types = [ANY if value is None else value.type for value in node.outputs]
@@ -107,7 +107,7 @@ def contract_of(
 
 def checked_kernel(node: Node, kernel: Any, backend: Any) -> Kernel | None:
     """Return the answer of a backend for ``node``, checked. Raises ``InternalError``."""
-    if kernel is None or (_is_own(backend.__class__) and isinstance(kernel, Kernel)):
+    if kernel is None or (is_own(backend.__class__) and isinstance(kernel, Kernel)):
         return kernel
     contract = Contract(node, backend.name, None)
     if not isinstance(kernel, Kernel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.errors import (
     MAX_SENTENCE,
@@ -12,6 +13,7 @@ from penstock.errors import (
     PenstockError,
     shortened,
 )
+from penstock.ir.contract import is_own
 from penstock.ir.graph import Node
 from penstock.types import ShapeError
 
@@ -29,10 +31,11 @@ def describe_node(node: Node, inputs: Sequence[str] | None = None) -> str:
     return f"{place} with inputs ({shortened(', '.join(inputs), MAX_SENTENCE)})"
 
 
-def compile_error(node: Node, error: Exception) -> PenstockError:
+def compile_error(node: Node, error: Exception, backend: Any = None) -> PenstockError:
     """Return the exception to raise for one out of an operation's own code, before any run.
     Operations raise ``ShapeError`` for what is wrong with a model. Errors of Penstock's own stay as
-    they are; anything else but a lack of memory is a bug."""
+    they are; anything else but a lack of memory is a bug, of whoever wrote the operation or the
+    ``backend`` that was asked for a kernel."""
     if isinstance(error, PenstockError):
         return error
     place = describe_node(node)
@@ -43,7 +46,12 @@ def compile_error(node: Node, error: Exception) -> PenstockError:
         return InvalidModel(f"{place} needs the attribute {key!r}")
     if isinstance(error, MemoryError):
         return LimitExceeded(f"{place}: there is not enough memory to compile it. {error}")
-    return InternalError(f"{place}: compiling it failed with {error!r}. Please report it")
+    remedy = "Please report it"
+    if not is_own(node.op.compile):
+        remedy = "Correct the function that was registered as this operation, or its infer"
+    elif backend is not None and not is_own(backend.__class__):
+        remedy = f"Correct its kernel on the backend {backend.name}"
+    return InternalError(f"{place}: compiling it failed with {error!r}. {remedy}")
 
 
 def format_bytes(n: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock.algorithms.records import dataclass
-from penstock.errors import InvalidModel, check_count
+from penstock.errors import InvalidModel, OptionError, check_count
 
 LOCAL = "/job:localhost/replica:0/task:0"
 """prefix of the names of this process's devices"""
@@ -112,17 +112,19 @@ def local(devices: int | Iterable[str]) -> tuple[str, ...]:
         check_count("devices", devices, 10_000)
         devices = [f"cpu:{i}" for i in range(devices)]
     if isinstance(devices, str) or not [*devices]:
-        raise ValueError(f'devices={devices!r}: give a number, or names such as ["cpu:0", "cpu:1"]')
+        raise OptionError(
+            f'devices={devices!r}: give a number, or names such as ["cpu:0", "cpu:1"]'
+        )
     here = DeviceName.parse(f"{LOCAL}/device:CPU:*")
     names = []
     for device in devices:
         try:
             name = DeviceName.parse(device).over(here)
         except InvalidModel as error:
-            raise ValueError(f"devices= has {device!r}, which is no device: {error}") from error
+            raise OptionError(f"devices= has {device!r}, which is no device: {error}") from error
         if not name.full:
-            raise ValueError(f"devices= has {device!r}, which names no one device: say its number")
+            raise OptionError(f"devices= has {device!r}, which names no one device: say its number")
         names.append(str(name))
     if len(set(names)) < len(names):
-        raise ValueError(f"devices= has one device twice: {list(devices)}")
+        raise OptionError(f"devices= has one device twice: {list(devices)}")
     return tuple(names)

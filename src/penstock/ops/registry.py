@@ -30,7 +30,8 @@ from typing import Any, TypedDict, TypeVar, Unpack
 import numpy as np
 
 from penstock.algorithms.records import replace as replaced
-from penstock.errors import InternalError
+from penstock.errors import InternalError, shortened
+from penstock.ir.contract import is_own
 from penstock.ir.graph import Node
 from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Op, Role, Types, Work, returning
 from penstock.ops.families import MODULES
@@ -119,6 +120,22 @@ def _unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+def _giving_types(name: str, infer: Infer) -> Infer:
+    """The ``infer`` of a user's operation, whose results are checked."""
+
+    @wraps(infer)
+    def checked(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        result = infer(types, attrs, consts)
+        if isinstance(result, list | tuple) and all(isinstance(type_, Type) for type_ in result):
+            return result
+        raise InternalError(
+            f"the infer of the operation {name!r} returned {shortened(repr(result))}; it returns a "
+            "list with the type of each output. Correct it"
+        )
+
+    return checked
+
+
 class _Traits(TypedDict, total=False):
     """Properties of an operation: fields of ``Op``, which documents them."""
 
@@ -179,6 +196,8 @@ def operator(
         if domain in (MICROSOFT, TENSORFLOW, TFLITE):
             checked = _unchecked(checked)
             checked_infer = infer if infer is unknown_types else _unchecked(infer)
+        if not is_own(infer):
+            checked_infer = _giving_types(name, checked_infer)
         entries.append(Op(name, domain, since, last, checked_infer, checked, pure, **traits))
         return compile
 

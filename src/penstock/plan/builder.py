@@ -107,7 +107,7 @@ def _compile(
     try:
         kernel = table.kernel(backend, node)
     except Exception as error:
-        kernel = failing(node, error, certain)
+        kernel = failing(node, error, certain, backend)
     if kernel is None:
         raise InternalError(f"{backend.name} has no kernel for {describe_node(node)}")
     if backend.device is not None:
@@ -419,10 +419,10 @@ def _is_tensor(type_: Type) -> bool:
     return isinstance(type_, TensorType)
 
 
-def failing(node: Node, error: Exception, certain: bool) -> Kernel:
+def failing(node: Node, error: Exception, certain: bool, backend: Backend | None = None) -> Kernel:
     """A kernel that fails when it runs, if its node may never run; else the error is raised."""
     if certain or not isinstance(error, ShapeError):
-        raise compile_error(node, error) from error
+        raise compile_error(node, error, backend) from error
     message = str(error)
 
     def fail(*inputs: Any) -> Any:

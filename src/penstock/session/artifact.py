@@ -8,7 +8,6 @@ for another machine, or other options, is not used: the graph is then compiled a
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graphs, decode_type
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import BACKENDS, LATE, describe
-from penstock.errors import InternalError
+from penstock.errors import InternalError, warn
 from penstock.executors.base import Executor
 from penstock.frontends.artifact.importer import FUNCTION, GRAPH
 from penstock.host.threads import core_budget
@@ -259,7 +258,7 @@ class Artifact:
             self.compare(LATE.intersection(document["placement"]))
             if self.differences:
                 reason = f"the plans in {self._file.name} are not used: {self.differences[-1]}"
-                warnings.warn(reason, UserWarning, stacklevel=2)
+                warn(reason)
                 return None
             saved = self._plan(document, list(map(type_of, values)))
             return compiler.restore(saved, values)

@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -30,7 +29,7 @@ from penstock.algorithms.checkpoints import checkpoint
 from penstock.algorithms.records import dataclass
 from penstock.artifact.container import VERSION, ArtifactWriter, replacing
 from penstock.backends.registry import available, describe
-from penstock.errors import InvalidModel
+from penstock.errors import InvalidModel, warn
 from penstock.frontends.artifact.importer import load_artifact
 from penstock.frontends.common.model_files import Opened, open_path
 from penstock.ir.graph import Model
@@ -91,7 +90,7 @@ def cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
         untold.append("backends")
     if untold:
         reason = f"{untold[0]}= is an object of this process, by which it cannot be found again"
-        warnings.warn(f"cache= keeps no session: {reason}", UserWarning, stacklevel=5)
+        warn(f"cache= keeps no session: {reason}")
         return None
     source = model if isinstance(model, bytes) else Path(model)
     exists = isinstance(source, bytes) or source.exists()

@@ -34,8 +34,15 @@ class DeviceLine:
     ``penstock.backends.torch.device.stream_on`` takes them."""
 
     def __init__(self, device: Any) -> None:
-        from penstock.backends.torch.device import stream_on
-
+        try:
+            from penstock.backends.torch.device import stream_on
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ImportError(
+                "Stream(device=) needs torch: pip install 'penstock[torch]'; Stream() is a queue "
+                "of runs on the host"
+            ) from error
         self.stream = stream_on(device)
 
     def current(self) -> AbstractContextManager[Any]:

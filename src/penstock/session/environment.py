@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.algorithms.records import NamedTuple
 from penstock.backends.registry import BACKENDS, backends_of
+from penstock.errors import OptionError
 from penstock.ir.graph import Model
 from penstock.session.options import EXECUTORS, CompileOptions
 
@@ -79,7 +80,7 @@ def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
             try:
                 given[variable.option] = variable.read(text)
             except ValueError as error:
-                raise ValueError(f"{name}={text!r}: {error}") from None
+                raise OptionError(f"{name}={text!r}: {error}") from None
     if options.cluster is not None or options.devices is not None:
         given.pop("executor", None)  # they decide it
     if place := given.get("place"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -14,7 +13,7 @@ import numpy as np
 
 from penstock.backends.registry import LATE
 from penstock.codegen.constants import let_go_constants
-from penstock.errors import InvalidInput, InvalidModel, PenstockError, Unsupported
+from penstock.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
 from penstock.executors.base import Executor
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
@@ -276,7 +275,7 @@ class Executors:
                 self.write(entry.save)
         except (OSError, PenstockError) as error:
             self._entry = None
-            warnings.warn(f"cache= keeps no session: {error}", UserWarning, stacklevel=2)
+            warn(f"cache= keeps no session: {error}")
 
     def trim(self) -> None:
         """Give back memory that no run holds (``Session.trim``)."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from penstock.algorithms.records import dataclass
 from penstock.backends.base import Backend
+from penstock.errors import warn
 from penstock.executors.base import Executor
 from penstock.session.options import CompileOptions
 from penstock.session.stages import CompileContext
@@ -65,4 +65,4 @@ def warn_of_precision(asked: str, backends: Sequence[Backend]) -> None:
     if "onednn" not in names:
         why = f"it needs the backend onednn, and the session has {', '.join(names)}"
     reason = f'precision="bf16" computes in float32 here: {why}'
-    warnings.warn(reason, UserWarning, stacklevel=4)
+    warn(reason)

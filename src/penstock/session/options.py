@@ -28,7 +28,7 @@ import numpy as np
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.algorithms.records import KW_ONLY, dataclass, field, fields, replace
-from penstock.errors import check_count, wrong_type
+from penstock.errors import OptionError, check_count, wrong_type
 from penstock.limits import Limits
 from penstock.observers.base import Observer
 
@@ -282,19 +282,23 @@ class CompileOptions:
         for name, allowed in choices.items():
             value = getattr(self, name)
             if not isinstance(value, str) or value not in allowed:
-                raise ValueError(f"{name} {value!r} is not one of {', '.join(allowed)}")
+                raise OptionError(f"{name} {value!r} is not one of {', '.join(allowed)}")
         for name, most in {"threads": None, "max_streams": None, "max_pending": 1_000_000}.items():
             if (value := getattr(self, name)) is not None or most is not None:
                 check_count(name, value, most)
-        if self.max_streams is not None and self.executor not in ("auto", "streams"):
-            raise ValueError(f'max_streams= is for executor="streams", not {self.executor!r}')
         frames = self.executor in ("auto", "frames")
         if self.devices is not None and not frames and not self.cuda_devices:
-            raise ValueError(f'devices= are for executor="frames", not {self.executor!r}')
+            raise OptionError(f'devices= are for executor="frames", not {self.executor!r}')
         if self.cluster is not None and (self.executor != "auto" or self.devices is not None):
-            raise ValueError('cluster= goes with executor="auto" and without devices=')
+            raise OptionError('cluster= goes with executor="auto" and without devices=')
         if self.cluster is not None and self.variables is not None:
-            raise ValueError("variables= goes without cluster=, whose workers have the variables")
+            raise OptionError("variables= goes without cluster=, whose workers have the variables")
+
+    def check_use(self) -> None:
+        """Raise ``OptionError`` for an option that would do nothing. To be asked once packages and
+        the environment have named theirs."""
+        if self.max_streams is not None and self.executor != "streams":
+            raise OptionError(f'max_streams= is for executor="streams", not {self.executor!r}')
 
     @property
     def cuda_devices(self) -> tuple[str, ...]:
@@ -360,9 +364,9 @@ class RunOptions:
         if self.out is not None and not _by_name(self.out, _is_array):
             raise wrong_type("out", self.out, "a mapping of names to arrays")
         if self.returns not in RETURNS:
-            raise ValueError(f"returns {self.returns!r} is not one of {', '.join(RETURNS)}")
+            raise OptionError(f"returns {self.returns!r} is not one of {', '.join(RETURNS)}")
         if self.out is not None and self.returns != "numpy":
-            raise ValueError("out= has arrays to write into, and returns= asks for new tensors")
+            raise OptionError("out= has arrays to write into, and returns= asks for new tensors")
         if not isinstance(self.observers, Iterable):
             raise wrong_type("observers", self.observers, "Sequence[Observer]")
         for observer in self.all_observers:

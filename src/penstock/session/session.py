@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -22,6 +21,7 @@ from penstock.errors import (
     InvalidModel,
     PenstockError,
     check_count,
+    warn,
     wrong_type,
 )
 from penstock.executors.base import Executor
@@ -152,6 +152,7 @@ class Session:
 
                 options = saved_options(model, options)
             options, spread = _spread(with_environment(options, model), model)
+            options.check_use()
             self.options = options
             backends = _backends(options, late=file is not None)
             functions: Mapping[str, Graph]
@@ -734,7 +735,7 @@ def open(path: str | Path, *, strict: bool = False, **options: Any) -> Session:
         reason = f"the plans in {str(path)!r} are not used: {'; '.join(session.stale)}"
         if strict:
             raise PenstockError(f"{reason}. Save the session anew, or open it without strict=True")
-        warnings.warn(reason, UserWarning, stacklevel=2)
+        warn(reason)
     return session
 
 

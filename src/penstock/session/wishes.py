@@ -5,12 +5,11 @@ They hold where the caller has not given the option. The keys are those of onert
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.backends.registry import available
-from penstock.errors import shortened
+from penstock.errors import shortened, warn
 from penstock.ir.graph import Model, Node
 from penstock.session.options import CompileOptions
 
@@ -45,11 +44,9 @@ def with_wishes(options: CompileOptions, model: Model) -> CompileOptions:
             wishes |= meaning
     if ignored:
         entries = shortened(", ".join(ignored))
-        warnings.warn(
+        warn(
             f"the configuration of {model.path} has {entries}, which is ignored: there is no such "
             "key, or it has no such value here",
-            UserWarning,
-            stacklevel=5,
         )
     return options.filled(wishes)
 

@@ -19,7 +19,6 @@ import stat
 import sys
 import threading
 import time
-import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.algorithms.records import NamedTuple
+from penstock.errors import warn
 from penstock.host.fork import renewed
 from penstock.host.threads import core_budget
 from penstock.tuning.node_signature import NodeSignature
@@ -190,7 +190,7 @@ class CostTable:
         except ValueError as error:
             self._is_damaged = True
             message = f"the measured costs in {self.path} cannot be read and will be replaced"
-            warnings.warn(f"{message}: {error}", RuntimeWarning, stacklevel=4)
+            warn(f"{message}: {error}", RuntimeWarning)
         return []
 
     def _record(self, group: _Group, exact: str, nbytes: int, seconds: float) -> None:

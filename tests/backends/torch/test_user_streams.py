@@ -35,6 +35,12 @@ def tensor(x: np.ndarray):
     return torch.from_numpy(x.copy())
 
 
+@pytest.mark.parametrize("device", [object(), 3, 1.5, b"cuda", [X]])
+def test_stream_of_what_is_no_device_says_what_it_takes(device):
+    with pytest.raises(TypeError, match=r"(?s)^device=.*a torch.device, or a name such as"):
+        ps.Stream(device)
+
+
 @pytest.mark.parametrize("executor", ["linear", "streams", "dataflow", "parallel"])
 @pytest.mark.parametrize("returns", ["numpy", "torch"])
 def test_run_is_behind_and_before_the_work_of_the_user(executor, returns):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, wrong_type
 
 
 class Runtime(Protocol):
@@ -169,10 +169,17 @@ class TorchStream:
 
 def stream_on(device: Any) -> TorchStream:
     """The stream that a user names: one of ``TorchDevice.stream``, one of torch's on a CUDA device,
-    or the name of such a device, which gets a new one. Raises ``PenstockError`` for a device that
-    there is not, or that has no streams."""
+    or such a device or its name, which gets a new one. Raises ``PenstockError`` for a device that
+    there is not, or that has no streams, ``TypeError`` for anything else."""
     if isinstance(device, TorchStream):
         return device
+    if not isinstance(device, str | torch.device | torch.Stream):
+        raise wrong_type(
+            "device",
+            device,
+            'a stream of torch, a torch.device, or a name such as "cuda:0", or nothing for runs on '
+            "the host",
+        )
     stream = device if isinstance(device, torch.Stream) else None
     chosen = device_of(device if stream is None else stream.device)
     if chosen.type == "cpu":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from penstock.compat.onnxruntime.values import (
     node_arg,
     plain_value,
 )
-from penstock.errors import InvalidModel
+from penstock.errors import InvalidModel, warn
 from penstock.frontends.load import load
 from penstock.ir.graph import Model
 from penstock.observers.trace import Trace
@@ -301,11 +300,9 @@ def _check_providers(providers: Sequence[str | tuple[str, Mapping[str, Any]]]) -
     for provider in providers:
         name = provider if isinstance(provider, str) else provider[0]
         if name != CPU:
-            warnings.warn(
+            warn(
                 f"Specified provider '{name}' is not in available provider names. "
                 f"Available providers: '{CPU}'",
-                UserWarning,
-                stacklevel=3,
             )
 
 

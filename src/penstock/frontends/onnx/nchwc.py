@@ -14,13 +14,13 @@ the blocks; a Conv beside has its weights cut instead.
 from __future__ import annotations
 
 import platform
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from penstock.algorithms.records import dataclass, field
+from penstock.errors import warn
 from penstock.frontends.common.diagnostics import ConversionError, Diagnostics, InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.onnx.microsoft import checked_rule, fused_conv
@@ -127,11 +127,10 @@ def _block_size(graph: Graph, blocked: set[Value | None], kept: Mapping[Value | 
             flags.exists() and "avx512f" in flags.read_text("utf-8", "replace")
         )
         sizes = {16 if wide else 8}
-        warnings.warn(
+        warn(
             f"the model was saved in a layout of ONNX Runtime for one kind of machine, with "
             f"channels in blocks of 8 or 16; taken for {min(sizes)}, which it is on this one",
             RuntimeWarning,
-            stacklevel=2,
         )
     return min(sizes)
 

@@ -7,13 +7,13 @@ input.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from penstock.errors import warn
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
@@ -181,11 +181,10 @@ def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     function = _function(False, bool(node.attrs.get("onesided", 1)))
     (batch, _, *last), dtype = static_type(inputs, 0)
     if not last:
-        warnings.warn(
+        warn(
             "STFT of a signal of shape [batch, length], which ONNX does not have: taken for "
             "[batch, length, 1], as ONNX Runtime does",
             RuntimeWarning,
-            stacklevel=2,
         )
     step, length, frames = _stft_sizes(inputs, node.attrs, consts)
     assert isinstance(step, int) and isinstance(length, int) and isinstance(frames, int)
