@@ -91,7 +91,9 @@ def test_profile_counts_overlapping_executions_of_a_step():
     assert entry.count == 2
 
 
-def settled(totals: list[float], counts: list[int], alone: list[float]) -> list[float]:
+def settled(
+    totals: list[float], counts: list[int], alone: list[float], observed: float = 100.0
+) -> list[float]:
     """The seconds of steps with these before, once they are settled."""
     session = compiled()
     profile = Profile()
@@ -100,7 +102,7 @@ def settled(totals: list[float], counts: list[int], alone: list[float]) -> list[
     for entry, total, count in zip(entries, totals, counts, strict=True):
         entry.total, entry.count, entry.best = total, count, total / count
     profile.entries = {(entry.step.node, entry.step.backend): entry for entry in entries}
-    profile.observed, profile.alone = 100.0, alone
+    profile.observed, profile.alone = observed, alone
     profile.settle()
     assert all(entry.best == entry.mean for entry in profile)
     return [entry.total for entry in profile]
@@ -108,6 +110,13 @@ def settled(totals: list[float], counts: list[int], alone: list[float]) -> list[
 
 def test_observing_is_taken_from_each_execution_alike():
     assert settled([6, 4, 9], [2, 2, 3], [6.0, 6.0]) == pytest.approx([4, 2, 6])
+
+
+def test_runs_that_were_slower_while_observed_leave_every_step_its_share():
+    # Of the 18 seconds beyond the runs alone, observing took 3 at most: as much as between steps.
+    assert settled([10, 2, 12], [1, 1, 1], [6.0], observed=27) == pytest.approx(
+        [9 * 6 / 21, 1 * 6 / 21, 11 * 6 / 21]
+    )
 
 
 def test_steps_that_take_less_than_observing_have_no_time_left():

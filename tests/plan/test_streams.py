@@ -10,6 +10,7 @@ from penstock.backends.base import Backend
 from penstock.build import GraphBuilder
 from penstock.ir.graph import Node
 from penstock.tuning.measure import CostModel
+from tests.support.onnx_text import compile_text
 
 
 class NoisyCosts(CostModel):
@@ -35,6 +36,14 @@ def streams_of(costs: CostModel, *branches: str) -> dict[str, int]:
     (chart,) = session.schedule(max_streams=2)
     lanes = enumerate(chart.streams)
     return {bar.origin.split()[0]: lane for lane, bars in lanes for bar in bars}
+
+
+def test_schedule_has_the_streams_that_the_plan_was_made_with():
+    text = "g (float[2] x) => (float[2] y) { a = Exp(x) b = Neg(a) c = Sin(a) y = Add(b, c) }"
+    options = {"executor": "streams", "backends": ["numpy"], "shapes": {}}
+    (alone,) = compile_text(text, **options).schedule()
+    (both,) = compile_text(text, max_streams=2, **options).schedule()
+    assert [len(chart.streams) for chart in (alone, both)] == [1, 2]
 
 
 @pytest.mark.parametrize("sine", [0.95, 1.0, 1.05])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -241,3 +242,22 @@ def test_session_of_backends_off_the_host_runs_and_is_profiled(executor):
         np.testing.assert_allclose(value, wanted[name], rtol=1e-6)
     session.profile({"x": X}, runs=1)
     assert far.ran
+
+
+def test_step_that_is_interrupted_in_one_run_is_measured_by_the_others(monkeypatch):
+    text = "g (float[2] x) => (float[2] y) { a = Exp(x) y = Neg(a) }"
+    session = compile_text(text, backends=["numpy"])
+    executor, observed, values = session.watched({"x": np.ones(2, np.float32)})
+    calls = count()
+
+    def clock() -> int:
+        """A nanosecond a call, and a second within the first step of the fourth run."""
+        call = next(calls)  # six a run: its begin, those of two steps and their ends, its end
+        return call + (10**9 if call >= 3 * 6 + 2 else 0)
+
+    monkeypatch.setattr("penstock.observers.profile.perf_counter_ns", clock)
+    profile = measure.profile_in_turn(observed, executor, values, 9)
+    assert next(calls) == 9 * 6
+    assert profile.runs == 9
+    assert profile.inside == pytest.approx(9 * 2e-9)
+    assert profile.observed == pytest.approx(9 * 5e-9, abs=1e-12)

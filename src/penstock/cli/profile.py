@@ -40,7 +40,9 @@ def _show_profile(result: Mapping[str, Any]) -> None:
             f"{row['share']:.1%}",
             _rate(row["gflops_per_s"]),
             _rate(row["gbytes_per_s"]),
-            f"{row['share_of_peak']:.1%}" if row["flops"] else "",
+            f"{row['share_of_peak']:.1%}"
+            if row["flops"] and row["share_of_peak"] is not None
+            else "",
         )
         for row in steps[:_MAX_ROWS]
     ]
@@ -59,12 +61,22 @@ def _show_profile(result: Mapping[str, Any]) -> None:
         f"{result['observed_ms']:.3f} ms while its steps are observed"
     )
     click.echo(
-        f"peak, as measured: {peak['gflops_per_s']:.0f} GFLOP/s in float32 with "
-        f"{peak['threads']} threads, {peak['gbytes_per_s']:.1f} GB/s"
+        f"peak: {peak['gflops_per_s']:.0f} GFLOP/s in float32 ({peak['threads']} times the fastest "
+        f"product on one thread, or the fastest step), {peak['gbytes_per_s']:.1f} GB/s (a copy)"
     )
     if result["trace"]:
         click.echo(f"trace in {result['trace']}, for https://ui.perfetto.dev")
-    click.echo(f"costs in {result['costs']}" if result["costs"] else "no costs could be kept")
+    click.echo(f"costs in {result['costs']}" if result["costs"] else _no_costs(result))
+
+
+def _no_costs(result: Mapping[str, Any]) -> str:
+    if result["granted"]["executor"] == "frames":
+        return "no costs were kept: a graph that only frames can run is not measured ahead"
+    return f"no costs could be kept: {result['costs_path']} cannot be written"
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
 
 
 def _rate(giga: float) -> str:
@@ -113,7 +125,8 @@ def profile(
         recording = Trace()
         session.run(feeds, trace=recording)
         recording.save(trace)
-    peak = machine_peak(session.granted.threads)
+    rows = measured.steps()
+    peak = machine_peak(session.granted.threads).with_steps(rows)
     count, path = measured.runs or 1, cost_table().path
     return {
         "model": str(model),
@@ -122,7 +135,7 @@ def profile(
         "asked": {name: str(value) for name, value in options.items()},
         "granted": asdict(session.granted),
         "granted_line": session.granted.line(session.options),
-        "steps": [_step(row, count, peak) for row in measured.steps()],
+        "steps": [_step(row, count, peak) for row in rows],
         "operations": _rows(measured.by_operation(), count),
         "backends": _rows(measured.by_backend(), count),
         "runs": measured.runs,
@@ -136,6 +149,7 @@ def profile(
         },
         "trace": None if no_trace else str(trace),
         "costs": path if os.path.exists(path) else None,
+        "costs_path": path,
     }
 
 
@@ -144,7 +158,7 @@ def _step(row: StepRow, runs: int, peak: MachinePeak) -> dict[str, Any]:
         **row.describe(runs),
         "gflops_per_s": row.flops_per_s * 1e-9,
         "gbytes_per_s": row.bytes_per_s * 1e-9,
-        "share_of_peak": row.flops_per_s / peak.flops_per_s,
+        "share_of_peak": peak.share(row),
     }
 
 

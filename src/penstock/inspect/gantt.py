@@ -20,7 +20,7 @@ class Schedule(tuple[Chart, ...]):
 
     __slots__ = ()
 
-    def to_svg(self, wrap: float | None = 1600) -> str:
+    def to_svg(self, wrap: float | None = 1240) -> str:
         """A Gantt chart in SVG: a lane for each stream under an axis of time, a bar for each step
         in the colour of its operation, an arrow for each wait. What is wider than ``wrap`` pixels
         goes on in another row, unless that is None."""
@@ -28,7 +28,7 @@ class Schedule(tuple[Chart, ...]):
 
         return draw_charts(self, wrap)
 
-    def to_html(self, wrap: float | None = 1600) -> str:
+    def to_html(self, wrap: float | None = 1240) -> str:
         """The drawing of ``to_svg`` as a page that needs nothing else."""
         title = escape(self[0].name if self else "schedule")
         head = f'<head><meta charset="utf-8"><title>{title}</title></head>'

@@ -154,13 +154,25 @@ class Profile(Observer):
         """Let the seconds of steps be those of the runs ``alone``: without what observing adds.
 
         Observed steps are called one by one, and two clocks are read for each; unobserved ones are
-        called many at a time. That is about the same for each execution, whatever it computes: so
-        much is taken from each as makes the steps take no longer than the runs. Steps that overlap,
+        called many at a time. That is about the same for each execution, whatever it computes, and
+        within them no more than between them: so much is taken from each as makes the steps take no
+        longer than the runs. What is too much then is of a machine that was slower while steps were
+        observed, which slows long ones down more: they all keep their share. Steps that overlap,
         and so add up to more than a run, are left alone.
         """
-        excess = self.inside - sum(self.alone)
-        if not self.alone or excess <= 0 or self.inside > self.observed:
+        alone = sum(self.alone)
+        excess = min(self.inside - alone, self.observed - self.inside)
+        if not self.alone or excess <= 0:
             return
+        self._take_from_each(excess)
+        slower = self.inside / alone if alone else 1.0
+        if slower > 1:
+            for entry in self:
+                entry.total /= slower
+                entry.best /= slower
+
+    def _take_from_each(self, excess: float) -> None:
+        """Take as much from each execution as adds up to ``excess`` seconds, where it has that."""
         entries = sorted(self, key=lambda entry: entry.mean)
         count = sum(entry.count for entry in entries)
         for entry in entries:

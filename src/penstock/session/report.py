@@ -113,7 +113,7 @@ def make_report(
                 "the sessions compute no value of the same name: compare sessions of one model"
             )
     seen, granted = watched.observation(runs), session.granted
-    peak = machine_peak(granted.threads)
+    peak = machine_peak(granted.threads).with_steps(seen.profile.steps())
     path = session.model.path
     about: dict[str, Any] = {
         "format": 1,

@@ -429,12 +429,14 @@ class Session:
         ``to_svg`` and ``to_html`` of the schedule draw it.
 
         Args:
-            max_streams: Streams that may be used whether they pay off or not; by default as many
-                are as pay off.
+            max_streams: Streams that may be used whether they pay off or not; by default those of
+                the option ``max_streams``, or else as many as pay off.
         """
         from penstock.inspect.gantt import charts
 
-        if max_streams is not None:
+        if max_streams is None:
+            max_streams = self.options.max_streams
+        else:
             check_count("max_streams", max_streams)
         return charts(self.plan, self._compiler.streams(self.plan, max_streams))
 

@@ -69,27 +69,48 @@ def profile_in_turn(
 ) -> Profile:
     """A profile of ``runs`` runs of ``observed``, and in turn with them of as many of ``executor``,
     the same without observers, so that what slows the machine down slows down both, but for single
-    runs that were interrupted (``undisturbed``). What observing adds is in it until it is settled
-    (``Profile.settle``)."""
+    runs and steps that were interrupted (``undisturbed``). What observing adds is in it until it
+    is settled (``Profile.settle``)."""
     from penstock.observers.profile import Profile
 
-    profile = Profile()
+    watched: list[Profile] = []
+    alone: list[float] = []
     turns = min(_TURNS, runs // 3) or 1
     for turn in range(turns):
         tell_progress("measure the plan", turn, turns)
         count = (runs + turn) // turns
         # Each turn after one run to warm up: the other executor has an arena of its own.
         for i in range(1 + count):
+            profile = Profile()
             _observe(observed, values, profile if i else None)
+            watched += [profile] if i else []
         for i in range(1 + count):
             with compile_run() as control:
                 begin = perf_counter()
                 executor.run(values, control)
                 seconds = perf_counter() - begin
-            profile.alone += [seconds] if i else []
+            alone += [seconds] if i else []
     tell_progress("measured the plan", turns, turns)
-    profile.alone = undisturbed(profile.alone)
-    return profile
+    whole = _without_disturbances(watched)
+    whole.alone = undisturbed(alone)
+    return whole
+
+
+def _without_disturbances(profiles: Sequence[Profile]) -> Profile:
+    """The profile of all runs of which each has one of ``profiles``. What other processes do to a
+    run, they do to few of its steps: the seconds of each step are those of ``undisturbed`` runs,
+    and the runs are as much shorter."""
+    from penstock.observers.profile import Profile
+
+    whole = Profile()
+    for profile in profiles:
+        whole.add(profile)
+    for key, entry in whole.entries.items():
+        own = [p.entries[key].total for p in profiles if key in p.entries]
+        seconds = sum(undisturbed(own))
+        whole.observed -= entry.total - seconds
+        entry.total = seconds
+    return whole
 
 
 def undisturbed(seconds: Sequence[float]) -> list[float]:

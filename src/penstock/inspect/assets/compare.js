@@ -4,12 +4,12 @@ const comparison = data.comparison || null;
 if (comparison) {
   let table = null;
   const sorting = {key: "relative", down: true}, rows = comparison.values;
-  const scientific = x => typeof x === "string" ? x : x === 0 ? "0" : Math.abs(x) >= 1e-3 && Math.abs(x) < 1e5 ? String(+x.toPrecision(6)) : x.toExponential(3);
+  const scientific = x => typeof x === "string" ? x : x === 0 ? "0" : Math.abs(x) >= 1e-2 && Math.abs(x) < 1e5 ? String(+x.toPrecision(6)) : x.toExponential(3);
   const of = key => row => row[key] === undefined ? null : row[key];
   const columns = [
     column("value", "value", 220, row => row.name),
     column("operation", "operation", 150, row => row.operation),
-    {...column("relative", "largest / scale", 124, row => row.same_shape ? row.relative : Infinity, scientific), text: row => row.same_shape ? scientific(row.relative) : "other shape"},
+    {...column("relative", "largest / scale", 142, row => row.same_shape ? row.relative : Infinity, scientific), text: row => row.same_shape ? scientific(row.relative) : "other shape"},
     column("largest", "largest", 90, of("largest"), scientific),
     column("scale", "scale", 90, of("scale"), scientific),
     column("index", "at", 110, row => row.index ? `[${row.index.join(", ")}]` : ""),

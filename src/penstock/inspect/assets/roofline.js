@@ -70,7 +70,7 @@ const roofline = (() => {
       surface = makeCanvas(stage, draw);
       surface.now();
       zoom = d3.zoom().scaleExtent([0.5, 50]).clickDistance(4).on("zoom", event => { view = event.transform; surface.redraw(); });
-      bar.append(`as measured on this machine: ${format.si(data.peak.flops_per_s)}FLOP/s in float32 with ${data.peak.threads} thread${data.peak.threads > 1 ? "s" : ""}, ${format.si(data.peak.bytes_per_s)}B/s through memory; a disc is as large as the time of its step; values in caches may be above the slope`);
+      bar.append(`roof: ${format.si(data.peak.flops_per_s)}FLOP/s in float32 (${data.peak.threads > 1 ? data.peak.threads + " times " : ""}the fastest product on one thread, or the fastest step), ${format.si(data.peak.bytes_per_s)}B/s through memory (a copy); a disc is as large as the time of its step; values in caches may be above the slope`);
       const canvas = d3.select(surface.canvas).call(zoom).on("dblclick.zoom", null);
       canvas.on("click", event => { const p = at(event); select(p ? p.step : -1); });
       canvas.on("mousemove", event => { const p = at(event); showTip(event, p ? `${stepTip(p.step)}\n${format.share(reached(p.step))} of the roof` : ""); }).on("mouseleave", event => showTip(event, ""));

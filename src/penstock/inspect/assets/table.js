@@ -67,10 +67,10 @@ function makeTable(stage, columns, rows, stepOf, sorting) {
 
 const column = (key, title, width, value, text) => ({key, title, width, value, number: !!text, text: text ? row => { const v = value(row); return v === null ? "" : text(v); } : row => String(value(row))});
 
-// What a step could reach at most: the roof above its operations for each byte.
+// What a step could reach at most in float32: the roof above its operations for each byte.
 const roofAt = intensity => Math.min(data.peak.flops_per_s, intensity * data.peak.bytes_per_s);
 const rate = (of, s) => steps[of][s] && steps.seconds[s] ? steps[of][s] * steps.count[s] / steps.seconds[s] : null;
-const reached = s => { const r = rate("flops", s); return r === null || !steps.bytes[s] ? null : r / roofAt(steps.flops[s] / steps.bytes[s]); };
+const reached = s => { const r = rate("flops", s); return r === null || !steps.bytes[s] || steps.precision[s] !== "float32" ? null : r / roofAt(steps.flops[s] / steps.bytes[s]); };
 
 const stepTable = (() => {
   let table = null;
@@ -78,7 +78,7 @@ const stepTable = (() => {
   const columns = [
     column("number", "#", 56, s => s + 1, d3.format("d")),
     column("operation", "operation", 170, s => steps.operation[s]),
-    column("name", "name", 240, s => steps.name[s]),
+    column("name", "name", 220, s => steps.name[s]),
     column("backend", "backend", 76, s => steps.backend[s]),
     column("dtype", "dtype", 72, s => steps.precision[s]),
     column("time", "time", 92, s => seconds[s], format.seconds),
