@@ -50,6 +50,7 @@ def test_core_budget_is_least_of_affinity_quota_and_openmp(monkeypatch):
             monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         else:
             monkeypatch.setenv("OMP_NUM_THREADS", openmp)
+        threads.usable_cores.cache_clear()
         return threads.core_budget.__wrapped__()
 
     assert budget(None) == 8
@@ -59,6 +60,10 @@ def test_core_budget_is_least_of_affinity_quota_and_openmp(monkeypatch):
     assert budget("") == budget("many") == budget("0") == 8
     assert budget("6", quota=2) == 2
     assert budget(None, quota=0) == 1
+    # What others may use is no matter of OpenMP.
+    assert budget("1", quota=3) == 1
+    assert threads.usable_cores() == 3
+    threads.usable_cores.cache_clear()
 
 
 # Workers.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -15,9 +15,18 @@ from penstock.codegen.writer import Program
 from penstock.executors.base import CompiledExecutor, InlineExecutor, silent
 from penstock.executors.control import NEVER, Control
 from penstock.host.current_run import working_for
+from penstock.host.on_demand import imported
 from penstock.limits import Limits
 
+if TYPE_CHECKING:
+    from penstock.host.run_line import PlaceInLine
+
 Run = Callable[..., tuple[Any, ...]]
+
+# Runs that take less than this many seconds do not look for others.
+_LEAST_S = 1e-3
+
+_place = imported("penstock.host.run_line.place_of")
 
 
 class Sampler(Protocol):
@@ -41,6 +50,17 @@ def _bind_run(program: Program, memory: np.ndarray, away: Mapping[str, Any]) -> 
     return partial(silent().run, function)
 
 
+def _only_computes(program: Program, hosts: Sequence[Backend]) -> bool:
+    """Whether runs keep a core busy from begin to end, and call nothing of users that could wait
+    for another run: then they may wait for one another."""
+    plan, names = program.plan, {backend.name for backend in hosts}
+    return not (program.observed or plan.inner or plan.away or plan.scopes) and all(
+        step.contract is None
+        and (step.kernel is None or (step.kernel.begin is None and step.backend in names))
+        for step in plan.walk()
+    )
+
+
 class LinearExecutor(InlineExecutor, CompiledExecutor):
     """Runs a program that is one function.
 
@@ -62,6 +82,9 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         self.sampler: Sampler | None = None
         self.otherwise: Callable[[Sequence[Any], Control], tuple[Any, ...]] | None = None
         """runs what has other dims than the plan was compiled for"""
+        self._core_seconds = 0.0
+        """what a run takes on one core; 0 before the first, and of runs that do not wait in line"""
+        self._may_wait = not self._share.single and _only_computes(program, hosts)
         bind = partial(_with_arenas, program)
         self._arenas = self._allocate(hosts[0], limits, bind, away=program.arena_plan.away)
 
@@ -88,7 +111,9 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         inputs, and writes into them."""
         return LinearExecutor(self._program.with_given(outputs), *self._arguments)
 
-    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+    def run(
+        self, inputs: Sequence[Any], control: Control, place: PlaceInLine | None = None
+    ) -> tuple[Any, ...]:
         if control is not NEVER or self._counts or self.sampler is not None:
             control = self._counting(control)
             if THREAD.run is not control:
@@ -96,7 +121,10 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                 if sampler is not None:
                     return sampler.run(self, inputs, control.own())
                 return working_for(control, self.run, inputs, control)
-        arenas = self._arenas
+        if self._core_seconds > _LEAST_S and place is None:
+            with _place(self._core_seconds, control) as place:
+                return self.run(inputs, control, place)
+        arenas, share = self._arenas, self._share
         try:
             arena = arenas.free.pop()
         except IndexError:
@@ -104,18 +132,15 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         try:
             if self._program.observed:
                 control.observer.allocation(control.run, arenas.size)
-            share = self._share
             if share.single:
                 for set_threads in share.setters:
                     set_threads(1)
                 return arena[1](control, *inputs)
             with share as threads:
-                run, pace = arena[threads], share.tuner
-                if pace is None:
-                    return run(control, *inputs)
+                run = arena[threads]
                 start = perf_counter()
                 outputs = run(control, *inputs)
-                pace.took(threads, perf_counter() - start)
+                self._took(threads, perf_counter() - start)
                 return outputs
         except Exception as error:
             from penstock.executors.errors import explained, throw
@@ -130,3 +155,12 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
             if self._program.observed:
                 control.observer.allocation(control.run, -arenas.size)
         return self.otherwise(inputs, control)
+
+    def _took(self, threads: int, seconds: float) -> None:
+        """Note that the kernels of a run took ``seconds`` with ``threads`` threads each."""
+        if self._share.tuner is not None:
+            self._share.tuner.took(threads, seconds)
+        if self._may_wait:
+            seconds *= threads
+            longer = seconds - self._core_seconds
+            self._core_seconds = self._core_seconds + longer / 4 if longer > 0 else seconds

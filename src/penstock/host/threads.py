@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from functools import cache
 from operator import length_hint
@@ -33,16 +33,27 @@ HOST = "host"
 
 @cache
 def core_budget() -> int:
-    """The number of cores that this process may keep busy. The least of its CPU affinity, its
-    cgroup's CPU quota and ``OMP_NUM_THREADS``."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:
-        cores = os.cpu_count() or 1
+    """The number of cores that this process may keep busy: the lesser of those that it can use and
+    ``OMP_NUM_THREADS``."""
     omp = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    threads = int(omp) if omp.isdigit() and int(omp) > 0 else cores
-    quota = _quota()
-    return max(1, min(cores, threads, cores if quota is None else quota))
+    cores = usable_cores()
+    return max(1, min(cores, int(omp) if omp.isdigit() and int(omp) > 0 else cores))
+
+
+@cache
+def usable_cores() -> int:
+    """The number of cores that the system gives this process: the lesser of its CPU affinity and
+    its cgroup's CPU quota, at least one."""
+    cores, quota = len(cores_of_thread()) or os.cpu_count() or 1, _quota()
+    return max(1, cores if quota is None else min(cores, quota))
+
+
+def cores_of_thread() -> Set[int]:
+    """The cores on which the calling thread may run; none if the system does not tell."""
+    try:
+        return os.sched_getaffinity(0)
+    except AttributeError:
+        return frozenset()
 
 
 def _quota() -> int | None:

@@ -1,0 +1,227 @@
+"""The line in which long runs wait while others compute on every core of the process.
+
+Runs that compute at the same time on fewer cores than there are runs take turns on them anyway, by
+the scheduler of the system, but push each other's weights and results out of the caches, and hold
+an arena each. In a line, as many runs as there are cores compute at a time, and the others wait,
+first come, first served::
+
+    2 cores    client 1   run ........ (3) run ....
+               client 2   run .......... (4) run ..
+               client 3   wait         run ........
+               client 4   wait           run ......
+
+No run waits for much longer than it would have shared the cores with all others: a run is not kept
+waiting by longer ones, and runs that wait for one another, on whatever threads, go on. Short runs
+begin at once: of these the line only sees to it that two do not share a core while one is idle.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Protocol
+
+from penstock.algorithms.checkpoints import WAKE_S
+from penstock.host.cores import allow, core_of_thread
+from penstock.host.fork import renewed
+from penstock.host.thread_share import announce
+from penstock.host.threads import cores_of_thread, usable_cores
+
+# Runs that take less than this many seconds do not wait: to hand a core over takes up to 0.3 ms,
+# as a thread must come awake, and each has its core for a few ms at a time anyway.
+_SHORT_S = 8e-3
+# A run waits for so many times what it would take if all runs shared the cores, as times vary.
+_SLACK = 2
+
+
+class Stoppable(Protocol):
+    """A run that may be stopped while it waits."""
+
+    stopped: bool
+
+    def stop(self) -> None: ...
+
+    def add_listener(self, listener: Callable[[Exception], None]) -> None: ...
+
+    def remove_listener(self, listener: Callable[[Exception], None]) -> None: ...
+
+
+class PlaceInLine:
+    """A place in the line of one run, on the calling thread; a context manager.
+
+    ``core`` is where the thread was when the run was let in, -1 if that is not known.
+    """
+
+    __slots__ = (
+        *("_line", "_run", "_seconds", "_woken"),
+        *("admitted", "announced", "core", "native", "thread"),
+    )
+
+    def __init__(self, line: RunLine, seconds: float, run: Stoppable) -> None:
+        self._line = line
+        self._seconds = seconds
+        self._run = run
+        self.thread = threading.get_ident()
+        self.native = 0
+        self.core = -1
+        self.admitted = self.announced = False
+        self._woken: threading.Lock | None = None
+
+    def __enter__(self) -> PlaceInLine:
+        try:
+            patience = self._line.ask(self, self._seconds)
+            if patience > 0:
+                self._wait(monotonic() + patience)
+        except BaseException:  # the run was stopped, or KeyboardInterrupt, for example
+            self._line.leave(self)
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._line.leave(self)
+
+    def prepare(self) -> None:
+        """Prepare to wait."""
+        self.native = threading.get_native_id()
+        self._woken = threading.Lock()
+        self._woken.acquire()
+
+    def _wait(self, end: float) -> None:
+        run, woken = self._run, self._woken
+        assert woken is not None
+        run.add_listener(self.wake)
+        try:
+            while not self.admitted:
+                if run.stopped:
+                    run.stop()
+                rest = end - monotonic()
+                if rest <= 0:
+                    self._line.admit(self)
+                else:
+                    woken.acquire(timeout=min(rest, WAKE_S))
+        finally:
+            run.remove_listener(self.wake)
+            if self.admitted:
+                self._line.begun(self)
+                self.core = core_of_thread()
+
+    def wake(self, error: Exception | None = None) -> None:
+        """End the wait: the run is inside, or was stopped."""
+        if self._woken is not None:
+            with suppress(RuntimeError):  # it has been woken
+                self._woken.release()
+
+
+class RunLine:
+    """Lets ``count`` runs compute at a time, each on a core of its own, as far as it can tell.
+
+    A thread that the program has bound to cores other than the process had at first does not wait:
+    the line knows nothing of who else is on these.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.cores = cores_of_thread()
+        self.forked()
+        renewed(self)
+
+    def forked(self) -> None:
+        """In a forked child no run is inside, not even the one that has forked it."""
+        self._lock = threading.RLock()
+        self._inside: dict[int, PlaceInLine] = {}  # by thread
+        self._waiting: deque[PlaceInLine] = deque()
+
+    @property
+    def inside(self) -> int:
+        """How many runs have been let in and have not left."""
+        return len(self._inside)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def place(self, seconds: float, run: Stoppable) -> PlaceInLine:
+        """The place of a run that takes about ``seconds`` on a core of its own."""
+        return PlaceInLine(self, seconds, run)
+
+    def ask(self, place: PlaceInLine, seconds: float) -> float:
+        """Let a run in, if there is room, or append it to the line; returns how long it is to wait,
+        in seconds. On a thread that is inside, runs belong to the one that was let in."""
+        inside = self._inside
+        with self._lock:
+            if place.thread in inside:
+                return 0.0
+            if not inside:
+                inside[place.thread] = place
+                return 0.0
+            if cores_of_thread() != self.cores:
+                return 0.0
+            if len(inside) < self.count and not self._waiting:
+                self._move(place)
+                inside[place.thread] = place
+                return 0.0
+            if seconds < _SHORT_S:
+                return 0.0
+            place.prepare()
+            self._waiting.append(place)
+            return _SLACK * seconds * (len(inside) + len(self._waiting)) / self.count
+
+    def admit(self, place: PlaceInLine) -> None:
+        """Let a run in that has waited for long enough, beside those that are inside."""
+        with self._lock, suppress(ValueError):  # it has just been let in
+            self._waiting.remove(place)
+            self._let_in(place)
+
+    def leave(self, place: PlaceInLine) -> None:
+        """Give a place up, inside or in the line; the next in line gets it."""
+        with self._lock:
+            self.begun(place)
+            if self._inside.get(place.thread) is place:
+                del self._inside[place.thread]
+                while self._waiting and len(self._inside) < self.count:
+                    self._let_in(self._waiting.popleft())
+            elif not place.admitted:
+                with suppress(ValueError):  # it has not asked
+                    self._waiting.remove(place)
+
+    def begun(self, place: PlaceInLine) -> None:
+        """The calling thread, which has been let in, is awake."""
+        with self._lock:
+            if place.announced:
+                place.announced = False
+                announce(-1)
+                allow(0, self.cores)
+
+    def _let_in(self, place: PlaceInLine) -> None:
+        free = self.cores - self._taken()
+        if free and len(free) < len(self.cores):
+            allow(place.native, free)
+        self._inside[place.thread] = place
+        place.admitted = place.announced = True
+        announce(1)  # others that begin before the thread is awake share the cores with it
+        place.wake()
+
+    def _move(self, place: PlaceInLine) -> None:
+        """Let the calling thread leave a core on which another run is."""
+        taken, place.core = self._taken(), core_of_thread()
+        free = self.cores - taken
+        if place.core in taken and free:
+            allow(0, free)
+            allow(0, self.cores)
+            place.core = core_of_thread()
+
+    def _taken(self) -> set[int]:
+        """The cores of those that are inside."""
+        return {place.core for place in self._inside.values()}
+
+
+LINE = RunLine(usable_cores())
+"""the line of all runs of the process"""
+
+
+def place_of(seconds: float, run: Stoppable) -> PlaceInLine:
+    """The place in ``LINE`` of a run that takes about ``seconds`` on a core of its own."""
+    return LINE.place(seconds, run)

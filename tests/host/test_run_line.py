@@ -1,0 +1,412 @@
+"""The line in which long runs wait while others compute on every core."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.executors.control import NEVER, Control
+from penstock.extend import Kernel, operator, same_type
+from penstock.host import run_line
+from penstock.host.run_line import RunLine
+from penstock.host.thread_share import ThreadShare
+from penstock.ops import registry
+from tests.support.onnx_text import compile_text, model_from_text
+from tests.support.processes import in_child
+from tests.support.timing import SOON, wait_until
+
+LONG = 1e6  # seconds that a run is said to take, so that none goes in out of turn
+
+
+class Client:
+    """A thread with one run, which is inside until ``finish``."""
+
+    def __init__(self, line: RunLine, control: Any = NEVER, seconds: float = LONG) -> None:
+        self.entered, self._may_leave = threading.Event(), threading.Event()
+        self.error: BaseException | None = None
+        self._arguments = seconds, control
+        self._line = line
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with self._line.place(*self._arguments):
+                self.entered.set()
+                self._may_leave.wait(SOON)
+        except BaseException as error:
+            self.error = error
+
+    def finish(self) -> None:
+        self._may_leave.set()
+        self._thread.join(SOON)
+
+
+def queued(line: RunLine, count: int, **options: Any) -> list[Client]:
+    """Clients that wait, in this order."""
+    clients = []
+    for i in range(count):
+        before = line.waiting
+        clients.append(Client(line, **options))
+        wait_until(lambda before=before: line.waiting == before + 1)
+        assert not clients[i].entered.is_set()
+    return clients
+
+
+def test_line_lets_as_many_in_as_there_are_places_and_then_first_come_first_served():
+    line = RunLine(2)
+    first, second = Client(line), Client(line)
+    assert first.entered.wait(SOON) and second.entered.wait(SOON)
+    third, fourth = queued(line, 2)
+    second.finish()
+    assert third.entered.wait(SOON)
+    assert (line.inside, line.waiting) == (2, 1)
+    first.finish()
+    assert fourth.entered.wait(SOON)
+    third.finish()
+    fourth.finish()
+    assert (line.inside, line.waiting) == (0, 0)
+
+
+def test_run_that_comes_while_others_wait_does_not_pass_them():
+    line = RunLine(1)
+    first = Client(line)
+    assert first.entered.wait(SOON)
+    second, third = queued(line, 2)
+    first.finish()
+    assert second.entered.wait(SOON)
+    fourth = Client(line)
+    wait_until(lambda: line.waiting == 2)
+    second.finish()
+    assert third.entered.wait(SOON)
+    assert not fourth.entered.is_set()
+    third.finish()
+    assert fourth.entered.wait(SOON)
+    fourth.finish()
+
+
+def test_run_waits_no_longer_than_it_would_have_shared_the_cores(monkeypatch):
+    monkeypatch.setattr(run_line, "_SLACK", 1e-3)
+    line = RunLine(1)
+    long = Client(line)
+    assert long.entered.wait(SOON)
+    (waiting,) = queued(line, 1)
+    with line.place(0.1, NEVER):  # goes in beside the other, which never leaves
+        assert (line.inside, line.waiting) == (2, 1)
+    assert (line.inside, line.waiting) == (1, 1)  # it took nothing from the next in line
+    long.finish()
+    assert waiting.entered.wait(SOON)
+    waiting.finish()
+
+
+def test_short_run_begins_at_once_and_takes_no_place():
+    line = RunLine(1)
+    with line.place(1e-3, NEVER):
+        assert line.inside == 1  # nobody else was there
+        client = Client(line, seconds=1e-3)
+        assert client.entered.wait(SOON)
+        assert (line.inside, line.waiting) == (1, 0)
+        client.finish()
+        (long,) = queued(line, 1)
+        client = Client(line, seconds=1e-3)
+        assert client.entered.wait(SOON)
+        client.finish()
+        assert (line.inside, line.waiting) == (1, 1)
+    assert long.entered.wait(SOON)
+    long.finish()
+
+
+def test_run_inside_of_a_run_on_its_thread_does_not_wait():
+    line = RunLine(1)
+    with line.place(LONG, NEVER):
+        with line.place(LONG, NEVER), line.place(LONG, NEVER):
+            assert line.inside == 1
+        assert line.inside == 1
+    assert line.inside == 0
+
+
+@pytest.mark.parametrize("error", [ps.Cancelled("no"), ps.DeadlineExceeded("late")])
+def test_run_that_is_stopped_while_it_waits_leaves_the_line(error):
+    line, control = RunLine(1), Control()
+    first = Client(line)
+    assert first.entered.wait(SOON)
+    (stopped,) = queued(line, 1, control=control)
+    control.set(error)
+    stopped.finish()
+    assert stopped.error is error
+    assert (line.inside, line.waiting) == (1, 0)
+    assert not control.listeners
+    first.finish()
+    assert line.inside == 0
+
+
+def test_run_stopped_as_it_is_let_in_gives_its_place_to_the_next():
+    line = RunLine(1)
+
+    class Stopping(Control):
+        def remove_listener(self, listener):
+            raise KeyboardInterrupt
+
+    first = Client(line)
+    assert first.entered.wait(SOON)
+    (interrupted,) = queued(line, 1, control=Stopping())
+    (next_,) = queued(line, 1)
+    first.finish()
+    assert next_.entered.wait(SOON)
+    interrupted.finish()
+    assert isinstance(interrupted.error, KeyboardInterrupt)
+    next_.finish()
+    assert (line.inside, line.waiting) == (0, 0)
+
+
+def test_many_runs_never_are_more_than_the_places():
+    line, count, most = RunLine(3), [0], [0]
+    lock = threading.Lock()
+
+    def use() -> None:
+        for _ in range(200):
+            with line.place(LONG, NEVER):
+                with lock:
+                    count[0] += 1
+                    most[0] = max(most[0], count[0])
+                with lock:
+                    count[0] -= 1
+
+    threads = [threading.Thread(target=use) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert most[0] <= 3
+    assert (line.inside, line.waiting) == (0, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_child_has_an_empty_line():
+    line = RunLine(1)
+    other = Client(line)
+    assert other.entered.wait(SOON)
+
+    def job() -> None:
+        assert (line.inside, line.waiting) == (0, 0)
+        with line.place(LONG, NEVER):
+            assert line.inside == 1
+        assert line.inside == 0
+
+    assert in_child(job)
+    other.finish()
+    with line.place(LONG, NEVER):
+        assert in_child(job)
+
+
+# Cores.
+
+
+class Cores:
+    """Stands for the system: threads, by name, each on a core."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+        self.all = set(range(count))
+        self.core: dict[int, int] = {}
+        self.allowed: list[tuple[int, set[int]]] = []
+        monkeypatch.setattr(run_line, "cores_of_thread", lambda: self.all)
+        monkeypatch.setattr(run_line, "core_of_thread", self.here)
+        monkeypatch.setattr(run_line, "allow", self.allow)
+
+    def here(self) -> int:
+        return self.core.get(threading.get_native_id(), 0)
+
+    def allow(self, thread: int, cores: set[int]) -> None:
+        thread = thread or threading.get_native_id()
+        self.allowed.append((thread, set(cores)))
+        if self.core.get(thread, 0) not in cores:
+            self.core[thread] = min(cores)
+
+
+def test_run_on_the_core_of_another_goes_to_a_free_one(monkeypatch):
+    cores = Cores(monkeypatch, 3)
+    line = RunLine(3)
+    # where the first one is, none asks: it is alone
+    clients = [Client(line)]
+    for _ in range(2):
+        assert clients[-1].entered.wait(SOON)
+        clients.append(Client(line))
+    assert clients[-1].entered.wait(SOON)
+    assert sorted(p.core for p in line._inside.values()) == [-1, 0, 1]
+    assert [where for _, where in cores.allowed] == [{1, 2}, {0, 1, 2}]
+    for client in clients:
+        client.finish()
+
+
+def test_run_that_has_waited_begins_on_the_core_that_was_left(monkeypatch):
+    cores = Cores(monkeypatch, 2)
+    line = RunLine(2)
+    first = Client(line)
+    assert first.entered.wait(SOON)
+    second = Client(line)
+    assert second.entered.wait(SOON)
+    third, fourth = queued(line, 2)
+    first.finish()
+    assert third.entered.wait(SOON)
+    assert [where for _, where in cores.allowed] == [{1}, {0, 1}]
+    cores.allowed.clear()
+    second.finish()
+    assert fourth.entered.wait(SOON)
+    assert [where for _, where in cores.allowed] == [{0}, {0, 1}]
+    third.finish()
+    fourth.finish()
+
+
+def test_thread_bound_to_other_cores_than_the_process_does_not_wait(monkeypatch):
+    cores = Cores(monkeypatch, 2)
+    line = RunLine(1)
+    with line.place(LONG, NEVER):
+        cores.all = {5}
+        client = Client(line)
+        assert client.entered.wait(SOON)
+        assert line.inside == 1
+        client.finish()
+    assert (line.inside, cores.allowed) == (0, [])
+
+
+# Sessions.
+
+HEAVY = "g (float[64, 64] x) => (float[64, 64] y) { a = MatMul(x, x) y = Neg(a) }"
+DOMAIN = "com.example.line"
+EYE = np.eye(64, dtype=np.float32)
+
+
+@pytest.fixture
+def line(monkeypatch) -> Iterator[RunLine]:
+    """A line with one place, instead of that of the process."""
+    line = RunLine(1)
+    monkeypatch.setattr(run_line, "LINE", line)
+    yield line
+    assert (line.inside, line.waiting) == (0, 0)
+
+
+def heavy_session(seconds: float = LONG, text: str = HEAVY, **options: Any) -> ps.Session:
+    """A session whose runs take ``seconds``, as it says."""
+    session = compile_text(text, executor="linear", backends=["numpy"], **options)
+    session(EYE)
+    session.latest._core_seconds = seconds
+    return session
+
+
+def beside(line: RunLine, run: Callable[[], Any]) -> threading.Thread:
+    """The thread of a run that has come to wait."""
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_until(lambda: line.waiting == 1)
+    return thread
+
+
+def test_long_run_of_a_session_waits_for_the_run_that_has_the_core(line):
+    session, results = heavy_session(), []
+    with line.place(LONG, NEVER):
+        thread = beside(line, lambda: results.append(session(EYE)))
+        assert not results
+    thread.join(SOON)
+    assert np.array_equal(results[0], -EYE)
+
+
+@pytest.mark.parametrize("way", ["timeout", "cancel"])
+def test_run_of_a_session_can_be_stopped_while_it_waits(line, way):
+    session, token, errors = heavy_session(), ps.CancelToken(), []
+
+    def run() -> None:
+        try:
+            session.run({"x": EYE}, timeout=0.05 if way == "timeout" else None, cancel=token)
+        except ps.PenstockError as error:
+            errors.append(error)
+
+    with line.place(LONG, NEVER):
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        if way == "cancel":
+            wait_until(lambda: line.waiting == 1)
+            token.cancel()
+        thread.join(SOON)
+    assert isinstance(errors[0], ps.DeadlineExceeded if way == "timeout" else ps.Cancelled)
+
+
+def test_clients_of_long_runs_share_as_many_arenas_as_there_are_places(line):
+    session = heavy_session(text=HEAVY.replace("Neg(a)", "MatMul(a, x)"))
+    assert session.latest.run_bytes > 0
+    together = threading.Barrier(8)
+
+    def use() -> None:
+        together.wait(SOON)
+        for _ in range(20):
+            session(EYE)
+            session.latest._core_seconds = LONG
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert session.latest.arena_bytes == session.latest.run_bytes
+
+
+@pytest.mark.parametrize("options", [{"executor": "dataflow"}, {"observed": True}, {"small": True}])
+def test_runs_that_may_wait_for_others_or_are_short_do_not_wait(line, options):
+    text = HEAVY.replace("64, 64", "2, 2") if options.pop("small", False) else HEAVY
+    observers = [ps.Profile()] if options.pop("observed", False) else []
+    session = compile_text(text, **{"executor": "linear", "backends": ["numpy"], **options})
+    x = EYE if text is HEAVY else EYE[:2, :2]
+    with line.place(LONG, NEVER):
+        for _ in range(3):
+            other = threading.Thread(target=lambda: session.run({"x": x}, observers=observers))
+            other.start()
+            other.join(SOON)
+            assert not other.is_alive()
+        assert line.inside == 1
+
+
+def test_session_with_an_operation_of_a_user_does_not_wait(line):
+    @operator("Scaled", domain=DOMAIN, infer=same_type)
+    def scaled(node, types):
+        return Kernel(lambda x: x * np.float32(2))
+
+    text = HEAVY.replace("Neg(a)", f"{DOMAIN}.Scaled(a)")
+    try:
+        session = ps.compile(
+            model_from_text(text, domains={DOMAIN: 1}), executor="linear", backends=["numpy"]
+        )
+        with line.place(LONG, NEVER):
+            for _ in range(2):
+                thread = threading.Thread(target=session, args=(EYE,), daemon=True)
+                thread.start()
+                thread.join(SOON)
+                assert not thread.is_alive()
+                assert session.latest._core_seconds == 0
+    finally:
+        registry._REGISTRY.pop((DOMAIN, "Scaled"), None)
+
+
+def test_runs_about_to_begin_count_when_threads_are_divided():
+    line, share, seen = RunLine(1), ThreadShare([], 1, 2), []
+
+    class Asking(Control):
+        def remove_listener(self, listener):  # woken, and not yet inside of its share
+            with share as threads:
+                seen.append(threads)
+
+    first = Client(line)
+    assert first.entered.wait(SOON)
+    (second,) = queued(line, 1, control=Asking())
+    with share as threads:
+        assert threads == 2
+    first.finish()
+    assert second.entered.wait(SOON)
+    assert seen == [1]
+    with share as threads:
+        assert threads == 2
+    second.finish()
