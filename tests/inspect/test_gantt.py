@@ -182,7 +182,9 @@ def test_svg_has_an_axis_of_time_and_a_legend():
         x == pytest.approx(places[0] + t * scale, abs=0.2)
         for x, t in zip(places, times, strict=True)
     )
-    exp = next(bar for bar in bars(schedule.to_svg()) if " Exp," in bar.find(SVG + "title").text)
+    exp = next(
+        bar for bar in bars(schedule.to_svg(None)) if " Exp," in bar.find(SVG + "title").text
+    )
     start = schedule[0].makespan - float(exp.get("width")) / scale * 1e-6
     assert float(exp.get("x")) == pytest.approx(places[0] + start * 1e6 * scale, abs=1)
     legend = {each.text for each in texts if each.get("class") == "legend"}

@@ -16,6 +16,7 @@ COMMANDS = {
     "bench": ("bench", "Time a model, by executor and number of threads."),
     "cache": ("cache", "List or remove the sessions that compile(cache=...) keeps."),
     "check": ("inspect", "Verify a model and report everything that is wrong with it."),
+    "compare": ("compare", "Show where values differ between two ways to compile a model."),
     "compile": ("compile", "Compile a model ahead of its first run, into a file."),
     "info": ("info", "What a model is made of; with --plan, its work and memory."),
     "plan": ("inspect", "How a model will run: its steps and their memory."),

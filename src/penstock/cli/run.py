@@ -14,6 +14,7 @@ from typing import Any
 import click
 import numpy as np
 
+from penstock.analysis.frames import Frames
 from penstock.cli.base import (
     MODEL,
     SHAPES,
@@ -78,7 +79,14 @@ def _show_run(result: Mapping[str, Any]) -> None:
 @command(_show_run)
 @model_and_inputs
 @click.option("--load", type=click.Path(), metavar="FILE.npz", help="File with inputs by name.")
-@click.option("--fetch", "-f", "fetches", multiple=True, metavar="NAME", help="Any value by name.")
+@click.option(
+    "--fetch",
+    "-f",
+    "fetches",
+    multiple=True,
+    metavar="NAME",
+    help="Any value by name, or 'all' for each that a node computes.",
+)
 @folder_option("--output", "-o", help="Folder for .npy files.")
 @file_option("--dump", metavar="FILE.npz", help="File for outputs by name.")
 @click.option(
@@ -107,7 +115,7 @@ def run(
     assumed: dict[str, str] = {}
     feeds = read_feeds(session, inputs, seed, load=load, shapes=shapes, assumed=assumed)
     compiled = time.perf_counter()
-    outputs = session.run(feeds, list(fetches) or None, timeout=timeout, trace=recording)
+    outputs = session.run(feeds, _fetched(session, fetches), timeout=timeout, trace=recording)
     ended = time.perf_counter()
     if trace is not None and recording is not None:
         recording.save(trace)
@@ -123,6 +131,23 @@ def run(
         "outputs": summaries,
         "seconds": {"load": compiled - begin, "compile_and_run": ended - compiled},
     }
+
+
+def _fetched(session: Session, names: Sequence[str]) -> list[str] | None:
+    """The names of values to fetch. "all" stands for those of nodes, unless one has this name, but
+    for those in loops of TensorFlow's frames, which have a value for each iteration."""
+    values, graph = {port.name for port in session.values}, session.model.graph
+    if "all" not in names or "all" in values:
+        return list(names) or None
+    frames = Frames(graph)
+    computed = [
+        value.name
+        for node in graph.nodes
+        if frames.of_outputs[node] is frames.root
+        for value in node.outputs
+        if value is not None and value.name in values
+    ]
+    return list(dict.fromkeys([name for name in names if name != "all"] + computed))
 
 
 def read_feeds(

@@ -1,0 +1,100 @@
+"""``penstock compare``: where the values of a model differ that is compiled in two ways."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from penstock.cli.base import command, show_assumed, show_table
+from penstock.cli.options import comparison_options, compile_options
+from penstock.cli.run import model_and_inputs, read_feeds
+from penstock.frontends.load import load
+from penstock.session.session import compile
+from penstock.types import type_of
+
+# Rows shown of the table.
+_MAX_ROWS = 20
+
+
+def _show_comparison(result: Mapping[str, Any]) -> None:
+    show_assumed(result)
+    for name in ("first", "second"):
+        click.echo(f"{name}: {result[name]}")
+    values = result["values"]
+    rows = [
+        (
+            row["name"],
+            row["operation"],
+            *(_figures(row) if row["same_shape"] else ("other shape", "", "", "", "")),
+            f"{row['backend']}, {row['other_backend']}",
+        )
+        for row in values[:_MAX_ROWS]
+    ]
+    titles = ("relative", "largest", "at", "first", "second")
+    show_table(("value", "operation", *titles, "backends"), rows)
+    if len(values) > _MAX_ROWS:
+        click.echo(f"and {len(values) - _MAX_ROWS} more; --json has all")
+    alone = result["only"]
+    click.echo(
+        f"{len(values)} values are computed by both, {alone[0]} by the first alone and {alone[1]} "
+        "by the second, as values inside of fused steps are"
+    )
+    if not result["ok"]:
+        click.echo(f"values differ by more than {result['tolerance']:g} of their scale", err=True)
+
+
+def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
+    at = "[" + ", ".join(map(str, row["index"])) + "]"
+    nonfinite = f", {row['nonfinite']} NaN or inf" if row["nonfinite"] else ""
+    figures = [f"{row[key]:.6g}" for key in ("relative", "largest")]
+    return (*figures, at + nonfinite, *(f"{row[key]:.6g}" for key in ("one", "other")))
+
+
+@command(_show_comparison)
+@model_and_inputs
+@compile_options()
+@comparison_options
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    help="Exit with 1 if a value differs by more than this share of its largest element, in NaN or "
+    "infinities, or in shape.",
+)
+def compare(
+    model: str,
+    inputs: Sequence[str],
+    seed: int,
+    signature: str | None,
+    shapes: Sequence[str],
+    options: Mapping[str, Any],
+    against: Mapping[str, Any],
+    tolerance: float | None,
+) -> dict[str, Any]:
+    """Run a model that is compiled in two ways, and show how far each value is apart, the farthest
+    first. Inputs that are not given are random."""
+    if not against:
+        raise click.UsageError("name what to compare with, as in --against backends=numpy")
+    loaded = load(model, signature=signature)
+    session = compile(loaded, **options)
+    assumed: dict[str, str] = {}
+    feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
+    other = compile(loaded, **{**options, **against})
+    compared = session.report(feeds, runs=1, against=other).document["comparison"]
+    values = compared["values"]
+    return {
+        "model": str(model),
+        "inputs": {name: str(type_of(value)) for name, value in feeds.items()},
+        "assumed": assumed,
+        "first": compared["labels"][0],
+        "second": compared["labels"][1],
+        "values": values,
+        "only": compared["only"],
+        "tolerance": tolerance,
+        "ok": tolerance is None or all(_within(row, tolerance) for row in values),
+    }
+
+
+def _within(row: Mapping[str, Any], tolerance: float) -> bool:
+    return bool(row["same_shape"] and not row["nonfinite"] and row["relative"] <= tolerance)
