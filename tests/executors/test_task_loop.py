@@ -45,6 +45,29 @@ def test_task_diamond_overlaps_its_branches_alone(workers):
         assert log.order == [0, 3]
 
 
+def test_run_right_behind_another_has_the_worker_of_that():
+    may_return, answers = threading.Event(), []
+
+    class Returning(Workers):
+        """Jobs that take long to return when they have done their work."""
+
+        def offer(self, job):
+            def work() -> None:
+                job()
+                may_return.wait(SOON)
+
+            answers.append(super().offer(work))
+            return answers[-1]
+
+    workers, meet = Returning("test", 1), Meeting(2)
+    begin(drawn(2), {0: meet, 1: meet}, [Queue(2, workers)]).run()
+    assert answers == [True]
+    begin(drawn(2), {}, [Queue(2, workers)]).run()
+    assert answers == [True, True]
+    may_return.set()
+    workers.close()
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
 def test_concurrent_tasks_are_within_the_limit_of_the_queue(limit):
     workers = Workers("test", 8)

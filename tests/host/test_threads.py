@@ -168,6 +168,45 @@ def test_offer_is_refused_while_jobs_are_queued(workers, closed):
     assert queued.wait(60)
 
 
+def test_offer_is_taken_while_a_job_that_has_said_so_returns(closed):
+    workers = Workers("test", 1)
+    said, ran = threading.Event(), threading.Event()
+
+    def job() -> None:
+        workers.finishing()
+        said.set()
+        assert closed.wait(60)
+
+    workers.submit(job)
+    assert said.wait(60)
+    assert workers.offer(ran.set)
+    assert not workers.offer(ran.clear)  # for which there is no worker
+    closed.set()
+    assert ran.wait(60)
+    wait_until(lambda: workers._free == 1)  # each worker counts once
+    workers.close()
+    assert not any(thread.is_alive() for thread in workers._threads)
+
+
+def test_pool_that_is_closed_while_a_job_returns_ends_its_threads(closed):
+    workers = Workers("test", 2)
+    said = threading.Event()
+
+    def job() -> None:
+        workers.finishing()
+        said.set()
+        assert closed.wait(60)
+
+    workers.submit(job)
+    assert said.wait(60)
+    closing = threading.Thread(target=workers.close)
+    closing.start()
+    wait_until(lambda: workers._closing)
+    closed.set()
+    closing.join(60)
+    assert not any(thread.is_alive() for thread in workers._threads)
+
+
 def test_concurrent_offers_are_taken_once_per_worker(closed):
     workers, taken = Workers("test", 3), threading.Semaphore(0)
 

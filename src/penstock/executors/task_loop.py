@@ -421,6 +421,10 @@ class TaskRun:
 
     def _leave(self, queue: int, caller: bool) -> bool:
         """A worker has nothing to do; whether it was the last and the run has ended."""
+        pool = self.flow.queues[queue].pool
+        if not caller and self.on_end is None and pool is not None:
+            # Before the caller knows that the run has ended, who may begin the next one.
+            pool.finishing()
         self.workers[queue] -= 1
         self.running -= 1
         if self.running:

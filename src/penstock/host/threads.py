@@ -103,6 +103,7 @@ class Workers:
         # Idle workers minus queued jobs. Counted here, because neither the queue nor the threads
         # tell whether a worker is about to take the job that was queued last.
         self._free = 0
+        self._finishing: set[int] = set()  # threads that count as idle while their jobs return
         self._closing = False
 
     @property
@@ -129,6 +130,15 @@ class Workers:
             self._free -= 1
             self._jobs.put(job)
             return True
+
+    def finishing(self) -> None:
+        """Count the calling worker as idle: its job is about to return. A caller whom the job tells
+        of its end may come with the next one before that."""
+        me = threading.get_ident()
+        with self._lock:
+            if me not in self._finishing:
+                self._finishing.add(me)
+                self._freed()
 
     def refuse_reentry(self) -> None:
         """Raise ``PenstockError`` if a method of the pool has been interrupted on the calling
@@ -186,7 +196,13 @@ class Workers:
             for _ in self._threads:
                 self._jobs.put(None)
 
+    def _freed(self) -> None:
+        self._free += 1
+        if self._closing:
+            self._end_if_idle()
+
     def _work(self, jobs: SimpleQueue[Job | None]) -> None:
+        me = threading.get_ident()
         while (job := jobs.get()) is not None:
             try:
                 job()
@@ -196,9 +212,10 @@ class Workers:
             if jobs is not self._jobs:
                 return  # the job forked, and this is the child, which has a new queue
             with self._lock:
-                self._free += 1
-                if self._closing:
-                    self._end_if_idle()
+                if me in self._finishing:
+                    self._finishing.discard(me)
+                else:
+                    self._freed()
 
 
 def report_thread_exception() -> None:
