@@ -34,6 +34,7 @@ _INTERNAL = {
     "Append": "append.APPEND",
     "Attend": "attend.ATTEND",
     "Case": "case.CASE",
+    "ChosenMatMul": "chosen_product.CHOSEN_MATMUL",
     "Fused": "fused.FUSED",
     "GruCell": "cells.GRU_CELL",
     "LstmCell": "cells.LSTM_CELL",

@@ -94,6 +94,7 @@ OPTIMIZE: tuple[Pass, ...] = (
     ImportedPass("optimize.recompose", "Add", "Div", "Mul", "Where"),
     ImportedPass("optimize.recompose_attention", "Softmax"),
     ImportedPass("optimize.recompose_cells", "Tanh"),
+    ImportedPass("optimize.recompose_experts", "Gather", "GatherND"),
     ImportedPass("optimize.fold_padding", "Pad"),
     ImportedPass("optimize.fold_affine", "Conv", "ConvTranspose", "Gemm", "MatMul"),
     CommonSubexpressions(),

@@ -148,6 +148,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("DeformConv",): Family(_of("deformable.deform_conv")),
     ("DynamicQuantizeLinear",): Family(_of("integers.dynamic_codes"), _by_memory),
     ("EyeLike",): Family(_of("select.eye_like")),
+    ("penstock.ChosenMatMul",): Family(_of("matmul.chosen_product")),
     ("penstock.GruCell",): Family(_of("cells.gru_cell"), _by_memory),
     ("penstock.LstmCell",): Family(_of("cells.lstm_cell"), _by_memory),
     ("GRU", "LSTM", "RNN"): Family(

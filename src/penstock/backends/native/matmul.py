@@ -1,4 +1,4 @@
-"""Products of small matrices, and of matrices of integers."""
+"""Products of small matrices, of matrices of integers, and of those that indices choose."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered
-from penstock.types import TensorType
+from penstock.types import INT64, TensorType
 
-_ROWS, _MOST_TAIL, _PADDED_BYTES = 4, 1024, 64  # as in c/matmul.c
+_ROWS, _MOST_TAIL, _PADDED_BYTES, _DOT_COLUMNS = 4, 1024, 64, 64  # as in c/matmul.c
 
 # Approximate costs on one core: of a call, and nanoseconds of a multiplication with an addition.
 _CALL_S = 0.35e-6
@@ -81,11 +81,57 @@ def product(site: Site) -> NativeCall | None:
             *((1, rows) if left else (inner, 1)),
             *(rows * inner, columns if held is None else held.arrays[0].shape[1]),
             *(inner * columns if batches > 1 else 0, *strides, int(held is not None), *factors),
+            *(None, 0, 1),
         ),
         items=batches * math.ceil(rows / _ROWS),
         item_ns=_macs(1, _ROWS, inner, columns) * _MAC_NS[str(a.dtype)],
         reordered={} if held is None else {1: held},
     )
+
+
+def chosen_product(site: Site) -> NativeCall | None:
+    """ChosenMatMul, with indices of int64."""
+    x, matrices, indices = (site.input(i) for i in range(3))
+    if x is None or matrices is None or indices is None or 0 in (*x.dims, *matrices.dims):
+        return None
+    if str(x.dtype) not in ("float32", "float64") or indices.dtype != INT64:
+        return None
+    transposed, count = site.attr("transposed", False), matrices.dims[0]
+    columns, inner = matrices.dims[1:] if transposed else matrices.dims[:0:-1]
+    rows, batches = 1 if site.attr("columns", False) else x.dims[-2], indices.elements
+    sharing = _sharing(x.dims[:-2], indices.dims)
+    if sharing is None:
+        return None
+    operands, sizes = (Tensor(0), Tensor(1)), (rows, inner, columns)
+    mac_ns = _MAC_NS[str(x.dtype)]
+    if transposed:
+        words = *sizes, inner, rows * inner, inner, inner * columns
+        return NativeCall(
+            f"dots_{x.dtype}",
+            (*operands, site.result(), *words, Tensor(2), count, sharing),
+            items=batches * math.ceil(columns / _DOT_COLUMNS),
+            item_ns=rows * inner * min(columns, _DOT_COLUMNS) * mac_ns,
+            can_fail=True,
+        )
+    if inner > _MOST_TAIL and columns % 16:
+        return None
+    strides = inner, 1, rows * inner, columns, inner * columns
+    ends = 0, 0, 0, 1.0, 0.0  # without a third operand, padding and factors
+    return NativeCall(
+        f"product_{x.dtype}",
+        (*operands, None, site.result(), *sizes, *strides, *ends, Tensor(2), count, sharing),
+        items=batches * math.ceil(rows / _ROWS),
+        item_ns=_macs(1, rows, inner, columns) * mac_ns,
+        can_fail=True,
+    )
+
+
+def _sharing(lead: tuple[int, ...], indices: tuple[int, ...]) -> int | None:
+    """How many indices in a row are of one x, whose last leading dims may be 1; None for others."""
+    end = len(lead)
+    while end and lead[end - 1] == 1:
+        end -= 1
+    return math.prod(indices[end:]) if lead[:end] == indices[:end] else None
 
 
 def _is_small(dtype: str, dims: _Dims, factors: tuple[float, float]) -> bool:

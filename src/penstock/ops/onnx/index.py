@@ -21,7 +21,7 @@ from penstock.types import INT64, Dim, ShapeError, TensorType, Type
 _LARGE = 32 * 1024  # bytes of an output from which checking indices costs less than a second copy
 
 
-def _check_range(low: int, high: int, axis: int, dim: int) -> None:
+def check_range(low: int, high: int, axis: int, dim: int) -> None:
     """Raise ``ShapeError`` unless indices from ``low`` to ``high`` are in range for ``axis``."""
     if low < -dim or high >= dim:
         index = low if low < -dim else high
@@ -37,7 +37,7 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorTyp
         raise ShapeError("cannot gather from a tensor without dims")
     dim, picked = data.shape[axis], consts[1]
     if isinstance(dim, int) and picked is not None and picked.size:
-        _check_range(int(picked.min()), int(picked.max()), axis, dim)
+        check_range(int(picked.min()), int(picked.max()), axis, dim)
     if indices.shape is None:
         return (TensorType(data.dtype),)
     shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
@@ -48,7 +48,7 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorTyp
     contents: list[Dim] = []
     for i in positions:
         if isinstance(i, int):
-            _check_range(i, i, axis, len(data.data))
+            check_range(i, i, axis, len(data.data))
         contents.append(data.data[i] if isinstance(i, int) else None)
     return (rules.with_data(type_, lambda: tuple(contents)),)
 
@@ -74,7 +74,7 @@ def gather(node: Node, types: Types) -> Kernel:
 
     def into_large(x: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
         if indices.size:
-            _check_range(indices.min(), indices.max(), axis, x.shape[axis])
+            check_range(indices.min(), indices.max(), axis, x.shape[axis])
         if x.flags.c_contiguous:
             # It buffers its output unless it may trust the indices; "wrap" takes negative ones.
             x.take(indices, axis, out, "wrap")
@@ -116,7 +116,7 @@ def _gather_view(constant: np.ndarray, picked: int | slice, axis: int, dim: Dim)
         return view_kernel(lambda x, _: x[index])
 
     def run(x: np.ndarray, _: Any) -> np.ndarray:
-        _check_range(low, high, axis, x.shape[axis] if -x.ndim <= axis < x.ndim else 0)
+        check_range(low, high, axis, x.shape[axis] if -x.ndim <= axis < x.ndim else 0)
         return x[index]
 
     return view_kernel(run)
@@ -125,7 +125,7 @@ def _gather_view(constant: np.ndarray, picked: int | slice, axis: int, dim: Dim)
 def _gather_checked(constant: np.ndarray, axis: int, dim: int) -> Kernel:
     """Gather at indices that are in range, so that a run need not check them."""
     if constant.size:
-        _check_range(int(constant.min()), int(constant.max()), axis, dim)
+        check_range(int(constant.min()), int(constant.max()), axis, dim)
     indices = np.where(constant < 0, constant + dim, constant).astype(np.intp)
     index = _index(axis, indices)
 

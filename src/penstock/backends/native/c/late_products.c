@@ -11,12 +11,16 @@ struct product {
     void *y;
     int64_t rows, inner, columns, a_row, a_inner, a_batch, b_inner, b_batch, c_row, c_column, padded;
     double alpha, beta;
+    const int64_t *chosen;
+    int64_t matrices, sharing;
 };
 
 struct dots {
     const void *a, *b;
     void *y;
     int64_t rows, inner, columns, a_row, a_batch, b_column, b_batch;
+    const int64_t *chosen;
+    int64_t matrices, sharing;
 };
 
 /* Whether one stride leads from each matrix to the next, which `to` is set to. */
@@ -74,7 +78,7 @@ PyObject *late_product(PyObject *module, PyObject *const *arguments, Py_ssize_t 
         struct product words = {
             PyArray_DATA(a), PyArray_DATA(b), NULL, y ? PyArray_DATA((PyArrayObject *)y) : NULL,
             rows, inner, columns, late_step(a, i - 2), late_step(a, i - 1), a_batch,
-            late_step(b, j - 2), b_batch, 0, 0, 0, 1, 0,
+            late_step(b, j - 2), b_batch, 0, 0, 0, 1, 0, NULL, 0, 1,
         };
         return late_computed(wide ? "product_float64" : "product_float32", &words,
                              batches * ((rows + PRODUCT_ROWS - 1) / PRODUCT_ROWS),
@@ -85,7 +89,7 @@ PyObject *late_product(PyObject *module, PyObject *const *arguments, Py_ssize_t 
     y = PyArray_EMPTY(rank, dims, type, 0);
     struct dots words = {
         PyArray_DATA(a), PyArray_DATA(b), y ? PyArray_DATA((PyArrayObject *)y) : NULL,
-        rows, inner, columns, late_step(a, i - 2), a_batch, late_step(b, j - 1), b_batch,
+        rows, inner, columns, late_step(a, i - 2), a_batch, late_step(b, j - 1), b_batch, NULL, 0, 1,
     };
     return late_computed(wide ? "dots_float64" : "dots_float32", &words,
                          batches * ((columns + DOT_COLUMNS - 1) / DOT_COLUMNS),

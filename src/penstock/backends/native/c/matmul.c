@@ -22,7 +22,20 @@ struct product {
     int64_t c_row, c_column; /* 0 where c is broadcast */
     int64_t padded;          /* rows of b go on with zeros, to a multiple of 64 bytes */
     double alpha, beta;
+    const int64_t *chosen; /* the matrix of each product, of so many; null: its own */
+    int64_t matrices;
+    int64_t sharing; /* products in a row that have the same a, if their matrices are chosen */
 };
+
+/* Which matrix a product takes; -1 if there is no such. */
+static int64_t matrix_of(const int64_t *chosen, int64_t matrices, int64_t batch)
+{
+    int64_t i = chosen ? chosen[batch] : batch;
+    if (!chosen)
+        return i;
+    i += i < 0 ? matrices : 0;
+    return i < matrices ? i : -1;
+}
 
 /* For rows and vectors that are constants, of which the last vector has `width` columns. */
 #define BLOCK(suffix, type)                                                                        \
@@ -103,8 +116,12 @@ struct product {
         int64_t rest = p->columns % suffix##_LANES;                                                \
         for (int64_t item = begin; item < end; item++) {                                           \
             int64_t batch = item / blocks, row = item % blocks * ROWS;                             \
-            const type *a = (const type *)p->a + batch * p->a_batch + row * p->a_row;              \
-            const type *b = (const type *)p->b + batch * p->b_batch;                               \
+            int64_t own = p->chosen ? batch / p->sharing : batch;                                  \
+            const type *a = (const type *)p->a + own * p->a_batch + row * p->a_row;                \
+            int64_t matrix = matrix_of(p->chosen, p->matrices, batch);                             \
+            if (matrix < 0)                                                                        \
+                return 1;                                                                          \
+            const type *b = (const type *)p->b + matrix * p->b_batch;                              \
             const type *c = p->c ? (const type *)p->c + row * p->c_row : NULL;                     \
             type *y = (type *)p->y + (batch * p->rows + row) * p->columns;                         \
             if (rest && !p->padded && (packed < 0 || p->b_batch) && packed != batch) {             \
@@ -142,6 +159,8 @@ struct dots {
     void *y;
     int64_t rows, inner, columns;
     int64_t a_row, a_batch, b_column, b_batch; /* strides in elements */
+    const int64_t *chosen;                     /* as for products */
+    int64_t matrices, sharing;
 };
 
 #define DOTS(suffix, type)                                                                         \
@@ -178,9 +197,13 @@ struct dots {
         for (int64_t item = begin; item < end; item++) {                                           \
             int64_t batch = item / blocks, first = item % blocks * DOT_COLUMNS;                    \
             int64_t last = first + DOT_COLUMNS < p->columns ? first + DOT_COLUMNS : p->columns;    \
-            const type *b = (const type *)p->b + batch * p->b_batch;                               \
+            int64_t matrix = matrix_of(p->chosen, p->matrices, batch);                             \
+            if (matrix < 0)                                                                        \
+                return 1;                                                                          \
+            const type *b = (const type *)p->b + matrix * p->b_batch;                              \
+            int64_t own = p->chosen ? batch / p->sharing : batch;                                  \
             for (int64_t row = 0; row < p->rows; row++) {                                          \
-                const type *a = (const type *)p->a + batch * p->a_batch + row * p->a_row;          \
+                const type *a = (const type *)p->a + own * p->a_batch + row * p->a_row;            \
                 type *y = (type *)p->y + (batch * p->rows + row) * p->columns;                     \
                 int64_t j = first;                                                                 \
                 for (; j + TOGETHER <= last; j += TOGETHER)                                        \

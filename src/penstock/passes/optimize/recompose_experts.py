@@ -1,0 +1,111 @@
+"""Products with matrices that indices choose, as one node each: ChosenMatMul.
+
+::
+
+    MatMul(x, Gather(matrices, indices))                   becomes
+    MatMul(x, Transpose(Gather(matrices, indices)))        ChosenMatMul(x, matrices, indices)
+    MatMul(Gather(matrices, indices), column)
+
+Mixtures of experts are exported in this way: each token chooses the weights of a few experts, which
+a Gather, or a GatherND of indices of one number, would copy for each token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from penstock.algorithms.records import NamedTuple
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.rewrite import produced_by, replace_nodes
+from penstock.types import Dim, TensorType
+
+# Of more rows, what a copy of the matrix takes is little beside its product. Small matrices are
+# copied in no time.
+_MOST_ROWS, _LEAST_ELEMENTS = 4, 1024
+
+
+class RecomposeExperts(Pass):
+    """Multiply by chosen matrices where they are."""
+
+    name = "recompose_experts"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        return replace_nodes(graph, _product)
+
+
+class _Chosen(NamedTuple):
+    """What a Gather picks along axis 0 of ``matrices``, perhaps ``transposed``, at indices of
+    shape ``lead``."""
+
+    matrices: Value
+    indices: Value
+    lead: tuple[Dim, ...]
+    transposed: bool
+
+
+def _product(node: Node) -> Sequence[Node] | None:
+    if node.op.full_name != "MatMul" or node.control_inputs:
+        return None
+    left, right = node.inputs
+    for x, other, columns in ((left, right, False), (right, left, True)):
+        chosen = _chosen_by(other)
+        if x is None or chosen is None or not _fits(x, chosen, columns):
+            continue
+        transposed = chosen.transposed != columns  # a column is multiplied from the other side
+        attrs = {"transposed": transposed, "columns": columns}
+        inputs = [x, chosen.matrices, chosen.indices]
+        return (node.derived(inputs, node.outputs, attrs, op=CHOSEN_MATMUL),)
+    return None
+
+
+def _chosen_by(value: Value | None) -> _Chosen | None:
+    turn = produced_by(value, "Transpose")
+    if turn is not None:
+        rank = None if value is None else value.rank
+        if rank is None or rank < 2:
+            return None
+        usual = [*range(rank - 2), rank - 1, rank - 2]
+        if list(turn.attrs.get("perm") or range(rank)[::-1]) != usual:
+            return None
+        value = turn.inputs[0]
+    gather = produced_by(value, "Gather", "GatherND")
+    if gather is None or gather.attrs.get("batch_dims", 0):
+        return None
+    matrices, indices = gather.inputs
+    if matrices is None or indices is None or matrices.rank != 3 or indices.shape is None:
+        return None
+    lead = indices.shape
+    if gather.op.name == "GatherND":
+        if lead[-1:] != (1,):
+            return None
+        lead = lead[:-1]
+    elif gather.attrs.get("axis", 0) not in (0, -3):
+        return None
+    return _Chosen(matrices, indices, lead, turn is not None)
+
+
+def _fits(x: Value, chosen: _Chosen, columns: bool) -> bool:
+    """Whether there is an index for each matrix of x, which has few rows or is a column, or one for
+    several."""
+    type_, other = x.type, chosen.matrices.type
+    if not isinstance(type_, TensorType) or not isinstance(other, TensorType):
+        return False
+    if type_.dtype != other.dtype or str(type_.dtype) not in ("float32", "float64"):
+        return False
+    dims, shape = x.shape, chosen.matrices.shape
+    if dims is None or shape is None or len(dims) != len(chosen.lead) + 2:
+        return False
+    rows = dims[-1 if columns else -2]
+    # A dim that is not known may be another one each time that it is met.
+    if any(
+        dim != 1 and (dim is None or dim != to) for dim, to in zip(dims, chosen.lead, strict=False)
+    ):
+        return False
+    if not isinstance(rows, int) or not 0 < rows <= (1 if columns else _MOST_ROWS):
+        return False
+    sizes = [size for size in shape[1:] if isinstance(size, int)]
+    return len(sizes) == 2 and math.prod(sizes) >= _LEAST_ELEMENTS
