@@ -27,7 +27,7 @@ CONFINED = {
     "ray": ("cluster.*", "serving.ray_serve"),
     "starlette": ("serving.app",),
     "prometheus_client": ("serving.metrics",),
-    "uvicorn": ("cli.serve",),
+    "uvicorn": ("cli.serve", "serving.connection"),
     "google": ("frontends.onnx.file", "frontends.onnx.messages", "frontends.tensorflow.*"),
 }
 

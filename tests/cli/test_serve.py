@@ -19,7 +19,6 @@ from click.testing import CliRunner
 import penstock as ps
 from penstock.cli import main
 from penstock.cli.serve import _listener
-from penstock.host.threads import core_budget
 from tests.support.onnx_text import model_from_text
 from tests.support.timing import SOON
 
@@ -98,9 +97,14 @@ def test_options_of_serve_for_clusters_are_refused_without_one(model):
     assert "--executor is not for --cluster" in executor.output
 
 
-@pytest.mark.parametrize("given", [(), ("--replicas", "3")])
-def test_server_runs_a_request_on_each_core_unless_replicas_are_given(model, monkeypatch, given):
+@pytest.mark.parametrize(
+    ("cores", "given", "count"), [(1, (), 1), (2, (), 3), (8, (), 9), (2, ("--replicas", "2"), 2)]
+)
+def test_server_has_a_replica_more_than_cores_unless_replicas_are_given(
+    model, monkeypatch, cores, given, count
+):
     counts = []
+    monkeypatch.setattr("penstock.cli.serve.core_budget", lambda: cores)
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
 
     def made(repository, paths, make):
@@ -110,7 +114,7 @@ def test_server_runs_a_request_on_each_core_unless_replicas_are_given(model, mon
     monkeypatch.setattr("penstock.serving.app.Server.__init__", lambda *_, **__: None)
     monkeypatch.setattr("penstock.serving.app.Server.app", None, raising=False)
     CliRunner().invoke(main, ["serve", str(model), "--port", "0", *given])
-    assert counts == [3 if given else core_budget()]
+    assert counts == [count]
 
 
 def test_served_connections_send_small_packets_at_once():

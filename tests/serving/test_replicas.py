@@ -14,6 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
+from penstock.host.threads import core_budget
 from penstock.ir.op import Kernel
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.tf_graphs import Builder, Shape, Type
@@ -96,6 +97,18 @@ def test_full_queue_refuses_a_request_and_runs_the_others():
     for k, future in enumerate(futures):
         check(future, k)
     check(replicas.submit(row(6)), 6)
+    replicas.close()
+
+
+def test_more_replicas_than_cores_run_as_many_requests_at_once():
+    count = core_budget() + 2
+    replicas, backend = held(n=count)
+    futures = [replicas.submit(row(k)) for k in range(count + 1)]
+    wait_until(lambda: len(backend.shapes) == count)
+    assert (replicas.counts.running, replicas.counts.queued) == (count, 1)
+    backend.opened.set()
+    for k, future in enumerate(futures):
+        check(future, k)
     replicas.close()
 
 

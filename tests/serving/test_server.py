@@ -22,6 +22,7 @@ import uvicorn
 
 import penstock as ps
 from penstock.serving.app import Server
+from penstock.serving.connection import connections
 from penstock.serving.repository import ModelRepository
 from tests.serving.test_replicas import Held
 from tests.support.onnx_text import model_from_text
@@ -52,7 +53,8 @@ def serving(
     options = {"max_bytes": MAX_BYTES, "timeout": SOON} | options
     server = Server(ModelRepository(paths, make), **options)
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(server.app, log_level="critical", lifespan="on")
+    http_class = connections(options["timeout"])
+    config = uvicorn.Config(server.app, http=http_class, log_level="critical", lifespan="on")
     http = uvicorn.Server(config)
     thread = threading.Thread(target=http.run, args=([listener],))
     thread.start()
@@ -259,6 +261,8 @@ X = {"name": "x", "shape": [1, 3], "datatype": "FP32"}
         ({"inputs": [{**X, "shape": [3], "data": [1, 2, 3]}]}, "x"),
         ({"inputs": [{**X, "data": [1, 2, 3]}], "outputs": [{"name": "z"}]}, "'z'"),
         ({"parameters": {"timeout": "soon"}}, "no number of microseconds"),
+        ({"parameters": {"timeout": 10**400}}, "no number of microseconds"),
+        ({"inputs": [{**X, "data": [1, 2, 1e40]}]}, "overflow"),
         ({"outputs": [{"name": "y", "parameters": {"classification": 1}}]}, "not supported"),
     ],
 )
@@ -281,6 +285,7 @@ def test_body_that_is_no_request_is_refused(client):
         (b"[" * 100_000, {}, 400, "no JSON"),
         (text + bytes(12), {length: "x"}, 400, "no length in the body"),
         (text + bytes(12), {length: "9999"}, 400, "no length in the body"),
+        (text + bytes(12), {length: "9" * 5000}, 400, "no length in the body"),
         (text + bytes(13), {length: str(len(text))}, 400, "1 bytes follow"),
         (text + bytes(11), {length: str(len(text))}, 400, "more than there are"),
         (text, {"Content_Encoding": "br"}, 400, "not gzip or deflate"),

@@ -30,8 +30,8 @@ def _show_served(result: Mapping[str, Any]) -> None:
 @click.option(
     "--replicas",
     type=click.IntRange(min=1),
-    help="Requests of a model, or batches, that run at once. Default: one for each core, or 1 with "
-    "--cluster.",
+    help="Requests of a model, or batches, that run at once. Default: one more than cores, or 1 "
+    "with --cluster.",
 )
 @click.option(
     "--queue",
@@ -106,10 +106,11 @@ def serve(
         import uvicorn
 
         from penstock.serving.app import Server
+        from penstock.serving.connection import connections
     except ImportError as error:
         raise PenstockError(f"serving needs penstock[serve]: {error}") from error
     paths = _named(models)
-    replicas = replicas or (1 if cluster else core_budget())
+    replicas = replicas or (1 if cluster else _replicas(core_budget()))
     options = _workers(replicas, threads, retries, executor) if cluster else None
     if options is None and retries is not None:
         raise click.UsageError("--retries is for --cluster")
@@ -130,7 +131,13 @@ def serve(
             address = "{}:{}".format(*listener.getsockname()[:2])
             click.echo(f"serving {', '.join(paths)} at http://{address}", err=True)
             config = uvicorn.Config(
-                server.app, log_level="warning", access_log=False, loop="asyncio"
+                server.app,
+                http=connections(timeout),
+                ws="none",
+                loop="asyncio",
+                proxy_headers=False,
+                log_level="warning",
+                access_log=False,
             )
             uvicorn.Server(config).run([listener])
     return {"models": [*paths], "address": address}
@@ -148,6 +155,13 @@ def _workers(
     cluster = Cluster(replicas, threads or 1, retries=tries, address=address)
     cluster.start()  # here, where the first request need not wait for Ray
     return {"cluster": cluster}
+
+
+def _replicas(cores: int) -> int:
+    """The replicas that keep all cores busy: one more than cores, since a core is idle for a
+    moment when its run begins, ends or waits for Python's lock. A single core never is: runs on
+    it would only divide its time."""
+    return cores + 1 if cores > 1 else 1
 
 
 def _named(models: Sequence[str]) -> dict[str, Path]:

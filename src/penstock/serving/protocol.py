@@ -37,6 +37,8 @@ _DATATYPES: dict[str, np.dtype] = {
 }
 _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
 _ITEM = struct.Struct("<I")
+# Of lengths, and numbers of microseconds: Python refuses to read thousands.
+_MOST_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def decode_request(body: bytes, header_length: str | None) -> InferenceRequest:
     """Read the body of a request. Raises ``InvalidInput``."""
     end = len(body)
     if header_length is not None:
-        if not header_length.isdecimal() or int(header_length) > len(body):
+        digits = len(header_length) if header_length.isdecimal() else 0
+        if not 0 < digits <= _MOST_DIGITS or int(header_length) > len(body):
             raise InvalidInput(f"{HEADER_LENGTH} {header_length!r:.40} is no length in the body")
         end = int(header_length)
     document = _document(body[:end])
@@ -164,7 +167,7 @@ def _seconds(timeout: Any) -> float | None:
     """A timeout in microseconds as seconds; 0 stands for none."""
     if not timeout:
         return None
-    if not _is_count(timeout):
+    if not _is_count(timeout) or timeout >= 10**_MOST_DIGITS:
         raise InvalidInput(f"timeout {timeout!r:.40} is no number of microseconds")
     return timeout / 1e6
 
@@ -212,8 +215,9 @@ def _from_json(name: str, data: Any, dtype: np.dtype, shape: Sequence[int]) -> n
     if dtype.kind in "iu" and any(isinstance(x, float) for x in elements):
         raise InvalidInput(f"input {name!r} of {dtype} has elements that are not whole numbers")
     try:
-        return np.array(elements, dtype).reshape(shape)
-    except (OverflowError, ValueError) as error:
+        with np.errstate(over="raise"):  # a number that ``dtype`` has only infinity for
+            return np.array(elements, dtype).reshape(shape)
+    except (OverflowError, ValueError, FloatingPointError) as error:
         raise InvalidInput(f"input {name!r}: {error}") from error
 
 

@@ -33,6 +33,7 @@ from penstock.errors import (
     wrong_type,
 )
 from penstock.executors.control import NEVER, CancelToken, begin_run, end_run
+from penstock.host.threads import pool
 from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
 from penstock.session.artifact import has_state
@@ -220,6 +221,8 @@ class Replicas:
             self._sessions, most = _on_workers(model, n, cluster, options), _MOST_ON_WORKERS
         elif self._own:
             self._sessions = [compile(model, **options)]
+        if cluster is None:
+            pool(size=n)  # a thread for each run
         self.session: Session = self._sessions[0]
         if has_state(self.session.model):
             raise ValueError("a model with variables has no replicas: requests would share them")
