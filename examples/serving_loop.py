@@ -35,13 +35,15 @@ DTYPES = {
 
 @contextmanager
 def server(model: Path, *options: str) -> Iterator[str]:
-    """A server of ``model``; its address."""
+    """A server of ``model`` that is ready; its address."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
     command = [sys.executable, "-m", "penstock.cli", "serve", f"model={model}", "--port", port]
     process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
     try:
-        yield f"http://127.0.0.1:{port}/v2"
+        address = f"http://127.0.0.1:{port}/v2"
+        wait_until_ready(address, process)
+        yield address
     finally:
         process.terminate()
         process.wait()
@@ -58,13 +60,15 @@ def ask(address: str, document: Any = None) -> Any:
         raise RuntimeError(json.load(error)["error"]) from None
 
 
-def wait_until_ready(address: str, seconds: float = 60.0) -> None:
+def wait_until_ready(address: str, process: subprocess.Popen[bytes], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while True:
         try:
             ask(f"{address}/models/model/ready")
             return
         except (OSError, RuntimeError):
+            if process.poll() is not None:
+                sys.exit("the server has ended; it says why above")
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
@@ -89,7 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     with server(options.model, "--max-batch", str(options.max_batch)) as address:
-        wait_until_ready(address)
         inputs = ask(f"{address}/models/model")["inputs"]
 
         def one(seed: int) -> float:

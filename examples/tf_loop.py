@@ -71,6 +71,8 @@ def collatz() -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
+    if len(arguments) > 2 or (arguments and not arguments[0].isdecimal()):
+        sys.exit("usage: python examples/tf_loop.py [N] [GRAPH.pb]")
     n = np.array(int(arguments[0]) if arguments else 27, np.int32)
     path = Path(arguments[1]) if len(arguments) > 1 else Path("collatz.pbtxt")
     if len(arguments) < 2:

@@ -218,10 +218,20 @@ def test_serving_loop_gets_all_answers(tmp_path, capsys):
 def test_serving_loop_passes_on_what_the_server_says(tmp_path):
     model = model_from_text("g (float[N, 3] x) => (float[N, 3] y) { y = Softmax(x) }")
     onnx.save(model, tmp_path / "model.onnx")
-    with serving_loop.server(tmp_path / "model.onnx") as address:
-        serving_loop.wait_until_ready(address)
-        with pytest.raises(RuntimeError, match="x"):
-            serving_loop.ask(f"{address}/models/model/infer", {"inputs": []})
+    refused = pytest.raises(RuntimeError, match="x")
+    with serving_loop.server(tmp_path / "model.onnx") as address, refused:
+        serving_loop.ask(f"{address}/models/model/infer", {"inputs": []})
+
+
+def test_serving_loop_ends_with_a_server_that_cannot_start(tmp_path, capfd):
+    with pytest.raises(SystemExit, match="the server has ended"):
+        serving_loop.main([str(tmp_path / "nothing.onnx")])
+    assert "there is no file" in capfd.readouterr().err
+
+
+def test_loop_from_what_is_no_number_says_how_it_is_called():
+    with pytest.raises(SystemExit, match=r"usage: python examples/"):
+        tf_loop.main(["many"])
 
 
 @pytest.mark.parametrize("module", [ocr, voice])

@@ -347,3 +347,55 @@ def test_model_without_a_version_has_the_largest(runtime):
     session = runtime.InferenceSession(proto.SerializeToString())
     assert session.get_modelmeta().version == 2**63 - 1
     assert str(session.get_inputs()[1]) == "NodeArg(name='i', type='tensor(int64)', shape=[3])"
+
+
+WEIGHTED = """g (float[N, 2] x) => (float[N, 2] y)
+    <float[2, 2] w = {1, 0, 0, 1}, float[2] b = {1, 1}> { p = MatMul(x, w) y = Add(p, b) }"""
+
+
+@BOTH
+def test_initializers_are_given_other_values(runtime):
+    options = runtime.SessionOptions()
+    w, b = np.array([[1, 2], [3, 4]], np.float32), np.array([5, 6], np.float32)
+    values = [runtime.OrtValue.ortvalue_from_numpy(x) for x in (w, b)]
+    options.add_initializer("w", values[0])
+    options.add_initializer("b", values[1])
+    providers = ["CPUExecutionProvider"]
+    session = runtime.InferenceSession(model(WEIGHTED), options, providers=providers)
+    np.testing.assert_allclose(session.run(None, {"x": X[:, :2]})[0], X[:, :2] @ w + b)
+
+
+def test_initializer_with_another_value_is_folded_with_that():
+    """Beyond ONNX Runtime, which folds what the file has."""
+    options = ort.SessionOptions()
+    options.add_initializer("w", ort.OrtValue.ortvalue_from_numpy(np.array([5, 6], np.float32)))
+    text = "g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { n = Neg(w) y = Add(x, n) }"
+    session = ort.InferenceSession(model(text), options)
+    assert session.run(None, {"x": np.ones(2, np.float32)})[0].tolist() == [-4, -5]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("nope", np.ones((2, 2), np.float32)), ("w", np.ones(2, np.float32)), ("w", np.ones((2, 2)))],
+)
+def test_initializer_that_the_model_has_not_is_refused(name, value):
+    options = ort.SessionOptions()
+    options.add_external_initializers([name], [ort.OrtValue.ortvalue_from_numpy(value)])
+    with pytest.raises(errors.InvalidArgument, match=rf"'{name}'"):
+        ort.InferenceSession(model(WEIGHTED), options)
+
+
+@BOTH
+def test_every_event_of_a_profile_has_a_category(runtime, tmp_path):
+    options = runtime.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+    session = runtime.InferenceSession(model(), options, providers=["CPUExecutionProvider"])
+    session.run(None, {"x": X, "i": I})
+    events = json.loads(Path(session.end_profiling()).read_text())
+    assert {"Session", "Node"} <= {event["cat"] for event in events}
+
+
+@BOTH
+def test_sessions_are_imported_from_where_they_are_defined(runtime):
+    name = f"{runtime.__name__}.capi.onnxruntime_inference_collection"
+    assert importlib.import_module(name).InferenceSession is runtime.InferenceSession

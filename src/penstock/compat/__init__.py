@@ -20,6 +20,7 @@ _MODULES = {
         "onnxruntime.capi",
         "onnxruntime.capi.onnxruntime_pybind11_state",
         "onnxruntime.capi._pybind_state",
+        "onnxruntime.capi.onnxruntime_inference_collection",
     ),
     "ai_edge_litert": ("ai_edge_litert", "ai_edge_litert.interpreter"),
 }

@@ -7,10 +7,14 @@ told back, and changes nothing (``docs/coming-from.md`` lists both).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from penstock.executors.control import CancelToken
+
+if TYPE_CHECKING:
+    from penstock.compat.onnxruntime.values import OrtValue
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -62,6 +66,8 @@ class SessionOptions:
         self.optimized_model_filepath = ""
         self.free_dims: dict[str, int] = {}
         """dims by name, of ``add_free_dimension_override_by_name``"""
+        self.initializers: dict[str, OrtValue] = {}
+        """values by name, of ``add_initializer``"""
         self._entries: dict[str, str] = {}
         self._providers: list[str] = []
 
@@ -117,23 +123,25 @@ class SessionOptions:
             "operation in Python (penstock.extend)"
         )
 
-    def add_initializer(self, name: str, value: Any) -> NoReturn:
-        """Not available: feed the value instead.
+    def add_initializer(self, name: str, value: OrtValue) -> None:
+        """Give an initializer of the model another value. The session reads the memory of
+        ``value``, which must not be changed meanwhile.
 
         Args:
             name: Its name.
-            value: Its value.
+            value: A tensor of the same type.
         """
-        raise NotImplementedError(f"feed {name!r} instead: any value of a model may be fed")
+        self.initializers[name] = value
 
-    def add_external_initializers(self, names: Any, values: Any) -> NoReturn:
-        """Not available: feed the values instead.
+    def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
+        """``add_initializer`` for several. The files of the model's external data must be there
+        all the same.
 
         Args:
             names: Their names.
             values: Their values.
         """
-        raise NotImplementedError("feed these values instead: any value of a model may be fed")
+        self.initializers.update(zip(names, values, strict=True))
 
 
 class RunOptions:

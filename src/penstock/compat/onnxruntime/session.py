@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.compat.onnxruntime.binding import IOBinding
 from penstock.compat.onnxruntime.errors import (
     CodedError,
@@ -31,7 +33,7 @@ from penstock.frontends.load import load
 from penstock.ir.graph import Model
 from penstock.observers.trace import Trace
 from penstock.session.session import compile
-from penstock.types import TensorType
+from penstock.types import TensorType, constant_type, type_of
 
 CPU = "CPUExecutionProvider"
 _NO_VERSION = str(2**63 - 1)  # what ONNX Runtime says of a model without a version
@@ -77,6 +79,7 @@ class InferenceSession:
         _check_providers(providers or ())
         model = _loaded(path_or_bytes)
         _set_free_dims(model, options.free_dims)
+        _set_initializers(model, options.initializers)
         parallel = options.execution_mode == ExecutionMode.ORT_PARALLEL
         threads = options.intra_op_num_threads
         threads = max(threads, options.inter_op_num_threads) if threads and parallel else threads
@@ -288,7 +291,7 @@ class InferenceSession:
 def _profile_event(event: dict[str, Any]) -> dict[str, Any]:
     """An event of a trace, with what programs look for in ONNX Runtime's."""
     if event["ph"] != "X":
-        return event
+        return {"cat": "Session", **event}
     arguments = event.get("args", {})
     if "operation" not in arguments:
         return {**event, "cat": "Session"}
@@ -321,6 +324,26 @@ def _loaded(source: str | bytes | os.PathLike[str]) -> Model:
         if isinstance(error.__cause__, InvalidModel) and "protobuf" in str(error):
             raise InvalidProtobuf(error.__cause__) from error.__cause__
         raise
+
+
+def _set_initializers(model: Model, given: Mapping[str, OrtValue]) -> None:
+    """Give constants of the main graph other contents of the same type."""
+    constants = {
+        value.name: value
+        for node in (model.graph.nodes if given else ())
+        for value in node.inputs
+        if value is not None and value.const is not None
+    }
+    for name, new in given.items():
+        value, array = constants.get(name), np.asarray(plain_value(new))
+        if value is None or value.const is None:
+            raise InvalidArgument(f"the model has no initializer {name!r}")
+        was = value.const
+        if (array.dtype, array.shape) != (was.dtype, was.shape):
+            raise InvalidArgument(
+                f"initializer {name!r} is {type_of(was)} in the model, not {type_of(array)}"
+            )
+        value.const, value.type = array, constant_type(array)
 
 
 def _set_free_dims(model: Model, dims: Mapping[str, int]) -> None:
