@@ -58,6 +58,13 @@ def tree(module: str) -> ast.Module:
     return ast.parse(modules()[module].read_text())
 
 
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """What ``node`` consists of, less the expressions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+
+
 @cache
 def imports(module: str, annotations: bool = False) -> list[tuple[str, int]]:
     """Dotted names that ``module`` imports, with the line; with ``annotations`` those under
@@ -72,14 +79,13 @@ def imports(module: str, annotations: bool = False) -> list[tuple[str, int]]:
         if isinstance(node, ast.Import):
             names += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}, line {node.lineno}: write imports from the root"
             full = [f"{node.module}.{alias.name}" for alias in node.names]
             # "from package import name" may mean a module of it, or something in its __init__.
             own = [n for n in full if n.removeprefix(f"{PACKAGE}.") in modules()]
             names += [(name, node.lineno) for name in own]
             if len(own) < len(full) and node.module:
                 names.append((node.module, node.lineno))
-        stack.extend(ast.iter_child_nodes(node))
+        stack.extend(_statements(node))
     return names
 
 
@@ -179,10 +185,12 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def functions() -> Iterator[tuple[str, Function]]:
     """Every function of every module that is not generated, nested ones too."""
     for module, path in modules().items():
-        if not path.name.endswith(GENERATED):
-            for node in ast.walk(tree(module)):
-                if isinstance(node, Function):
-                    yield module, node
+        stack: list[ast.AST] = [] if path.name.endswith(GENERATED) else [tree(module)]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, Function):
+                yield module, node
+            stack.extend(_statements(node))
 
 
 def length(function: Function) -> int:
