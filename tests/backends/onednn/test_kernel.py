@@ -16,6 +16,7 @@ from penstock.backends.onednn.library import library
 from penstock.ops import find
 from tests.backends.onednn.forced import compile_on_onednn, ran_on
 from tests.support.onnx_text import compile_text, model_from_text
+from tests.support.sweeps import sweep
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
@@ -251,7 +252,7 @@ def test_operations_without_primitive_run_on_numpy():
         compile_text(text, backends=["onednn"], shapes={"x": (3, 1), "k": (1, 2), "m": (2, 2)})
 
 
-@pytest.mark.parametrize("op", [op for op in sorted(FAMILIES) if find(op) is not None])
+@pytest.mark.parametrize("op", sweep([op for op in sorted(FAMILIES) if find(op) is not None], 12))
 def test_official_onnx_cases_pass(op):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the loader computes with values that overflow

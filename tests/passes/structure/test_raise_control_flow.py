@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from penstock.ir.graph import Graph, Model, is_framed
 from penstock.passes.context import Unraised
 from penstock.passes.dead_code import cut
 from penstock.passes.structure.raise_control_flow import raise_control_flow
+from tests.support.sweeps import sweep
 from tests.support.tf_cases import Case, cases, check
 from tests.support.tf_cases import feeds as feeds_of
 from tests.support.tf_graphs import Builder, Func, Type
@@ -51,11 +53,13 @@ STAYS: Mapping[str, tuple[tuple[int, ...], str]] = {
 variables and fetches inside of loops; the other graphs are not of tf.cond's form."""
 
 FRAMED = [case for case in cases() if not case.structured]
+EXECUTORS = ["linear", "dataflow", "parallel", "streams"]
+PAIRS = sweep(product(FRAMED, EXECUTORS), len(FRAMED) * len(EXECUTORS) // 3)
 
 
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams"])
-@pytest.mark.parametrize("case", FRAMED, ids=lambda case: case.name)
-def test_raised_corpus_matches_the_recorded_runs_of_tensorflow(case: Case, executor: str) -> None:
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].name}-{pair[1]}")
+def test_raised_corpus_matches_the_recorded_runs_of_tensorflow(pair: tuple[Case, str]) -> None:
+    case, executor = pair
     session = None
     staying, reason = STAYS.get(case.name, ((), ""))
     for number, run in enumerate(case.runs):
