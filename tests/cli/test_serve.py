@@ -95,26 +95,45 @@ def test_options_of_serve_for_clusters_are_refused_without_one(model):
     assert "--retries is for --cluster" in retries.output
     executor = runner.invoke(main, ["serve", str(model), "--cluster", "--executor", "linear"])
     assert "--executor is not for --cluster" in executor.output
+    devices = runner.invoke(main, ["serve", str(model), "--cluster", "--devices", "2"])
+    assert "--devices is not for --cluster" in devices.output
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The replicas that servers make, which then end at once."""
+    replicas = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+
+    def make_one(repository, paths, make):
+        replicas.append(make(next(iter(paths.values()))))
+
+    monkeypatch.setattr("penstock.cli.serve.ModelRepository.__init__", make_one)
+    monkeypatch.setattr("penstock.serving.app.Server.__init__", lambda *_, **__: None)
+    monkeypatch.setattr("penstock.serving.app.Server.app", None, raising=False)
+    return replicas
 
 
 @pytest.mark.parametrize(
     ("cores", "given", "count"), [(1, (), 1), (2, (), 3), (8, (), 9), (2, ("--replicas", "2"), 2)]
 )
 def test_server_has_a_replica_more_than_cores_unless_replicas_are_given(
-    model, monkeypatch, cores, given, count
+    model, monkeypatch, made, cores, given, count
 ):
-    counts = []
     monkeypatch.setattr("penstock.cli.serve.core_budget", lambda: cores)
-    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
-
-    def made(repository, paths, make):
-        counts.append(make(next(iter(paths.values()))).count)
-
-    monkeypatch.setattr("penstock.cli.serve.ModelRepository.__init__", made)
-    monkeypatch.setattr("penstock.serving.app.Server.__init__", lambda *_, **__: None)
-    monkeypatch.setattr("penstock.serving.app.Server.app", None, raising=False)
     CliRunner().invoke(main, ["serve", str(model), "--port", "0", *given])
-    assert counts == [count]
+    assert [replicas.count for replicas in made] == [count]
+
+
+def test_serve_compiles_with_the_options_of_other_commands(model, made):
+    given = ["--backends", "numpy", "--threads", "1", "--limits", "max_nodes=100"]
+    done = CliRunner().invoke(main, ["serve", str(model), "--port", "0", *given])
+    assert done.exit_code == 0, done.output
+    (replicas,) = made
+    options = replicas.session.options
+    assert list(options.backends) == ["numpy"]
+    assert options.threads == 1
+    assert options.limits.max_nodes == 100
 
 
 def test_served_connections_send_small_packets_at_once():

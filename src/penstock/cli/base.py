@@ -124,11 +124,6 @@ def planner_option(*more: str, note: str = "") -> Callable[[Any], Any]:
 PLANNER = planner_option()
 
 
-def chosen(**options: Any) -> dict[str, Any]:
-    """The options that the command line has: packages and the environment give the others."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def read_dims(text: str) -> tuple[int, ...]:
     dims = [dim for dim in text.replace(",", "x").split("x") if dim]
     try:

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import EXECUTOR, chosen, command, compile_option
+from penstock.cli.base import command
+from penstock.cli.options import compile_options
 from penstock.errors import PenstockError
 from penstock.host.threads import core_budget
 from penstock.serving.replicas import Replicas
@@ -79,8 +80,7 @@ def _show_served(result: Mapping[str, Any]) -> None:
     type=click.IntRange(min=0),
     help="With --cluster: times that a request is tried again whose replica dies. Default: 1.",
 )
-@EXECUTOR
-@compile_option("threads", type=click.IntRange(min=1))
+@compile_options("timeout")
 def serve(
     models: Sequence[str],
     host: str,
@@ -93,8 +93,7 @@ def serve(
     max_request: int,
     cluster: bool,
     retries: int | None,
-    executor: str | None,
-    threads: int | None,
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Answer requests for models over HTTP, by the Open Inference Protocol (version 2).
 
@@ -111,10 +110,10 @@ def serve(
         raise PenstockError(f"serving needs penstock[serve]: {error}") from error
     paths = _named(models)
     replicas = replicas or (1 if cluster else _replicas(core_budget()))
-    options = _workers(replicas, threads, retries, executor) if cluster else None
-    if options is None and retries is not None:
+    if cluster:
+        options = _on_workers(replicas, retries, options)
+    elif retries is not None:
         raise click.UsageError("--retries is for --cluster")
-    options = options or chosen(executor=executor, threads=threads)
     sizes: dict[str, Any] = {
         "n": replicas,
         "queue": queue,
@@ -143,18 +142,20 @@ def serve(
     return {"models": [*paths], "address": address}
 
 
-def _workers(
-    replicas: int, threads: int | None, retries: int | None, executor: str | None
-) -> dict[str, Any]:
+def _on_workers(
+    replicas: int, retries: int | None, options: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """The options of replicas that are workers of a cluster, which is started."""
     from penstock.cluster.cluster import Cluster
 
-    if executor is not None:
-        raise click.UsageError("--executor is not for --cluster, whose workers choose their own")
+    for name in ("executor", "devices"):
+        if name in options:
+            raise click.UsageError(f"--{name} is not for --cluster, whose workers choose their own")
     address, tries = os.environ.get("RAY_ADDRESS"), 1 if retries is None else retries
-    cluster = Cluster(replicas, threads or 1, retries=tries, address=address)
+    others = {name: value for name, value in options.items() if name != "threads"}
+    cluster = Cluster(replicas, options.get("threads", 1), retries=tries, address=address)
     cluster.start()  # here, where the first request need not wait for Ray
-    return {"cluster": cluster}
+    return {**others, "cluster": cluster}
 
 
 def _replicas(cores: int) -> int:
