@@ -287,8 +287,16 @@ def test_plan_prints_a_simulated_schedule(model):
     assert many["workers"] == 8
     assert many["bound"] <= many["makespan"] <= many["serial"]
     assert many["critical_path"] == pytest.approx(many["serial"])  # it is a chain
-    assert "8 workers" in call("plan", model, "--simulate", "8").output
+    shown = call("plan", model, "--simulate", "8").output
+    assert "8 workers" in shown
+    assert "costs: 0 of 1 measured on this machine, the others estimated" in shown
     assert call("plan", model, "--simulate", "0").exit_code == 2
+
+
+def test_simulated_schedule_tells_which_costs_were_measured(model):
+    call("profile", model, "-i", "x=random", "--runs", "2")
+    shown = call("plan", model, "--simulate", "2", "--backends", "numpy").output
+    assert "costs: 2 of 2 measured on this machine" in shown
 
 
 @pytest.mark.parametrize("backends", [["numpy"], ["onednn", "numpy"]])

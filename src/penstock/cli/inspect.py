@@ -85,7 +85,8 @@ def _show_plan(result: Mapping[str, Any]) -> None:
     click.echo(f"makespan       {result['makespan'] * 1e3:.3f} ms on {workers} workers")
     click.echo(f"critical path  {result['critical_path'] * 1e3:.3f} ms")
     click.echo(f"bound          {result['bound'] * 1e3:.3f} ms: no schedule is shorter")
-    click.echo("by what penstock profile has measured on this machine; the rest is estimated")
+    measured, kernels = result["measured"], result["kernels"]
+    click.echo(f"costs: {measured} of {kernels} measured on this machine, the others estimated")
 
 
 @command(_show_plan)

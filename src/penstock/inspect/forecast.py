@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.algorithms.heft import bound, place
 from penstock.algorithms.ordering import critical_path
 from penstock.algorithms.records import dataclass
 from penstock.errors import Unsupported
 from penstock.ir.op import Role
 from penstock.plan.grouping import ClusteredGrouping, Seconds
-from penstock.plan.plan import StepTable
+from penstock.plan.plan import Step, StepTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,8 @@ class Forecast:
 
     ``critical_path`` is the time of the longest chain of steps. No schedule is shorter than
     ``bound``, max(critical path, serial / workers). Hand-overs between threads and shared memory
-    bandwidth are not simulated.
+    bandwidth are not simulated. The costs of ``measured`` of all ``kernels`` were measured on this
+    machine, the others are estimated.
     """
 
     workers: int
@@ -25,6 +28,8 @@ class Forecast:
     makespan: float
     critical_path: float
     bound: float
+    kernels: int
+    measured: int
 
 
 def check_static(plan: StepTable) -> None:
@@ -42,10 +47,13 @@ def check_static(plan: StepTable) -> None:
         )
 
 
-def forecast(plan: StepTable, seconds: Seconds, workers: int) -> Forecast:
+def forecast(
+    plan: StepTable, seconds: Seconds, workers: int, is_measured: Callable[[Step], bool]
+) -> Forecast:
     """Simulate the outermost steps of ``plan`` on ``workers``; an If or a loop counts as one step.
-    ``seconds(step)`` is the cost of a step with a kernel. Raises ``ValueError`` if there are no
-    workers, and ``Unsupported`` as ``check_static`` does."""
+    ``seconds(step)`` is the cost of a step with a kernel, and ``is_measured(step)`` whether it was
+    measured. Raises ``ValueError`` if there are no workers, and ``Unsupported`` as ``check_static``
+    does."""
     check_static(plan)
     if workers < 1:
         raise ValueError(f"a machine with {workers} workers cannot run anything")
@@ -54,4 +62,5 @@ def forecast(plan: StepTable, seconds: Seconds, workers: int) -> Forecast:
     single = [whole.seconds(step) for step in plan.steps]
     makespan = place(dag, [[seconds] for seconds in single], workers=[workers]).makespan
     least = critical_path(dag, single), bound(dag, single, workers)
-    return Forecast(workers, sum(single), makespan, *least)
+    kernels = [is_measured(step) for step in plan.walk() if step.kernel is not None]
+    return Forecast(workers, sum(single), makespan, *least, len(kernels), sum(kernels))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.observers.profile import Profile
     from penstock.passes.context import Unraised
     from penstock.plan.grouping import Seconds
-    from penstock.plan.plan import StepTable
+    from penstock.plan.plan import Step, StepTable
     from penstock.plan.streams import StreamSchedules
     from penstock.tuning.reasons import Reasons
     from penstock.tuning.worker_placement import ClusterForecast
@@ -260,6 +260,12 @@ class Compiler:
     def seconds(self) -> Seconds:
         """The known cost of a step with one thread for each kernel."""
         return self.context.seconds(self.context.costs, single_threaded=True)
+
+    def is_measured(self, step: Step) -> bool:
+        """Whether that cost was measured on this machine."""
+        backend = self.context.by_name.get(step.backend)
+        costs = self.context.costs
+        return backend is not None and costs.known(step.node, backend, True) is not None
 
     def streams(self, plan: StepTable, max_streams: int | None) -> StreamSchedules:
         """The schedule of ``plan`` on streams by known costs: on as many as pay off, or on up to

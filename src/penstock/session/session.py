@@ -406,7 +406,7 @@ class Session:
         from penstock.inspect.forecast import forecast
 
         check_count("workers", workers)
-        return forecast(self.plan, self._compiler.seconds, workers)
+        return forecast(self.plan, self._compiler.seconds, workers, self._compiler.is_measured)
 
     def forecast_on_cluster(self, shapes: InputShapes | None = None) -> ClusterForecast:
         """What runs on the workers of ``cluster=`` are expected to take: nodes as they are placed
