@@ -5,15 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from penstock.algorithms.records import dataclass, field
 from penstock.host.fork import in_child
 from penstock.host.thread_tuner import ThreadTuner
 from penstock.host.threads import core_budget
 
-if TYPE_CHECKING:
-    from penstock.backends.base import Backend
+
+class Threaded(Protocol):
+    """What has threads for its kernels, as backends do (``backends/base.py``)."""
+
+    name: str
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def threads_of_caller(self) -> bool: ...
+
+    def set_threads(self, threads: int) -> None: ...
 
 
 class ThreadShare:
@@ -33,7 +44,7 @@ class ThreadShare:
 
     def __init__(
         self,
-        libraries: Sequence[Backend],
+        libraries: Sequence[Threaded],
         streams: int = 1,
         most: int | None = None,
         tuned: bool = True,
@@ -129,7 +140,7 @@ class _ThreadSetting:
     """The process-wide number of threads of one library: ``idle`` while no run is inside, ``now``
     for each kernel at present."""
 
-    library: Backend
+    library: Threaded
     busy: bool = False
     idle: int = 1
     now: int = 1
