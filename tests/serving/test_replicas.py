@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
-from penstock.host.threads import core_budget
+from penstock.host.threads import core_budget, pool
 from penstock.ir.op import Kernel
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.tf_graphs import Builder, Shape, Type
@@ -101,7 +101,7 @@ def test_full_queue_refuses_a_request_and_runs_the_others():
 
 
 def test_more_replicas_than_cores_run_as_many_requests_at_once():
-    count = core_budget() + 2
+    size, count = pool().size, core_budget() + 2
     replicas, backend = held(n=count)
     futures = [replicas.submit(row(k)) for k in range(count + 1)]
     wait_until(lambda: len(backend.shapes) == count)
@@ -110,6 +110,24 @@ def test_more_replicas_than_cores_run_as_many_requests_at_once():
     for k, future in enumerate(futures):
         check(future, k)
     replicas.close()
+    assert pool().size == size  # that of other sessions
+
+
+def test_threads_of_replicas_end_with_them():
+    def threads() -> int:
+        return sum(thread.name.startswith("penstock-replicas") for thread in threading.enumerate())
+
+    before = threads()
+    for closed in (True, False):
+        replicas, backend = held(n=2)
+        backend.opened.set()
+        check(replicas.submit(row(1)), 1)
+        assert threads() > before
+        if closed:
+            replicas.close()
+        del replicas
+        gc.collect()
+        wait_until(lambda: threads() == before)
 
 
 def test_requests_that_wait_run_as_one_batch():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,11 +34,12 @@ from penstock.errors import (
     wrong_type,
 )
 from penstock.executors.control import NEVER, CancelToken, begin_run, end_run
-from penstock.host.threads import pool
+from penstock.host.threads import Workers, pool
 from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
 from penstock.session.artifact import has_state
 from penstock.session.feeds import convert
+from penstock.session.options import RunOptions
 from penstock.session.session import RunDone, Session, compile
 
 if TYPE_CHECKING:
@@ -80,12 +82,13 @@ class ReplicaCluster(Protocol):
 
 
 class SessionReplica:
-    """Runs a session: in this process one that replicas share, which keeps no state between runs;
-    on a cluster one whose graphs are on one worker."""
+    """Runs a session: in this process one that replicas share, which keeps no state between runs,
+    on threads of ``workers``; on a cluster one whose graphs are on one worker."""
 
-    def __init__(self, session: Session, most: int = 1) -> None:
+    def __init__(self, session: Session, most: int = 1, workers: Workers | None = None) -> None:
         self.session = session
         self.most = most
+        self._workers = workers
 
     def begin(
         self,
@@ -94,7 +97,7 @@ class SessionReplica:
         cancel: CancelToken,
         done: RunDone,
     ) -> None:
-        self.session.run_async(done, feeds, fetches, cancel=cancel)
+        self.session.begin(done, RunOptions(feeds, fetches, cancel=cancel), self._workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,12 @@ def _on_workers(
     return [compile(model, **{**options, "cluster": one}) for one in cluster.each_worker()]
 
 
+def _close_later(workers: Workers) -> None:
+    """End the threads of replicas that were dropped, on whatever thread."""
+    with suppress(RuntimeError):  # the process ends
+        pool().submit(workers.close)
+
+
 class Replicas:
     """``n`` replicas of ``model``, each of which runs a request at a time, behind one queue.
 
@@ -221,8 +230,12 @@ class Replicas:
             self._sessions, most = _on_workers(model, n, cluster, options), _MOST_ON_WORKERS
         elif self._own:
             self._sessions = [compile(model, **options)]
+        workers = None
         if cluster is None:
-            pool(size=n)  # a thread for each run
+            # A thread for each run. The pool of the process has one for each core, on which the
+            # runs of all other sessions count.
+            workers = Workers("replicas", n)
+            weakref.finalize(self, _close_later, workers).atexit = False
         self.session: Session = self._sessions[0]
         if has_state(self.session.model):
             raise ValueError("a model with variables has no replicas: requests would share them")
@@ -233,7 +246,10 @@ class Replicas:
         self.max_batch = max_batch
         self._max_delay = max_delay
         sessions = self._sessions * (n // len(self._sessions))
-        self._replicas: list[Replica] = [SessionReplica(session, most) for session in sessions]
+        self._replicas: list[Replica] = [
+            SessionReplica(session, most, workers) for session in sessions
+        ]
+        self._workers = workers
         self._load = [0] * n
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
@@ -320,6 +336,8 @@ class Replicas:
         self._dispatch()
         with self._idle:
             self._idle.wait_for(lambda: not self._queue and not any(self._load))
+        if self._workers is not None:
+            self._workers.close()
         if self._own:
             for session in self._sessions:
                 session.close()

@@ -34,7 +34,7 @@ from penstock.host.fork import renewed
 from penstock.host.malloc import keep_memory
 from penstock.host.on_demand import imported
 from penstock.host.stop_condition import StopCondition
-from penstock.host.threads import Places, on_worker, pool
+from penstock.host.threads import Places, Workers, on_worker, pool
 from penstock.ir.graph import Graph, Model
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.plan.plan import StepTable
@@ -262,9 +262,11 @@ class Session:
         future.add_done_callback(lambda _: places.give())
         return self._enqueue(job, future)
 
-    def _enqueue(self, job: Job, future: Future[dict[str, Any]]) -> Future[dict[str, Any]]:
+    def _enqueue(
+        self, job: Job, future: Future[dict[str, Any]], workers: Workers | None = None
+    ) -> Future[dict[str, Any]]:
         try:
-            (self.options.pool or pool()).submit(job)
+            (workers or self.options.pool or pool()).submit(job)
         except RuntimeError as error:  # the process ends
             job.refuse(error)
             raise
@@ -279,18 +281,23 @@ class Session:
             done: Called as ``done(outputs, None)`` with the outputs by name, or as
                 ``done(None, error)``, on the thread on which the run ends.
         """
-        from concurrent.futures import Future
-
         if not callable(done):
             raise wrong_type("done", done, "a function")
+        self.begin(done, make(RunOptions, "run_async", *arguments, **options))
+
+    def begin(self, done: RunDone, options: RunOptions, workers: Workers | None = None) -> None:
+        """``run_async`` on a thread of ``workers``, by default of the session's pool."""
+        from concurrent.futures import Future
+
+        if workers is not None:
+            workers.refuse_reentry()
 
         def tell(future: Future[dict[str, Any]]) -> None:
             error = future.exception()
             done(None if error else future.result(), error)
 
         future: Future[dict[str, Any]] = Future()
-        job = self.job(make(RunOptions, "run_async", *arguments, **options), future)
-        self._enqueue(job, future).add_done_callback(tell)
+        self._enqueue(self.job(options, future), future, workers).add_done_callback(tell)
 
     def job(
         self, options: RunOptions, future: Future[dict[str, Any]], ordered: bool = False
