@@ -144,6 +144,7 @@ def test_info_takes_the_shape_of_an_alias(graph_def):
         ["run"],
         ["jog"],
         ["run", "MODEL", "--input", "x"],
+        ["run", "MODEL", "--input", "x=zeros:-1"],
         ["info", "MODEL", "--shape", "x=axb"],
         ["info", "MODEL", "--shape", "x=-1x3"],
         ["bench", "MODEL", "--backends", "nimpy"],
@@ -293,8 +294,9 @@ def test_plan_prints_a_simulated_schedule(model):
     assert call("plan", model, "--simulate", "0").exit_code == 2
 
 
-def test_simulated_schedule_tells_which_costs_were_measured(model):
-    call("profile", model, "-i", "x=random", "--runs", "2")
+def test_simulated_schedule_tells_which_costs_were_measured(model, tmp_path):
+    trace = str(tmp_path / "trace.json")
+    call("profile", model, "-i", "x=random", "--runs", "2", "--trace", trace)
     shown = call("plan", model, "--simulate", "2", "--backends", "numpy").output
     assert "costs: 2 of 2 measured on this machine" in shown
 

@@ -286,7 +286,13 @@ class Session:
         self.begin(done, make(RunOptions, "run_async", *arguments, **options))
 
     def begin(self, done: RunDone, options: RunOptions, workers: Workers | None = None) -> None:
-        """``run_async`` on a thread of ``workers``, by default of the session's pool."""
+        """``run_async`` on threads of the caller's.
+
+        Args:
+            done: As ``run_async`` takes it.
+            options: What the run takes.
+            workers: Threads, on one of which it runs; by default those of the session.
+        """
         from concurrent.futures import Future
 
         if workers is not None:
