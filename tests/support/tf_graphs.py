@@ -27,6 +27,8 @@ NUMBERS = {
     "int64": 9,
     "bool": 10,
     "bfloat16": 14,
+    "uint32": 22,
+    "uint64": 23,
     "float16": 19,
 }
 
@@ -50,7 +52,7 @@ def tensor(value: Any) -> TensorProto:
     for dim in array.shape:
         proto.tensor_shape.dim.add(size=dim)
     if array.dtype == object:
-        proto.string_val.extend(x.encode() for x in array.reshape(-1))
+        proto.string_val.extend(x.encode("utf-8", "surrogateescape") for x in array.reshape(-1))
     else:
         proto.tensor_content = array.tobytes()
     return proto

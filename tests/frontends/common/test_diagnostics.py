@@ -39,6 +39,19 @@ def test_unsupported_nodes_are_grouped_by_operation_and_reason(diagnostics: Diag
         diagnostics.raise_collected()
 
 
+def test_unsupported_operations_beyond_the_maximum_are_counted_in_the_text_alone(
+    diagnostics: Diagnostics,
+) -> None:
+    for i in range(MAX_PROBLEMS + 3):
+        diagnostics.unsupported(f"x.Odd{i}", "it is odd", f"n{i}")
+    with pytest.raises(Unsupported, match="23 unsupported") as caught:
+        diagnostics.raise_collected()
+    assert len(caught.value.operations) == MAX_PROBLEMS + 3
+    lines = str(caught.value).splitlines()
+    assert len(lines) == MAX_PROBLEMS + 2
+    assert lines[-1] == "  and 3 more"
+
+
 def test_shared_problem_is_reported_once_with_its_nodes(diagnostics: Diagnostics) -> None:
     for i in range(6):
         diagnostics.shared_problem("domain 'x' is undeclared", f"n{i}")

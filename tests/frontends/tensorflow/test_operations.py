@@ -1,4 +1,4 @@
-"""Operations one by one, with TensorFlow's results (``models/tf_ops/make.py``)."""
+"""Operations one by one, with TensorFlow's results (``models/tf_ops/make*.py``)."""
 
 from __future__ import annotations
 
@@ -10,26 +10,20 @@ import pytest
 import penstock as ps
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef
 from penstock.types import ANY, accepts, type_of
+from tests.support.recorded import Recorded
 from tests.support.tf_graphs import Builder, Type
 
-CASES = np.load(Path(__file__).parents[2] / "models" / "tf_ops" / "cases.npz")
-NAMES = sorted(key.removesuffix("/graph") for key in CASES.files if key.endswith("/graph"))
+CASES = Recorded((Path(__file__).parents[2] / "models" / "tf_ops").glob("*.npz.xz"))
 
 
-def part(name: str, role: str) -> dict[str, np.ndarray]:
-    prefix = f"{name}/{role}/"
-    return {key.removeprefix(prefix): CASES[key] for key in CASES.files if key.startswith(prefix)}
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES.names)
 @pytest.mark.parametrize(
     ("executor", "backends"), [("linear", ["numpy"]), ("dataflow", ["numpy"]), ("linear", None)]
 )
 def test_operation_matches_tensorflow(name: str, executor: str, backends: list[str] | None) -> None:
-    wanted = part(name, "out")
-    graph = CASES[f"{name}/graph"].tobytes()
-    session = ps.compile(graph, executor=executor, backends=backends)
-    out = session.run(part(name, "in"), list(wanted))
+    wanted = CASES.part(name, "out")
+    session = ps.compile(CASES.graph(name), executor=executor, backends=backends)
+    out = session.run(CASES.part(name, "in"), list(wanted))
     declared = {port.name: port.type for port in session.outputs}
     for key, want in wanted.items():
         got = out[key]
@@ -45,15 +39,15 @@ def alike(got: np.ndarray, want: np.ndarray) -> None:
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES.names)
 def test_operation_with_reversed_nodes_matches_tensorflow(name: str) -> None:
-    proto = GraphDef.FromString(CASES[f"{name}/graph"].tobytes())
+    proto = GraphDef.FromString(CASES.graph(name))
     nodes = list(proto.node)
     del proto.node[:]
     proto.node.extend(reversed(nodes))
     session = ps.compile(proto.SerializeToString(), backends=["numpy"])
-    wanted = part(name, "out")
-    out = session.run(part(name, "in"), list(wanted))
+    wanted = CASES.part(name, "out")
+    out = session.run(CASES.part(name, "in"), list(wanted))
     for key, want in wanted.items():
         alike(out[key], want)
 

@@ -198,6 +198,11 @@ def test_buffer_of_another_size_than_the_shape_takes_is_refused(size: int) -> No
         ps.load(file)
 
 
+def test_constant_without_elements_whose_other_dims_no_array_can_have_is_refused() -> None:
+    with pytest.raises(ps.InvalidModel, match=r"has dims \[0, 2147483647, .* no array can have"):
+        ps.load(model([doubled(shape=[0, *3 * [2**31 - 1]])]))
+
+
 def test_weights_are_read_once_and_each_into_an_array_of_its_own(tmp_path: Path) -> None:
     """So a session can let them go one by one, and tensors that share a buffer share the array."""
     sizes = {"a": 40_000, "b": 30_000, "c": 40_000}
@@ -241,6 +246,13 @@ def test_sparse_weights_are_dense_in_the_graph() -> None:
     columns["array_indices"] = ("Uint8Vector", {"values": bytes([1, 0, 3])})
     with pytest.raises(ps.InvalidModel, match="not in its dims"):
         ps.load(model([graph], buffers=[{}, {"data": data}]))
+
+
+def test_sparse_scalar_is_refused() -> None:
+    sparsity = {"traversal_order": [], "dim_metadata": []}
+    graph = doubled(shape=[], sparsity=sparsity, buffer=1)
+    with pytest.raises(ps.InvalidModel, match="do not fit its 0 dims"):
+        ps.load(model([graph], buffers=[{}, {"data": bytes(4)}]))
 
 
 def test_packed_weights_are_integers_with_a_sign() -> None:

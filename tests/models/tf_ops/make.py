@@ -1,4 +1,5 @@
-"""Makes ``cases.npz``: graphs of single operations, and what TensorFlow gives for them.
+"""Makes ``cases.npz.xz``: graphs of single operations, and what TensorFlow gives for them. The other
+``make_*.py`` make further files in the same way, with what is defined here.
 
 Needs TensorFlow (2.21), which the tests do not, and without its oneDNN, which makes less of what
 gradients read: ``TF_ENABLE_ONEDNN_OPTS=0 python tests/models/tf_ops/make.py``. Of each case there
@@ -8,6 +9,8 @@ out). Arguments in ``fed`` are placeholders, all others constants.
 
 from __future__ import annotations
 
+import io
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,7 +60,30 @@ def several(name: str, build: Callable[..., list[tf.Tensor]], fed: dict[str, Any
     for key, value in feeds.items():
         FOUND[f"{name}/in/{key}"] = value
     for tensor, value in zip(flat, results, strict=True):
-        FOUND[f"{name}/out/{tensor.name}"] = value
+        FOUND[f"{name}/out/{tensor.name}"] = np.asarray(value)
+
+
+def save(name: str, folder: str = "tf_ops") -> None:
+    """Write what was found since the last call to a file of this name; text as bytes."""
+    for key, value in FOUND.items():
+        if value.dtype == object:
+            FOUND[key] = np.array([as_bytes(x) for x in value.reshape(-1)], "S").reshape(
+                value.shape
+            )
+    file = io.BytesIO()
+    np.savez(file, **FOUND)
+    # Compressed as a whole: most of a case is what all of them have in common.
+    path = Path(__file__).parents[1] / folder / f"{name}.npz.xz"
+    path.write_bytes(lzma.compress(file.getvalue(), preset=9))
+    print(name, sum(key.endswith("/graph") for key in FOUND), "cases")
+    FOUND.clear()
+
+
+def as_bytes(text: bytes | str) -> bytes:
+    """Text as NumPy's arrays of bytes have it, whose elements end in no zeros."""
+    encoded = text if isinstance(text, bytes) else text.encode()
+    assert not encoded.endswith(b"\0"), encoded
+    return encoded
 
 
 def real(*shape: int) -> np.ndarray:
@@ -667,5 +693,4 @@ if __name__ == "__main__":
         inferred,
     ):
         part()
-    np.savez_compressed(Path(__file__).parent / "cases.npz", **FOUND)
-    print(sum(key.endswith("/graph") for key in FOUND), "cases")
+    save("cases")

@@ -40,6 +40,7 @@ from penstock.frontends.tensorflow import (  # noqa: F401 - modules register the
     rules_arrays,
     rules_functions,
     rules_images,
+    rules_text,
 )
 from penstock.frontends.tensorflow.conversion import RULES, Conversion, ConversionContext
 from penstock.frontends.tensorflow.file import read_graph
@@ -53,6 +54,7 @@ from penstock.frontends.tensorflow.scope import (
     producers_first,
     unique_prefixes,
 )
+from penstock.frontends.tensorflow.tables import TABLES, Tables, table_contents
 from penstock.frontends.tensorflow.tensors import declared_type, decode_attribute
 from penstock.frontends.tensorflow.variables import VariableFacts
 from penstock.ir.graph import Graph, Model, Value
@@ -86,7 +88,8 @@ def load_graph_def(source: bytes | Path, limits: Limits = DEFAULT_LIMITS) -> Mod
 
 class Importer(ConversionContext):
     """Imports one graph. ``store`` holds the variables; ``frozen`` has the values of those that
-    nothing assigns to, by the name of the node that makes the handle."""
+    nothing assigns to, by the name of the node that makes the handle. ``tables`` has what tables
+    hold, by default what the nodes themselves fill them with."""
 
     def __init__(
         self,
@@ -96,10 +99,12 @@ class Importer(ConversionContext):
         diagnostics: Diagnostics,
         frozen: Mapping[str, np.ndarray] | None = None,
         store: Store | None = None,
+        tables: Tables | None = None,
     ) -> None:
         variables = VariableFacts(store or Store(), frozen or {})
         prefixes = unique_prefixes(node.name for node in nodes)
-        super().__init__(producer, library, diagnostics, variables, prefixes)
+        tables = tables or table_contents(nodes, library, diagnostics.where)
+        super().__init__(producer, library, diagnostics, variables, tables, prefixes)
         self.nodes = nodes
         diagnostics.problem(*library.problems)
         self.functions: dict[str, Graph] = {}
@@ -180,6 +185,8 @@ class Importer(ConversionContext):
         if outputs:
             dtype, shape = attrs.get("dtype"), attrs.get("shape")
             held = declared_type(dtype, shape) if op in VARIABLES else ANY
+            if op in TABLES:
+                self.tables.declare(scope.full_name(name), declared.values[0])
             try:
                 self.variables.declare(scope.full_name(name), declared.values[0], held)
             except ValueError as error:

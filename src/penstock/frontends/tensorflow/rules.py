@@ -21,24 +21,21 @@ from penstock.types import ShapeError, dtypes
 _AS_IN_ONNX = """
     Abs AccumulateNV2=Sum Acos Acosh Add AddN=Sum AddV2=Add Asin Asinh Atan Atanh BitwiseAnd
     BitwiseOr BitwiseXor Ceil Cos Cosh Cumprod=CumProd Cumsum=CumSum Einsum Elu Equal Erf Exp Floor
-    GatherNd=GatherND Greater GreaterEqual=GreaterOrEqual Identity Inv=Reciprocal Invert=BitwiseNot
+    Greater GreaterEqual=GreaterOrEqual Identity Inv=Reciprocal Invert=BitwiseNot
     IsInf IsNan=IsNaN LeakyRelu Less LessEqual=LessOrEqual Log LogSoftmax LogicalAnd=And
     LogicalNot=Not LogicalOr=Or Maximum=Max Minimum=Min Mul Neg PlaceholderWithDefault=Identity Pow
     PreventGradient=Identity Range RealDiv=Div Reciprocal RefIdentity=Identity Relu Reshape Round
     SelectV2=Where Selu Sigmoid Sign Sin Sinh Snapshot=Identity Softmax Softplus Softsign Sqrt
-    StopGradient=Identity Sub Tan Tanh TensorScatterAdd=ScatterND TensorScatterUpdate=ScatterND
+    StopGradient=Identity Sub Tan Tanh
 """
 _ONNX_NAMES = {
     name: onnx_name or name
     for name, _, onnx_name in (entry.partition("=") for entry in _AS_IN_ONNX.split())
 }
 _ONNX_ATTRIBUTES: dict[str, dict[str, Any]] = {
-    "GatherNd": {"batch_dims": 0},
     "LogSoftmax": {"axis": -1},
     "Reshape": {"allowzero": 1},  # 0 is a dim of 0, not a copy of the input's dim
     "Softmax": {"axis": -1},
-    "TensorScatterAdd": {"reduction": "add"},
-    "TensorScatterUpdate": {"reduction": "none"},
 }
 
 

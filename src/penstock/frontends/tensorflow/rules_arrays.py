@@ -6,10 +6,17 @@ Axes that are attributes in ONNX must be constants, or there is an operation of 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, rule
 from penstock.ir.graph import Value
+from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import element_number
-from penstock.ops.registry import TENSORFLOW
+from penstock.ops.registry import TENSORFLOW, TFLITE
+from penstock.types import STRING, dtypes
 
 # Operations whose second input ONNX takes as a vector of int64; the first six are reductions.
 _VECTOR_INPUT = {
@@ -53,6 +60,142 @@ def top_k(c: Conversion) -> None:
     c.emit_final("TopK", [c.inputs[0], count], attrs, outputs=[values, raw])
     number = element_number(c.attrs.get("index_type", "int32"))
     c.emit_extra_output(indices, "Cast", [raw], {"to": number})
+
+
+@rule("InTopK")
+def in_top_k(c: Conversion) -> None:
+    c.emit_final("InTopKV2", [*c.inputs, c.constant(c.attrs["k"])], domain=TENSORFLOW)
+
+
+@rule("Bincount")
+def bincount(c: Conversion) -> None:
+    """Of values of any shape, which count as one row."""
+    flat = c.constant([-1])
+    values, size, weights = c.inputs
+    inputs = [c.emit("Reshape", [values, flat]), size, c.emit("Reshape", [weights, flat])]
+    c.emit_final("DenseBincount", inputs, {"binary_output": False}, domain=TENSORFLOW)
+
+
+@rule("UniqueV2", "UniqueWithCountsV2")
+def unique(c: Conversion) -> None:
+    attrs = {"out_idx": c.attrs["out_idx"]}
+    c.emit_final(c.op.removesuffix("V2"), attrs=attrs, domain=TENSORFLOW)
+
+
+@rule("Bucketize")
+def bucketize(c: Conversion) -> None:
+    """Whole numbers are compared in float32."""
+    boundaries = c.attrs["boundaries"]
+    if any(not low <= high for low, high in pairwise(boundaries)):
+        raise NodeError(f"has boundaries {boundaries}, which are not sorted; sort them")
+    x = c.inputs[0]
+    if not c.attrs["T"].startswith("float"):
+        x = c.emit("Cast", [x], {"to": element_number("float32")})
+    c.emit_final("Bucketize", [x], {"boundaries": boundaries}, domain=TFLITE)
+
+
+# Segments.
+
+
+@rule(*(f"Segment{name}" for name in ("Sum", "Mean", "Max", "Min", "Prod")))
+def segment(c: Conversion) -> None:
+    attrs = {"reduction": c.op.removeprefix("Segment").lower()}
+    c.emit_final("Segment", attrs=attrs, domain=TENSORFLOW)
+
+
+@rule(*(f"UnsortedSegment{name}" for name in ("Sum", "Max", "Min", "Prod")))
+def unsorted_segment(c: Conversion) -> None:
+    attrs = {"reduction": c.op.removeprefix("UnsortedSegment").lower()}
+    c.emit_final("Segment", attrs=attrs, domain=TFLITE)
+
+
+_COUNTED = "WithNumSegments"
+
+
+@rule(*(f"SparseSegment{name}{end}" for name in ("Sum", "Mean", "SqrtN") for end in ("", _COUNTED)))
+def sparse_segment(c: Conversion) -> None:
+    """Segments of rows that indices choose."""
+    data, indices, *rest = c.inputs
+    rows = c.emit("GatherV2", [data, indices], {"batch_dims": 0}, domain=TENSORFLOW)
+    attrs = {"reduction": c.op.removeprefix("SparseSegment").removesuffix(_COUNTED).lower()}
+    c.emit_final("Segment", [rows, *rest], attrs, domain=TENSORFLOW)
+
+
+# Operations by tuples of indices, which ONNX counts from the end if they are negative.
+_BY_TUPLES: dict[str, tuple[str, dict[str, int | str]]] = {
+    "GatherNd": ("GatherND", {"batch_dims": 0}),
+    "TensorScatterAdd": ("ScatterND", {"reduction": "add"}),
+    "TensorScatterUpdate": ("ScatterND", {"reduction": "none"}),
+}
+
+
+@rule(*_BY_TUPLES)
+def by_tuples(c: Conversion) -> None:
+    x, indices, *updates = c.inputs
+    known = c.input_constant(1)
+    if known is None:
+        indices = c.emit("NonNegative", [indices], domain=TENSORFLOW)
+    elif known.size and known.min() < 0:
+        raise NodeError(f"has an index {known.min()}, which is negative; indices count from 0")
+    name, attrs = _BY_TUPLES[c.op]
+    c.emit_final(name, [x, indices, *updates], attrs)
+
+
+@rule("SparseToDense")
+def sparse_to_dense(c: Conversion) -> None:
+    attrs = {"sorted": c.attrs["validate_indices"]}
+    c.emit_final("SparseToDense", attrs=attrs, domain=TFLITE)
+
+
+# Shapes.
+
+
+@rule("Empty")
+def empty(c: Conversion) -> None:
+    """Zeros, though TensorFlow leaves any elements without the attribute "init"."""
+    dtype = dtypes().get(c.attrs["dtype"])
+    if dtype is None:
+        raise InexpressibleError(f"no tensors of {c.attrs['dtype']} are available")
+    zero = np.array("", STRING) if dtype == STRING else np.zeros((), dtype)
+    value = c.emit("Const", [], {"value": zero}, domain=TENSORFLOW)
+    c.emit_final("Fill", [c.inputs[0], value], domain=TENSORFLOW)
+
+
+@rule("EnsureShape")
+def ensure_shape(c: Conversion) -> None:
+    shape = c.attrs.get("shape")
+    if shape is None:
+        c.emit_final("Identity")
+    else:
+        c.emit_same_op(("shape",))
+
+
+@rule("Bitcast")
+def bitcast(c: Conversion) -> None:
+    """Elements of another size have one dim more or less."""
+    given, wanted = (dtypes().get(c.attrs[name]) for name in ("T", "type"))
+    if given is None or wanted is None:
+        raise InexpressibleError(f"no view of {c.attrs['T']} as {c.attrs['type']} is available")
+    attrs = {"to": element_number(c.attrs["type"])}
+    if given.itemsize == wanted.itemsize:
+        c.emit_final("BitCast", attrs=attrs)
+    else:
+        c.emit_final("ViewAs", attrs=attrs, domain=TFLITE)
+
+
+@rule("MatrixDiagV2", "MatrixDiagPartV2", "MatrixSetDiagV2")
+def matrix_diag_v2(c: Conversion) -> None:
+    """Shorter diagonals stand at the left."""
+    name = c.op.replace("V2", "V3")
+    c.emit_final(name, attrs={"align": "LEFT_LEFT"}, domain=TENSORFLOW)
+
+
+@rule("MatrixDiagPart", "MatrixSetDiag")
+def main_diagonal(c: Conversion) -> None:
+    inputs = [*c.inputs, c.constant(0, INT32)]
+    if c.op == "MatrixDiagPart":
+        inputs.append(c.like(0, c.inputs[0]))
+    c.emit_final(f"{c.op}V3", inputs, {"align": "RIGHT_LEFT"}, domain=TENSORFLOW)
 
 
 @rule("Squeeze")

@@ -217,6 +217,18 @@ def resize(c: Conversion) -> None:
     c.emit_final("Resize", [image, None, None, c.vector(1)], attrs)
 
 
+@rule("AdjustContrastv2")
+def adjust_contrast(c: Conversion) -> None:
+    """Away from the mean of each channel of each image."""
+    image, factor = c.inputs
+    if (rank := c.rank(0)) is not None and rank < 3:
+        raise NodeError(f"has an image of rank {rank}, which must be 3 at least")
+    scalar = c.emit("Reshape", [factor, c.constant(np.empty(0, np.int64))])
+    mean = c.emit("ReduceMean", [image, c.constant([-3, -2])], {"keepdims": 1})
+    away = c.emit("Mul", [c.emit("Sub", [image, mean]), scalar])
+    c.emit_final("Add", [away, mean])
+
+
 @rule(*(f"NonMaxSuppression{version}" for version in ("", "V2", "V3", "V4", "V5")))
 def suppression(c: Conversion) -> None:
     """All versions except the combined one."""

@@ -4,13 +4,13 @@ Each signature becomes a graph of the model, with the signature's own names for 
 the entry is the one asked for, "serving_default", or else the first. A signature that needs an
 operation without a kernel is left out, unless it is the entry, and noted in the metadata. Variables
 that no signature assigns to are constants. The graph itself names the tensor of the checkpoint for
-each variable, where it restores them.
+each variable, where it restores them; for others the objects that the model was saved from do.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,10 @@ import numpy as np
 from penstock.errors import InvalidModel, Unsupported, shortened
 from penstock.frontends.common.diagnostics import Diagnostics, TensorError
 from penstock.frontends.common.encoding import decode_text
-from penstock.frontends.tensorflow.file import read_saved_model
+from penstock.frontends.tensorflow.file import open_part, read_saved_model
 from penstock.frontends.tensorflow.function_library import FunctionLibrary, called_functions
 from penstock.frontends.tensorflow.importer import PLACEHOLDERS, Importer
+from penstock.frontends.tensorflow.object_graph import ObjectGraph
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     FunctionDef,
     MetaGraphDef,
@@ -29,6 +30,7 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     TensorInfo,
 )
 from penstock.frontends.tensorflow.scope import GraphScope
+from penstock.frontends.tensorflow.tables import Tables, table_contents
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.registry import standard
@@ -89,6 +91,7 @@ class _Reader:
         entry = next((n for n in (wanted, DEFAULT) if n in signatures), None) or min(signatures)
         parts = self.parts(signatures)
         values = self.values()
+        tables = self.tables()
         changes = any(_assigns(part, self.library.functions) for part in parts.values())
         initial = {self.shared_name(name): value for name, value in values.items()}
         store = Store(initial, constant=not changes)
@@ -105,7 +108,7 @@ class _Reader:
             )
             producer = self.proto.graph_def.versions.producer
             library = self.library.uncalled()
-            importer = Importer(parts[name], producer, library, diagnostics, frozen, store)
+            importer = Importer(parts[name], producer, library, diagnostics, frozen, store, tables)
             try:
                 graphs[name] = self.graph(importer, name, signatures[name], aliases)
             except Unsupported as error:
@@ -209,6 +212,28 @@ class _Reader:
             )
         return reference.value
 
+    # Tables.
+
+    def tables(self) -> Tables:
+        """The tables, which nodes fill that no signature needs. Raises ``InvalidModel``."""
+        files = {
+            _node_of(file.tensor_info.name): file.filename for file in self.proto.asset_file_def
+        }
+
+        def asset(node: str) -> bytes | None:
+            return self.asset(files[node]) if node in files else None
+
+        return table_contents(self.nodes.values(), self.library, self.folder.name, asset)
+
+    def asset(self, name: str) -> bytes:
+        """The content of a file in the folder of assets. Raises ``InvalidModel``."""
+        location = f"assets/{name}"
+        with open_part(self.folder, location) as file:
+            size = os.fstat(file.fileno()).st_size
+            if excess := self.limits.beyond("max_bytes", size):
+                raise InvalidModel(f"{location} of {self.folder.name} has more bytes {excess}")
+            return file.read()
+
     # Variables.
 
     def values(self) -> dict[str, np.ndarray]:
@@ -220,7 +245,10 @@ class _Reader:
         from penstock.frontends.tensorflow.checkpoint import Bundle  # imports google_crc32c, 20 ms
 
         bundle = Bundle(self.folder, prefix, self.limits, self.map_weights)
-        return {name: bundle.read(key) for name, key in self.restored()}
+        keys = dict(self.restored())
+        for name, key in self.captured(bundle.entries):
+            keys.setdefault(name, key)
+        return {name: bundle.read(key) for name, key in keys.items()}
 
     def restored(self) -> Iterator[tuple[str, str]]:
         """Variables, by node, and the keys that they are restored from."""
@@ -236,6 +264,17 @@ class _Reader:
         where = f"function {function.signature.name!r} of {self.folder.name}"
         nodes = {node.name: node for node in function.node_def}
         yield from self.assigned(where, nodes, arguments)
+
+    def captured(self, entries: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Variables, by node, that functions capture, and their keys among the ``entries`` of the
+        checkpoint."""
+        objects = ObjectGraph(self.proto.object_graph_def)
+        most = max(map(len, entries), default=0)
+        for text, number in dict(objects.captured(self.nodes.values())).items():
+            node = self.nodes.get(_node_of(text))
+            key = objects.key(number, most)
+            if node is not None and node.op in _HANDLES and key in entries:
+                yield node.name, key
 
     def assigned(
         self, where: str, nodes: Mapping[str, NodeDef], arguments: Mapping[str, str]

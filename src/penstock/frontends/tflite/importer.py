@@ -312,7 +312,7 @@ class SubgraphImporter:
                     dtype = dtype_of(tensor)
                     if dtype is None or tensor.is_variable or 0 not in tensor.shape:
                         return None
-                    array = np.empty([max(dim, 0) for dim in tensor.shape], dtype)
+                    array = self.without_elements(tensor.shape, dtype)
                 else:
                     array = self.reader.read(tensor, place)
                     if (blocks := blocks_of(tensor)) is not None:
@@ -323,6 +323,13 @@ class SubgraphImporter:
             constant = self._constants[key] = Value(name, const=array)
         scope.values[index] = constant
         return constant
+
+    def without_elements(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+        """An array of a shape with a dim of 0. Raises ``TensorError`` if no array can have it."""
+        try:
+            return np.empty([max(dim, 0) for dim in shape], dtype)
+        except ValueError as error:  # the others are too large, though it has no elements
+            raise TensorError(f"has dims {list(shape)} that no array can have") from error
 
     def dequantized_blocks(
         self, scope: SubgraphScope, blocks: FlatTable, codes: np.ndarray

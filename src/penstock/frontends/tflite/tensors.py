@@ -172,7 +172,7 @@ class TensorContents(ConstantBudget):
         levels = sparsity.dim_metadata
         rank = len(dims)
         fits = sorted(order) == list(range(rank + len(block_dims))) and len(levels) == len(order)
-        if not fits or any(not 0 <= dim < rank for dim in block_dims):
+        if not (rank and fits) or any(not 0 <= dim < rank for dim in block_dims):
             raise TensorError(f"is sparse in levels {order}, which do not fit its {rank} dims")
         size = math.prod(dims) * values.itemsize
         if size > _FREE_BYTES + _MAX_GROWTH * self.weights.size:

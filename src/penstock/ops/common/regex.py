@@ -77,11 +77,12 @@ class RegexError(ValueError):
 
 class _Instruction(NamedTuple):
     """A test consumes a character that passes; an assertion consumes none, and must hold. With
-    neither, it is a fork."""
+    neither, it is a fork, whose first target is preferred; ``slot`` numbers the ends of groups."""
 
     targets: tuple[int, ...] = ()
     test: Predicate | None = None
     assertion: _Assertion | None = None
+    slot: int | None = None
 
 
 Fragment: TypeAlias = Callable[[int], int]
@@ -89,8 +90,12 @@ Fragment: TypeAlias = Callable[[int], int]
 
 
 class _Parser:
-    def __init__(self, pattern: str) -> None:
+    """Turns a pattern into a program; ``capturing``: with the ends of groups."""
+
+    def __init__(self, pattern: str, capturing: bool = False) -> None:
         self.pattern = pattern
+        self.capturing = capturing
+        self.groups = 0
         self.at = 0
         self.depth = 0
         self.repeated = 0
@@ -151,7 +156,18 @@ class _Parser:
             return parts[0]
         return lambda after: self.emit(tuple([part(after) for part in parts]))
 
-    def repeat(self, part: Fragment, low: int, high: int | None) -> Fragment:
+    def captured(self, part: Fragment, group: int) -> Fragment:
+        """``part`` between the ends of a group."""
+        if not self.capturing:
+            return part
+
+        def emit(after: int) -> int:
+            inside = part(self.emit((after,), None, None, 2 * group + 1))
+            return self.emit((inside,), None, None, 2 * group)
+
+        return emit
+
+    def repeat(self, part: Fragment, low: int, high: int | None, lazy: bool) -> Fragment:
         def emit(after: int) -> int:
             # Repetitions of nothing emit nothing, but take their time.
             self.repeated += max(low, high or 0)
@@ -159,12 +175,14 @@ class _Parser:
                 raise self.too_large()
             if high is None:
                 loop = self.emit()
-                self.program[loop] = _Instruction((part(loop), after))
+                both = (part(loop), after)
+                self.program[loop] = _Instruction(both[::-1] if lazy else both)
                 after = loop
             else:
                 end = after
                 for _ in range(high - low):
-                    after = self.emit((part(after), end))
+                    both = (part(after), end)
+                    after = self.emit(both[::-1] if lazy else both)
             for _ in range(low):
                 after = part(after)
             return after
@@ -194,7 +212,7 @@ class _Parser:
                 part = self.group(changed)
             else:
                 part = self.item(flags)
-            branches[-1].append(self.repetition(part))
+            branches[-1].append(self.repetition(part, flags))
         self.depth -= 1
         return self.choice([self.sequence(parts) for parts in branches])
 
@@ -204,8 +222,8 @@ class _Parser:
             raise self.fail("missing ')'")
         return inside
 
-    def repetition(self, part: Fragment) -> Fragment:
-        """``part`` and the repetition after it; a lazy one matches the same texts in full."""
+    def repetition(self, part: Fragment, flags: Flags) -> Fragment:
+        """``part`` and the repetition after it, which prefers fewer if it is lazy."""
         match = _REPETITION.match(self.pattern, self.at)
         if match is None:
             return part
@@ -220,7 +238,8 @@ class _Parser:
         self.at = match.end()
         if _REPETITION.match(self.pattern, self.at):
             raise self.fail("repetition of a repetition")
-        return self.repeat(part, low, high)
+        lazy = len(match[0]) > 1 and match[0].endswith("?")
+        return self.repeat(part, low, high, lazy != ("U" in flags))
 
     def item(self, flags: Flags) -> Fragment:
         char = self.next()
@@ -228,7 +247,9 @@ class _Parser:
             named = self.take("?P<") or self.take("?<")
             if named and not self.until(">").isidentifier():
                 raise self.fail("bad group name")
-            return self.group(flags)
+            self.groups += 1
+            number = self.groups
+            return self.captured(self.group(flags), number)
         if char == "[":
             return self.test(self.char_class(flags))
         if char == ".":
@@ -385,12 +406,13 @@ _Move: TypeAlias = tuple[_State, bool]
 class Regex:
     """A compiled pattern. Raises ``RegexError`` where it is not valid."""
 
-    def __init__(self, pattern: str) -> None:
-        parser = _Parser(pattern)
+    def __init__(self, pattern: str, capturing: bool = False) -> None:
+        parser = _Parser(pattern, capturing)
         whole = parser.alternatives(frozenset())
         if parser.at < len(pattern):
             raise parser.fail("unexpected ')'")
         start = whole(0)
+        self.groups = parser.groups
         self._program = parser.program
         self._looks_back = any(i.assertion for i in parser.program)
         self._start = (self._category(""), frozenset((start,)))
@@ -450,7 +472,7 @@ class Regex:
             if at in seen:
                 continue
             seen.add(at)
-            targets, test, assertion = self._program[at]
+            targets, test, assertion, _ = self._program[at]
             if at == 0:
                 ends = True
             elif test is not None:
@@ -466,6 +488,66 @@ class Regex:
         self._moves[state, char] = following
         self._size += size
         return following
+
+
+class Groups(Regex):
+    """A compiled pattern that tells where its groups match: ``spans`` follows all states at once,
+    in the order of their preference, each with the ends of groups on its way (Pike, "The text
+    editor sam", 1987)."""
+
+    def __init__(self, pattern: str) -> None:
+        super().__init__(pattern, capturing=True)
+        (self._first,) = self._start[1]
+
+    def spans(self, text: str, start: int = 0) -> tuple[int, ...] | None:
+        """Of the leftmost match from ``start`` on, of several the one that the pattern prefers: the
+        ends of the match, and those of each group, -1 where it has no part in the match. Takes time
+        in proportion to the text and the pattern."""
+        threads: dict[int, tuple[int, ...]] = {}
+        seen: set[int] = set()
+        found: tuple[int, ...] | None = None
+        for at in range(start, len(text) + 1):
+            checkpoint()
+            if found is None:
+                ends = (at, -1) + (-1,) * (2 * self.groups)
+                self._follow(threads, seen, self._first, ends, text, at)
+            elif not threads:
+                break
+            current, threads, seen = threads, {}, set()
+            for number, ends in current.items():
+                if number == 0:
+                    found = (ends[0], at, *ends[2:])
+                    break  # what follows is preferred less
+                targets, test, _, _ = self._program[number]
+                if at < len(text) and test is not None and test(text[at]):
+                    self._follow(threads, seen, targets[0], ends, text, at + 1)
+        return found
+
+    def _follow(
+        self,
+        threads: dict[int, tuple[int, ...]],
+        seen: set[int],
+        number: int,
+        ends: tuple[int, ...],
+        text: str,
+        at: int,
+    ) -> None:
+        """Add what an instruction leads to before a character is consumed."""
+        before = self._category(text[at - 1] if at else "")
+        after = self._category(text[at] if at < len(text) else "")
+        stack = [(number, ends)]
+        while stack:
+            number, ends = stack.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            targets, test, assertion, slot = self._program[number]
+            if number == 0 or test is not None:
+                threads[number] = ends
+            elif assertion is None or assertion(before, after):
+                if slot is not None:
+                    ends = (*ends[:slot], at, *ends[slot + 1 :])
+                stack += [(target, ends) for target in reversed(targets)]
 
 
 _MOST_STATES = 255

@@ -12,6 +12,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import INT32
+from penstock.ops.common.hashes import text_hashes
 from penstock.ops.common.regex import Regex, RegexError, simple_pattern
 from penstock.ops.common.shape_rules import tensor
 from penstock.ops.onnx.text import padded_rows
@@ -157,14 +158,7 @@ def murmur_hash3(node: Node, types: Types) -> Kernel:
                 raise ShapeError(f"MurmurHash3 takes no {x.dtype}")
             rows = np.ascontiguousarray(x).reshape(-1, 1).view(np.uint8)
             return _hashes(rows, seed).view(dtype).reshape(x.shape)
-        texts = [text.encode() for text in paced(x.reshape(-1).tolist())]
-        lengths = np.array([len(text) for text in texts], int)
-        result = np.empty(len(texts), UINT32)
-        for length in np.unique(lengths):
-            chosen = np.flatnonzero(lengths == length)
-            joined = b"".join(texts[i] for i in chosen)
-            rows = np.frombuffer(joined, np.uint8).reshape(len(chosen), length)
-            result[chosen] = _hashes(rows, seed)
+        result = text_hashes(x.reshape(-1).tolist(), lambda rows: _hashes(rows, seed))
         return result.view(dtype).reshape(x.shape)
 
     return Kernel(run)

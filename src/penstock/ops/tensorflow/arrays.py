@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.tensorflow import common
@@ -118,6 +118,25 @@ def _infer_rank(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @common.array_operator("Rank", infer=_infer_rank, strings=True)
 def rank(x: np.ndarray) -> np.ndarray:
     return np.array(x.ndim, np.int32)
+
+
+def _infer_ensured(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, wanted = rules.tensor(types, 0), common.dims_of(attrs["shape"])
+    rules.check_shape("the tensor", x.shape, wanted)
+    own = x.shape or (None,) * len(wanted or ())
+    dims = [a if b is None else b for a, b in zip(own, wanted or (), strict=True)]
+    return (TensorType(x.dtype, tuple(dims), x.data),)
+
+
+@common.operator("EnsureShape", infer=_infer_ensured, strings=True, moves=True)
+def ensure_shape(node: Node, types: Types) -> Kernel:
+    wanted = common.dims_of(node.attrs["shape"])
+
+    def run(x: np.ndarray) -> np.ndarray:
+        rules.check_shape("the tensor", x.shape, wanted)
+        return x
+
+    return returning(run, view=True)
 
 
 @common.array_operator("BroadcastArgs", infer=common.dtype_only())
@@ -387,6 +406,16 @@ def identity_n(*inputs: Any) -> Any:
     return common.outputs([x.copy() if isinstance(x, np.ndarray) else x for x in inputs])
 
 
+@common.array_operator("Roll", infer=rules.same_type, strings=True, moves=True)
+def roll(x: np.ndarray, shift: np.ndarray, axis: np.ndarray) -> np.ndarray:
+    if not x.ndim:
+        raise ShapeError("a scalar cannot be rolled")
+    if shift.ndim > 1 or shift.shape != axis.shape:
+        raise ShapeError(f"shifts of shape {shift.shape} along axes of shape {axis.shape}")
+    axes = tuple([rules.normalize_axis(place, x.ndim) for place in axis.reshape(-1).tolist()])
+    return np.roll(x, shift.reshape(-1).tolist(), axes)
+
+
 # Elements by their places.
 
 
@@ -455,6 +484,47 @@ def scatter_nd(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np
     return out
 
 
+@common.operator(
+    "NonNegative", moves=True, infer=lambda types, attrs, consts: [rules.tensor(types, 0)]
+)
+def non_negative(node: Node, types: Types) -> Kernel:
+    """Indices as they are, unless one is negative: in ONNX, these count from the end."""
+
+    def run(x: np.ndarray) -> np.ndarray:
+        if x.size and x.min() < 0:
+            raise ShapeError(f"index {x.min()} is negative; indices count from 0")
+        return x
+
+    return returning(run, view=True)
+
+
+def _scattered(name: str, function: Any) -> None:
+    """Register an operation that changes the elements at some places by ``function``, once for each
+    time that a place is named."""
+
+    @common.array_operator(name, infer=rules.same_type)
+    def scatter(x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        depth = indices.shape[-1] if indices.ndim else 0
+        if not indices.ndim or depth > x.ndim:
+            raise ShapeError(f"indices of shape {indices.shape} for a tensor of {x.shape}")
+        wanted = indices.shape[:-1] + x.shape[depth:]
+        if updates.shape != wanted:
+            raise ShapeError(f"updates have shape {updates.shape}, which must be {wanted}")
+        if ((indices < 0) | (indices >= np.array(x.shape[:depth], np.int64))).any():
+            raise ShapeError(f"indices are out of bounds for shape {x.shape}")
+        out = x.copy()
+        function.at(out, tuple(np.moveaxis(indices, -1, 0)), updates)
+        return out
+
+
+for _name, _function in (
+    ("TensorScatterSub", np.subtract),
+    ("TensorScatterMax", np.maximum),
+    ("TensorScatterMin", np.minimum),
+):
+    _scattered(_name, _function)
+
+
 @common.array_operator("InvertPermutation", infer=rules.same_type)
 def invert_permutation(x: np.ndarray) -> np.ndarray:
     if x.ndim != 1 or not np.array_equal(np.sort(x), np.arange(x.size)):
@@ -510,31 +580,3 @@ def _truths(function: Callable[..., Any]) -> Callable[..., Any]:
 
 common.array_operator("All", infer=_infer_truths)(_truths(np.all))
 common.array_operator("Any", infer=_infer_truths)(_truths(np.any))
-
-
-@common.operator("Unique", strings=True)
-@common.operator("UniqueWithCounts", strings=True)
-def unique(node: Node, types: Types) -> Kernel:
-    """Distinct values in the order of their first places, and the number of each element's."""
-    dtype = common.named_dtype(node.attrs, "out_idx", "int32", "iu")
-    counting = len(node.outputs) == 3
-
-    def function(x: np.ndarray) -> tuple[np.ndarray, ...]:
-        if x.ndim != 1:
-            raise ShapeError(f"a vector is needed, not shape {x.shape}")
-        if x.dtype == object:
-            places: dict[Any, int] = {}
-            numbers = [places.setdefault(element, len(places)) for element in x.tolist()]
-            indices = np.array(numbers, dtype)
-            values = np.array(list(places), object)
-            counts = np.bincount(indices, minlength=len(places)) if x.size else np.empty(0)
-        else:
-            values, first, inverse, counts = np.unique(
-                x, return_index=True, return_inverse=True, return_counts=True
-            )
-            order = np.argsort(first)
-            values, counts = values[order], counts[order]
-            indices = np.argsort(order)[inverse].astype(dtype)
-        return (values, indices, counts.astype(dtype)) if counting else (values, indices)
-
-    return Kernel(function)

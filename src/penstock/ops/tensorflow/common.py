@@ -74,6 +74,14 @@ def integer(x: np.ndarray, name: str) -> int:
     return int(x.item())
 
 
+def count(x: np.ndarray, name: str) -> int:
+    """The value of an input that must be one number of things, a scalar of at least 0."""
+    number = integer(x, name)
+    if x.ndim or number < 0:
+        raise ShapeError(f"{name} must be a scalar of at least 0, not {x.tolist()}")
+    return number
+
+
 def lengths(values: Sequence[Dim] | None) -> Shape | None:
     """Contents of a tensor that are dims, as far as they are known."""
     if values is not None and any(isinstance(value, int) and value < 0 for value in values):

@@ -137,6 +137,21 @@ def l2_loss(x: np.ndarray) -> Any:
     return np.square(x).sum(dtype=x.dtype) * x.dtype.type(0.5)
 
 
+def _infer_cross(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    a, b = rules.tensor(types, 0).shape, rules.tensor(types, 1).shape
+    shape = a if a is not None else b
+    if not rules.fits(a, b) or not rules.fits(shape and shape[-1:], (3,)):
+        raise ShapeError(f"vectors of three elements are needed, not {a} and {b}")
+    return (TensorType(rules.same_dtype(types, (0, 1)), shape),)
+
+
+@array_operator("Cross", infer=_infer_cross)
+def cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if a.shape != b.shape or a.shape[-1:] != (3,):
+        raise ShapeError(f"vectors of three elements are needed, not {a.shape} and {b.shape}")
+    return np.cross(a, b)
+
+
 # Biases.
 
 

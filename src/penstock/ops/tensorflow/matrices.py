@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ops.common.shape_rules import same_type
+from penstock.ops.common.shape_rules import check_shape, same_type
 from penstock.ops.tensorflow.common import array_operator, integer, sized
 from penstock.types import ShapeError
 
@@ -100,8 +100,11 @@ def matrix_set_diag(
 ) -> np.ndarray:
     band = _Band(k, align)
     rows, columns = _matrix_dims(x.shape)
+    longest = band.longest(rows, columns)
+    wanted = (*x.shape[:-2], *([band.count] if band.count > 1 else []), longest)
+    check_shape("the diagonal", diagonal.shape, wanted)
     out = x.copy()
-    diagonals = diagonal.reshape(*x.shape[:-2], band.count, band.longest(rows, columns))
+    diagonals = diagonal.reshape(*x.shape[:-2], band.count, longest)
     for place, cells in band.places(rows, columns):
         out[..., *cells] = diagonals[..., *place]
     return out

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops import registry
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.dtypes import INT32
+from penstock.ops.common.dtypes import INT32, is_half
 from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
 
@@ -65,16 +66,39 @@ def rfft2d(x: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return np.fft.rfft2(x, tuple(sizes)).astype(np.complex64)
 
 
-@array_operator("SparseToDense", infer=lambda t, a, c: (TensorType(rules.tensor(t, 2).dtype),))
+def _infer_dense(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dims = rules.ints(types, consts, 1)
+    if dims is not None and any(isinstance(dim, int) and dim < 0 for dim in dims):
+        raise ShapeError(f"dims must not be negative: {list(dims)}")
+    return (TensorType(rules.tensor(types, 2).dtype, None if dims is None else tuple(dims)),)
+
+
+@array_operator("SparseToDense", infer=_infer_dense, strings=True)
 def sparse_to_dense(
-    indices: np.ndarray, dims: np.ndarray, values: np.ndarray, default: np.ndarray
+    indices: np.ndarray,
+    dims: np.ndarray,
+    values: np.ndarray,
+    default: np.ndarray,
+    *,
+    sorted: bool = False,
 ) -> np.ndarray:
-    """Values at their places, and the default elsewhere. A place is a row, or of one dim, a
-    number."""
-    out = np.full(dims.tolist(), default.item(), values.dtype)
+    """Values at their places, or one value at all of them, and the default elsewhere. A place is a
+    row, or of one dim, a number. Raises ``ShapeError`` for places that are out of bounds, and if
+    they are to be ``sorted``, for those that do not come behind the one before."""
+    out = np.full(dims.tolist(), rules.one_element(default, "the default")[()], values.dtype)
     places = indices.reshape(-1, 1) if indices.ndim < 2 else indices
-    if places.shape[1] != out.ndim or ((places < 0) | (places >= out.shape)).any():
+    if places.ndim != 2 or places.shape[1] != out.ndim:
+        raise ShapeError(f"indices of shape {indices.shape} for dims {dims.tolist()}")
+    if values.ndim and values.shape != places.shape[:1]:
+        raise ShapeError(f"values of shape {values.shape} for {len(places)} places")
+    if ((places < 0) | (places >= out.shape)).any():
         raise ShapeError(f"indices are out of bounds for shape {out.shape}")
+    if sorted and len(places) > 1:
+        steps = np.diff(np.ravel_multi_index(tuple(places.T), out.shape))
+        if steps.min() <= 0:
+            place = int(np.argmax(steps <= 0)) + 1
+            fault = "repeated" if steps[place - 1] == 0 else "out of order"
+            raise ShapeError(f"place {places[place].tolist()} at {place} is {fault}")
     out[tuple(places.T)] = values
     return out
 
@@ -89,10 +113,23 @@ _REDUCTIONS: dict[str, tuple[_Reduce, Callable[[np.dtype], Any]]] = {
 
 
 def _bounds(dtype: np.dtype) -> Any:
-    return np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    about: Any = {"f": np.finfo, "i": np.iinfo, "u": np.iinfo}.get(dtype.kind, ml_dtypes.finfo)
+    return about(dtype)
 
 
-@array_operator("Segment", infer=lambda t, a, c: (TensorType(rules.tensor(t, 0).dtype),))
+def _infer_segment(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, places = rules.tensor(types, 0), rules.tensor(types, 1).shape
+    if x.shape is None or places is None:
+        return (TensorType(x.dtype),)
+    if not rules.fits(x.shape[: len(places)], places):
+        raise ShapeError(f"segments of {places} for {x.shape}")
+    counts = rules.ints(types, consts, 2) if len(types) > 2 else None
+    if counts and isinstance(counts[0], int) and counts[0] < 0:
+        raise ShapeError(f"the number of segments must not be negative: {counts[0]}")
+    return (TensorType(x.dtype, (counts[0] if counts else None, *x.shape[len(places) :])),)
+
+
+@array_operator("Segment", infer=_infer_segment)
 def segment(
     x: np.ndarray, segments: np.ndarray, count: np.ndarray | None = None, *, reduction: str
 ) -> np.ndarray:
@@ -101,15 +138,19 @@ def segment(
     if x.shape[: segments.ndim] != segments.shape:
         raise ShapeError(f"segments of {segments.shape} for {x.shape}")
     places = segments.reshape(-1)
-    rows = x.reshape(places.size, -1)
+    # Sums and products of 16-bit floats are computed in 32 bits.
+    exact = reduction in ("max", "min") or not is_half(x.dtype)
+    rows = (x if exact else x.astype(np.float32)).reshape(places.size, -1)
     size = int(count.item()) if count is not None else int(places.max(initial=-1)) + 1
+    if size < 0:
+        raise ShapeError(f"the number of segments must not be negative: {size}")
     function, identity = _REDUCTIONS[reduction]
     if places.max(initial=-1) >= size:
         raise ShapeError(f"segments up to {places.max()} are not below {size}")
-    out = np.full((size, rows.shape[1]), identity(x.dtype), x.dtype)
+    out = np.full((size, rows.shape[1]), identity(x.dtype), rows.dtype)
     used = places >= 0
     function.at(out, places[used], rows[used])  # type: ignore[attr-defined]
-    return out.reshape(size, *x.shape[segments.ndim :])
+    return out.reshape(size, *x.shape[segments.ndim :]).astype(x.dtype, copy=False)
 
 
 array_operator("ToComplex", infer=rules.same_shape(COMPLEX64))(lambda x: x.astype(COMPLEX64))
@@ -117,7 +158,15 @@ array_operator("ComplexMul", infer=rules.broadcast_type)(np.multiply)
 
 
 def _infer_view(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(rules.dtype_attribute(attrs, "to")),)
+    dtype, x = rules.dtype_attribute(attrs, "to"), rules.tensor(types, 0)
+    if dtype is None or x.dtype is None or x.shape is None:
+        return (TensorType(dtype),)
+    if dtype.itemsize < x.dtype.itemsize:
+        return (TensorType(dtype, (*x.shape, x.dtype.itemsize // dtype.itemsize)),)
+    parts = dtype.itemsize // x.dtype.itemsize
+    if not x.shape or (isinstance(x.shape[-1], int) and x.shape[-1] != parts):
+        raise ShapeError(f"elements of {dtype.itemsize} bytes out of {x.dtype}{[*x.shape]}")
+    return (TensorType(dtype, x.shape[:-1]),)
 
 
 @operator("ViewAs", domain=registry.TFLITE, infer=_infer_view)
@@ -134,4 +183,4 @@ def view_as(node: Node, types: Types) -> Kernel:
         x = np.ascontiguousarray(x if larger else x[..., np.newaxis])
         return x.view(dtype)[..., 0] if larger > 1 else x.view(dtype)
 
-    return Kernel(function)
+    return Kernel(function, view=True)

@@ -366,7 +366,7 @@ class SavedModel(_message.Message):
     def __init__(self, saved_model_schema_version: _Optional[int] = ..., meta_graphs: _Optional[_Iterable[_Union[MetaGraphDef, _Mapping]]] = ...) -> None: ...
 
 class MetaGraphDef(_message.Message):
-    __slots__ = ("meta_info_def", "graph_def", "saver_def", "signature_def")
+    __slots__ = ("meta_info_def", "graph_def", "saver_def", "signature_def", "asset_file_def", "object_graph_def")
     class MetaInfoDef(_message.Message):
         __slots__ = ("meta_graph_version", "tags", "tensorflow_version")
         META_GRAPH_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -387,11 +387,57 @@ class MetaGraphDef(_message.Message):
     GRAPH_DEF_FIELD_NUMBER: _ClassVar[int]
     SAVER_DEF_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_DEF_FIELD_NUMBER: _ClassVar[int]
+    ASSET_FILE_DEF_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_GRAPH_DEF_FIELD_NUMBER: _ClassVar[int]
     meta_info_def: MetaGraphDef.MetaInfoDef
     graph_def: GraphDef
     saver_def: SaverDef
     signature_def: _containers.MessageMap[str, SignatureDef]
-    def __init__(self, meta_info_def: _Optional[_Union[MetaGraphDef.MetaInfoDef, _Mapping]] = ..., graph_def: _Optional[_Union[GraphDef, _Mapping]] = ..., saver_def: _Optional[_Union[SaverDef, _Mapping]] = ..., signature_def: _Optional[_Mapping[str, SignatureDef]] = ...) -> None: ...
+    asset_file_def: _containers.RepeatedCompositeFieldContainer[AssetFileDef]
+    object_graph_def: SavedObjectGraph
+    def __init__(self, meta_info_def: _Optional[_Union[MetaGraphDef.MetaInfoDef, _Mapping]] = ..., graph_def: _Optional[_Union[GraphDef, _Mapping]] = ..., saver_def: _Optional[_Union[SaverDef, _Mapping]] = ..., signature_def: _Optional[_Mapping[str, SignatureDef]] = ..., asset_file_def: _Optional[_Iterable[_Union[AssetFileDef, _Mapping]]] = ..., object_graph_def: _Optional[_Union[SavedObjectGraph, _Mapping]] = ...) -> None: ...
+
+class AssetFileDef(_message.Message):
+    __slots__ = ("tensor_info", "filename")
+    TENSOR_INFO_FIELD_NUMBER: _ClassVar[int]
+    FILENAME_FIELD_NUMBER: _ClassVar[int]
+    tensor_info: TensorInfo
+    filename: str
+    def __init__(self, tensor_info: _Optional[_Union[TensorInfo, _Mapping]] = ..., filename: _Optional[str] = ...) -> None: ...
+
+class SavedObjectGraph(_message.Message):
+    __slots__ = ("nodes", "concrete_functions")
+    class ConcreteFunctionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: SavedConcreteFunction
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[SavedConcreteFunction, _Mapping]] = ...) -> None: ...
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    CONCRETE_FUNCTIONS_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[SavedObject]
+    concrete_functions: _containers.MessageMap[str, SavedConcreteFunction]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[SavedObject, _Mapping]]] = ..., concrete_functions: _Optional[_Mapping[str, SavedConcreteFunction]] = ...) -> None: ...
+
+class SavedObject(_message.Message):
+    __slots__ = ("children",)
+    class ObjectReference(_message.Message):
+        __slots__ = ("node_id", "local_name")
+        NODE_ID_FIELD_NUMBER: _ClassVar[int]
+        LOCAL_NAME_FIELD_NUMBER: _ClassVar[int]
+        node_id: int
+        local_name: str
+        def __init__(self, node_id: _Optional[int] = ..., local_name: _Optional[str] = ...) -> None: ...
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    children: _containers.RepeatedCompositeFieldContainer[SavedObject.ObjectReference]
+    def __init__(self, children: _Optional[_Iterable[_Union[SavedObject.ObjectReference, _Mapping]]] = ...) -> None: ...
+
+class SavedConcreteFunction(_message.Message):
+    __slots__ = ("bound_inputs",)
+    BOUND_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    bound_inputs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, bound_inputs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SaverDef(_message.Message):
     __slots__ = ("filename_tensor_name", "save_tensor_name", "restore_op_name")

@@ -1,0 +1,89 @@
+"""Rules of operations on text, and of tables.
+
+A table is a constant: what fills it is known when the model is read (``tables``). Nodes that look
+something up get its keys and values; nodes that fill it do nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
+from penstock.frontends.tensorflow.conversion import Conversion, rule
+from penstock.frontends.tensorflow.tables import FILLING
+from penstock.ops.registry import TENSORFLOW, TFLITE
+from penstock.types import STRING, dtypes
+
+
+def _text(c: Conversion, index: int) -> str | None:
+    """Input ``index`` if it is a constant string."""
+    array = c.input_constant(index)
+    return None if array is None or array.dtype != STRING or array.ndim else str(array.item())
+
+
+@rule("RegexReplace", "StaticRegexReplace")
+def regex_replace(c: Conversion) -> None:
+    kept = {"replace_global": c.attrs["replace_global"]}
+    if c.op == "StaticRegexReplace":
+        given = {key: c.attrs.get(key) for key in ("pattern", "rewrite")}
+    else:
+        given = {"pattern": _text(c, 1), "rewrite": _text(c, 2)}
+    if None in given.values():
+        c.emit_final("RegexReplace", attrs=kept, domain=TENSORFLOW)
+    else:
+        c.emit_final("RegexReplace", c.inputs[:1], {**given, **kept}, domain=TENSORFLOW)
+
+
+@rule("RegexFullMatch", "StaticRegexFullMatch")
+def regex_full_match(c: Conversion) -> None:
+    pattern = _text(c, 1) if c.op == "RegexFullMatch" else c.attrs["pattern"]
+    if pattern is None:
+        raise InexpressibleError(
+            "its pattern is not a constant; export the model with a constant one"
+        )
+    c.emit_final("RegexFullMatch", c.inputs[:1], {"pattern": pattern})
+
+
+# Tables.
+
+
+@rule("HashTableV2")
+def hash_table(c: Conversion) -> None:
+    """The handle, which is not looked at, is the name of the table."""
+    name = np.array(c.attrs["shared_name"] or c.own_name, STRING)
+    c.emit_final("Const", [], {"value": name}, domain=TENSORFLOW)
+
+
+def _contents(c: Conversion) -> tuple[np.ndarray, np.ndarray]:
+    contents = c.context.tables.contents(c.inputs[0])
+    if contents is None:
+        raise InexpressibleError(
+            "what is in its table is not known before a run: it is filled by what is not constant, "
+            "by a file that the model does not hold, or not at all; export a SavedModel whose "
+            "initialiser fills it"
+        )
+    return contents
+
+
+@rule(*FILLING)
+def fill_table(c: Conversion) -> None:
+    _contents(c)
+    c.emit_final("NoOp", [], domain=TENSORFLOW)
+
+
+@rule("LookupTableFindV2")
+def find(c: Conversion) -> None:
+    keys, values = _contents(c)
+    for array, name in ((keys, "Tin"), (values, "Tout")):
+        if array.dtype != dtypes().get(c.attrs[name]):
+            raise NodeError(f"has {name} {c.attrs[name]}, but its table has {array.dtype}")
+    if (rank := c.rank(2)) is not None and rank:
+        raise NodeError(f"has a default of rank {rank}, which must be a scalar")
+    table = [c.emit("Const", [], {"value": x}, domain=TENSORFLOW) for x in (keys, values)]
+    c.emit_final("HashtableFind", [*table, *c.inputs[1:]], domain=TFLITE)
+
+
+@rule("LookupTableSizeV2")
+def table_size(c: Conversion) -> None:
+    keys, _ = _contents(c)
+    c.emit_final("Const", [], {"value": np.array(len(keys), np.int64)}, domain=TENSORFLOW)

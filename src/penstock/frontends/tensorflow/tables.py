@@ -1,0 +1,262 @@
+"""Tables of a model, and what they hold: keys and values that its nodes fill them with.
+
+A table is filled once, by nodes that TensorFlow runs before any other: those of the initialiser of
+a SavedModel, or of a frozen graph. They are found wherever they are, in the graph or in a function
+that it calls, and what they read must be constants, or lines of a file among the model's assets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.algorithms.records import NamedTuple
+from penstock.errors import InvalidModel
+from penstock.frontends.common.diagnostics import TensorError
+from penstock.frontends.common.encoding import decode_text
+from penstock.frontends.common.inferred_types import source_of
+from penstock.frontends.tensorflow.function_library import FunctionLibrary, called_functions
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
+from penstock.frontends.tensorflow.tensors import type_name
+from penstock.ir.graph import Value
+from penstock.types import STRING, dtypes
+
+TABLES = frozenset({"HashTableV2"})
+_FROM_FILE = "InitializeTableFromTextFileV2"
+FILLING = frozenset({"InitializeTableV2", "LookupTableImportV2", _FROM_FILE})
+"""operations that fill a table"""
+_MOST_CALLS = 10_000
+_MOST_IDENTITIES = 16
+# What an index of a line's parts may be besides: the whole line, and its number.
+_WHOLE_LINE, _LINE_NUMBER = -2, -1
+
+Contents = tuple[np.ndarray, np.ndarray]
+"""keys, each once, and their values"""
+
+
+class Source(NamedTuple):
+    """A node that gives a value, and the graph or function that it is in."""
+
+    where: str
+    node: NodeDef
+
+
+class Tables:
+    """The contents of tables by the name of the node that makes their handle; None where they are
+    not known. ``declare`` notes the handles."""
+
+    def __init__(self, contents: Mapping[str, Contents | None]) -> None:
+        self._by_node = contents
+        self._names: dict[Value, str] = {}
+
+    def declare(self, node: str, handle: Value) -> None:
+        self._names[handle] = node
+
+    def contents(self, handle: Value) -> Contents | None:
+        """What the table holds that this is a handle of, or a copy by Identity nodes."""
+        return self._by_node.get(self._names.get(source_of(handle), ""))
+
+
+def table_contents(
+    nodes: Iterable[NodeDef],
+    library: FunctionLibrary,
+    where: str,
+    asset: Callable[[str], bytes | None] = lambda node: None,
+) -> Tables:
+    """The tables of a graph and the functions that it calls. ``asset`` gives the content of the
+    file whose path a constant of this name stands for. Raises ``InvalidModel``."""
+    top = {node.name: node for node in nodes}
+    contents: dict[str, Contents | None] = {
+        node.name: None for node in top.values() if node.op in TABLES
+    }
+    if not contents:
+        return Tables({})
+    # Newer SavedModels assign the paths of their files to variables, which the initialiser reads.
+    assigned = {
+        _node_of(node.input[0]): _node_of(node.input[1])
+        for node in top.values()
+        if node.op == "AssignVariableOp" and len(node.input) > 1
+    }
+
+    def content(source: Source) -> bytes | None:
+        name = source.node.name
+        if source.node.op == "ReadVariableOp" and source.node.input:
+            name = assigned.get(_node_of(source.node.input[0]), "")
+        return asset(name) if source.where == where else None
+
+    filling = _filling_functions(library)
+    filled: set[str] = set()
+    stack: list[tuple[str, Mapping[str, NodeDef], Mapping[str, Source | None]]] = [(where, top, {})]
+    for _ in range(_MOST_CALLS):
+        if not stack:
+            return Tables(contents)
+        place, inside, arguments = stack.pop()
+        for node in inside.values():
+            sources = [_source(text, place, inside, arguments) for text in node.input]
+            if node.op in FILLING:
+                table = sources[0] if sources else None
+                if table is None or table.node.op not in TABLES or table.where != where:
+                    continue
+                name = table.node.name
+                given = _filled(node, table.node, sources[1:], place, library, content)
+                again = name in filled and not _are_equal(contents[name], given)
+                contents[name] = None if again else given
+                filled.add(name)
+            for callee in dict.fromkeys(called_functions(node)):
+                if callee in filling:
+                    function = library.functions[callee]
+                    names = [argument.name for argument in function.signature.input_arg]
+                    body = {inner.name: inner for inner in function.node_def}
+                    bound = dict(zip(names, sources, strict=False))
+                    stack.append((callee, body, bound))
+    raise InvalidModel(
+        f"{where} fills its tables in more than {_MOST_CALLS} calls of functions; save it with "
+        "fewer"
+    )
+
+
+def _node_of(text: str) -> str:
+    return text.split(":")[0]
+
+
+def _filling_functions(library: FunctionLibrary) -> set[str]:
+    """Functions that fill tables, or call one that does."""
+    callers: dict[str, list[str]] = {}
+    found = []
+    for name, function in library.functions.items():
+        for node in function.node_def:
+            if node.op in FILLING:
+                found.append(name)
+            for callee in called_functions(node):
+                callers.setdefault(callee, []).append(name)
+    filling: set[str] = set()
+    while found:
+        name = found.pop()
+        if name not in filling and name not in library.recursive:
+            filling.add(name)
+            found += callers.get(name, ())
+    return filling
+
+
+def _source(
+    text: str,
+    where: str,
+    nodes: Mapping[str, NodeDef],
+    arguments: Mapping[str, Source | None],
+) -> Source | None:
+    """The node behind Identity nodes, and arguments, that gives a value."""
+    for _ in range(_MOST_IDENTITIES):
+        name = _node_of(text)
+        if name in arguments:
+            return arguments[name]
+        node = nodes.get(name)
+        if node is None:
+            return None
+        if node.op != "Identity" or not node.input:
+            return Source(where, node)
+        text = node.input[0]
+    return None
+
+
+def _filled(
+    node: NodeDef,
+    table: NodeDef,
+    sources: list[Source | None],
+    where: str,
+    library: FunctionLibrary,
+    asset: Callable[[Source], bytes | None],
+) -> Contents | None:
+    """What a node fills a table with; None if that is not constant. Raises ``InvalidModel``."""
+    subject = f"{node.name} in {where} ({node.op})"
+    if node.op == _FROM_FILE:
+        content = asset(sources[0]) if sources and sources[0] else None
+        if content is None:
+            return None
+        try:
+            pairs = _of_lines(content, node, table)
+        except (TensorError, ValueError) as error:
+            raise InvalidModel(f"{subject} reads a file that does not fit: {error}") from error
+    else:
+        arrays = [None if source is None else _constant(source, library) for source in sources[:2]]
+        if len(arrays) < 2 or arrays[0] is None or arrays[1] is None:
+            return None
+        pairs = arrays[0].reshape(-1), arrays[1].reshape(-1)
+    keys, values = pairs
+    if len(keys) != len(values):
+        raise InvalidModel(
+            f"{subject} gives {len(keys)} keys and {len(values)} values; export the model again"
+        )
+    known: dict[Any, Any] = {}
+    for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+        if known.setdefault(key, value) != value:
+            raise InvalidModel(
+                f"{subject} gives the key {key!r:.100} two values, {known[key]!r:.100} and "
+                f"{value!r:.100}; leave one out"
+            )
+    if len(known) < len(keys):
+        keys, values = _array(list(known), keys.dtype), _array(list(known.values()), values.dtype)
+    return keys, values
+
+
+def _constant(source: Source, library: FunctionLibrary) -> np.ndarray | None:
+    where, node = source
+    value = node.attr.get("value")
+    if node.op != "Const" or value is None or not value.HasField("tensor"):
+        return None
+    try:
+        return library.constants.read(where, node.name, value, value.tensor)
+    except TensorError as error:
+        raise InvalidModel(f"{node.name} in {where} {error}") from error
+
+
+def _are_equal(one: Contents | None, other: Contents | None) -> bool:
+    return one is not None and other is not None and all(map(np.array_equal, one, other))
+
+
+def _array(elements: list[Any], dtype: np.dtype) -> np.ndarray:
+    array = np.empty(len(elements), dtype)
+    array[:] = elements
+    return array
+
+
+# Files.
+
+
+def _of_lines(content: bytes, node: NodeDef, table: NodeDef) -> Contents:
+    """Keys and values that the lines of a file have. Raises ``ValueError``, ``TensorError``."""
+    lines = content.split(b"\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    attrs = node.attr
+    lines = lines[attrs["offset"].i :] if "offset" in attrs else lines
+    size = attrs["vocab_size"].i if "vocab_size" in attrs else -1
+    if size >= 0:
+        if size > len(lines):
+            raise ValueError(f"it has {len(lines)} lines, fewer than vocab_size = {size}")
+        lines = lines[:size]
+    delimiter = attrs["delimiter"].s if "delimiter" in attrs else b"\t"
+    sides = []
+    for index, dtype in (("key_index", "key_dtype"), ("value_index", "value_dtype")):
+        element_type = dtypes().get(type_name(table.attr[dtype].type))
+        if element_type is None:
+            raise ValueError(f"its table has no elements of {dtype}")
+        sides.append(_column(lines, attrs[index].i, delimiter, element_type))
+    return sides[0], sides[1]
+
+
+def _column(lines: list[bytes], index: int, delimiter: bytes, dtype: np.dtype) -> np.ndarray:
+    if index == _LINE_NUMBER:
+        return np.arange(len(lines)).astype(dtype)
+    parts = lines
+    if index != _WHOLE_LINE:
+        rows = [line.split(delimiter) if delimiter else [line] for line in lines]
+        if index < 0 or any(len(row) <= index for row in rows):
+            raise ValueError(f"a line of it has no part {index}")
+        parts = [row[index] for row in rows]
+    texts = [decode_text(part.removesuffix(b"\r")) for part in parts]
+    if dtype == STRING:
+        return _array(texts, STRING)
+    read = int if dtype.kind in "iu" else float
+    return _array([read(text) for text in texts], dtype)

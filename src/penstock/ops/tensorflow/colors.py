@@ -1,0 +1,84 @@
+"""Colours: between red, green, blue and hue, saturation, value, and images adjusted in the latter.
+
+The last dim has the three channels. Hues are from 0 to 1 where they are values of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common.shape_rules import fits, one_element, tensor
+from penstock.ops.tensorflow.common import array_operator
+from penstock.types import ShapeError, TensorType, Type
+
+
+def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is not None and not fits(x.shape[-1:], (3,)):
+        raise ShapeError(f"three channels are needed, not an image of shape {x.shape}")
+    return (TensorType(x.dtype, x.shape),)
+
+
+def _channels(x: np.ndarray, rank: int = 1) -> np.ndarray:
+    """``[3, ...]``, in float32 at least."""
+    if x.ndim < rank or x.shape[-1] != 3:
+        raise ShapeError(f"three channels, and {rank} dims at least, are needed, not {x.shape}")
+    return np.moveaxis(x.astype(np.float64 if x.dtype == np.float64 else np.float32), -1, 0)
+
+
+def _hue(red: np.ndarray, green: np.ndarray, blue: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The hue in sixths of the circle, the least and the largest channel (Smith, Color gamut
+    transform pairs, 1978)."""
+    high = np.maximum(np.maximum(red, green), blue)
+    low = np.minimum(np.minimum(red, green), blue)
+    spread = high - low
+    hue = np.where(
+        red == high,
+        (green - blue) / spread,
+        np.where(green == high, 2 + (blue - red) / spread, 4 + (red - green) / spread),
+    )
+    hue = np.where(spread > 0, hue, hue.dtype.type(0))
+    return np.where(hue < 0, hue + 6, hue), low, high
+
+
+def _weights(hue: np.ndarray) -> np.ndarray:
+    """How far each channel is from the least to the largest one, by the hue in sixths."""
+    parts = (np.abs(hue - 3) - 1, 2 - np.abs(hue - 2), 2 - np.abs(hue - 4))
+    return np.stack([np.clip(part, 0, 1) for part in parts])
+
+
+def _image(channels: Any, dtype: np.dtype) -> np.ndarray:
+    return np.ascontiguousarray(np.moveaxis(channels, 0, -1).astype(dtype))
+
+
+@array_operator("RGBToHSV", infer=_infer)
+def rgb_to_hsv(x: np.ndarray) -> np.ndarray:
+    hue, low, high = _hue(*_channels(x))
+    saturation = np.where(high > 0, (high - low) / high, high.dtype.type(0))
+    return _image(np.stack([hue / 6, saturation, high]), x.dtype)
+
+
+@array_operator("HSVToRGB", infer=_infer)
+def hsv_to_rgb(x: np.ndarray) -> np.ndarray:
+    hue, saturation, value = _channels(x)
+    return _image((1 - saturation + saturation * _weights(hue * 6)) * value, x.dtype)
+
+
+@array_operator("AdjustHue", infer=_infer)
+def adjust_hue(x: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """Turns hues by ``delta`` of the circle."""
+    hue, low, high = _hue(*_channels(x, 3))
+    turned = np.mod(hue + one_element(delta, "delta") * 6, 6)
+    return _image(low + (high - low) * _weights(turned), x.dtype)
+
+
+@array_operator("AdjustSaturation", infer=_infer)
+def adjust_saturation(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    hue, low, high = _hue(*_channels(x, 3))
+    saturation = np.where(high > 0, (high - low) / high, high.dtype.type(0))
+    saturation = np.clip(saturation * one_element(scale, "scale"), 0, 1)
+    return _image((1 - saturation + saturation * _weights(hue)) * high, x.dtype)

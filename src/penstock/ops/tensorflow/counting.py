@@ -1,0 +1,207 @@
+"""Values that are counted or ranked: distinct ones, bins, places in sorted rows, the top k."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import checkpoint
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.tensorflow import common
+from penstock.types import BOOL, STRING, Dim, ShapeError, TensorType, Type
+
+# Distinct values.
+
+
+def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    """The distinct values, the number of each element's, and their counts."""
+    x = rules.tensor(types, 0)
+    dtype = common.named_dtype(attrs, "out_idx", "int32", "iu")
+    dims: Sequence[Dim] | None = x.shape
+    numbers: Dim = None
+    if dims is not None and len(types) > 1:
+        axes = rules.all_known(rules.ints(types, consts, 1))
+        if not axes:
+            dims = None if axes is None and len(dims) != 1 else dims
+        else:
+            axis = rules.normalize_axis(axes[0], len(dims))
+            numbers = dims[axis]
+            dims = (*dims[:axis], None, *dims[axis + 1 :])
+    if dims is not None and len(dims) == 1:
+        numbers, dims = (x.shape or (None,))[0], (None,)
+    values = TensorType(x.dtype, None if dims is None else tuple(dims))
+    return values, TensorType(dtype, (numbers,)), TensorType(dtype, (None,))
+
+
+@common.operator("Unique", strings=True, infer=_infer_unique)
+@common.operator("UniqueWithCounts", strings=True, infer=_infer_unique)
+def unique(node: Node, types: Types) -> Kernel:
+    """Distinct elements in the order of their first places, or distinct slices along the axis that
+    the second input has, if it has one; the number of each element's; with three outputs, how many
+    elements are equal. NaNs differ from one another."""
+    dtype = common.named_dtype(node.attrs, "out_idx", "int32", "iu")
+    counting = len(node.outputs) == 3
+
+    def function(x: np.ndarray, axes: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
+        axis = _slice_axis(x, axes)
+        if x.ndim > 1:
+            moved = np.moveaxis(x, axis, 0)
+            first, numbers = _distinct_rows(moved.reshape(len(moved), -1))
+        elif x.dtype == STRING:
+            first, numbers = _distinct_rows(x[:, np.newaxis])
+        else:
+            _, first, numbers = np.unique(
+                x, return_index=True, return_inverse=True, equal_nan=False
+            )
+            order = np.argsort(first)
+            first, numbers = first[order], np.argsort(order)[numbers]
+        outputs = np.take(x, first, axis), numbers.astype(dtype)
+        counts = np.bincount(numbers, minlength=len(first)).astype(dtype)
+        return (*outputs, counts) if counting else outputs
+
+    return Kernel(function)
+
+
+def _slice_axis(x: np.ndarray, axes: np.ndarray | None) -> int:
+    """The axis along which slices are told apart."""
+    if axes is None or not axes.size:
+        if x.ndim != 1:
+            raise ShapeError(f"a vector is needed without an axis, not shape {x.shape}")
+        return 0
+    if axes.size > 1 or axes.ndim != 1:
+        raise ShapeError(f"the axis must be a vector of one element at most, not {axes.tolist()}")
+    return rules.normalize_axis(int(axes[0]), x.ndim)
+
+
+def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The places of rows that differ from all before them, and for each row which one it equals."""
+    places: dict[tuple[Any, ...], int] = {}
+    first: list[int] = []
+    numbers = np.empty(len(rows), np.int64)
+    for i, row in enumerate(rows.tolist()):
+        checkpoint()
+        numbers[i] = places.setdefault(tuple(row), len(places))
+        if len(places) > len(first):
+            first.append(i)
+    return np.array(first, np.int64), numbers
+
+
+# Bins.
+
+
+def _infer_bins(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    """``[..., size]``: a dim of rows before the bins if the values have two."""
+    ragged = len(types) == 4
+    dtype, shape = rules.tensor(types, 3 if ragged else 2).dtype, rules.tensor(types, 0).shape
+    sizes = common.lengths(rules.ints(types, consts, 2 if ragged else 1))
+    if shape is None:
+        return (TensorType(dtype),)
+    bins = sizes[0] if sizes else None
+    if ragged:
+        splits = shape[0] if shape else None
+        rows = splits - 1 if isinstance(splits, int) else None
+        return (TensorType(dtype, (rows, bins)),)
+    return (TensorType(dtype, (*shape[:-1], bins)),)
+
+
+def _binned(
+    rows: np.ndarray, count: int, x: np.ndarray, size: np.ndarray, weights: np.ndarray, binary: bool
+) -> np.ndarray:
+    """The number of each row's values in each bin, or the sum of their weights, or whether there
+    are any. ``rows`` has the row of each value; values from ``size`` on are in no bin."""
+    bins = common.count(size, "the number of bins")
+    if weights.size and weights.shape != x.shape:
+        raise ShapeError(f"weights of shape {weights.shape} for values of {x.shape}")
+    if x.size and x.min() < 0:
+        raise ShapeError(f"value {x.min()} is negative, and has no bin")
+    out = np.zeros((count, bins), weights.dtype)
+    inside = x < bins
+    places = (rows * bins + x)[inside]
+    if binary:
+        out.reshape(-1)[places] = 1
+    elif weights.size:
+        np.add.at(out.reshape(-1), places, weights[inside])
+    else:
+        out[...] = np.bincount(places.reshape(-1), minlength=out.size).reshape(out.shape)
+    return out
+
+
+@common.array_operator("DenseBincount", infer=_infer_bins)
+def dense_bincount(
+    x: np.ndarray, size: np.ndarray, weights: np.ndarray, *, binary_output: bool = False
+) -> np.ndarray:
+    if x.ndim > 2:
+        raise ShapeError(f"values of rank 1 or 2 are needed, not shape {x.shape}")
+    count = len(x) if x.ndim == 2 else 1
+    rows = np.arange(count).reshape(-1, 1) if x.ndim == 2 else np.zeros(x.shape, np.int64)
+    out = _binned(rows, count, x, size, weights, binary_output)
+    return out if x.ndim == 2 else out[0]
+
+
+@common.array_operator("RaggedBincount", infer=_infer_bins)
+def ragged_bincount(
+    splits: np.ndarray,
+    x: np.ndarray,
+    size: np.ndarray,
+    weights: np.ndarray,
+    *,
+    binary_output: bool = False,
+) -> np.ndarray:
+    """As DenseBincount, for rows of which ``splits`` has the beginnings and the last end."""
+    if splits.ndim != 1 or not splits.size or splits[0] != 0 or splits[-1] != x.size:
+        raise ShapeError(f"splits {splits.tolist()} do not lead from 0 to {x.size} values")
+    rows = np.searchsorted(np.maximum.accumulate(splits), np.arange(x.size), "right") - 1
+    return _binned(rows, splits.size - 1, x, size, weights, binary_output)
+
+
+# Places.
+
+
+def _infer_bound(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dtype = common.named_dtype(attrs, "out_type", "int32", "iu")
+    return (TensorType(dtype, rules.tensor(types, 1).shape),)
+
+
+@common.operator("LowerBound", infer=_infer_bound)
+@common.operator("UpperBound", infer=_infer_bound)
+def bound(node: Node, types: Types) -> Kernel:
+    """Where each value belongs in the sorted row of its number: before, or behind equal ones."""
+    dtype = common.named_dtype(node.attrs, "out_type", "int32", "iu")
+    lower = node.op.name == "LowerBound"
+
+    def run(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+        if rows.ndim != 2 or values.ndim != 2 or len(rows) != len(values):
+            raise ShapeError(f"values of shape {values.shape} for sorted rows of {rows.shape}")
+        out = np.empty(values.shape, dtype)
+        for place, row, wanted in zip(out, rows, values, strict=True):
+            checkpoint()
+            place[:] = np.searchsorted(row, wanted, "left" if lower else "right")
+        if lower:
+            out[values != values] = 0  # no element is below NaN
+        return out
+
+    return Kernel(run)
+
+
+def _infer_in_top(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(BOOL, rules.tensor(types, 1).shape),)
+
+
+@common.array_operator("InTopKV2", infer=_infer_in_top)
+def in_top_k(predictions: np.ndarray, targets: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Whether fewer than k classes have a greater prediction than the target. False for targets
+    that are no class, and where one of the predictions is not finite."""
+    if predictions.ndim != 2 or targets.ndim != 1 or len(predictions) != len(targets):
+        raise ShapeError(f"targets of shape {targets.shape} for predictions {predictions.shape}")
+    most = common.integer(k, "k")
+    classes = predictions.shape[1]
+    known = (targets >= 0) & (targets < classes)
+    if not classes:
+        return known
+    own = predictions[np.arange(len(targets)), np.where(known, targets, 0)]
+    ahead = (predictions > own[:, np.newaxis]).sum(axis=1)
+    return known & np.isfinite(predictions).all(axis=1) & (ahead < most)

@@ -1,0 +1,106 @@
+"""Crosses of features: each combination of one feature of every column, as a hash or a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import checkpoint
+from penstock.host.current_run import reserve
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common.hashes import fingerprints, joined_fingerprints, text_hashes
+from penstock.ops.onnx.text import strings
+from penstock.ops.tensorflow import common
+from penstock.ops.tensorflow.text import operator
+from penstock.types import INT64, STRING, ShapeError, TensorType, Type
+
+_BETWEEN = "_X_"
+
+
+def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dtype = common.named_dtype(attrs, "out_type", "int64")
+    return TensorType(INT64, (None, 2)), TensorType(dtype, (None,)), TensorType(INT64, (2,))
+
+
+def _sparse_rows(indices: np.ndarray, values: np.ndarray, shape: np.ndarray) -> list[np.ndarray]:
+    """The values of each row of a sparse matrix."""
+    if indices.ndim != 2 or indices.shape != (len(values), 2) or shape.shape != (2,):
+        raise ShapeError(f"a sparse matrix of indices {indices.shape} for values {values.shape}")
+    rows, count = indices[:, 0], int(shape[0])
+    if rows.size and (rows[0] < 0 or rows.max() >= count or (np.diff(rows) < 0).any()):
+        raise ShapeError(f"rows of indices must rise, from 0 to below {count}")
+    return np.split(values, np.searchsorted(rows, np.arange(1, count))) if count else []
+
+
+def _columns(node: Node, inputs: Sequence[Any]) -> list[list[np.ndarray]]:
+    """The features of each column, row by row: those of sparse matrices, and of dense ones."""
+    count = node.attrs["N"]
+    parts = [inputs[count * i : count * (i + 1)] for i in range(3)]
+    columns = [_sparse_rows(*matrix) for matrix in zip(*parts, strict=True)]
+    for matrix in inputs[3 * count :]:
+        if matrix.ndim != 2:
+            raise ShapeError(f"features of shape {matrix.shape}; a matrix is needed")
+        columns.append(list(matrix))
+    if not columns or any(len(column) != len(columns[0]) for column in columns):
+        raise ShapeError(f"columns of {[len(column) for column in columns]} rows differ")
+    return columns
+
+
+def _hashed(column: list[np.ndarray], dtype: np.dtype) -> list[np.ndarray]:
+    """The fingerprints of texts; whole numbers are their own."""
+    ends = np.cumsum([len(row) for row in column])[:-1]
+    features = np.concatenate(column) if column else np.empty(0, dtype)
+    if features.dtype == STRING:
+        numbers = text_hashes(features.tolist(), fingerprints)
+    else:
+        numbers = features.astype(np.int64).view(np.uint64)
+    return np.split(numbers, ends) if column else []
+
+
+@operator("SparseCross", infer=_infer)
+def sparse_cross(node: Node, types: Types) -> Kernel:
+    """Indices, values and shape of a sparse matrix with the crosses of each row; the last column's
+    features change first. Hashes are of 63 bits, or below ``num_buckets``."""
+    attrs = node.attrs
+    hashed, buckets, key = attrs["hashed_output"], attrs["num_buckets"], attrs["hash_key"]
+    inner = common.named_dtype(attrs, "internal_type", "string")
+    out = common.named_dtype(attrs, "out_type", "int64")
+    if out != (INT64 if hashed else STRING) or (inner != STRING and not hashed):
+        raise ShapeError(f"crosses of {inner} as {out} are not supported")
+    most = np.uint64(buckets if buckets > 0 else 2**63 - 1)
+
+    def hashes(row: Sequence[np.ndarray]) -> np.ndarray:
+        result = np.full(1, key % 2**64, np.uint64)
+        for features in row:
+            result = joined_fingerprints(result[:, np.newaxis], features).reshape(-1)
+        return (result % most).astype(np.int64)
+
+    def joined(row: Sequence[np.ndarray]) -> np.ndarray:
+        result = [str(feature) for feature in row[0].tolist()]
+        for features in row[1:]:
+            result = [one + _BETWEEN + other for one in result for other in features.tolist()]
+        return strings(result, (len(result),))
+
+    def run(*inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        columns = _columns(node, inputs)
+        if any(row.dtype != inner for column in columns for row in column[:1]):
+            raise ShapeError(f"features must be {inner}, as internal_type says")
+        if hashed:
+            columns = [_hashed(column, inner) for column in columns]
+        rows = []
+        for row in zip(*columns, strict=True):
+            checkpoint()
+            reserve(8 * int(np.prod([len(features) for features in row], dtype=np.float64)))
+            rows.append(hashes(row) if hashed else joined(row))
+        counts = np.array([len(row) for row in rows], np.int64)
+        total = int(counts.sum())
+        indices = np.empty((total, 2), np.int64)
+        indices[:, 0] = np.repeat(np.arange(len(rows)), counts)
+        indices[:, 1] = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        values = np.concatenate(rows) if rows else np.empty(0, out)
+        return indices, values, np.array([len(rows), counts.max(initial=0)], np.int64)
+
+    return Kernel(run)

@@ -1,0 +1,266 @@
+"""Rows of different lengths, as dense tensors, n-grams and characters: a vector of all values, and
+splits, which say where each row begins and the last one ends."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import checkpoint, paced
+from penstock.host.current_run import reserve
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.dtypes import INT32
+from penstock.ops.onnx.text import strings
+from penstock.ops.tensorflow import common
+from penstock.ops.tensorflow.text import array_operator, decoded, encoded, operator, texts
+from penstock.types import STRING, ShapeError, TensorType, Type
+
+
+def _checked_splits(splits: np.ndarray, count: int) -> list[tuple[int, int]]:
+    """Begin and end of each row. Raises ``ShapeError`` unless they lead from 0 to ``count``."""
+    if splits.ndim != 1 or not splits.size or splits[0] != 0 or splits[-1] != count:
+        raise ShapeError(f"splits {splits.tolist()} do not lead from 0 to {count} values")
+    if (splits[1:] < splits[:-1]).any():
+        raise ShapeError(f"splits {splits.tolist()} fall")
+    return list(pairwise(splits.tolist()))
+
+
+# RaggedTensorToTensor
+
+
+def _infer_dense(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dtype, shape = rules.tensor(types, 1).dtype, rules.tensor(types, 0).shape
+    sizes = rules.ints(types, consts, 0)
+    if shape is None or len(shape) != 1 or not isinstance(shape[0], int):
+        return (TensorType(dtype),)
+    given = sizes if sizes is not None and len(sizes) == shape[0] else [None] * shape[0]
+    dims = [dim if isinstance(dim, int) and dim >= 0 else None for dim in given]
+    return (TensorType(dtype, tuple(dims)),)
+
+
+def _partitions(tensors: Sequence[np.ndarray], kinds: Sequence[str]) -> Iterator[np.ndarray]:
+    """The number of rows, and then of each dim the row of each of its elements."""
+    count: int | None = None
+    if kinds[:1] == ["FIRST_DIM_SIZE"]:
+        count = common.count(tensors[0], "the size of the first dim")
+        tensors, kinds = tensors[1:], kinds[1:]
+    elif kinds[:1] == ["ROW_SPLITS"]:
+        count = max(tensors[0].size - 1, 0)
+    if count is None or len(kinds) != len(tensors) or not kinds:
+        raise ShapeError(f"row_partition_types {list(kinds)} are not those of a ragged tensor")
+    yield np.array(count)
+    for tensor, kind in zip(tensors, kinds, strict=True):
+        if tensor.ndim != 1:
+            raise ShapeError(f"a partition of shape {tensor.shape}; a vector is needed")
+        if kind == "ROW_SPLITS":
+            if tensor.size - 1 != count or (tensor[:1] != 0).any() or (np.diff(tensor) < 0).any():
+                raise ShapeError(f"splits {tensor.tolist()} are not those of {count} rows")
+            numbers = np.repeat(np.arange(count), np.diff(tensor))
+        elif kind == "VALUE_ROWIDS":
+            numbers = tensor.astype(np.int64)
+            if (np.diff(numbers) < 0).any() or ((numbers < 0) | (numbers >= count)).any():
+                raise ShapeError(f"rows {tensor.tolist()} must rise, from 0 to below {count}")
+        else:
+            raise ShapeError(f"a partition of type {kind!r} is not supported")
+        count = len(numbers)
+        yield numbers
+
+
+@operator("RaggedTensorToTensor", infer=_infer_dense)
+def ragged_to_dense(node: Node, types: Types) -> Kernel:
+    """Inputs: dims, -1 for those that follow from the rows; all values; what stands where rows are
+    short; and the partitions of attribute ``row_partition_types``, the outermost first."""
+    kinds = node.attrs["row_partition_types"]
+
+    def run(dims: np.ndarray, values: np.ndarray, default: np.ndarray, *tensors: Any) -> np.ndarray:
+        first, *rows = _partitions(tensors, kinds)
+        if not values.ndim:
+            raise ShapeError("values are a scalar; a row for each is needed")
+        rank, inner = 1 + len(rows) + values.ndim - 1, values.shape[1:]
+        wanted = [-1] * rank if not dims.ndim else dims.tolist()
+        if len(wanted) != rank or any(
+            dim not in (-1, size)
+            for dim, size in zip(wanted[rank - len(inner) :], inner, strict=True)
+        ):
+            raise ShapeError(f"dims {wanted} for {len(rows) + 1} dims of rows of {inner}")
+        shape = [int(first) if wanted[0] < 0 else wanted[0]]
+        places = np.arange(int(first))
+        places[places >= shape[0]] = -1
+        for numbers, size in zip(rows, wanted[1:], strict=False):
+            starts = np.searchsorted(numbers, numbers)
+            columns = np.arange(len(numbers)) - starts
+            width = int(columns.max(initial=-1)) + 1 if size < 0 else size
+            parents = places[numbers]
+            places = np.where((parents >= 0) & (columns < width), parents * width + columns, -1)
+            shape.append(width)
+        reserve(int(np.prod([*shape, *inner], dtype=np.int64)) * values.itemsize)
+        try:
+            filled = np.broadcast_to(default, inner)
+        except ValueError as error:
+            raise ShapeError(f"a default of {default.shape} for values of {inner}") from error
+        out = np.empty((int(np.prod(shape)), *inner), values.dtype)
+        out[...] = filled
+        count = min(len(places), len(values))
+        kept = places[:count] >= 0
+        out[places[:count][kept]] = values[:count][kept]
+        return out.reshape(*shape, *inner)
+
+    return Kernel(run)
+
+
+# StringNGrams
+
+
+def _infer_ngrams(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    splits = rules.tensor(types, 1)
+    return TensorType(STRING, (None,)), TensorType(splits.dtype, splits.shape)
+
+
+@operator("StringNGrams", infer=_infer_ngrams)
+def string_ngrams(node: Node, types: Types) -> Kernel:
+    """For each row the sequences of so many neighbours, with pads at its ends; ``pad_width`` -1
+    stands for all that leave one value of the row."""
+    attrs = node.attrs
+    widths, separator, most = attrs["ngram_widths"], attrs["separator"], attrs["pad_width"]
+    left, right = attrs["left_pad"], attrs["right_pad"]
+    if any(width < 1 for width in widths):
+        raise ShapeError(f"ngram_widths {widths} must be positive")
+
+    def grams(row: list[str], width: int, pads: int) -> list[str]:
+        reserve((len(row) + 2 * pads - width + 1) * width * STRING.itemsize)
+        padded = [left] * pads + row + [right] * pads
+        return [separator.join(padded[i : i + width]) for i in range(len(padded) - width + 1)]
+
+    def of_row(row: list[str]) -> list[str]:
+        result: list[str] = []
+        for width in widths:
+            pads = width - 1 if most < 0 else min(most, width - 1)
+            if len(row) + 2 * pads >= width:
+                result += grams(row, width, pads)
+        if not result and row and attrs["preserve_short_sequences"]:
+            pads = max(most, 0)
+            result = grams(row, len(row) + 2 * pads, pads)
+        return result
+
+    def run(data: np.ndarray, splits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if data.ndim != 1:
+            raise ShapeError(f"values of shape {data.shape}; a vector is needed")
+        if not splits.size and not data.size:
+            return strings([], (0,)), splits.copy()
+        values, result, ends = list(texts(data)), [], [0]
+        for begin, end in _checked_splits(splits, len(values)):
+            checkpoint()
+            result += of_row(values[begin:end])
+            ends.append(len(result))
+        return strings(result, (len(result),)), np.array(ends, splits.dtype)
+
+    return Kernel(run)
+
+
+# Characters.
+
+_ENCODINGS = {"UTF-8": "utf-8", "UTF-16-BE": "utf-16-be", "UTF-32-BE": "utf-32-be"}
+_INVALID = "\udfff"  # stands for bytes that are no character: no valid text has it
+_CONTROLS = frozenset(range(32))
+
+
+def _mark(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return _INVALID, error.end
+
+
+codecs.register_error("penstock.mark", _mark)
+
+
+def _codec(attrs: Attrs, name: str) -> str:
+    codec = _ENCODINGS.get(attrs[name].upper())
+    if codec is None:
+        raise ShapeError(f"{name} {attrs[name]!r} is not one of {', '.join(_ENCODINGS)}")
+    return codec
+
+
+def _replacing(attrs: Attrs) -> list[int] | None:
+    """What stands in the place of what is invalid; None if that is an error."""
+    errors = attrs["errors"]
+    return (
+        None if errors == "strict" else [attrs["replacement_char"]] if errors == "replace" else []
+    )
+
+
+def _infer_decode(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    splits = common.named_dtype(attrs, "Tsplits", "int64", "iu")
+    dims = rules.all_known(rules.tensor(types, 0).shape)
+    count = None if dims is None else int(np.prod(dims, dtype=np.int64)) + 1
+    return TensorType(splits, (count,)), TensorType(INT32, (None,))
+
+
+@operator("UnicodeDecode", infer=_infer_decode)
+def unicode_decode(node: Node, types: Types) -> Kernel:
+    """The splits and the code points of all strings."""
+    attrs = node.attrs
+    codec, replaced = _codec(attrs, "input_encoding"), _replacing(attrs)
+    dtype = common.named_dtype(attrs, "Tsplits", "int64", "iu")
+    controls = _CONTROLS if attrs["replace_control_characters"] else frozenset()
+
+    def points(text: str) -> list[int]:
+        result: list[int] = []
+        for char in encoded(text).decode(codec, "penstock.mark"):
+            if char == _INVALID:
+                if replaced is None:
+                    raise ShapeError(f"{text!r:.100} is not valid {attrs['input_encoding']}")
+                result += replaced
+            elif ord(char) in controls:
+                result += replaced or []
+            else:
+                result.append(ord(char))
+        return result
+
+    def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = [points(text) for text in texts(x)]
+        splits = np.cumsum([0, *map(len, rows)]).astype(dtype)
+        return splits, np.array([point for row in rows for point in row], np.int32)
+
+    return Kernel(run)
+
+
+def _infer_encode(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    splits = rules.tensor(types, 1).shape
+    count = splits[0] - 1 if splits and isinstance(splits[0], int) else None
+    return (TensorType(STRING, (count,)),)
+
+
+@array_operator("UnicodeEncode", infer=_infer_encode)
+def unicode_encode(
+    points: np.ndarray,
+    splits: np.ndarray,
+    *,
+    errors: str,
+    output_encoding: str,
+    replacement_char: int,
+) -> np.ndarray:
+    """A string of each row of code points."""
+    attrs = {"errors": errors, "replacement_char": replacement_char}
+    codec = _codec({"output_encoding": output_encoding}, "output_encoding")
+    replaced = _replacing(attrs)
+    if points.ndim != 1:
+        raise ShapeError(f"code points of shape {points.shape}; a vector is needed")
+    values: list[list[int]] = []
+    for point in paced(points.tolist()):
+        if 0 <= point <= 0x10FFFF and not 0xD800 <= point <= 0xDFFF:
+            values.append([point])
+        elif replaced is None:
+            raise ShapeError(f"{point} is no code point of Unicode, or a surrogate")
+        else:
+            values.append(replaced)
+    rows = _checked_splits(splits, len(values))
+    written = [
+        decoded("".join([chr(p) for value in values[a:b] for p in value]).encode(codec))
+        for a, b in paced(rows)
+    ]
+    return strings(written, (len(written),))

@@ -1,0 +1,116 @@
+"""Images resized as only TensorFlow has it: by cubic splines out of a table, and by area."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common.shape_rules import ints, pad_with_none, tensor
+from penstock.ops.tensorflow.common import array_operator, lengths
+from penstock.types import FLOAT32, ShapeError, TensorType, Type
+
+_STEPS = 1024  # fractions of a pixel that cubic weights are rounded to
+
+
+def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    image, size = tensor(types, 0).shape, lengths(ints(types, consts, 1))
+    if image is not None and len(image) != 4:
+        raise ShapeError(f"an image of shape {image}; four dims are needed")
+    if size is not None and len(size) != 2:
+        raise ShapeError(f"size {list(size)} must be height and width")
+    batch, *_, channels = pad_with_none(image or (), 4)
+    return (TensorType(FLOAT32, (batch, *(size or (None, None)), channels)),)
+
+
+def _sizes(image: np.ndarray, size: np.ndarray) -> list[tuple[int, int]]:
+    """Of height and width the size before and after."""
+    if image.ndim != 4 or size.shape != (2,) or size.min() < 1 or 0 in image.shape[1:3]:
+        raise ShapeError(f"an image of {image.shape} to {size.tolist()}; dims must be positive")
+    return list(zip(image.shape[1:3], size.tolist(), strict=True))
+
+
+def _scale(before: int, after: int, corners: bool) -> np.float32:
+    """Pixels before the resizing for each one after it."""
+    if corners and after > 1:
+        return np.float32((before - 1) / np.float32(after - 1))
+    return np.float32(before / np.float32(after))
+
+
+Taps = tuple[np.ndarray, np.ndarray]
+"""For each pixel of the result, the pixels that it is made of, and their weights."""
+
+
+def _resized(image: np.ndarray, taps: Sequence[Taps]) -> np.ndarray:
+    result = image.astype(np.float32)
+    for axis, (places, weights) in reversed([*enumerate(taps, 1)]):
+        shape = [1] * 4
+        shape[axis] = len(places)
+        parts: Any = 0
+        for place, weight in zip(places.T, weights.T, strict=True):
+            parts = parts + np.take(result, place, axis) * weight.reshape(shape)
+        result = parts
+    return result
+
+
+def _resize(name: str, taps: Callable[..., Taps]) -> None:
+    @array_operator(name, infer=_infer)
+    def resize(
+        image: np.ndarray,
+        size: np.ndarray,
+        *,
+        align_corners: bool = False,
+        half_pixel_centers: bool = False,
+    ) -> np.ndarray:
+        if align_corners and half_pixel_centers:
+            raise ShapeError("align_corners and half_pixel_centers exclude one another")
+        each = [
+            taps(before, after, _scale(before, after, align_corners), half_pixel_centers)
+            for before, after in _sizes(image, size)
+        ]
+        return _resized(image, each)
+
+
+def _cubic_taps(before: int, after: int, scale: np.float32, centres: bool) -> Taps:
+    """Four pixels, by the cubic convolution of Keys (1981) with the parameter -0.5 of centres, and
+    else -0.75. Pixels outside of the image do not count with centres; else the border repeats."""
+    a = np.float32(-0.5 if centres else -0.75)
+    at = np.arange(after, dtype=np.float32)
+    at = (at + np.float32(0.5)) * scale - np.float32(0.5) if centres else at * scale
+    first = np.floor(at)
+    offset = np.rint((at - first) * np.float32(_STEPS)) / np.float32(_STEPS)
+
+    def near(x: np.ndarray) -> np.ndarray:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    def far(x: np.ndarray) -> np.ndarray:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+    one = np.float32(1)
+    weights = np.stack([far(offset + one), near(offset), near(one - offset), far(2 - offset)], 1)
+    places = first.astype(np.int64)[:, np.newaxis] + np.arange(-1, 3)
+    bounded = places.clip(0, before - 1)
+    if centres:
+        weights = np.where(places == bounded, weights, np.float32(0))
+        total = weights.sum(axis=1, keepdims=True)
+        small = np.abs(total) < 1000 * np.finfo(np.float32).tiny
+        weights = np.where(small, weights, weights / total)
+    return bounded, weights.astype(np.float32)
+
+
+def _area_taps(before: int, after: int, scale: np.float32, centres: bool) -> Taps:
+    """The pixels that each pixel of the result covers, by how much of them it does."""
+    low = np.arange(after, dtype=np.float32) * scale
+    high = np.arange(1, after + 1, dtype=np.float32) * scale
+    first, end = np.floor(low).astype(np.int64), np.ceil(high).astype(np.int64)
+    places = first[:, np.newaxis] + np.arange(int((end - first).max()))
+    starts, ends = low[:, np.newaxis], high[:, np.newaxis]
+    covered = np.minimum(places + 1, ends) - np.maximum(places, starts)
+    weights = np.where(places < end[:, np.newaxis], covered, 0) / scale
+    return places.clip(0, before - 1), weights.astype(np.float32)
+
+
+_resize("ResizeBicubic", _cubic_taps)
+_resize("ResizeArea", _area_taps)

@@ -1,0 +1,434 @@
+"""Text: numbers as text and back, cases, parts of texts, patterns that are replaced, hashes.
+
+TensorFlow's strings are bytes. A string here is what their UTF-8 says, with lone surrogates for
+bytes that are none.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import paced
+from penstock.host.current_run import reserve
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.dtypes import INT32
+from penstock.ops.common.hashes import fingerprints, sip_hashes, text_hashes
+from penstock.ops.common.regex import Groups, RegexError, simple_pattern
+from penstock.ops.onnx.text import strings
+from penstock.ops.tensorflow import common
+from penstock.types import INT64, STRING, ShapeError, TensorType, Type
+
+operator = partial(common.operator, strings=True)
+array_operator = partial(common.array_operator, strings=True)
+_same = rules.same_shape(STRING)
+
+
+def encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def decoded(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def texts(x: np.ndarray) -> Iterable[str]:
+    if x.dtype != STRING:
+        raise ShapeError(f"strings are needed, not {x.dtype}")
+    return paced(x.reshape(-1).tolist())
+
+
+def mapped(function: Callable[[str], str], x: np.ndarray) -> np.ndarray:
+    """The results of ``function`` for all strings."""
+    return strings([function(text) for text in texts(x)], x.shape)
+
+
+# Numbers.
+
+_MOST_DIGITS = 10_000
+_FLAGS = frozenset({"", " ", "+", "-", "0"})
+
+
+@operator("AsString", infer=_same)
+def as_string(node: Node, types: Types) -> Kernel:
+    """As C's ``printf`` writes numbers with a fill (a flag), a width and a precision."""
+    attrs = node.attrs
+    fill, width, precision = attrs["fill"], attrs["width"], attrs["precision"]
+    if fill not in _FLAGS:
+        raise ShapeError(f"fill {fill!r} is not one of ' ', '+', '-' and '0'")
+    if attrs["scientific"] and attrs["shortest"]:
+        raise ShapeError("scientific and shortest exclude one another")
+    if max(width, precision) > _MOST_DIGITS:
+        raise ShapeError(f"width {width} and precision {precision} are above {_MOST_DIGITS}")
+    size = (str(width) if width > -1 else "") + (f".{precision}" if precision > -1 else "")
+    conversion = "e" if attrs["scientific"] else "g" if attrs["shortest"] else "f"
+    # Infinities are not filled up with zeros, nor what has no sign with signs.
+    real, odd = (f"%{flag}{size}{conversion}" for flag in (fill, fill.strip("0")))
+
+    def number(x: float) -> str:
+        return (real if np.isfinite(x) else odd) % x
+
+    def run(x: np.ndarray) -> np.ndarray:
+        kind = x.dtype.kind
+        if kind in "iub" and (conversion != "f" or precision > -1):
+            raise ShapeError(f"precision, scientific and shortest are not for {x.dtype}")
+        elements = paced(x.reshape(-1).tolist())
+        if kind == "b":
+            written = ["true" if element else "false" for element in elements]
+        elif kind in "iu":
+            flag = fill if kind == "i" else fill.strip(" +")
+            written = [f"%{flag}{size}d" % element for element in elements]
+        elif kind == "c":
+            written = [f"({number(z.real)},{number(z.imag)})" for z in elements]
+        elif kind == "O":
+            written = [f"%{fill.strip(' +0')}{size}s" % element for element in elements]
+        else:
+            written = [number(float(element)) for element in elements]
+        return strings(written, x.shape)
+
+    return Kernel(run)
+
+
+_SPACE = " \t\n\v\f\r"
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_REAL = re.compile(
+    r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf(?:inity)?|nan)", re.IGNORECASE
+)
+_HEXADECIMAL = re.compile(
+    r"[+-]?0x(?:[0-9a-f]+\.?[0-9a-f]*|\.[0-9a-f]+)(?:p[+-]?[0-9]+)?", re.IGNORECASE
+)
+
+
+def _infer_numbers(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dtype = common.named_dtype(attrs, "out_type", "float32", "iuf")
+    return (TensorType(dtype, rules.tensor(types, 0).shape),)
+
+
+@operator("StringToNumber", infer=_infer_numbers)
+def string_to_number(node: Node, types: Types) -> Kernel:
+    dtype = common.named_dtype(node.attrs, "out_type", "float32", "iuf")
+    bounds = np.iinfo(dtype) if dtype.kind in "iu" else None
+
+    def number(text: str) -> int | float:
+        bare = text.strip(_SPACE)
+        if bounds is not None:
+            if _INTEGER.fullmatch(bare) and len(bare) < 4000:
+                value = int(bare)
+                signed = bounds.min < 0 or not bare.startswith("-")
+                if signed and bounds.min <= value <= bounds.max:
+                    return value
+        elif _REAL.fullmatch(bare):
+            return float(bare)
+        elif _HEXADECIMAL.fullmatch(bare):
+            return float.fromhex(bare)
+        raise ShapeError(f"{text!r:.100} is no number that {dtype} holds")
+
+    def run(x: np.ndarray) -> np.ndarray:
+        numbers = [number(text) for text in texts(x)]
+        return np.array(numbers, dtype).reshape(x.shape)
+
+    return Kernel(run)
+
+
+# Cases, and what is joined or cut off.
+
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+_UPPER = str.maketrans(string.ascii_lowercase, string.ascii_uppercase)
+
+
+def _case(name: str, table: dict[int, int], whole: Callable[[str], str]) -> None:
+    @operator(name, infer=_same)
+    def compile(node: Node, types: Types) -> Kernel:
+        """Of ASCII's letters, or of all if the encoding is "utf-8"."""
+        encoding = node.attrs["encoding"]
+        if encoding not in ("", "utf-8"):
+            raise ShapeError(f"encoding {encoding!r} is not '' or 'utf-8'")
+        change = whole if encoding else lambda text: text.translate(table)
+        return Kernel(partial(mapped, change))
+
+
+_case("StringLower", _LOWER, str.lower)
+_case("StringUpper", _UPPER, str.upper)
+
+
+@array_operator("StringStrip", infer=_same)
+def string_strip(x: np.ndarray) -> np.ndarray:
+    return mapped(lambda text: text.strip(_SPACE), x)
+
+
+def _infer_join(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shapes = [rules.tensor(types, i).shape for i in range(len(types))]
+    arrays = [shape for shape in shapes if shape != ()]
+    if not arrays:
+        return (TensorType(STRING, ()),)
+    for shape in arrays[1:]:
+        rules.check_shape("a string tensor", shape, arrays[0])
+    known = [shape for shape in arrays if shape is not None]
+    return (TensorType(STRING, known[0] if known and None not in shapes else None),)
+
+
+@array_operator("StringJoin", infer=_infer_join)
+def string_join(*inputs: np.ndarray, separator: str = "") -> np.ndarray:
+    """Of inputs of one shape, or scalars."""
+    shapes = [x.shape for x in inputs if x.ndim] or [()]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ShapeError(f"shapes {shapes} differ; strings of one shape, or scalars, are joined")
+    parts = [np.broadcast_to(x, shapes[0]).reshape(-1).tolist() for x in inputs]
+    reserve(sum(len(text) for part in parts for text in paced(part)))
+    rows = paced(list(zip(*parts, strict=True)))
+    return strings([_valid(separator.join(row)) for row in rows], shapes[0])
+
+
+def _valid(text: str) -> str:
+    """Bytes that were no character in two parts of ``text`` may be one where these are joined."""
+    return text if text.isascii() else decoded(encoded(text))
+
+
+# Parts.
+
+
+def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return TensorType(INT64, (None, 2)), TensorType(STRING, (None,)), TensorType(INT64, (2,))
+
+
+_WORD = re.compile(f"[^{_SPACE}]+")
+
+
+def _split(text: str, separator: str, most: int) -> list[str]:
+    if most == 0:
+        return [text]
+    if separator:
+        return text.split(separator, most)
+    words: list[str] = []
+    end = 0
+    for match in _WORD.finditer(text):
+        if len(words) == most:
+            break
+        words.append(match[0])
+        end = match.end()
+    # What is left when the last split was made, even if nothing is.
+    return [*words, text[end:].lstrip(_SPACE)] if len(words) == most else words
+
+
+@array_operator("StringSplitV2", infer=_infer_split)
+def string_split(x: np.ndarray, separator: np.ndarray, *, maxsplit: int) -> tuple[np.ndarray, ...]:
+    """Indices, values and shape of a sparse tensor with a row for each string. An empty separator
+    stands for whitespace."""
+    if x.ndim != 1 or separator.ndim:
+        raise ShapeError(f"a vector is split by a scalar, not {x.shape} by {separator.shape}")
+    between = separator.item()
+    rows = [_split(text, between, maxsplit) for text in texts(x)]
+    counts = np.array([len(row) for row in rows], np.int64)
+    total = int(counts.sum())
+    indices = np.empty((total, 2), np.int64)
+    indices[:, 0] = np.repeat(np.arange(len(rows)), counts)
+    indices[:, 1] = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    values = strings([part for row in rows for part in row], (total,))
+    return indices, values, np.array([len(rows), counts.max(initial=0)], np.int64)
+
+
+@operator("StringLength", infer=rules.same_shape(INT32))
+def string_length(node: Node, types: Types) -> Kernel:
+    """In bytes, or characters, of which invalid bytes are each one unless they continue one."""
+    whole = node.attrs["unit"] == "UTF8_CHAR"
+
+    def length(text: str) -> int:
+        data = encoded(text)
+        return sum(byte & 0xC0 != 0x80 for byte in data) if whole else len(data)
+
+    def run(x: np.ndarray) -> np.ndarray:
+        return np.array([length(text) for text in texts(x)], np.int32).reshape(x.shape)
+
+    return Kernel(run)
+
+
+def _infer_substr(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shapes = [rules.tensor(types, i).shape for i in range(3)]
+    rules.check_shape("the lengths", shapes[2], shapes[1])
+    return (TensorType(STRING, rules.broadcast_shapes(shapes[:2])),)
+
+
+@operator("Substr", infer=_infer_substr)
+def substr(node: Node, types: Types) -> Kernel:
+    """Positions below 0 count from the end. A negative length reaches to the end in bytes, and no
+    further than the position in characters."""
+    whole = node.attrs["unit"] == "UTF8_CHAR"
+
+    def part(text: str, position: int, length: int) -> str:
+        content: Any = text if whole else encoded(text)
+        if not -len(content) <= position <= len(content):
+            raise ShapeError(f"position {position} is out of range for {text!r:.100}")
+        first = position + len(content) if position < 0 else position
+        if length < 0:
+            content = content[first:first] if whole else content[first:]
+        else:
+            content = content[first : first + length]
+        return content if whole else decoded(content)
+
+    def run(x: np.ndarray, positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        if positions.shape != lengths.shape:
+            raise ShapeError(f"positions of {positions.shape}, but lengths of {lengths.shape}")
+        shape = np.broadcast_shapes(x.shape, positions.shape)
+        sides = [np.broadcast_to(side, shape).reshape(-1).tolist() for side in (positions, lengths)]
+        rows = zip(texts(np.broadcast_to(x, shape)), *sides, strict=True)
+        return strings([part(*row) for row in rows], shape)
+
+    return Kernel(run)
+
+
+# Patterns.
+
+_REFERENCE = re.compile(r"\\(.?)", re.DOTALL)
+
+
+class _Replacement:
+    """Replaces matches of a pattern in RE2's syntax, all or the first, by a text in which ``\\1``
+    stands for the first group, and ``\\0`` for the whole match. Raises ``ShapeError``."""
+
+    def __init__(self, pattern: str, rewrite: str, everywhere: bool) -> None:
+        self.everywhere = everywhere
+        self.simple = None
+        self.parts: list[str | int] = []
+        end = 0
+        for match in _REFERENCE.finditer(rewrite):
+            mark = match[1]
+            if mark not in (*string.digits, "\\"):
+                raise ShapeError(f"rewrite {rewrite!r} has a backslash that no digit follows")
+            self.parts += [rewrite[end : match.start()], "\\" if mark == "\\" else int(mark)]
+            end = match.end()
+        self.parts.append(rewrite[end:])
+        try:
+            self.groups = Groups(pattern)
+        except RegexError as error:
+            raise ShapeError(f"not a pattern that RE2 takes: {error}") from error
+        numbers = [part for part in self.parts if isinstance(part, int)]
+        # RE2 leaves texts as they are if the pattern lacks a group.
+        self.lacking = max(numbers, default=0) > self.groups.groups
+        if not numbers:
+            self.simple = simple_pattern(pattern)
+        self.plain = "".join(part for part in self.parts if isinstance(part, str))
+
+    def __call__(self, text: str) -> str:
+        if self.lacking:
+            return text
+        if self.simple is not None:
+            return self.simple.sub(lambda match: self.plain, text, count=int(not self.everywhere))
+        pieces: list[str] = []
+        at, last = 0, -1
+        while at <= len(text):
+            spans = self.groups.spans(text, at)
+            if spans is None:
+                break
+            pieces.append(text[at : spans[0]])
+            if spans[0] == spans[1] == last:  # no empty match right behind another match
+                pieces.append(text[last : last + 1])
+                at = last + 1
+                continue
+            pieces += [self._part(part, text, spans) for part in self.parts]
+            at = last = spans[1]
+            if not self.everywhere:
+                break
+        return "".join(pieces) + text[at:]
+
+    @staticmethod
+    def _part(part: str | int, text: str, spans: tuple[int, ...]) -> str:
+        if isinstance(part, str):
+            return part
+        begin, end = spans[2 * part : 2 * part + 2]
+        return text[begin:end] if begin >= 0 else ""
+
+
+@operator("RegexReplace", infer=_same)
+def regex_replace(node: Node, types: Types) -> Kernel:
+    """``pattern`` and ``rewrite`` are attributes, or the second and the third input."""
+    attrs = node.attrs
+    everywhere = bool(attrs.get("replace_global", True))
+    if "pattern" in attrs:
+        return Kernel(partial(mapped, _Replacement(attrs["pattern"], attrs["rewrite"], everywhere)))
+    replacement = lru_cache(maxsize=4)(partial(_Replacement, everywhere=everywhere))
+
+    def run(x: np.ndarray, pattern: np.ndarray, rewrite: np.ndarray) -> np.ndarray:
+        if pattern.ndim or rewrite.ndim:
+            raise ShapeError(
+                f"pattern and rewrite must be scalars, not of {pattern.shape} and {rewrite.shape}"
+            )
+        return mapped(replacement(pattern.item(), rewrite.item()), x)
+
+    return Kernel(run)
+
+
+# Hashes.
+
+
+@operator("StringToHashBucketFast", infer=rules.same_shape(INT64))
+@operator("StringToHashBucketStrong", infer=rules.same_shape(INT64))
+def string_to_hash_bucket(node: Node, types: Types) -> Kernel:
+    """By FarmHash's fingerprint, or by SipHash with a ``key`` of two numbers."""
+    buckets, key = node.attrs["num_buckets"], node.attrs.get("key")
+    if buckets < 1 or (key is not None and len(key) != 2):
+        raise ShapeError(f"num_buckets {buckets} must be 1 at least, and key {key} two numbers")
+    hashes = fingerprints if key is None else partial(sip_hashes, secret=key)
+
+    def run(x: np.ndarray) -> np.ndarray:
+        numbers = text_hashes(list(texts(x)), hashes)
+        return (numbers % np.uint64(buckets)).astype(np.int64).reshape(x.shape)
+
+    return Kernel(run)
+
+
+# Templates.
+
+
+@operator("StringFormat", infer=rules.always(TensorType(STRING, ())))
+def string_format(node: Node, types: Types) -> Kernel:
+    """A template with what each input holds in the place of its placeholder; of dims longer than
+    twice ``summarize`` the first and the last so many elements, if that is not negative."""
+    attrs = node.attrs
+    mark, shown = attrs["placeholder"], attrs["summarize"]
+    between = attrs["template"].split(mark) if mark else []
+    if len(between) != len(node.inputs) + 1:
+        raise ShapeError(
+            f"template {attrs['template']!r:.100} needs {max(len(between) - 1, 0)} values of "
+            f"{len(node.inputs)}"
+        )
+
+    def run(*inputs: np.ndarray) -> np.ndarray:
+        values = [_summary(x, shown, 1) for x in inputs]
+        pairs = zip(between, [*values, ""], strict=True)
+        return strings(["".join([part for pair in pairs for part in pair])], ())
+
+    return Kernel(run)
+
+
+def _real(x: float, dtype: type[np.floating]) -> str:
+    """The digits that any number of the type has, or those that tell it from all others."""
+    few, all_digits = (15, 17) if dtype is np.float64 else (6, 9)
+    text = f"%.{few}g" % x
+    return text if dtype(text) == dtype(x) or np.isnan(x) else f"%.{all_digits}g" % x
+
+
+def _summary(x: np.ndarray, shown: int, depth: int) -> str:
+    if not x.ndim:
+        element = x.item()
+        if x.dtype == STRING:
+            return f'"{element}"'
+        if x.dtype.kind in "iub":
+            return str(int(element))
+        return _real(element, np.float64 if x.dtype == np.float64 else np.float32)
+    if not x.size:
+        return "[]"
+    whole = shown < 0 or len(x) <= 2 * shown
+    rows = list(x) if whole else [*x[:shown], *x[len(x) - shown :]]
+    parts = [_summary(np.asarray(row, x.dtype), shown, depth + 1) for row in paced(rows)]
+    if not whole:
+        parts.insert(shown, "...")
+    # Rows stand below one another, with an empty line between matrices.
+    joint = " " if x.ndim == 1 else "\n" * (x.ndim - 1) + " " * depth
+    return f"[{joint.join(parts)}]"

@@ -1,0 +1,344 @@
+"""Inputs that TensorFlow refuses on its CPU are refused here too, by a message that names the node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from tests.support.tf_graphs import Builder, Shape, Type
+
+F = np.float32
+X = np.arange(8, dtype=F).reshape(4, 2)
+NONE = np.empty(0, F)
+
+
+def whole(*values: Any) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def real(*values: Any) -> np.ndarray:
+    return np.array(values, F)
+
+
+def words(*texts: str) -> np.ndarray:
+    return np.array(texts, object)
+
+
+def types(**names: str) -> dict[str, Type]:
+    return {key: Type(name) for key, name in names.items()}
+
+
+SEGMENTS = types(T="float32", Tindices="int32")
+NUMBERED = SEGMENTS | types(Tnumsegments="int32")
+CHOSEN = types(T="float32", Tidx="int32", Tsegmentids="int32")
+COUNTED = CHOSEN | types(Tnumsegments="int32")
+ROLL = types(T="float32", Tshift="int32", Taxis="int32")
+UNIQUE = types(T="float32", Taxis="int64", out_idx="int32")
+BOUND = types(T="float32", out_type="int32")
+BINS = types(Tidx="int32", T="float32")
+DENSE = types(T="float32", Tindices="int32")
+MATRIX = types(T="float32")
+RGB = types(T="float32")
+INT32 = types(T="int32")
+NGRAMS = types(Tsplits="int64") | {
+    **dict.fromkeys(("separator", "left_pad", "right_pad"), ""),
+    "pad_width": 0,
+    "preserve_short_sequences": False,
+}
+UTF8 = types(Tsplits="int64") | {"output_encoding": "UTF-8"}
+RAGGED = types(T="float32", Tindex="int64", Tshape="int64")
+CROSS = types(out_type="int64", internal_type="object") | {
+    "N": 0,
+    "hashed_output": True,
+    "num_buckets": 9,
+    "hash_key": 1,
+    "sparse_types": [],
+}
+IDS = ["FIRST_DIM_SIZE", "VALUE_ROWIDS"]
+ONES = [1, 1, 1, 1]
+PATCHES = RGB | {"padding": "SAME", "ksizes": ONES, "strides": ONES, "rates": ONES}
+
+CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
+    (
+        "EnsureShape",
+        [X],
+        {"T": Type("float32"), "shape": Shape((3, -1))},
+        r"\(4, 2\) where \(3, None\)",
+    ),
+    ("Roll", [X, whole(1), whole(0, 1)], ROLL, "shifts of shape"),
+    ("Roll", [X, np.array(1, np.int32), whole(0)], ROLL, "shifts of shape"),
+    ("Roll", [X, whole([1]), whole([0])], ROLL, "shifts of shape"),
+    ("Roll", [X, whole(1), whole(2)], ROLL, "axis 2 is out of range"),
+    ("Roll", [X[0, 0], whole(1), whole(0)], ROLL, "a scalar cannot be rolled"),
+    ("Bitcast", [whole(1, 2, 3)], types(T="int32", type="int64"), "elements of 8 bytes"),
+    ("UniqueV2", [X, np.empty(0, np.int64)], UNIQUE, "a vector is needed without an axis"),
+    ("UniqueV2", [X, np.array([0, 1])], UNIQUE, "a vector of one element at most"),
+    ("UniqueV2", [X, np.array([2])], UNIQUE, "axis 2 is out of range"),
+    ("LowerBound", [X, X[:2]], BOUND, "for sorted rows"),
+    ("UpperBound", [X[0], X[0]], BOUND, "for sorted rows"),
+    ("Bincount", [whole(1, -1), np.int32(3), NONE], types(T="float32"), "value -1 is negative"),
+    ("Bincount", [whole(1), np.int32(-3), NONE], types(T="float32"), "a scalar of at least 0"),
+    ("Bincount", [whole(1), whole(3), NONE], types(T="float32"), "a scalar of at least 0"),
+    ("Bincount", [whole(1, 1), np.int32(3), real(1, 2, 3)], types(T="float32"), "weights of shape"),
+    ("DenseBincount", [whole([[1]]), np.int32(3), NONE], BINS, "rank 1 or 2"),
+    ("DenseBincount", [whole([1, -1]), np.int32(3), NONE], BINS, "value -1 is negative"),
+    ("DenseBincount", [whole([1, 1]), np.int32(3), real(1, 1)], BINS, "weights of shape"),
+    *[
+        ("RaggedBincount", [np.array(splits), whole(1, 1, 5), np.int32(3), NONE], BINS, "splits")
+        for splits in ([0, 2, 4], [1, 2, 3], [0, 2])
+    ],
+    ("RaggedBincount", [np.array([0, 1]), whole(-1), np.int32(3), NONE], BINS, "is negative"),
+    ("InTopKV2", [X, whole(1, 1), np.int32(1)], types(T="int32"), "targets of shape"),
+    ("InTopKV2", [X[0], whole(1), np.int32(1)], types(T="int32"), "targets of shape"),
+    *[
+        (f"Segment{name}", [X, ids], SEGMENTS, match)
+        for name in ("Sum", "Mean", "Max", "Min", "Prod")
+        for ids, match in (
+            (whole(0, 1, 0, 4), "segment 0 of row 2 is below"),
+            (whole(-1, 0, 0, 4), "segment -1 of row 0 is negative"),
+            (whole(0, 0, 4), "each row needs one"),
+            (X.astype(np.int32), "each row needs one"),
+        )
+    ],
+    *[
+        (f"UnsortedSegment{name}", [X, ids, np.int32(count)], NUMBERED, match)
+        for name in ("Sum", "Max", "Min", "Prod")
+        for ids, count, match in (
+            (whole(3, 0, -1, 0), 3, "segments up to 3 are not below 3"),
+            (whole(3, 0, -1), 4, "segments of"),
+            (whole(0, 0, 0, 0), -1, "must not be negative"),
+        )
+    ],
+    *[
+        (f"SparseSegment{name}", [X, places, ids], CHOSEN, match)
+        for name in ("Sum", "Mean", "SqrtN")
+        for places, ids, match in (
+            (whole(0, 1, 4), whole(0, 0, 2), r"not in \[0, 4\)"),
+            (whole(0, 1, -1), whole(0, 0, 2), r"not in \[0, 4\)"),
+            (whole(0, 1, 3), whole(1, 0, 2), "segment 0 of row 1 is below"),
+            (whole(0, 1), whole(0, 0, 2), "each row needs one"),
+        )
+    ],
+    (
+        "SparseSegmentSumWithNumSegments",
+        [X, whole(0, 1), whole(0, 2), np.int32(2)],
+        COUNTED,
+        "segments up to 2 are not below 2",
+    ),
+    *[
+        ("SparseToDense", [places, dims, values, np.zeros(default, F)], DENSE, match)
+        for places, dims, values, default, match in (
+            (whole(2, 0), whole(4), real(1, 2), (), r"place \[0\] at 1 is out of order"),
+            (whole(2, 2), whole(4), real(1, 2), (), r"place \[2\] at 1 is repeated"),
+            (whole(2, 5), whole(4), real(1, 2), (), "out of bounds"),
+            (whole(-1, 2), whole(4), real(1, 2), (), "out of bounds"),
+            (whole(0, 2), whole(4), real(1), (), "values of shape"),
+            (whole(0, 2), whole(4), real(1, 2), (2,), "the default must be a scalar"),
+            (whole(0, 2), whole(2, 2), real(1, 2), (), "indices of shape"),
+            (whole(0, 2), whole(-4), real(1, 2), (), "negative"),
+        )
+    ],
+    *[
+        (f"TensorScatter{name}", [X, places, updates], DENSE, match)
+        for name in ("Sub", "Max", "Min")
+        for places, updates, match in (
+            (whole([1], [4]), X[:2], "out of bounds"),
+            (whole([1], [-1]), X[:2], "out of bounds"),
+            (whole([1], [1]), X[:3], "updates have shape"),
+            (whole([1, 1, 1]), real(1), "indices of shape"),
+        )
+    ],
+    *[
+        (
+            op,
+            [X, whole([1], [at]), *updates],
+            attrs,
+            "negative" if at < 0 else "out of|does not fit",
+        )
+        for op, updates, attrs in (
+            ("GatherNd", [], types(Tparams="float32", Tindices="int32")),
+            ("TensorScatterAdd", [X[:2]], DENSE),
+            ("TensorScatterUpdate", [X[:2]], DENSE),
+        )
+        for at in (-1, 4)
+    ],
+    *[
+        ("SparseCross", features, CROSS | {"dense_types": [Type(kind) for kind in kinds]}, match)
+        for features, kinds, match in (
+            ([words("a"), words("b")], ["object"] * 2, "a matrix is needed"),
+            ([words("a")[:, None], words("b", "c")[:, None]], ["object"] * 2, "differ"),
+            ([whole([1]).astype(np.int64)], ["int64"], "features must be"),
+        )
+    ],
+    ("Betainc", [X[:1], X, X], types(T="float32"), "must be equal"),
+    ("Cross", [X, X], types(T="float32"), "vectors of three elements"),
+    ("Cross", [np.ones((2, 3), F), np.ones(3, F)], types(T="float32"), "vectors of three elements"),
+    ("MatrixSetDiag", [X, real(1, 2, 3)], MATRIX, "diagonal"),
+    ("MatrixDiagPart", [X[0]], MATRIX, "matrices have two dims"),
+    ("RGBToHSV", [X], RGB, "three channels"),
+    ("HSVToRGB", [X[0, 0]], RGB, "three channels"),
+    ("AdjustHue", [np.ones((1, 3), F), F(0.1)], RGB, "3 dims at least"),
+    ("AdjustSaturation", [np.ones((2, 2, 4), F), F(0.1)], RGB, "three channels"),
+    ("AdjustContrastv2", [np.ones((2, 2, 3), F), real(1, 2)], RGB, "hape"),
+    *[
+        (op, [image, size], types(T="float32"), match)
+        for op in ("ResizeBicubic", "ResizeArea")
+        for image, size, match in (
+            (np.ones((1, 2, 2, 1), F), whole(0, 2), "dims must be positive"),
+            (np.ones((1, 0, 2, 1), F), whole(1, 2), "dims must be positive"),
+            (np.ones((2, 2, 1), F), whole(1, 2), "dims"),
+        )
+    ],
+    (
+        "ResizeBicubic",
+        [np.ones((1, 2, 2, 1), F), whole(1, 2)],
+        RGB | {"align_corners": True, "half_pixel_centers": True},
+        "exclude one another",
+    ),
+    (
+        "ExtractImagePatches",
+        [X],
+        PATCHES,
+        "four dims are needed",
+    ),
+    *[
+        ("AsString", [x], types(T=name) | attrs, match)
+        for x, name, attrs, match in (
+            (X, "float32", {"fill": "ab"}, "fill 'ab' is not one of"),
+            (X, "float32", {"fill": "x"}, "fill 'x' is not one of"),
+            (X, "float32", {"scientific": True, "shortest": True}, "exclude one another"),
+            (whole(1), "int32", {"precision": 2}, "are not for int32"),
+            (whole(1), "int32", {"shortest": True}, "are not for int32"),
+        )
+    ],
+    *[
+        ("StringToNumber", [words(text)], types(out_type=name), "is no number that")
+        for text, names in (
+            ("-5", ("uint32",)),
+            ("1e3", ("int32", "int64")),
+            ("1_000", ("float32", "int64")),
+            ("", ("float32", "int32")),
+            ("3f", ("float32",)),
+            ("1 2", ("float32", "int32")),
+            ("99999999999", ("int32",)),
+            ("\u0661", ("float32", "int32")),
+            ("--1", ("float32", "int32")),
+            ("9" * 9999, ("int64",)),
+        )
+        for name in names
+    ],
+    ("StringJoin", [words("a", "b"), words("x")], {"N": 2}, "shape"),
+    ("StringLower", [words("a")], {"encoding": "latin"}, "encoding 'latin' is not"),
+    ("StringUpper", [words("a")], {"encoding": "latin"}, "encoding 'latin' is not"),
+    ("StringSplitV2", [words("a").reshape(1, 1), words("")[0]], {}, "a vector is split"),
+    ("StringSplitV2", [words("a"), words("a", "b")], {}, "is split by a scalar"),
+    *[
+        ("Substr", [words("ab\xe4d"), np.int32(at), np.int32(1)], {**INT32, "unit": unit}, match)
+        for at, unit, match in (
+            (6, "BYTE", "position 6 is out of range"),
+            (-6, "BYTE", "position -6 is out of range"),
+            (5, "UTF8_CHAR", "position 5 is out of range"),
+        )
+    ],
+    ("Substr", [words("ab"), whole(1, 2), whole(3)], INT32, "lengths"),
+    ("StaticRegexReplace", [words("a")], {"pattern": "(", "rewrite": ""}, "RE2"),
+    ("StaticRegexReplace", [words("a")], {"pattern": "a", "rewrite": "\\x"}, "no digit follows"),
+    ("RegexReplace", [words("a"), words("a"), words("")[0]], {}, "must be scalars"),
+    ("StaticRegexFullMatch", [words("a")], {"pattern": "("}, "RE2|missing"),
+    ("StringToHashBucketFast", [words("a")], {"num_buckets": 0}, "must be 1 at least"),
+    (
+        "StringToHashBucketStrong",
+        [words("a")],
+        {"num_buckets": 9, "key": [1]},
+        "must be 1 at least, and key",
+    ),
+    ("StringFormat", [X], {"T": [Type("float32")], "template": "%s %s"}, "needs 2 values of 1"),
+    *[
+        ("StringNGrams", [words(*"abcd"), np.array(splits)], {**NGRAMS, "ngram_widths": w}, match)
+        for splits, w, match in (
+            ([0, 3], [2], "do not lead from 0 to 4 values"),
+            ([1, 4], [2], "do not lead from 0 to 4 values"),
+            ([0, 3, 2, 4], [2], "fall"),
+            ([0, 4], [0], "must be positive"),
+        )
+    ],
+    (
+        "UnicodeDecode",
+        [words("a\udcff")],
+        {"input_encoding": "UTF-8", "errors": "strict"},
+        "is not valid UTF-8",
+    ),
+    ("UnicodeDecode", [words("a")], {"input_encoding": "foo"}, "'foo' is not one of UTF-8"),
+    *[
+        ("UnicodeEncode", [whole(*points), np.array(splits)], {**UTF8, "errors": "strict"}, match)
+        for points, splits, match in (
+            ((97, 0x110000), [0, 2], "1114112 is no code point"),
+            ((97, 0xD800), [0, 2], "55296 is no code point"),
+            ((97, 228), [0, 3], "do not lead"),
+            ((97, 228), [1, 2], "do not lead"),
+            ((97, 228), [0, 2, 1, 2], "fall"),
+        )
+    ],
+    *[
+        (
+            "RaggedTensorToTensor",
+            [np.array(shape), real(1, 2, 3), np.array(default, F), *map(np.array, rows)],
+            {**RAGGED, "num_row_partition_tensors": len(rows), "row_partition_types": kinds},
+            match,
+        )
+        for shape, default, rows, kinds, match in (
+            ([-1, -1], 0, [[0, 2, 1, 3]], ["ROW_SPLITS"], "are not those of 3 rows"),
+            ([-1, -1], 0, [[1, 2, 3]], ["ROW_SPLITS"], "are not those of 2 rows"),
+            ([-1, -1], 0, [2, [0, 0, 2]], IDS, "from 0 to below 2"),
+            ([-1, -1], 0, [4, [0, 2, 0]], IDS, "must rise"),
+            ([-1, -1], [0, 1], [[0, 2, 2, 3]], ["ROW_SPLITS"], "a default of"),
+            ([-1], 0, [[0, 2, 2, 3]], ["ROW_SPLITS"], "dims"),
+            ([-1, -1], 0, [[3]], ["ROW_LENGTHS"], "are not those of a ragged tensor"),
+        )
+    ],
+    ("Empty", [whole(-1)], {"dtype": Type("float32")}, "not a shape"),
+]
+
+
+def graph(op: str, inputs: list[np.ndarray], attrs: dict[str, Any]) -> Builder:
+    """A node "y" of the operation, fed by placeholders of unknown shapes."""
+    g = Builder()
+    names = []
+    for i, x in enumerate(inputs):
+        x = np.asarray(x, object if isinstance(x, str) else None)
+        dtype = Type("object" if x.dtype == object else x.dtype.name)
+        names.append(g.node("Placeholder", name=f"x{i}", dtype=dtype))
+    g.node(op, *names, name="y", **attrs)
+    return g
+
+
+@pytest.mark.parametrize(("op", "inputs", "attrs", "match"), CASES)
+def test_input_that_tensorflow_refuses_is_refused(
+    op: str, inputs: list[np.ndarray], attrs: dict[str, Any], match: str
+) -> None:
+    session = ps.compile(graph(op, inputs, attrs).bytes())
+    feeds = {
+        f"x{i}": np.array(x, object) if isinstance(x, str) else x for i, x in enumerate(inputs)
+    }
+    with pytest.raises((ps.RunError, ps.InvalidInput), match=match) as error:
+        session.run(feeds)
+    assert "y in the model" in str(error.value)
+
+
+@pytest.mark.parametrize(("op", "inputs", "attrs", "match"), CASES)
+def test_constant_that_tensorflow_refuses_is_refused(
+    op: str, inputs: list[np.ndarray], attrs: dict[str, Any], match: str
+) -> None:
+    g = Builder()
+    g.node(op, *[g.const(x) for x in inputs], name="y", **attrs)
+    with pytest.raises(ps.PenstockError, match="y in the model"):
+        ps.compile(g.bytes()).run({})
+
+
+def test_bucketize_with_boundaries_that_fall_is_refused() -> None:
+    g = graph("Bucketize", [X], {"T": Type("float32"), "boundaries": [1.0, 0.5]})
+    with pytest.raises(ps.InvalidModel, match=r"y in the model .* are not sorted; sort them"):
+        ps.compile(g.bytes())
