@@ -1,15 +1,19 @@
 """Clusters beside Ray alone: ``python -m bench.cluster``; needs ``penstock[ray]``.
 
 Each figure stands beside what it is compared with, measured in turn in one run: a hop of 600 KB
-over two workers beside a compiled graph of Ray whose actors do nothing; a pipeline of the halves of
-a convolutional network beside one worker; an iteration of a loop across two workers beside two
-calls of an actor. ``--kills N`` kills workers under many clients. ``--forecasts`` compares what
-``SimulatedCluster`` says of runs with runs of 2 and 4 workers, whose kernels wait as for devices.
+over two workers, whose parts do nothing or have a kernel each, beside a compiled graph of Ray whose
+actors do nothing; a pipeline of the halves of a convolutional network beside one worker; an
+iteration of a loop across two workers beside two calls of an actor. ``--kills N`` says how many
+workers are killed under many clients. Forecasts are what ``SimulatedCluster`` says of runs, beside
+runs of 2 and 4 workers, whose kernels wait as for devices. All may be measured in pieces:
+
+    python -m bench.cluster --only hop loop --keep cluster.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import statistics
@@ -78,11 +82,12 @@ def split(model: Model) -> dict[str, str]:
     return {f"node:{n.name}": f"/job:worker/task:{int(i >= half)}" for i, n in enumerate(nodes)}
 
 
-def chain(floats: int) -> Model:
+def chain(floats: int, op: str = "Neg") -> Model:
+    """Two nodes, one after the other."""
     b = GraphBuilder()
     h = b.input(FEED, np.float32, [floats])
     for _ in range(2):
-        h = b.op("Neg", h)
+        h = b.op(op, h)
     b.output("y", h)
     return b.model()
 
@@ -102,12 +107,13 @@ def network(layers: int = 12) -> Model:
     return b.model()
 
 
-def hop(cluster: ps.Cluster) -> tuple[float, float]:
-    """Milliseconds of a value over two workers, and of Ray's compiled graph."""
+def hop(cluster: ps.Cluster, op: str) -> tuple[float, float]:
+    """Milliseconds of a value over two workers, with a node of an operation on each, and of Ray's
+    compiled graph."""
     import ray
     from ray.dag import InputNode
 
-    model, x = chain(HOP_FLOATS), np.ones(HOP_FLOATS, np.float32)
+    model, x = chain(HOP_FLOATS, op), np.ones(HOP_FLOATS, np.float32)
     session = ps.compile(model, cluster=cluster, place=split(model))
     actors = [ray.remote(num_cpus=0)(Idle).remote() for _ in range(2)]
     with InputNode() as fed:
@@ -290,11 +296,73 @@ def in_flight(session: ps.Session, x: np.ndarray) -> float:
     return (time.perf_counter() - start) / IN_FLIGHT * 1e3
 
 
+def forecast_of(name: str) -> list[str]:
+    """The rows of forecasts of one model, on 2 and 4 workers."""
+    if name == "network":
+        return forecasts(
+            {"a convolutional network": ("throughput", network())}, (2, 4), os.cpu_count()
+        )
+    waits = waiting_models()
+    full = next(n for n in waits if name in n)
+    return forecasts({full: waits[full]}, (2, 4))
+
+
+def beside(name: str, figures: tuple[float, float]) -> list[str]:
+    ours, theirs = figures
+    return [f"| {name} | {ours:.2f} ms | {theirs:.2f} ms | {ours / theirs:.2f} |"]
+
+
+def hop_rows() -> list[str]:
+    rows = []
+    for op, what in (("Identity", "whose parts do nothing"), ("Neg", "with a kernel on each")):
+        name = f"one hop over two workers, 600 KB, {what}; Ray's compiled graph"
+        with ps.Cluster(2) as cluster:
+            rows += beside(name, hop(cluster, op))
+    return rows
+
+
+def loop_rows() -> list[str]:
+    with ps.Cluster(2) as cluster:
+        name = "an iteration of a loop across two workers; two calls of an actor"
+        return beside(name, loop(cluster))
+
+
+def pipeline_rows() -> list[str]:
+    with ps.Cluster(2) as cluster, ps.Cluster(1) as alone:
+        name = "a run of a network in halves, 100 in flight; one worker"
+        return beside(name, pipeline(cluster, alone))
+
+
+def bytes_rows() -> list[str]:
+    with ps.Cluster(2) as cluster:
+        again = sent_again(cluster)
+    return [f"| bytes of graphs sent in {RUNS} runs after the first | {again} | | |"]
+
+
+def kill_rows(kills: int) -> list[str]:
+    lost, doubled, longest = killed(kills)
+    name = f"{kills} workers killed under {CLIENTS} clients"
+    return [
+        f"| {name}: requests lost, answered twice | {lost}, {doubled} | | |",
+        f"| the longest time from a kill until all had answers | {longest:.1f} s | | |",
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20, help="how many workers are killed")
-    parser.add_argument("--forecasts", action="store_true", help="compare forecasts alone")
-    parser.add_argument("--write", action="store_true", help="write bench/cluster.md, too")
+    pieces: dict[str, Callable[[], list[str]]] = {
+        "hop": hop_rows,
+        "loop": loop_rows,
+        "pipeline": pipeline_rows,
+        "bytes": bytes_rows,
+        **{f"forecast-{m}": partial(forecast_of, m) for m in ("chain", "towers", "network")},
+        "kills": lambda: kill_rows(arguments.kills),
+    }
+    add = parser.add_argument
+    add("--kills", type=int, default=20, help="how many workers are killed")
+    add("--only", nargs="+", metavar="PIECE", choices=pieces, default=list(pieces), help="some")
+    add("--keep", type=Path, metavar="FILE", help="read what was measured before, and add to it")
+    add("--write", action="store_true", help="write bench/cluster.md once all is measured")
     arguments = parser.parse_args()
     import ray
 
@@ -308,34 +376,23 @@ def main() -> None:
             "worker_process_setup_hook": register,
         },
     )
-    rows = []
-    lines = forecasts(waiting_models(), (2, 4))
-    computing = {"a convolutional network": ("throughput", network())}
-    lines += forecasts(computing, (2, 4), os.cpu_count())
-    if arguments.forecasts:
-        print("\n".join(lines))
-        return
-    with ps.Cluster(2) as cluster, ps.Cluster(1) as alone:
-        for name, figures in (
-            ("one hop over two workers, 600 KB; Ray's compiled graph", hop(cluster)),
-            ("an iteration of a loop across two workers; two calls of an actor", loop(cluster)),
-            ("a run of a network in halves, 100 in flight; one worker", pipeline(cluster, alone)),
-        ):
-            ours, theirs = figures
-            rows.append(f"| {name} | {ours:.2f} ms | {theirs:.2f} ms | {ours / theirs:.2f} |")
-        again = sent_again(cluster)
-    rows.append(f"| bytes of graphs sent in {RUNS} runs after the first | {again} | | |")
-    rows += lines
-    if arguments.kills:
-        lost, doubled, longest = killed(arguments.kills)
-        name = f"{arguments.kills} workers killed under {CLIENTS} clients"
-        rows.append(f"| {name}: requests lost, answered twice | {lost}, {doubled} | | |")
-        rows.append(f"| the longest time from a kill until all had answers | {longest:.1f} s | | |")
-    head = "| what; beside what | Penstock | beside | ratio |\n|---|---|---|---|\n"
-    table = head + "\n".join(rows) + "\n"
-    print(table)
+    kept = arguments.keep
+    measured: dict[str, list[str]] = {}
+    if kept is not None and kept.exists():
+        measured = json.loads(kept.read_text())
+    for piece in arguments.only:
+        measured[piece] = pieces[piece]()
+        print("\n".join(measured[piece]), flush=True)
+        if kept is not None:
+            kept.write_text(json.dumps(measured))
+    absent = pieces.keys() - measured
+    if arguments.write and absent:
+        parser.error(f"nothing is written before these have been measured: {', '.join(absent)}")
     if arguments.write:
+        rows = [row for piece in pieces for row in measured[piece]]
+        head = "| what; beside what | Penstock | beside | ratio |\n|---|---|---|---|\n"
         text = "# Clusters\n\n`python -m bench.cluster --write`, medians, measured in turn.\n\n"
+        table = head + "\n".join(rows) + "\n"
         (HERE / "cluster.md").write_text(
             f"{text}{os.cpu_count()} cores, Ray {ray.__version__}.\n\n{table}{NOTE}"
         )

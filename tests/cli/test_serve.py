@@ -110,7 +110,8 @@ def made(monkeypatch):
 
     monkeypatch.setattr("penstock.cli.serve.ModelRepository.__init__", make_one)
     monkeypatch.setattr("penstock.serving.app.Server.__init__", lambda *_, **__: None)
-    monkeypatch.setattr("penstock.serving.app.Server.app", None, raising=False)
+    for name in ("app", "direct"):
+        monkeypatch.setattr(f"penstock.serving.app.Server.{name}", None, raising=False)
     return replicas
 
 

@@ -16,8 +16,11 @@ import pytest
 import ray
 
 import penstock as ps
+from penstock.cluster.members import Members
 from penstock.cluster.runs import ClusterRun
+from penstock.cluster.worker import _MOST_OVER, Worker
 from penstock.executors.control import NEVER
+from tests.support.onnx_text import model_from_text
 from tests.support.saved_models import Net
 from tests.support.tf_graphs import Flow, Shape, Type
 from tests.support.timing import SOON, wait_until
@@ -259,7 +262,7 @@ def test_closed_cluster_refuses_runs_and_graphs(ray_started):
 
 
 def test_more_workers_than_ray_has_cpus_for_are_refused(ray_started, monkeypatch):
-    monkeypatch.setattr("penstock.cluster.members._START_S", 0.1)
+    monkeypatch.setattr(Members.result, "__defaults__", (0.1,))
     with pytest.raises(ps.PenstockError, match="fewer workers or threads"):
         ps.Cluster(1, threads=1000).start()
 
@@ -306,3 +309,101 @@ def test_variable_on_two_workers_is_refused(cluster):
     session.run(targets=["init"], fetches=[], timeout=SOON)
     with pytest.raises(ps.InvalidModel, match=r"'v' is used on .*task:0.* and on .*task:1"):
         session.run(fetches=["read:0"], timeout=SOON)
+
+
+def test_session_does_not_see_the_variables_of_another_after_one_is_gone(cluster):
+    """Workers know stores by numbers, which must not be given twice."""
+
+    def value(session: ps.Session) -> float:
+        return session.run(fetches=["read:0"], timeout=SOON)["read:0"]
+
+    first, second = [ps.compile(counter(0), cluster=cluster) for _ in range(2)]
+    first.variables["v"] = 4
+    second.variables["v"] = 40
+    assert (value(first), value(second)) == (4, 40)
+    del first
+    gc.collect()
+    third = ps.compile(counter(0), cluster=cluster)
+    third.variables["v"] = 400
+    assert (value(second), value(third)) == (40, 400)
+
+
+def test_workers_keep_no_variables_of_sessions_that_are_gone(cluster):
+    actors = [member.actor for member in cluster._members.members]
+
+    def stores() -> int:
+        cluster._forget()
+        calls = [actor.__ray_call__.remote(lambda worker: len(worker._stores)) for actor in actors]
+        return sum(ray.get(calls))
+
+    gc.collect()
+    wait_until(lambda: stores() == 0)
+    sessions = [ps.compile(counter(0), cluster=cluster) for _ in range(3)]
+    for session in sessions:
+        session.run(targets=["init"], fetches=[], timeout=SOON)
+    assert stores() == len(cluster._homes) == 3
+    del sessions, session
+    gc.collect()
+    wait_until(lambda: stores() == 0)
+    assert not cluster._homes
+
+
+def test_steps_that_have_ended_are_gone_through_seldom_while_an_old_one_goes_on():
+    """10,000 steps are remembered; all of them, and later ones, while one of before goes on."""
+    looks = 0
+
+    class Counting(set):
+        def __iter__(self):
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+    worker = Worker.__new__(Worker)
+    worker._lock = threading.Lock()
+    worker._steps, worker._parts, worker._oldest = {}, {}, 0
+    worker._over, worker._most_over = Counting(), _MOST_OVER
+    worker._step = lambda number: None  # all that matters is what is remembered
+    for number in range(4 * _MOST_OVER):
+        worker._over.add(number)
+        worker._run(1, number, 0, (), None)
+        if not isinstance(worker._over, Counting):
+            assert worker._over == {*range(number + 1)}
+            worker._over = Counting(worker._over)
+    assert looks <= 3
+    before = len(worker._over)
+    for later in range(number + 1, number + 2 + before):
+        worker._over.add(later)
+        worker._run(1, later, later, (), None)
+    assert len(worker._over) < before  # since the old one has ended
+
+
+MODELS = {
+    "strings": (
+        "g (string[N] x) => (string[N] y) { a = Identity(x) b = StringConcat(a, x) "
+        "y = StringConcat(b, a) }",
+        np.array(["a", "bé", ""] * 9000, object),
+    ),
+    "sequence": (
+        "g (float[N] x) => (float[M] y) { s = SequenceConstruct(x, x) t = SequenceInsert(s, x) "
+        "y = ConcatFromSequence<axis=0>(t) }",
+        np.ones(3, np.float32),
+    ),
+    "optional": (
+        "g (float[N] x) => (float[N] y, bool b) { o = Optional(x) b = OptionalHasElement(o) "
+        "y = OptionalGetElement(o) }",
+        np.ones(3, np.float32),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_values_that_are_no_tensors_of_numbers_go_between_workers(name, cluster):
+    text, x = MODELS[name]
+    source = model_from_text(text).SerializeToString()
+    alone = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
+    wanted = alone.run(None, {"x": x})
+    session = ps.compile(source, cluster=cluster, place=halves(source))
+    got = session.run({"x": x}, timeout=SOON)
+    assert len(cluster._graphs[max(cluster._graphs)].parts) == 2
+    for y, want in zip(got.values(), wanted, strict=True):
+        np.testing.assert_array_equal(y, want)

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -28,6 +28,8 @@ class Echo:
     def __init__(self) -> None:
         self.messages: list[int] = []
         self.opened = threading.Event()
+        self.padding = 0  # bytes at the end of answers
+        self.server: Any = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         more, size = True, 0
@@ -40,7 +42,7 @@ class Echo:
             size += len(message["body"])
         if scope["path"] == "/held":
             await asyncio.to_thread(self.opened.wait, SOON)
-        body = f"{scope['path']} {size}".encode()
+        body = f"{scope['path']} {size}".encode() + bytes(self.padding)
         headers = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -51,7 +53,7 @@ def served(seconds: float = SOON) -> Iterator[tuple[socket.socket, Echo]]:
     """A connection to a server of ``Echo``."""
     app = Echo()
     config = uvicorn.Config(app, http=connections(seconds), log_level="critical", lifespan="off")
-    server = uvicorn.Server(config)
+    app.server = server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
@@ -168,6 +170,16 @@ def test_request_that_has_arrived_may_take_longer():
         wait_until(lambda: app.messages)
         threading.Timer(0.4, app.opened.set).start()
         answers(client, "/held 3")
+
+
+def test_connection_whose_answer_is_not_read_is_closed():
+    with served(seconds=0.3) as (client, app):
+        app.padding = 64 << 20
+        client.sendall(HEAD.format("a", 0).encode())
+        wait_until(lambda: app.messages and not app.server.server_state.connections)
+        with suppress(ConnectionError):
+            size = sum(map(len, iter(lambda: client.recv(1 << 20), b"")))
+            assert size < app.padding
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from penstock.host.threads import core_budget, pool
 from penstock.ir.op import Kernel
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.tf_graphs import Builder, Shape, Type
+from tests.support.tflite_models import model as tflite_model
+from tests.support.tflite_models import subgraph
 from tests.support.timing import SOON, wait_until
 
 ROWS = "g (float[N, 3] x) => (float[N, 3] y) { y = Sin(x) }"
@@ -111,6 +113,112 @@ def test_more_replicas_than_cores_run_as_many_requests_at_once():
         check(future, k)
     replicas.close()
     assert pool().size == size  # that of other sessions
+
+
+def test_request_run_here_runs_on_the_calling_thread_in_its_turn():
+    replicas, backend = held(n=1, queue=2)
+    first = replicas.submit(row(1))
+    wait_until(lambda: len(backend.shapes) == 1)
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(replicas.run_here, row(2))
+        wait_until(lambda: replicas.counts.queued == 1)
+        told: list[Exception] = []
+        with pytest.raises(ps.DeadlineExceeded):
+            replicas.run_here(row(3), timeout=0.02, late=told.append)
+        assert [type(error) for error in told] == [ps.DeadlineExceeded]
+        third = replicas.submit(row(4))
+        with pytest.raises(ps.QueueFull):
+            replicas.run_here(row(5))
+        assert replicas.counts.queued == 2
+        backend.opened.set()
+        np.testing.assert_allclose(second.result(SOON)["y"], np.sin(row(2)["x"]), rtol=1e-6)
+    check(first, 1)
+    check(third, 4)
+    wait_until(lambda: not replicas.counts.running)
+    assert (replicas.counts.succeeded, replicas.counts.failed, len(backend.shapes)) == (3, 1, 3)
+    assert replicas.counts.batches == 3
+    replicas.close()
+
+
+def test_request_run_here_by_many_threads_is_answered_as_by_a_session():
+    with ps.Replicas(model_from_text(ROWS), 2) as replicas:
+
+        def ask(k: int) -> None:
+            outputs = replicas.run_here(row(k), timeout=SOON)
+            np.testing.assert_allclose(outputs["y"], np.sin(row(k)["x"]), rtol=1e-6)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(ask, range(200)))
+        assert replicas.counts.succeeded == 200
+        assert replicas._workers is not None
+        assert replicas._workers.threads == 0
+
+
+def test_request_run_here_that_fails_or_is_late_gives_its_replica_back():
+    replicas, backend = held(n=1)
+    backend.opened.set()
+    for feeds in ({"x": np.full((1, 3), np.nan, np.float32)}, {"z": 1}):
+        with pytest.raises(ps.PenstockError):
+            replicas.run_here(feeds)
+    backend.opened.clear()
+    told: list[Exception] = []
+
+    def late(error: Exception) -> None:
+        told.append(error)
+        backend.opened.set()  # of a kernel that nothing stops
+
+    with pytest.raises(ps.DeadlineExceeded):
+        replicas.run_here(row(1), timeout=0.02, late=late)
+    assert len(told) == 1
+    check(replicas.submit(row(2)), 2)
+    assert (replicas.counts.succeeded, replicas.counts.failed) == (1, 3)
+    replicas.close()
+
+
+def test_thread_whose_request_waits_is_told_when_replicas_are_closed():
+    replicas, backend = held(n=1)
+    first = replicas.submit(row(1))
+    wait_until(lambda: len(backend.shapes) == 1)
+    with ThreadPoolExecutor(2) as threads:
+        second = threads.submit(replicas.run_here, row(2))
+        wait_until(lambda: replicas.counts.queued == 1)
+        closing = threads.submit(replicas.close, wait=False)
+        with pytest.raises(ps.Cancelled, match="closed"):
+            second.result(SOON)
+        backend.opened.set()
+        closing.result(SOON)
+    check(first, 1)
+    with pytest.raises(ps.PenstockError, match="closed"):
+        replicas.run_here(row(3))
+
+
+def test_observers_are_told_of_requests_run_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRACE", str(tmp_path / "trace.json"))
+    with ps.Replicas(model_from_text(ROWS)) as replicas:
+        replicas.run_here(row(1))
+    assert "Sin" in (tmp_path / "trace.json").read_text()
+
+
+def test_replica_that_calls_its_own_replicas_is_refused():
+    errors: list[BaseException] = []
+
+    class Calling(NumpyBackend):
+        name = "calling"
+
+        def kernel(self, node: Any, types: Any) -> Kernel | None:
+            return Kernel(self.sine) if node.op.name == "Sin" else super().kernel(node, types)
+
+        def sine(self, x: np.ndarray) -> np.ndarray:
+            try:
+                replicas.run_here(row(1))
+            except ps.PenstockError as error:
+                errors.append(error)
+            return np.sin(x)
+
+    replicas = ps.Replicas(model_from_text(ROWS), backends=[Calling()])
+    np.testing.assert_allclose(replicas.run_here(row(2))["y"], np.sin(row(2)["x"]), rtol=1e-6)
+    assert "for which it may wait" in str(errors[0])
+    replicas.close()
 
 
 def test_threads_of_replicas_end_with_them():
@@ -301,10 +409,36 @@ def test_model_with_variables_has_no_replicas():
         ps.Replicas(b.bytes())
 
 
+def test_signature_chooses_the_entry_of_replicas_on_workers(tmp_path):
+    x = {"x": ("float32", [2])}
+    graphs = [subgraph(x, [(op, ["x"], ["y"], None)], ["y"]) for op in ("NEG", "ABS")]
+    signature = {
+        "signature_key": "absolute",
+        "inputs": [{"name": "signed", "tensor_index": 0}],
+        "outputs": [{"name": "unsigned", "tensor_index": 1}],
+        "subgraph_index": 1,
+    }
+    path = tmp_path / "m.tflite"
+    path.write_bytes(tflite_model(graphs, signature_defs=[signature]))
+
+    class Workers:
+        workers = 1
+
+        def each_worker(self):
+            return [ps.SimulatedCluster(1, bandwidth=1e9, latency=1e-6)]
+
+    with ps.Replicas(path, cluster=Workers(), signature="absolute") as replicas:
+        assert [port.name for port in replicas.session.inputs] == ["signed"]
+
+
 def test_wrong_options_of_replicas_are_refused():
     model = model_from_text(ROWS)
-    for options in ({"n": 0}, {"queue": 0}, {"max_batch": 1.5}):
-        with pytest.raises(ValueError, match="a whole number"):
+    for error, options in (
+        (ValueError, {"n": 0}),
+        (ValueError, {"queue": 0}),
+        (TypeError, {"max_batch": 1.5}),
+    ):
+        with pytest.raises(error, match="a whole number"):
             ps.Replicas(model, **options)
     with pytest.raises(TypeError, match="max_delay=-1"):
         ps.Replicas(model, max_delay=-1)

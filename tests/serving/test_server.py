@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 import uvicorn
 
 import penstock as ps
+from penstock.serving import app
 from penstock.serving.app import Server
 from penstock.serving.connection import connections
 from penstock.serving.repository import ModelRepository
@@ -53,7 +55,7 @@ def serving(
     options = {"max_bytes": MAX_BYTES, "timeout": SOON} | options
     server = Server(ModelRepository(paths, make), **options)
     listener = socket.create_server(("127.0.0.1", 0))
-    http_class = connections(options["timeout"])
+    http_class = connections(options["timeout"], server.direct)
     config = uvicorn.Config(server.app, http=http_class, log_level="critical", lifespan="on")
     http = uvicorn.Server(config)
     thread = threading.Thread(target=http.run, args=([listener],))
@@ -182,17 +184,56 @@ def test_model_is_not_loaded_in_another_configuration(client):
         assert asked(f"{url}/v2/repository/models/affine/load", body)[0] == status
 
 
-def test_endpoints_of_extensions_that_are_not_there_say_so(client):
-    triton, _ = client
-    for ask in (
-        triton.get_trace_settings,
-        triton.get_log_settings,
-        triton.get_system_shared_memory_status,
-        triton.get_cuda_shared_memory_status,
-    ):
-        with pytest.raises(InferenceServerException, match="Not Found") as refused:
-            ask()
-        assert refused.value.status() == "404"
+# What each method of the client is called with, and what the error says; None: it is answered.
+METHODS: dict[str, list[tuple[tuple[Any, ...], str | None]]] = {
+    "is_server_live": [((), None)],
+    "is_server_ready": [((), None)],
+    "is_model_ready": [(("affine",), None), (("affine", "1"), None)],
+    "get_server_metadata": [((), None)],
+    "get_model_metadata": [(("affine",), None), (("other",), "'other' is not there")],
+    "get_model_config": [(("affine",), None), (("affine", "2"), "no version '2'")],
+    "get_model_repository_index": [((), None)],
+    "load_model": [
+        (("affine",), None),
+        (("affine", None, None, "{}"), "without 'config'"),
+        (("affine", None, None, "{}", {"file:1/model.onnx": b"x"}), "'file:1/model.onnx'"),
+        (("other",), "'other' has no path"),
+    ],
+    "unload_model": [
+        (("affine", None, None, True), "without 'unload_dependents'"),
+        (("other",), "'other' is not there"),
+    ],
+    "get_inference_statistics": [(("affine",), None), ((), None)],
+    "update_trace_settings": [(("affine", {"trace_rate": "1"}), "does not have"), ((), "not have")],
+    "get_trace_settings": [(("affine",), "does not have"), ((), "does not have")],
+    "update_log_settings": [(({"log_info": True},), "does not have")],
+    "get_log_settings": [((), "does not have")],
+    "get_system_shared_memory_status": [((), "--shared-memory"), (("r",), "--shared-memory")],
+    "register_system_shared_memory": [(("r", "/key", 8), "--shared-memory")],
+    "unregister_system_shared_memory": [((), "--shared-memory"), (("r",), "--shared-memory")],
+    "get_cuda_shared_memory_status": [((), "does not have"), (("r",), "does not have")],
+    "register_cuda_shared_memory": [(("r", b"handle", 0, 8), "does not have")],
+    "unregister_cuda_shared_memory": [((), "does not have"), (("r",), "does not have")],
+    "infer": [(("affine", []), "x"), (("other", []), "'other' is not there")],
+}
+# ``async_infer`` is ``infer`` on a greenlet; the others ask for nothing.
+OTHERS = {"async_infer", "close", "generate_request_body", "parse_response_body"}
+OTHERS |= {"plugin", "register_plugin", "unregister_plugin"}
+
+
+def test_every_method_of_the_client_is_answered_or_refused_by_name(affine):
+    public = {name for name in dir(InferenceServerClient) if not name.startswith("_")}
+    assert public - OTHERS == METHODS.keys()
+    with serving({"affine": affine}) as (triton, _, _):
+        for name, calls in METHODS.items():
+            for arguments, reason in calls:
+                if reason is None:
+                    assert getattr(triton, name)(*arguments) is not False
+                    continue
+                with pytest.raises(InferenceServerException, match=reason) as refused:
+                    getattr(triton, name)(*arguments)
+                assert refused.value.status() in ("400", "404")
+                assert "Not Found" not in str(refused.value)
 
 
 def test_inference_takes_and_gives_every_datatype(tmp_path):
@@ -329,6 +370,17 @@ def test_strings_that_are_none_are_refused(tmp_path):
             assert reason in answer["error"]
 
 
+def test_halves_of_surrogate_pairs_are_no_strings(tmp_path):
+    path = save(tmp_path / "g.onnx", "g (string[N] x) => (string[N] y) { y = Identity(x) }")
+    x = {"name": "x", "shape": [2], "datatype": "BYTES", "data": ["\U0001f600", "\ud83d"]}
+    with serving({"g": path}) as (_, url, _):
+        for binary in (False, True):
+            request = {"inputs": [x], "parameters": {"binary_data_output": binary}}
+            status, answer = asked(f"{url}/v2/models/g/infer", json.dumps(request).encode())
+            assert status == 400
+            assert "surrogates not allowed" in answer["error"]
+
+
 def test_models_have_versions_and_are_loaded_again(tmp_path):
     folder = tmp_path / "g"
     for version, times in ((1, "Neg"), (10, "Abs")):
@@ -433,3 +485,63 @@ def test_folder_whose_version_has_several_files_is_refused(tmp_path):
         save(tmp_path / "g" / "1" / name, AFFINE)
     with pytest.raises(ps.PenstockError, match="one model, not 2"):
         ModelRepository({"g": tmp_path / "g"}, ps.Replicas)
+
+
+@pytest.mark.parametrize("length", [3, 3000])
+def test_long_json_is_read_and_written_while_others_are_answered(monkeypatch, affine, length):
+    """Long JSON waits until the server has said that it lives: on its event loop, each would wait
+    for the other."""
+    at: list[int] = []
+    lived = threading.Event()
+
+    def held(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            at.append(threading.get_ident())
+            assert length == 3 or lived.wait(SOON)
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(app, "decode_request", held(app.decode_request))
+    monkeypatch.setattr(app, "encode_response", held(app.encode_response))
+    x = {"name": "x", "datatype": "FP32", "shape": [length // 3, 3], "data": [0.125] * length}
+    body = json.dumps({"inputs": [x]}).encode()
+    with serving({"affine": affine}) as (triton, url, server), ThreadPoolExecutor(1) as threads:
+        loop: list[int] = []
+        find = server.repository.find
+        monkeypatch.setattr(
+            server.repository,
+            "find",
+            lambda *name: (loop.append(threading.get_ident()), find(*name))[1],
+        )
+        answer = threads.submit(asked, f"{url}/v2/models/affine/infer", body)
+        wait_until(lambda: at)
+        assert triton.is_server_live()
+        lived.set()
+        status, document = answer.result(SOON)
+        assert (status, document["outputs"][0]["data"]) == (200, [0.25] * length)
+        assert [ident == loop[0] for ident in at] == [length == 3] * 2
+
+
+@pytest.mark.parametrize(("dims", "plans"), [("2, 3", 1), ("N, 3", 0)])
+def test_plan_of_fixed_dims_is_compiled_before_the_first_request(tmp_path, dims, plans):
+    text = f"g (float[{dims}] x) => (float[{dims}] y) {{ y = Add(x, x) }}"
+    path = save(tmp_path / "g.onnx", text)
+    x = fed("x", np.ones((2, 3), np.float32), "FP32", binary=True)
+    with serving({"g": path}) as (triton, _, server):
+        for _ in range(2):
+            session = server.repository.find("g").replicas.session
+            assert session.stats.plans_kept == plans
+            np.testing.assert_array_equal(triton.infer("g", [x]).as_numpy("y"), np.full((2, 3), 2))
+            assert session.stats.plans_kept == 1
+            triton.load_model("g")
+
+
+def test_model_that_cannot_be_compiled_does_not_take_the_place_of_another(tmp_path):
+    path = save(tmp_path / "g.onnx", "g (float[2] x) => (float[2] y) { y = Add(x, x) }")
+    with serving({"g": path}) as (triton, _, server):
+        before = server.repository.find("g")
+        save(path, "g (float[2] x, float[3] z) => (float[2] y) { y = Add(x, z) }")
+        with pytest.raises(InferenceServerException):
+            triton.load_model("g")
+        assert server.repository.find("g") is before

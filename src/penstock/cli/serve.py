@@ -70,6 +70,12 @@ def _show_served(result: Mapping[str, Any]) -> None:
     help="Bytes of a request.",
 )
 @click.option(
+    "--shared-memory",
+    is_flag=True,
+    help="Take tensors in POSIX shared memory of this machine. Clients can read and write any "
+    "segment that the server can.",
+)
+@click.option(
     "--cluster",
     is_flag=True,
     help="Let each replica be a process of Ray, with --threads threads (1), on this machine or at "
@@ -91,6 +97,7 @@ def serve(
     max_delay: float,
     timeout: float,
     max_request: int,
+    shared_memory: bool,
     cluster: bool,
     retries: int | None,
     options: Mapping[str, Any],
@@ -111,7 +118,7 @@ def serve(
     paths = _named(models)
     replicas = replicas or (1 if cluster else _replicas(core_budget()))
     if cluster:
-        options = _on_workers(replicas, retries, options)
+        options = _on_cluster(replicas, retries, options)
     elif retries is not None:
         raise click.UsageError("--retries is for --cluster")
     sizes: dict[str, Any] = {
@@ -125,13 +132,15 @@ def serve(
             repository = ModelRepository(paths, partial(Replicas, **sizes, **options))
         except ValueError as error:  # a model has variables, or cannot take batches
             raise PenstockError(str(error)) from error
-        server = Server(repository, max_bytes=max_request, timeout=timeout)
+        server = Server(
+            repository, max_bytes=max_request, timeout=timeout, shared_memory=shared_memory
+        )
         with _listener(host, port) as listener:
             address = "{}:{}".format(*listener.getsockname()[:2])
             click.echo(f"serving {', '.join(paths)} at http://{address}", err=True)
             config = uvicorn.Config(
                 server.app,
-                http=connections(timeout),
+                http=connections(timeout, server.direct),
                 ws="none",
                 loop="asyncio",
                 proxy_headers=False,
@@ -142,7 +151,7 @@ def serve(
     return {"models": [*paths], "address": address}
 
 
-def _on_workers(
+def _on_cluster(
     replicas: int, retries: int | None, options: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """The options of replicas that are workers of a cluster, which is started."""

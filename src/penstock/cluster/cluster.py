@@ -5,17 +5,29 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock.algorithms.checkpoints import WAKE_S, checkpoint
 from penstock.algorithms.records import dataclass
 from penstock.analysis.frames import GraphPart
 from penstock.cluster.simulated import MOST_WORKERS, check_rates, worker_devices
-from penstock.errors import InvalidModel, PenstockError, WorkerLost, check_count
+from penstock.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidModel,
+    PenstockError,
+    WorkerLost,
+    check_count,
+    wrong_type,
+)
+from penstock.host.fork import renewed
+from penstock.host.threads import report_thread_exception
 from penstock.ir.graph import Graph
 from penstock.ir.op import Role
 from penstock.plan.plan import Slot, SlotKind, StepTable
@@ -38,12 +50,14 @@ if TYPE_CHECKING:
     from penstock.ops.tensorflow.state import Store
     from penstock.tuning.worker_placement import LinkCost
 
+T = TypeVar("T")
+
 # Bytes of the messages by which links are measured, and how often each is sent.
 _PROBES = (8, 1 << 20)
 _PROBE_ROUNDS = 8
 # Times that workers are replaced in a row while others die.
 _MOST_REPLACEMENTS = 5
-# Seconds that reading or setting a variable waits for its worker to be replaced.
+# Seconds that what needs a worker which was lost waits for the next one.
 _MOST_WAIT_S = 60.0
 
 
@@ -86,8 +100,9 @@ class Cluster:
             workers at a time. By default each worker has its own, as kernels have that wait for
             devices.
         profile: A file with what nodes take (``Profile.save``); by default the table of costs.
-        address: That of a Ray; by default the one that this process uses, or else one that is
-            started on this machine.
+        address: That of a Ray, as ``host:port``, or "auto" for one of this machine; by default the
+            one that this process uses, that of the environment (``RAY_ADDRESS``), or else one that
+            is started on this machine.
     """
 
     def __init__(
@@ -104,12 +119,13 @@ class Cluster:
         profile: str | Path | None = None,
         address: str | None = None,
     ) -> None:
+        if address is not None and not isinstance(address, str):
+            raise wrong_type("address", address, "a str, such as '10.0.0.1:6379', or None")
         check_count("workers", workers, MOST_WORKERS)
         check_count("threads", threads)
         if cores is not None:
             check_count("cores", cores)
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise ValueError(f"retries={retries!r}: a whole number of at least 0 is needed")
+        check_count("retries", retries, least=0)
         check_rates(objective, worker_timeout=worker_timeout, bandwidth=bandwidth, latency=latency)
         self.workers = workers
         self.threads = threads
@@ -124,19 +140,24 @@ class Cluster:
         self._address = address
         self._rates = bandwidth, latency
         self._link_cost: LinkCost | None = None
-        self._closed = False
         self._lock = threading.RLock()
-        self._whole = threading.Event()
-        self._whole.set()
+        self._ended: str | None = None  # and why
+        self._changed = threading.Condition()
+        self._is_whole = True
+        self._replacements = 0
         self._members: Members | None = None
         self._handles = count()
         self._graphs: dict[int, _Registered] = {}
+        self._forgotten: deque[int] = deque()
         self._contents: dict[bytes, Any] = {}  # references of Ray, by digest
         self._store_numbers: weakref.WeakKeyDictionary[Store, int] = weakref.WeakKeyDictionary()
+        self._next_store = count()
+        self._forgotten_stores: deque[int] = deque()
         self._homes: dict[tuple[int, str], int] = {}
         self._losses: dict[int, WorkerLost] = {}
         self._echo: dict[int, threading.Event] = {}
         self._runs: Any = None
+        renewed(self)
 
     # Starting and ending.
 
@@ -144,8 +165,8 @@ class Cluster:
         """Start the workers, unless they have been started. Raises ``PenstockError`` if Ray is not
         installed, or has no room for them."""
         with self._lock:
-            if self._closed:
-                raise PenstockError("the cluster is closed")
+            if self._ended is not None:
+                raise PenstockError(self._ended)
             if self._members is not None:
                 return
             try:
@@ -163,20 +184,37 @@ class Cluster:
                 self.worker_timeout,
                 self._take,
                 self._lost,
-                runs.end_doubtful,
+                self._look,
+                self._end,
             )
             self._runs = runs
             atexit.register(self.close)
 
     def close(self) -> None:
         """End the workers; runs in flight end with ``WorkerLost``. Ray goes on."""
+        self._end("the cluster is closed")
+
+    def _end(self, reason: str) -> None:
         with self._lock:
-            closed, self._closed = self._closed, True
+            is_first = self._ended is None
+            if is_first:
+                self._ended = reason
             members, runs = self._members, self._runs
-        if not closed and members is not None:
+        if is_first and members is not None:
+            with self._changed:
+                self._changed.notify_all()
             atexit.unregister(self.close)
             members.close()
-            runs.end_all(WorkerLost("the cluster was closed"))
+            runs.end_all(WorkerLost(reason))
+
+    def forked(self) -> None:
+        """In a forked child, which has no connection to the workers: refuse everything."""
+        self._lock, self._changed = threading.RLock(), threading.Condition()
+        self._is_whole = True
+        if self._members is not None:
+            self._ended = "the workers of this cluster belong to the process that forked this one"
+            atexit.unregister(self.close)
+            self._runs.forked(self._ended)
 
     def __enter__(self) -> Cluster:
         return self
@@ -208,18 +246,24 @@ class Cluster:
 
         self.start()
         assert self._members is not None
+        self._forget()
         handle = next(self._handles)
         workers = [self.devices.index(part.device) for part in parts]
-        self._members.connect(self._pairs(parts))
+        self._steady(partial(self._members.connect, self._pairs(parts)))
         fresh: list[tuple[Store, str]] = []
         by_worker = dict(zip(workers, parts, strict=True))
-        registered = self._encoded(handle, by_worker, context, fresh)
-        with self._lock:
-            self._graphs[handle] = registered
-        for worker in workers:
-            self._register(handle, registered, worker)
-        for store, name in fresh:
-            self._send_variable(store, name)
+        try:
+            registered = self._encoded(by_worker, context, fresh)
+            with self._lock:
+                self._graphs[handle] = registered
+            for worker in workers:
+                self._steady(partial(self._register, handle, registered, worker, None))
+            for store, name in fresh:
+                self._send_variable(store, name)
+        except BaseException:
+            self._unsettle(fresh)
+            self._forgotten.append(handle)
+            raise
         remote = list(registered.parts.values())
         # A run that has changed variables must not do so again.
         stateful = any(registered.stores.values())
@@ -228,12 +272,12 @@ class Cluster:
         executor = ClusterExecutor(
             self._runs, handle, remote, table, source, retries, loss, self.threads
         )
-        weakref.finalize(executor, self._forget, handle)
+        # Garbage is collected in threads that hold locks, or wait for nothing but Ray.
+        weakref.finalize(executor, self._forgotten.append, handle)
         return executor
 
     def _encoded(
         self,
-        handle: int,
         parts: Mapping[int, GraphPart],
         context: CompileContext,
         fresh: list[tuple[Store, str]],
@@ -253,12 +297,11 @@ class Cluster:
         for worker, part in parts.items():
             content, stores = encode_part(part, context.functions)
             with self._lock:
-                known = self._store_numbers
-                numbers[worker] = [known.setdefault(s, len(known)) for s in stores]
+                numbers[worker] = [self._store_number(store) for store in stores]
                 names = variables_of(part.graph, context.functions)
                 variables[worker] = [name for _, name in names]
                 for store, name in names:
-                    if self._settle((known[store], name), worker):
+                    if self._settle((self._store_number(store), name), worker):
                         fresh.append((store, name))
             digests[worker] = blake2b(content, digest_size=16).digest()
             with self._lock:  # replicas on several workers have the same content
@@ -272,6 +315,14 @@ class Cluster:
         remote = {part.worker: part for part in remote_parts(parts)}
         return _Registered(contents, digests, nbytes, options, remote, numbers, variables)
 
+    def _store_number(self, store: Store) -> int:
+        """The number of a session's store, which no other store has had."""
+        number = self._store_numbers.get(store)
+        if number is None:
+            number = self._store_numbers[store] = next(self._next_store)
+            weakref.finalize(store, self._forgotten_stores.append, number)
+        return number
+
     def _settle(self, variable: tuple[int, str], worker: int) -> bool:
         """Note the worker that has a variable; whether none had it before."""
         is_new = variable not in self._homes
@@ -284,13 +335,28 @@ class Cluster:
             )
         return is_new
 
-    def _register(self, handle: int, registered: _Registered, worker: int) -> None:
+    def _unsettle(self, fresh: Sequence[tuple[Store, str]]) -> None:
+        """Forget the workers of the variables of a graph that none has."""
+        with self._lock:
+            for store, name in fresh:
+                self._homes.pop((self._store_numbers[store], name), None)
+
+    def _register(
+        self, handle: int, registered: _Registered, worker: int, timeout: float | None
+    ) -> None:
+        """Let a worker compile its part of a graph. ``timeout`` is in seconds; None where another
+        thread watches for workers that hang."""
         assert self._members is not None
         actor = self._members.members[worker].actor
         content, stores = registered.contents[worker], registered.stores[worker]
         part = registered.parts[worker]
         call = actor.register.remote(handle, part, content, registered.options, stores)
-        self._members.result(call)
+        try:
+            self._members.result(call, timeout)
+        except (Cancelled, DeadlineExceeded, KeyboardInterrupt):
+            # The worker is to give up the part, once it has it.
+            call.future().add_done_callback(lambda _: self._forgotten.append(handle))
+            raise
         self.sent_graph_bytes += registered.nbytes[worker]
 
     def _pairs(self, parts: Sequence[GraphPart]) -> dict[tuple[int, int], int]:
@@ -308,19 +374,31 @@ class Cluster:
                     pairs[source, target] = max(nbytes, pairs.get((source, target), 0))
         return pairs
 
-    def _forget(self, handle: int) -> None:
-        """Give up a graph that no session needs any more."""
-        with self._lock:
-            registered = self._graphs.pop(handle, None)
-            members = self._members
-            kept = {d for other in self._graphs.values() for d in other.digests.values()}
-            for digest in () if registered is None else registered.digests.values():
-                if digest not in kept:
-                    self._contents.pop(digest, None)
-        if registered is None or members is None or self._closed:
+    def _forget(self) -> None:
+        """Give up the graphs and the variables that no session needs any more."""
+        handles = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+        gone = self._forgotten_stores
+        stores = [gone.popleft() for _ in range(len(gone))]
+        if not handles and not stores:
             return
-        for worker in registered.contents:
-            members.members[worker].actor.forget.remote([handle])
+        with self._lock:
+            for variable in [v for v in self._homes if v[0] in stores]:
+                del self._homes[variable]
+            for number in stores:
+                self._losses.pop(number, None)
+            for handle in handles:
+                self._graphs.pop(handle, None)
+            kept = {d for other in self._graphs.values() for d in other.digests.values()}
+            for digest in self._contents.keys() - kept:
+                del self._contents[digest]
+        if self._members is not None and self._ended is None:
+            for member in self._members.members:
+                member.actor.forget.remote(handles, stores)
+
+    def _look(self) -> None:
+        """What is done now and then, on the thread that watches."""
+        self._runs.end_doubtful()
+        self._forget()
 
     # Variables.
 
@@ -356,11 +434,49 @@ class Cluster:
 
     def _ask(self, worker: int, method: str, *arguments: Any) -> Any:
         """What a worker answers, once it has its parts: those that it had, after it was lost."""
-        assert self._members is not None
-        if not self._whole.wait(_MOST_WAIT_S):
-            raise WorkerLost(f"worker {worker} is lost, and not replaced yet")
-        call = getattr(self._members.members[worker].actor, method)
-        return self._members.result(call.remote(*arguments))
+
+        def call() -> Any:
+            assert self._members is not None
+            asked = getattr(self._members.members[worker].actor, method)
+            return self._members.result(asked.remote(*arguments), None)
+
+        return self._steady(call)
+
+    def _steady(self, call: Callable[[], T]) -> T:
+        """What a call of workers returns, which is repeated if one dies meanwhile and is replaced.
+        Raises ``WorkerLost``."""
+        attempts = _MOST_REPLACEMENTS
+        while True:
+            with self._changed:
+                if not self._await_change(self._is_steady):
+                    raise WorkerLost("a worker of the cluster is lost, and not replaced yet")
+                before = self._replacements
+            if self._ended is not None:
+                raise PenstockError(self._ended)
+            try:
+                return call()
+            except WorkerLost:
+                attempts -= 1
+                with self._changed:
+                    is_replaced = self._await_change(partial(self._is_newer, before))
+                if not attempts or not is_replaced:
+                    raise
+
+    def _await_change(self, condition: Callable[[], bool]) -> bool:
+        """Whether a condition holds after a while, ``_changed`` being held meanwhile. Raises what
+        the work of this thread must stop with."""
+        until = monotonic() + _MOST_WAIT_S
+        while not self._changed.wait_for(condition, WAKE_S):
+            checkpoint()
+            if monotonic() > until:
+                return False
+        return True
+
+    def _is_newer(self, replacements: int) -> bool:
+        return self._replacements != replacements or self._ended is not None
+
+    def _is_steady(self) -> bool:
+        return self._is_whole or self._ended is not None
 
     # Messages, and lost workers.
 
@@ -374,7 +490,9 @@ class Cluster:
         """Replace workers that have died, and others that die meanwhile; on the thread that
         watches."""
         assert self._members is not None
-        self._whole.clear()
+        self._forget()
+        with self._changed:
+            self._is_whole = False
         gone: str | None = None
         for _ in range(_MOST_REPLACEMENTS):
             for worker, reason in lost.items():
@@ -385,11 +503,14 @@ class Cluster:
                 gone = None
                 break
             except Exception as error:
-                if self._closed:
+                if self._ended is not None:
                     return
                 gone = f"workers {sorted(lost)} are lost and cannot be replaced: {error}"
                 lost = {**dict.fromkeys(lost, gone), **self._members.dead()}
-        self._whole.set()
+        with self._changed:
+            self._is_whole = True
+            self._replacements += 1
+            self._changed.notify_all()
         self._runs.resume(gone)
 
     def _told(self, worker: int, reason: str, part: RemotePart) -> str:
@@ -403,7 +524,12 @@ class Cluster:
             graphs = list(self._graphs.items())
         for handle, registered in graphs:
             for worker in registered.contents.keys() & {*lost}:
-                self._register(handle, registered, worker)
+                try:
+                    self._register(handle, registered, worker, _MOST_WAIT_S)
+                except WorkerLost:
+                    raise
+                except Exception:  # no worker can compile it, as its session is being told
+                    report_thread_exception()
 
     def _note_loss(self, worker: int, reason: str) -> None:
         """Note which variables a lost worker had: the next run that needs them is told."""

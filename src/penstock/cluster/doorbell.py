@@ -3,15 +3,19 @@
 Ray waits for a channel in a loop that keeps a core busy. That is right for a compiled graph, which
 is run again and again, but not for workers that wait for requests on a machine of few cores. So a
 reader waits for a byte on a socket, which the writer sends behind each message, and then reads
-without waiting.
+without waiting. A writer on the same machine uses a local socket of Linux, which takes half of the
+time of one of TCP.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
+import selectors
 import socket
 import struct
+import sys
+import threading
 from contextlib import suppress
 
 from penstock.algorithms.records import NamedTuple
@@ -19,55 +23,91 @@ from penstock.algorithms.records import NamedTuple
 # Seconds that a writer has to connect, or a stranger to show that it is none.
 _CONNECT_S = 20.0
 _TOKEN_BYTES = 16
-_WRITER = struct.Struct("<i")
+_LINK = struct.Struct("<q")
 
 
 class BellAddress(NamedTuple):
-    """Where a doorbell is, and what those who ring it show."""
+    """Where a doorbell is, what those who ring it show, and its name on its own machine."""
 
     host: str
     port: int
     token: bytes
+    name: bytes
 
 
 class Doorbell:
-    """Where one process waits for connections of those that write to it, by their numbers."""
+    """Where one process waits for connections of those that write to it. Each link has a number of
+    its own, so that the connection of a writer that has died meanwhile is not that of the next."""
 
     def __init__(self, host: str) -> None:
-        self._server = socket.create_server((host, 0))
-        self._server.settimeout(_CONNECT_S)
-        port = self._server.getsockname()[1]
-        self.address = BellAddress(host, port, secrets.token_bytes(_TOKEN_BYTES))
+        self._servers = [socket.create_server((host, 0))]
+        port, name = self._servers[0].getsockname()[1], b""
+        if sys.platform == "linux":
+            name = b"\0penstock-" + secrets.token_hex(_TOKEN_BYTES).encode()  # of no file
+            self._servers.append(socket.socket(socket.AF_UNIX))
+            self._servers[1].bind(name)
+            self._servers[1].listen()
+        for server in self._servers:
+            server.settimeout(_CONNECT_S)
+        self.address = BellAddress(host, port, secrets.token_bytes(_TOKEN_BYTES), name)
         self._early: dict[int, socket.socket] = {}
+        self._lock = threading.Lock()
 
-    def accept(self, writer: int) -> socket.socket:
-        """The connection of a writer, which has connected or will do so now. Raises ``OSError`` if
-        it does not."""
-        while writer not in self._early:
-            connection, _ = self._server.accept()
-            connection.settimeout(_CONNECT_S)
-            with suppress(OSError, struct.error):
-                shown = connection.recv(_TOKEN_BYTES + _WRITER.size, socket.MSG_WAITALL)
-                if hmac.compare_digest(shown[:_TOKEN_BYTES], self.address.token):
-                    (number,) = _WRITER.unpack(shown[_TOKEN_BYTES:])
-                    connection.settimeout(None)
-                    self._early[number] = connection
-                    continue
-            connection.close()
-        return self._early.pop(writer)
+    def accept(self, link: int) -> socket.socket:
+        """The connection of a link, whose writer has connected or will do so now. Raises
+        ``OSError`` if it does not."""
+        with self._lock:
+            while link not in self._early:
+                connection, _ = self._ready().accept()
+                connection.settimeout(_CONNECT_S)
+                with suppress(OSError, struct.error):
+                    shown = connection.recv(_TOKEN_BYTES + _LINK.size, socket.MSG_WAITALL)
+                    if hmac.compare_digest(shown[:_TOKEN_BYTES], self.address.token):
+                        (number,) = _LINK.unpack(shown[_TOKEN_BYTES:])
+                        connection.settimeout(None)
+                        self._early[number] = connection
+                        continue
+                connection.close()
+            return self._early.pop(link)
+
+    def _ready(self) -> socket.socket:
+        """The socket that somebody wants to connect to."""
+        with selectors.DefaultSelector() as selector:
+            for server in self._servers:
+                selector.register(server, selectors.EVENT_READ, server)
+            for key, _ in selector.select(_CONNECT_S):
+                ready: socket.socket = key.data
+                return ready
+        raise TimeoutError("the writer of a link has not connected")
 
     def close(self) -> None:
-        for connection in (self._server, *self._early.values()):
+        for connection in (*self._servers, *self._early.values()):
             connection.close()
 
 
-def connect(address: BellAddress, writer: int) -> socket.socket:
-    """A connection to the doorbell of a reader. Raises ``OSError``."""
-    host, port, token = address
-    connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+def connect(address: BellAddress, link: int) -> socket.socket:
+    """The connection of a link to the doorbell of its reader. Raises ``OSError``."""
+    connection = _connect_here(address.name)
+    if connection is None:
+        connection = socket.create_connection(address[:2], timeout=_CONNECT_S)
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(address.token + _LINK.pack(link))
+    return connection
+
+
+def _connect_here(name: bytes) -> socket.socket | None:
+    """A connection to the doorbell with a name on this machine; None if there is none."""
+    if not name or sys.platform != "linux":
+        return None
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(_CONNECT_S)
+    try:
+        connection.connect(name)
+    except OSError:  # it is on another machine
+        connection.close()
+        return None
     connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.sendall(token + _WRITER.pack(writer))
     return connection
 
 

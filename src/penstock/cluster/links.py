@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import ray
 from ray import _raylet
 from ray.exceptions import RayChannelError
 from ray.experimental.channel.shared_memory_channel import Channel
@@ -31,6 +32,7 @@ from penstock.cluster.doorbell import BellAddress, connect, rang
 from penstock.host.threads import Workers, report_thread_exception
 
 Message = tuple[Any, ...]
+Failed = Callable[[Exception], object]
 
 _ray: Any = _raylet  # compiled, with the names of a few of its classes alone
 
@@ -43,6 +45,24 @@ _BESIDE_BYTES = 1 << 10
 _MARK = b"penstock"
 # A new channel has room for messages that are larger by this factor.
 _ROOM = 1.25
+
+
+def report_failure(_: Exception) -> None:
+    """Report the current exception, of a message whose sender does not wait for it."""
+    report_thread_exception()
+
+
+def ray_identity() -> tuple[str, str]:
+    """The identity of this process to the Ray that it uses; another one after each start of Ray. A
+    Ray that is started anew has another node, and gives its jobs the same numbers."""
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
+
+
+def has_ray(identity: tuple[str, str]) -> bool:
+    """Whether the Ray to which this process has an identity is there: asked for anything after it
+    was shut down, Ray would start another one."""
+    return ray.is_initialized() and ray_identity() == identity
 
 
 class LinkClosed(ConnectionError):  # noqa: N818
@@ -60,6 +80,7 @@ class Link:
 
     def __init__(self, reader: Reader, nbytes: int, bell: socket.socket) -> None:
         self._reader = reader
+        self._ray = ray_identity()
         self.channel = self._channel(nbytes)
         self._outgrown: list[Channel] = []  # which the reader may not have left yet
         self._bell = bell
@@ -68,6 +89,7 @@ class Link:
         self._last: object = None
         self._taken = True
         self._poster: Workers | None = None
+        self._posting = threading.Lock()
 
     def send(self, message: Message) -> None:
         """Write a message, once the reader has taken the one before. Raises ``LinkClosed``, and
@@ -76,27 +98,39 @@ class Link:
         with self._lock:
             self._write(packed)
 
-    def post(self, message: Message, tag: object = None) -> None:
+    def post(self, message: Message, tag: object = None, failed: Failed = report_failure) -> None:
         """Write a message now if it is known that the reader has taken those before, else soon. A
-        link that is closed drops it. ``took`` is called when there is an answer to the ``tag``."""
+        link that is closed drops it. ``took`` is called when there is an answer to the ``tag``;
+        ``failed``, if Ray cannot write it, with the reason. Raises what pickling raises for a value
+        that is no data."""
         packed = _packed(message)
         if self._taken and self._lock.acquire(blocking=False):
             try:
-                self._last, self._taken = tag, False
-                self._write(packed)
-            except LinkClosed:
-                pass
+                self._write_now(packed, tag, failed)
             finally:
                 self._lock.release()
             return
-        if self._poster is None:
-            self._poster = Workers("cluster-link", 1)
-        self._poster.submit(partial(self._post, packed, tag))
+        with self._posting:
+            if self._closed:
+                return
+            if self._poster is None:
+                self._poster = Workers("cluster-link", 1)
+            self._poster.submit(partial(self._post, packed, tag, failed))
 
-    def _post(self, packed: Any, tag: object) -> None:
-        with suppress(LinkClosed), self._lock:
-            self._last, self._taken = tag, False
+    def _post(self, packed: Any, tag: object, failed: Failed) -> None:
+        with self._lock:
+            self._write_now(packed, tag, failed)
+
+    def _write_now(self, packed: Any, tag: object, failed: Failed) -> None:
+        before = self._last, self._taken
+        self._last, self._taken = tag, False
+        try:
             self._write(packed)
+        except LinkClosed:
+            pass
+        except Exception as error:
+            self._last, self._taken = before
+            failed(error)
 
     def took(self, tag: object) -> None:
         """Note that the reader has answered a message, and so has taken it."""
@@ -105,31 +139,38 @@ class Link:
 
     def _channel(self, nbytes: int) -> Channel:
         """A channel to the reader for messages of up to ``nbytes``."""
-        self._room = nbytes
-        return Channel(get_self_actor(), [self._reader[:2]], nbytes + len(_MARK))
+        channel = Channel(get_self_actor(), [self._reader[:2]], nbytes + len(_MARK))
+        self._room = nbytes  # now that Ray has had the memory
+        return channel
 
     def _write(self, packed: Any) -> None:
         if self._closed:
             raise LinkClosed
         try:
             if packed.total_bytes > self._room:
-                outgrown, self.channel = (
-                    self.channel,
-                    self._channel(int(packed.total_bytes * _ROOM)),
-                )
+                wider = self._channel(int(packed.total_bytes * _ROOM))
+                outgrown, self.channel = self.channel, wider
                 self._outgrown.append(outgrown)
                 outgrown.write(self.channel)
             self.channel.write(packed)
             self._bell.sendall(b"!")
         except (RayChannelError, OSError) as error:
             raise LinkClosed from error
+        except Exception:
+            if has_ray(self._ray):
+                raise
+            raise LinkClosed from None
 
     def close(self) -> None:
         """Let writers that wait, and later ones, fail; for when the reader is gone."""
-        self._closed = True
+        with self._posting:
+            self._closed = True
+            poster = self._poster
         for channel in (*self._outgrown, self.channel):
             close_channel(channel)
         _hang_up(self._bell)
+        if poster is not None:  # what it has to write fails now
+            poster.close(wait=False)
 
 
 class Reader(NamedTuple):
@@ -141,10 +182,10 @@ class Reader(NamedTuple):
     bell: BellAddress
 
 
-def open_link(writer: int, reader: Reader, nbytes: int) -> Link:
-    """A link from this process, which is the ``writer`` with this number; its largest message is
-    expected to have ``nbytes`` of arrays."""
-    return Link(reader, max(SMALL_BYTES, nbytes + _HEAD_BYTES), connect(reader.bell, writer))
+def open_link(number: int, reader: Reader, nbytes: int) -> Link:
+    """The link with this number, which no other has, from this process to a reader; its largest
+    message is expected to have ``nbytes`` of arrays."""
+    return Link(reader, max(SMALL_BYTES, nbytes + _HEAD_BYTES), connect(reader.bell, number))
 
 
 def close_channel(channel: Channel) -> None:

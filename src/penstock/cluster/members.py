@@ -6,29 +6,48 @@ waits for that; and asks each worker now and then for an answer, since one that 
 
 from __future__ import annotations
 
+import math
 import os
+import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import wait as wait_for
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import count
 from time import monotonic
 from typing import Any
 
 import ray
+from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import RayError
 
+from penstock.algorithms.checkpoints import WAKE_S, checkpoint
 from penstock.algorithms.records import dataclass
 from penstock.cluster.doorbell import Doorbell
-from penstock.cluster.links import Link, LinkReader, Message, Reader, open_link
-from penstock.cluster.worker import Worker
-from penstock.errors import PenstockError
+from penstock.cluster.links import (
+    Link,
+    LinkReader,
+    Message,
+    Reader,
+    has_ray,
+    open_link,
+    ray_identity,
+)
+from penstock.cluster.worker import CALLS_APART, Worker
+from penstock.errors import PenstockError, WorkerLost
+from penstock.host.fork import in_child
 from penstock.host.threads import report_thread_exception
 
 DRIVER = -1
 """stands for the driver where workers have numbers"""
 
-# Calls of a worker that Ray runs at the same time: ``stay`` is one of them.
+# Calls of a worker that Ray runs at the same time, but for those that wait for no others.
 _CALLS = 4
+_END_S = 1.0
+# Seconds that a Ray has to take a connection.
+_ANSWER_S = 10.0
 # Workers are asked for an answer this often in the time after which they count as dead.
 _PINGS = 4
 _LONGEST_WAIT_S = 5.0
@@ -46,14 +65,14 @@ class _Proxy:
 @dataclass(slots=True, eq=False)
 class Member:
     """A worker: as a reader of links, its process, both links, and what Ray fulfils when it has
-    died; what it was ``asked`` last, and ``since`` when."""
+    died; its answer to what it was ``asked`` last, and ``since`` when."""
 
     as_reader: Reader
     process: int
     link: Link
     reader: LinkReader
-    stays: Any
-    asked: Any = None
+    stays: Future[None]
+    asked: Future[None] | None = None
     since: float = 0.0
 
     @property
@@ -64,7 +83,7 @@ class Member:
 class Members:
     """All workers. ``take`` is called with each message of a worker, ``lost`` with the numbers of
     those that have died and the reasons, on the thread that watches: it calls ``replace``.
-    ``look`` is called now and then there."""
+    ``look`` is called now and then there; ``gone``, with a reason, once there are none any more."""
 
     def __init__(
         self,
@@ -74,6 +93,7 @@ class Members:
         take: Callable[[int, Message], object],
         lost: Callable[[dict[int, str]], object],
         look: Callable[[], object],
+        gone: Callable[[str], object],
     ) -> None:
         self._devices = list(devices)
         self._threads = threads
@@ -81,8 +101,11 @@ class Members:
         self._take = take
         self._lost = lost
         self._look = look
+        self._gone = gone
+        self._ray = ray_identity()
         self._closed = threading.Event()
         self._pairs: dict[tuple[int, int], int] = {}
+        self._links = count()
         self._lock = threading.RLock()
         self.members: list[Member] = []
         self._doorbell = Doorbell(ray.util.get_node_ip_address())
@@ -99,9 +122,17 @@ class Members:
         threading.Thread(target=self._watch, name="penstock-cluster", daemon=True).start()
 
     def _actor(self, index: int) -> Any:
-        options = {"num_cpus": self._threads, "max_concurrency": _CALLS, "max_restarts": 0}
+        options: dict[str, Any] = {
+            "num_cpus": self._threads,
+            "max_concurrency": _CALLS,
+            "max_restarts": 0,
+        }
+        options["concurrency_groups"] = CALLS_APART
         actor = ray.remote(**options)(Worker).remote(index, self._threads, self._devices)
         self._actors.append(actor)
+        if self._closed.is_set():  # it may not have been there yet when all were ended
+            ray.kill(actor)
+            raise WorkerLost("the cluster was closed")
         return actor
 
     def _joined(self, index: int, actor: Any) -> Member:
@@ -109,31 +140,46 @@ class Members:
         node, process, bell = self.result(actor.identity.remote())
         reader = Reader(actor, node, bell)
         with ExitStack() as opened:
-            link = open_link(DRIVER, reader, 0)
+            there, here = next(self._links), next(self._links)
+            link = open_link(there, reader, 0)
             opened.callback(link.close)
-            self.result(actor.read.remote(DRIVER, link.channel))
-            channel = self.result(actor.open.remote(DRIVER, self._own, 0))
+            self.result(actor.read.remote(there, DRIVER, link.channel))
+            channel = self.result(actor.open.remote(here, DRIVER, self._own, 0))
             take = partial(self._take, index)
-            back = LinkReader(channel, take, str(index), self._doorbell.accept(index))
+            back = LinkReader(channel, take, str(index), self._doorbell.accept(here))
             opened.pop_all()
-        return Member(reader, process, link, back, actor.stay.remote())
+        return Member(reader, process, link, back, actor.stay.remote().future())
 
-    def result(self, ref: Any) -> Any:
+    def result(self, ref: Any, timeout: float | None = _START_S) -> Any:
         """What a call of an actor returns. Raises ``PenstockError`` if there is no room for the
-        actor, or it has died; what the call raises."""
-        try:
-            return ray.get(ref, timeout=_START_S)
-        except ray.exceptions.GetTimeoutError as error:
+        actor; ``WorkerLost`` if it has died, or does not reach another one that may have died; what
+        the call raises, and what the work of this thread must stop with."""
+        answer: Future[Any] = ref.future()
+        until = math.inf if timeout is None else monotonic() + timeout
+        left = WAKE_S
+        while left > 0 and not wait_for([answer], left).done:
+            checkpoint()
+            if not ray.is_initialized():
+                raise WorkerLost("Ray was shut down, and all workers with it")
+            left = min(WAKE_S, until - monotonic())
+        if not answer.done():
             raise PenstockError(
                 f"a worker of the cluster did not begin within {_START_S:.0f} s: each needs "
                 f"{self._threads} CPUs of Ray, which has {ray.available_resources().get('CPU', 0)} "
                 "free; ask for fewer workers or threads"
-            ) from error
+            )
+        try:
+            return answer.result()
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
+            if isinstance(cause, ConnectionError | TimeoutError | RayError):
+                raise WorkerLost(
+                    f"a worker of the cluster does not reach another: {cause}"
+                ) from None
             raise (cause if isinstance(cause, PenstockError) else error) from None
         except RayError as error:
-            raise PenstockError(f"a worker of the cluster has died: {error}") from error
+            first = str(error).splitlines()[0]
+            raise WorkerLost(f"a worker of the cluster has died: {first}") from error
 
     def connect(self, pairs: Mapping[tuple[int, int], int]) -> None:
         """Open the links between pairs of workers that are not open yet. ``pairs`` gives
@@ -146,68 +192,83 @@ class Members:
 
     def _connect(self, source: int, target: int, nbytes: int) -> None:
         one, other = self.members[source], self.members[target]
-        opened = one.actor.open.remote(target, other.as_reader, nbytes)
-        self.result(other.actor.read.remote(source, self.result(opened)))
+        number = next(self._links)
+        opened = one.actor.open.remote(number, target, other.as_reader, nbytes)
+        self.result(other.actor.read.remote(number, source, self.result(opened)))
 
     def replace(self, lost: Collection[int]) -> None:
         """Start workers in the place of those that have died, with all of their links."""
         for index in lost:
             self._part(index, self.members[index])
         actors = {index: self._actor(index) for index in lost}
-        for index, actor in actors.items():
-            self.members[index] = self._joined(index, actor)
+        try:
+            for index, actor in actors.items():
+                self.members[index] = self._joined(index, actor)
+        except BaseException:
+            for index, actor in actors.items():
+                if self.members[index].actor is not actor:  # it would stay until the end
+                    self._kill(actor)
+            raise
         with self._lock:
             for (source, target), nbytes in self._pairs.items():
                 if source in actors or target in actors:
                     self._connect(source, target, nbytes)
+        if self._closed.is_set():
+            self.close()
 
     def _part(self, index: int, old: Member) -> None:
         """Close all links of a worker that has died, so that nothing waits for it."""
-        with suppress(Exception):
-            ray.kill(old.actor)
+        self._kill(old.actor)
         old.link.close()
         old.reader.close()
         others = [m.actor for m in self.members if m is not old]
         refs = [actor.part_from.remote(index) for actor in others]
         ray.wait(refs, num_returns=len(refs), timeout=self._timeout) if refs else None
 
+    def _kill(self, actor: Any) -> None:
+        with suppress(Exception):
+            ray.kill(actor)
+        with suppress(ValueError):
+            self._actors.remove(actor)
+
     def dead(self, wait: float = 0.0) -> dict[int, str]:
         """The workers that have died, and why, once one has, or after ``wait`` seconds."""
         stays = [member.stays for member in self.members]
-        died, _ = ray.wait(stays, timeout=wait)
-        return {i: self._reason(self.members[i]) for i, ref in enumerate(stays) if ref in died}
+        died, _ = wait_for(stays, timeout=wait, return_when=FIRST_COMPLETED)
+        return {i: self._reason(self.members[i]) for i, stay in enumerate(stays) if stay in died}
 
     def _watch(self) -> None:
-        """Wait for workers to die."""
+        """Wait for workers to die. No call of Ray is under way meanwhile: it would end the process
+        if another thread shut Ray down."""
         wait = min(self._timeout / _PINGS, _LONGEST_WAIT_S)
         while not self._closed.is_set():
             try:
-                lost = {**self.dead(wait), **self._silent()}
-                if lost and not self._closed.is_set():
-                    self._lost(lost)
+                lost = self.dead(wait)
+                if has_ray(self._ray):
+                    lost.update(self._silent())
+                    if lost and not self._closed.is_set():
+                        self._lost(lost)
                 self._look()
-            except SystemExit:  # Ray is shut down
-                return
-            except Exception:
-                if not self._closed.is_set():
+            except BaseException:
+                if has_ray(self._ray) and not self._closed.is_set():
                     report_thread_exception()
                     self._closed.wait(wait)
+            if not has_ray(self._ray):
+                self._gone("Ray was shut down, and all workers with it")
+                return
 
     def _reason(self, member: Member) -> str:
-        try:
-            ray.get(member.stays, timeout=0)
-        except Exception as error:
-            return f"process {member.process} has died: {str(error).splitlines()[0].rstrip('.')}"
-        return f"process {member.process} has ended"
+        error = member.stays.exception()
+        if error is None:
+            return f"process {member.process} has ended"
+        return f"process {member.process} has died: {str(error).splitlines()[0].rstrip('.')}"
 
     def _silent(self) -> dict[int, str]:
         """Ask all workers for an answer; those that have given none for too long."""
         silent, now = {}, monotonic()
         for index, member in enumerate(self.members):
-            if member.asked is not None and ray.wait([member.asked], timeout=0)[0]:
-                member.asked = None
-            if member.asked is None:
-                member.asked, member.since = member.actor.ping.remote(), now
+            if member.asked is None or member.asked.done():
+                member.asked, member.since = member.actor.ping.remote().future(), now
             elif now - member.since > self._timeout:
                 silent[index] = f"it gave no answer for worker_timeout = {self._timeout} s"
         return silent
@@ -215,25 +276,79 @@ class Members:
     def close(self) -> None:
         """End all workers."""
         self._closed.set()
-        refs = [member.actor.close.remote() for member in self.members]
-        with suppress(Exception):
-            ray.wait(refs, num_returns=len(refs), timeout=1.0)
+        if has_ray(self._ray):
+            self._call_all([member.actor.close for member in self.members])
         for member in self.members:
             member.link.close()
             member.reader.close()
-        for actor in self._actors:
-            with suppress(Exception):
-                ray.kill(actor)
+        if has_ray(self._ray):
+            # Processes that end by themselves remove what Ray has in /dev/shm.
+            self._call_all([actor.__ray_terminate__ for actor in self._actors])
+            for actor in list(self._actors):
+                self._kill(actor)
         self._doorbell.close()
+
+    def _call_all(self, methods: Sequence[Any]) -> None:
+        """Call methods of actors, and wait for them for a while."""
+        with suppress(Exception):
+            refs = [method.remote() for method in methods]
+            ray.wait(refs, num_returns=len(refs), timeout=_END_S)
 
 
 def start_ray(address: str | None, cpus: int) -> None:
-    """Attach to the Ray that the process uses, or at an address; or start one on this machine."""
+    """Attach to the Ray that the process uses, or at an address; or start one on this machine.
+    Raises ``PenstockError`` in a process that was forked from one with a Ray."""
+    if _HAS_PARENTS_RAY:
+        raise PenstockError(
+            "this process was forked from one that uses Ray, which does not work in it: start it "
+            "anew (multiprocessing's 'spawn')"
+        )
     if ray.is_initialized():
+        own = ray.get_runtime_context().gcs_address
+        if address is not None and _bootstrap(address) not in (own, None):
+            raise PenstockError(
+                f"this process uses the Ray at {own} already, and cannot use another one, at "
+                f"{address!r}: give no address=, or call ray.shutdown() before"
+            )
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-    if address is not None:
-        ray.init(address=address, **quiet)
+    if address is None:
+        address = os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
+        cpus = max(cpus, os.cpu_count() or 1)
+        ray.init("local", num_cpus=cpus, include_dashboard=False, **quiet)
         return
-    cpus = max(cpus, os.cpu_count() or 1)
-    ray.init(num_cpus=cpus, include_dashboard=False, **quiet)
+    advice = "start one ('ray start --head' prints its address), or give no address and unset "
+    advice += "RAY_ADDRESS: then one is started on this machine"
+    try:
+        at = _bootstrap(address)
+        if at is not None:  # Ray would try for minutes
+            host, _, port = at.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+        ray.init(address=address, **quiet)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise PenstockError(f"no Ray answers at {address!r} ({reason}); {advice}") from error
+
+
+def _bootstrap(address: str) -> str | None:
+    """The host and port of a Ray, by its address; None for one that Ray has to look for. Raises
+    ``PenstockError`` for addresses by which no process can be one of a cluster's."""
+    if address in ("auto", "local"):
+        return None
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit():
+        raise PenstockError(
+            f"a cluster needs the address of a Ray as host:port, or 'auto', not {address!r}"
+        )
+    bootstrap: str | None = canonicalize_bootstrap_address(address)
+    return bootstrap
+
+
+_HAS_PARENTS_RAY: list[bool] = []
+
+
+@in_child
+def _note_fork() -> None:
+    if ray.is_initialized():
+        _HAS_PARENTS_RAY.append(True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +50,7 @@ class ClusterRun:
         self.inputs = inputs
         self.control = control
         self.attempts = attempts
-        self.number = -1
-        self._done: Done | None = done
+        self._dones = [done]  # or none: to take it is one operation
         self.reset()
 
     def reset(self) -> None:
@@ -60,6 +60,7 @@ class ClusterRun:
         self.reports: dict[int, _Counts] = {}
         self.doubt: BaseException | None = None
         self.since = 0.0
+        self.number = -1
 
     @property
     def still(self) -> bool:
@@ -78,9 +79,11 @@ class ClusterRun:
 
     def end(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
         """End the run, unless it has ended."""
-        done, self._done = self._done, None
-        if done is not None:
-            done(outputs, error)
+        try:
+            done = self._dones.pop()
+        except IndexError:
+            return
+        done(outputs, error)
 
 
 class Runs:
@@ -100,36 +103,46 @@ class Runs:
     def begin(self, run: ClusterRun) -> None:
         """Send the feeds of a run, or hold them until a lost worker that it needs is replaced."""
         with self._lock:
+            if run.control.stopped:  # whoever did so ends it, and finds nothing to stop
+                return
             if any(part.worker in self._lost for part in run.all_parts):
                 self._held.append(run)
                 return
-            if self._gone is None:
-                run.number, self._next = self._next, self._next + 1
-                self._steps[run.number] = run
+            gone = self._gone
+            if gone is None:
+                number = run.number = self._next
+                self._next += 1
+                self._steps[number] = run
                 oldest = next(iter(self._steps))
-        if self._gone is not None:
-            run.end(None, WorkerLost(self._gone))
-            return
-        self._send(run, run.number, oldest)
+        if gone is None:
+            self._send(run, number, oldest)
+        else:
+            run.end(None, WorkerLost(gone))
 
     def _send(self, run: ClusterRun, number: int, oldest: int) -> None:
         assert self.members is not None
         timeout = run.control.seconds_left
-        try:
-            for part in run.all_parts:
-                if part.passive:
-                    continue
-                feeds = [run.inputs[i] for i in part.inputs]
-                message = ("run", run.handle, number, oldest, feeds, timeout)
-                self.members.members[part.worker].link.post(message, number)
-        except Exception as error:  # a feed is no data
-            self.stop(run, RunError(f"a feed cannot be sent to worker {part.worker}: {error!r}"))
+        for part in run.all_parts:
+            if part.passive:
+                continue
+            feeds = [run.inputs[i] for i in part.inputs]
+            message = ("run", run.handle, number, oldest, feeds, timeout)
+            failed = partial(self._not_sent, run, part.worker)
+            try:
+                self.members.members[part.worker].link.post(message, number, failed)
+            except Exception as error:  # a feed is no data
+                failed(error)
+
+    def _not_sent(self, run: ClusterRun, worker: int, error: Exception) -> None:
+        self.stop(run, RunError(f"a feed cannot be sent to worker {worker}: {error!r}"))
 
     def stop(self, run: ClusterRun, error: BaseException) -> None:
         """End a run with an error, and tell its workers."""
-        if self._take(run):
-            self._stop_workers(run, error)
-        run.end(None, error)
+        try:
+            if self._take(run):
+                self._stop_workers(run, error)
+        finally:
+            run.end(None, error)
 
     def _take(self, run: ClusterRun) -> bool:
         """Take a run out of those in flight; False if another thread has, or it was held."""
@@ -158,7 +171,7 @@ class Runs:
                 with self._lock:
                     run = self._steps.get(each)
                 if run is not None:
-                    self._ended(run, worker, (), None, sent, received)
+                    self._ended(run, each, worker, (), None, sent, received)
             return
         self.members.members[worker].link.took(number)
         with self._lock:
@@ -168,7 +181,7 @@ class Runs:
                 stop = ("stop", number, Cancelled("the run has ended"))
                 self._order(worker, stop)
         elif kind == "done":
-            self._ended(run, worker, *rest)
+            self._ended(run, number, worker, *rest)
         elif kind == "waits":
             run.reports[worker] = rest[0], rest[1]
             self._look(run)
@@ -176,6 +189,7 @@ class Runs:
     def _ended(
         self,
         run: ClusterRun,
+        number: int,
         worker: int,
         outputs: tuple[Any, ...] | None,
         error: BaseException | None,
@@ -183,17 +197,19 @@ class Runs:
         received: dict[int, int],
     ) -> None:
         """A part has ended."""
-        if isinstance(error, Aborted):  # since another worker is gone, which Ray will say
-            run.doubt, run.since = error, monotonic()
-            return
-        if error is not None:
-            run.parts.pop(worker, None)
-            self.stop(run, error)
+        with self._lock:
+            if run.number != number:  # it is tried again
+                return
+            if isinstance(error, Aborted):  # since another worker is gone, which Ray will say
+                run.doubt, run.since = error, monotonic()
+                return
+            part = run.parts.pop(worker, None)
+            if part is None:
+                return
+        if error is not None or outputs is None:
+            self.stop(run, error or RunError(f"worker {worker} gave no outputs"))
             return
         with self._lock:
-            part = run.parts.pop(worker, None)
-            if part is None or outputs is None:
-                return
             run.reports[worker] = sent, received
             run.outputs.update(zip(part.outputs, outputs, strict=True))
             left = any(not part.silent for part in run.parts.values())
@@ -221,15 +237,16 @@ class Runs:
             lost = [run for run in self._steps.values() if worker in run.parts]
             for run in lost:
                 del self._steps[run.number]
-        for run in lost:
-            error = WorkerLost(reason(run.parts.pop(worker)))
+            parts = [run.parts.pop(worker) for run in lost]
+        for run, part in zip(lost, parts, strict=True):
+            error = WorkerLost(reason(part))
             self._stop_workers(run, error)
             if run.attempts < 1 or run.control.stopped:
                 run.end(None, error)
                 continue
             run.attempts -= 1
-            run.reset()
             with self._lock:
+                run.reset()
                 self._held.append(run)
 
     def resume(self, gone: str | None = None) -> None:
@@ -239,8 +256,7 @@ class Runs:
             held, self._held = self._held, []
             self._lost.clear()
         for run in held:
-            if not run.control.stopped:
-                self.begin(run)
+            self.begin(run)
 
     def end_doubtful(self) -> None:
         """End runs of which a part could not send a value long ago, though no worker has died."""
@@ -260,6 +276,13 @@ class Runs:
             self._gone = str(error)
         for run in runs:
             run.end(None, error)
+
+    def forked(self, reason: str) -> None:
+        """Forget the runs of the parent process; those of this one end with ``WorkerLost``."""
+        self._lock = threading.Lock()
+        self._steps.clear()
+        self._held = []
+        self._gone = reason
 
 
 def listen(runs: Runs, run: ClusterRun) -> None:

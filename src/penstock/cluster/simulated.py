@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.analysis.frames import GraphPart
-from penstock.errors import Unsupported, check_count, wrong_type
+from penstock.errors import Unsupported, check_choice, check_count, wrong_type
 from penstock.ir.graph import Graph, Model
 from penstock.limits import Limits
 from penstock.tuning.profile_costs import ProfileCosts
@@ -75,9 +75,8 @@ def worker_devices(workers: int) -> tuple[str, ...]:
 
 def check_rates(objective: str, **rates: float | None) -> None:
     """Raise ``ValueError`` for an objective that there is not, and for numbers that are not over
-    0."""
-    if objective not in OBJECTIVES:
-        raise ValueError(f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}")
+    0; ``TypeError`` for what is no name and no number."""
+    check_choice("objective", objective, OBJECTIVES)
     for name, value in rates.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise wrong_type(name, value, "a number")

@@ -38,10 +38,15 @@ from penstock.types import TensorType
 
 # Seconds between two looks for steps that wait for values and may do so without end.
 _IDLE_S = 0.25
-# Steps that have ended of which all are remembered: values may come for those that were stopped.
+# Steps that have ended of which all are remembered, at least: values may come for those that were
+# stopped.
 _MOST_OVER = 10_000
 # Ends of parts that the driver is told of later, if it still waits for their runs.
 _MOST_ENDED = 100_000
+_APART = "apart"
+_apart: Any = ray.method(concurrency_group=_APART)
+CALLS_APART = {_APART: 2}
+"""calls that do not wait for others, which may take long: ``stay``, and ``ping``"""
 
 
 class FarRendezvous(Rendezvous):
@@ -109,10 +114,10 @@ class Worker:
         self._ended: deque[Message] = deque(maxlen=_MOST_ENDED)
         self._oldest = 0
         self._over: set[int] = set()
+        self._most_over = _MOST_OVER
         self._lock = threading.Lock()
         self._strand = Strand(f"cluster-{index}")
         self._closed = threading.Event()
-        self._targets: dict[str, int] = {}
 
     # Called by the driver, through Ray.
 
@@ -121,21 +126,22 @@ class Worker:
         node: str = ray.get_runtime_context().get_node_id()
         return node, os.getpid(), self._doorbell.address
 
-    def open(self, peer: int, reader: Reader, nbytes: int) -> Any:
-        """Open a link to another worker, or to the driver, which is -1; returns its channel."""
+    def open(self, number: int, peer: int, reader: Reader, nbytes: int) -> Any:
+        """Open the link with this number to another worker, or to the driver, which is -1; returns
+        its channel."""
         old = self.links.get(peer)
         if old is not None:
             old.close()
-        link = self.links[peer] = open_link(self.index, reader, nbytes)
+        link = self.links[peer] = open_link(number, reader, nbytes)
         return link.channel
 
-    def read(self, peer: int, channel: Any) -> None:
-        """Take what another worker, or the driver, writes into a channel."""
+    def read(self, number: int, peer: int, channel: Any) -> None:
+        """Take what another worker, or the driver, writes into the channel of a link."""
         old = self._readers.pop(peer, None)
         if old is not None:
             old.close()
         take = self._take_order if peer < 0 else partial(self._take_value, peer)
-        bell = self._doorbell.accept(peer)
+        bell = self._doorbell.accept(number)
         self._readers[peer] = LinkReader(channel, take, str(peer), bell, self._strand.drain)
 
     def part_from(self, peer: int) -> None:
@@ -161,12 +167,14 @@ class Worker:
         if part.silent:
             self._silent.add(handle)
 
-    def forget(self, handles: Sequence[int]) -> None:
-        """Give up parts."""
+    def forget(self, handles: Sequence[int], stores: Sequence[int]) -> None:
+        """Give up parts, and the variables of stores, by their numbers."""
         for handle in handles:
             self._parts.pop(handle, None)
             self._passive.discard(handle)
             self._silent.discard(handle)
+        for number in stores:
+            self._stores.pop(number, None)
 
     def variable(self, store: int, name: str) -> Any:
         """The value of a variable, by the number of its store; None if it has none."""
@@ -180,10 +188,12 @@ class Worker:
         else:
             variable.assign(value)
 
+    @_apart  # type: ignore[untyped-decorator]
     def ping(self) -> int:
         """The number of steps that run."""
         return len(self._steps)
 
+    @_apart  # type: ignore[untyped-decorator]
     def stay(self) -> None:
         """Return when the worker is closed; and, every moment, report steps that only wait."""
         while not self._closed.wait(_IDLE_S):
@@ -260,8 +270,10 @@ class Worker:
             stale = [n for n, s in self._steps.items() if n < oldest and s.control is None]
             for each in stale:
                 del self._steps[each]
-            if len(self._over) > _MOST_OVER:
+            if len(self._over) > self._most_over:
                 self._over = {n for n in self._over if n >= self._oldest}
+                # An old step that goes on keeps all later ones.
+                self._most_over = max(_MOST_OVER, 2 * len(self._over))
         step, part = self._step(number), self._parts.get(handle)
         if step is None:
             return
@@ -336,10 +348,7 @@ class Worker:
 
     def target(self, edge: str) -> int:
         """The worker that the values of an edge go to (``rendezvous.edge_key``)."""
-        target = self._targets.get(edge)
-        if target is None:
-            target = self._targets[edge] = self._tasks[edge.split(";")[1]]
-        return target
+        return self._tasks[edge.split(";")[1]]
 
 
 def _sendable(error: BaseException | None) -> BaseException | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -16,12 +18,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from penstock.errors import DeadlineExceeded, InvalidInput, PenstockError, QueueFull
+from penstock.serving.direct import Answer, DirectAnswers
 from penstock.serving.metrics import Metrics
 from penstock.serving.protocol import (
     HEADER_LENGTH,
+    SHARED_MEMORY_OFF,
+    InferenceRequest,
     decode_options,
     decode_request,
     encode_response,
+    json_bytes,
 )
 from penstock.serving.replicas import ReplicasClosed
 from penstock.serving.repository import (
@@ -30,16 +36,33 @@ from penstock.serving.repository import (
     ServedModel,
     UnknownModel,
 )
+from penstock.serving.shared_memory import SharedMemory, UnknownRegion
 from penstock.version import VERSION
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
-# Bodies from which on requests are read on a thread, so that others go on meanwhile.
-_LONG_BODY = 1 << 20
+# What clients of Triton may ask for, and Penstock does not have.
+_UNSUPPORTED = (
+    *("/v2/trace/setting", "/v2/models/{model}/trace/setting", "/v2/logging"),
+    "/v2/cudasharedmemory/{rest:path}",
+)
+_INFER = re.compile(r"/v2/models/([^/%?]+)(?:/versions/([^/%?]+))?/infer")
+# Bytes of a body, and of JSON, beyond which it is read or written on a thread, so that others go on
+# meanwhile. Numbers in JSON take 10 to 14 ns a byte.
+_LONG_BODY, _LONG_JSON = 1 << 20, 1 << 12
+# Of a number in JSON, about.
+_DIGITS = 16
+
+
+class MissingExtensionError(PenstockError):
+    """A request is for a part of the protocol that the server does not have."""
+
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnknownModel, 404),
+    (UnknownRegion, 404),
+    (MissingExtensionError, 404),
     (InvalidInput, 400),
     (QueueFull, 503),
     (DeadlineExceeded, 504),
@@ -53,13 +76,23 @@ class _TooLargeError(PenstockError):
 class Server:
     """Answers requests for the models of a repository. ``max_bytes``: of a request's body;
     ``timeout``: the seconds that it may take. ``app`` is the application; the repository is closed
-    when it ends."""
+    when it ends. ``direct`` has threads that connections may be lent to. With ``shared_memory``
+    tensors may be in segments of shared memory, any of which clients can then name."""
 
-    def __init__(self, repository: ModelRepository, *, max_bytes: int, timeout: float) -> None:
+    def __init__(
+        self,
+        repository: ModelRepository,
+        *,
+        max_bytes: int,
+        timeout: float,
+        shared_memory: bool = False,
+    ) -> None:
         self.repository = repository
         self.max_bytes = max_bytes
         self.timeout = timeout
         self.metrics = Metrics(repository)
+        self.direct = DirectAnswers(self.is_direct, self.infer_here, max_bytes)
+        self.shared = SharedMemory(max_bytes) if shared_memory else None
         self.ready = True
         get, post = partial(Route, methods=["GET"]), partial(Route, methods=["POST"])
         paths = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
@@ -82,6 +115,18 @@ class Server:
                 get(f"{path}/ready", self._answer(self.model_is_ready)),
                 get(f"{path}/stats", self._answer(self.statistics)),
             ]
+        shared, region = "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"
+        routes += [
+            get(f"{shared}/status", self._answer(self.regions)),
+            get(f"{region}/status", self._answer(self.regions)),
+            post(f"{region}/register", self._answer(self.register)),
+            post(f"{region}/unregister", self._answer(self.unregister)),
+            post(f"{shared}/unregister", self._answer(self.unregister)),
+        ]
+        routes += [
+            Route(path, self._answer(self.unsupported), methods=["GET", "POST"])
+            for path in _UNSUPPORTED
+        ]
         failures = dict.fromkeys((404, 405), _refuse)
         self.app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=failures)
 
@@ -90,6 +135,7 @@ class Server:
         yield
         self.ready = False
         await asyncio.to_thread(self.repository.close)
+        await asyncio.to_thread(self.direct.close)
 
     def _answer(self, handler: Handler) -> Handler:
         """A handler whose errors are answers in the form of the protocol."""
@@ -100,9 +146,7 @@ class Server:
             except _TooLargeError as error:
                 return _error(str(error), 413)
             except Exception as error:
-                status = next((code for of, code in _STATUS if isinstance(error, of)), 500)
-                own = isinstance(error, PenstockError | OSError)
-                return _error(str(error) if own else f"{type(error).__name__}: {error}", status)
+                return _error(*_described(error))
 
         return answer
 
@@ -112,7 +156,8 @@ class Server:
     # The server.
 
     async def metadata(self, request: Request) -> Response:
-        return JSONResponse({"name": "penstock", "version": VERSION, "extensions": EXTENSIONS})
+        extensions = [*EXTENSIONS, *(["system_shared_memory"] if self.shared else [])]
+        return JSONResponse({"name": "penstock", "version": VERSION, "extensions": extensions})
 
     async def live(self, request: Request) -> Response:
         return JSONResponse({"live": True})
@@ -165,8 +210,37 @@ class Server:
         return JSONResponse({})
 
     async def unload(self, request: Request) -> Response:
+        given = decode_options(await self._body(request)).get("parameters") or {}
+        if any(given.values()):  # "unload_dependents": false is what models do anyway
+            names = ", ".join(map(repr, given))
+            raise InvalidInput(f"models have no dependents, and are unloaded without {names:.80}")
         await asyncio.to_thread(self.repository.unload, request.path_params["model"])
         return JSONResponse({})
+
+    # Shared memory, and what there is not.
+
+    def _shared(self) -> SharedMemory:
+        if self.shared is None:
+            raise MissingExtensionError(SHARED_MEMORY_OFF)
+        return self.shared
+
+    async def regions(self, request: Request) -> Response:
+        return JSONResponse(self._shared().describe(request.path_params.get("name")))
+
+    async def register(self, request: Request) -> Response:
+        document = decode_options(await self._body(request))
+        self._shared().register(request.path_params["name"], document)
+        return JSONResponse({})
+
+    async def unregister(self, request: Request) -> Response:
+        self._shared().unregister(request.path_params.get("name"))
+        return JSONResponse({})
+
+    async def unsupported(self, request: Request) -> Response:
+        raise MissingExtensionError(
+            f"{request.url.path} is of an extension of the protocol that this server does not "
+            f"have; it has {', '.join(EXTENSIONS)}"
+        )
 
     # Inference.
 
@@ -174,35 +248,92 @@ class Server:
         begin = perf_counter()
         while True:
             model = self._model(request)
-            ok = False
             try:
-                response = await self._infer(request, model)
-                ok = True
-                return response
+                with self._counted(model, begin):
+                    return await self._infer(request, model)
             except ReplicasClosed:  # it was loaded again, or unloaded
                 continue
-            finally:
-                seconds = perf_counter() - begin
-                model.record(seconds, ok)
-                self.metrics.record(model, seconds, ok)
 
     async def _infer(self, request: Request, model: ServedModel) -> Response:
         body = await self._body(request)
         length = request.headers.get(HEADER_LENGTH)
-        if len(body) < _LONG_BODY:
-            asked = decode_request(body, length)
-        else:
-            asked = await asyncio.to_thread(decode_request, body, length)
-        fetches = asked.fetches or [port["name"] for port in model.outputs]
-        timeout = min(self.timeout, asked.timeout or self.timeout)
-        outputs = await model.replicas.arun(asked.feeds, fetches, timeout=timeout)
+        decode = partial(decode_request, body, length, self.shared)
+        # Bytes in shared memory are copied, of which the body does not say how many.
+        short = len(body) < _LONG_BODY and self.shared is None
+        short = short and json_bytes(body, length) <= _LONG_JSON
+        asked = decode() if short else await asyncio.to_thread(decode)
+        outputs = await model.replicas.arun(*self._run_of(model, asked), timeout=self._left(asked))
         encode = partial(encode_response, asked, model.name, model.version, outputs)
-        nbytes = sum([getattr(value, "nbytes", 0) for value in outputs.values()])
-        content, header = encode() if nbytes < _LONG_BODY else await asyncio.to_thread(encode)
+        parts, header = encode() if _is_short(asked, outputs) else await asyncio.to_thread(encode)
+        content = b"".join(parts)
         if header is None:
             return Response(content, media_type="application/json")
         headers = {HEADER_LENGTH: str(header), "content-type": "application/octet-stream"}
         return Response(content, headers=headers)
+
+    def is_direct(self, path: str) -> bool:
+        """Whether the requests of a path are answered by ``infer_here``, without a thread to wake:
+        those for inference by replicas of this process that join no requests."""
+        match = _INFER.fullmatch(path)
+        try:
+            return match is not None and self.repository.find(*match.groups()).replicas.runs_here
+        except UnknownModel:
+            return False
+
+    def infer_here(
+        self, path: str, length: str | None, body: memoryview, late: Callable[[Answer], None]
+    ) -> Answer:
+        """``infer`` on the calling thread. The run may go on after its deadline, where kernels
+        cannot be stopped: then ``late`` is called with the answer, on another thread."""
+        begin, match = perf_counter(), _INFER.fullmatch(path)
+        assert match is not None
+        try:
+            while True:
+                model = self.repository.find(*match.groups())
+                try:
+                    with self._counted(model, begin):
+                        return self._infer_here(model, length, body, late)
+                except ReplicasClosed:
+                    continue
+        except Exception as error:
+            return _error_here(error)
+
+    def _infer_here(
+        self,
+        model: ServedModel,
+        length: str | None,
+        body: memoryview,
+        late: Callable[[Answer], None],
+    ) -> Answer:
+        asked = decode_request(body, length, self.shared)
+        outputs = model.replicas.run_here(
+            *self._run_of(model, asked),
+            timeout=self._left(asked),
+            late=lambda error: late(_error_here(error)),
+        )
+        return Answer(200, *encode_response(asked, model.name, model.version, outputs))
+
+    @contextmanager
+    def _counted(self, model: ServedModel, begin: float) -> Iterator[None]:
+        """Count a request that began at ``begin``."""
+        ok = False
+        try:
+            yield
+            ok = True
+        finally:
+            seconds = perf_counter() - begin
+            model.record(seconds, ok)
+            self.metrics.record(model, seconds, ok)
+
+    def _run_of(
+        self, model: ServedModel, asked: InferenceRequest
+    ) -> tuple[Mapping[str, Any], Sequence[str] | None]:
+        """The feeds and fetches of a request."""
+        return asked.feeds, asked.fetches or model.fetches
+
+    def _left(self, asked: InferenceRequest) -> float:
+        """The seconds that a request may take."""
+        return min(self.timeout, asked.timeout or self.timeout)
 
     async def _body(self, request: Request) -> bytes:
         """The body of a request, decompressed."""
@@ -236,8 +367,31 @@ class Server:
         return _TooLargeError(f"the request is larger than {self.max_bytes} bytes")
 
 
+def _is_short(asked: InferenceRequest, outputs: Mapping[str, Any]) -> bool:
+    """Whether the response takes no longer than others may wait for."""
+    size = _LONG_BODY * bool(asked.places)
+    numbers = 0
+    for name, value in outputs.items():
+        size += getattr(value, "nbytes", 0)
+        if not asked.binary.get(name, asked.binary_by_default):
+            numbers += getattr(value, "size", 0)
+    return size < _LONG_BODY and numbers * _DIGITS <= _LONG_JSON
+
+
+def _described(error: Exception) -> tuple[str, int]:
+    """The message and the status of an error."""
+    status = next((code for of, code in _STATUS if isinstance(error, of)), 500)
+    own = isinstance(error, PenstockError | OSError)
+    return str(error) if own else f"{type(error).__name__}: {error}", status
+
+
 def _error(message: str, status: int) -> Response:
     return JSONResponse({"error": message}, status)
+
+
+def _error_here(error: Exception) -> Answer:
+    message, status = _described(error)
+    return Answer(status, [json.dumps({"error": message}).encode()], None)
 
 
 async def _refuse(request: Request, error: Any) -> Response:

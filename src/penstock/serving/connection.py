@@ -7,16 +7,23 @@ of up to a megabyte is one message, and what a turn of the event loop writes is 
 
     pieces of a body ──> on_body, on_body, on_message_complete ──> one http.request
     http.response.start, http.response.body ──> Packets ──> one send
+
+Connections that ask for inference are lent to threads, which answer the next requests with no turn
+of the event loop at all (``serving/direct.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from penstock.serving.direct import Answer, DirectAnswers
+from penstock.serving.protocol import HEADER_LENGTH
 
 # Bytes of a body that are gathered before the application gets them. Longer bodies are read as the
 # application asks for them, this much at a time.
@@ -41,14 +48,15 @@ class Packets:
 
     def write(self, data: bytes) -> None:
         if not self._parts:
-            self._loop.call_soon(self._send)
+            self._loop.call_soon(self.flush)
         self._parts.append(data)
 
     def close(self) -> None:
-        self._send()
+        self.flush()
         self._transport.close()
 
-    def _send(self) -> None:
+    def flush(self) -> None:
+        """Write what has been joined so far."""
         parts, self._parts = self._parts, []
         if sum(map(len, parts)) <= _PACKET:
             parts = [b"".join(parts)]
@@ -58,25 +66,58 @@ class Packets:
 
 class Connection(HttpToolsProtocol):  # type: ignore[misc]
     """A connection to a client. It ends if a request has not arrived within ``seconds`` of the
-    connection or the last response, with status 408 if it has begun; and with status 431 if its
-    head is too long, of which uvicorn would keep any number of bytes."""
+    connection or the last response, with status 408 if it has begun; with status 431 if its head
+    is too long, of which uvicorn would keep any number of bytes; and if the client has not taken a
+    response within ``seconds``. ``direct`` has threads to lend it to."""
 
-    def __init__(self, *arguments: Any, seconds: float, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, seconds: float, direct: DirectAnswers | None, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
         self._seconds = seconds
         self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._direct = direct
+        self._to_lend = False  # the last request was for inference
+        self._lent: Loan | None = None
         self._begun = self._arrived = False  # the last request
+        self._half_closed = False
         self._head_bytes = 0
         self._pieces: list[bytes] = []
         self._gathered = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(Packets(transport))
+        # Let ``pause_writing`` be called as soon as the system does not take all that is written.
+        transport.set_write_buffer_limits(high=0)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:
+        """The client sends no more. Whether it gets answers yet: for requests that have arrived."""
+        cycle = self.cycle
+        self._half_closed = cycle is not None and not cycle.response_complete and self._arrived
+        self.transport.flush()  # before asyncio closes the transport below it
+        return self._half_closed
+
+    def pause_writing(self) -> None:
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self._seconds, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+        self._lend()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _start_timer(self) -> None:
         self._stop_timer()
@@ -112,7 +153,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._begun, self._arrived = True, False
+        self._begun, self._arrived, self._to_lend = True, False, False
         self._pieces, self._gathered = [], 0
 
     def on_headers_complete(self) -> None:
@@ -148,10 +189,103 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
         queued = bool(self.pipeline)
         self._begun = queued or not self._arrived
         super().on_response_complete()
+        if self._half_closed and not queued:
+            self.transport.close()
         if not (queued and self._arrived) and not self.transport.is_closing():
             self._start_timer()
+            direct = self._direct
+            if direct is not None and direct.takes(self.scope["path"]):
+                self._to_lend = True
+                self.loop.call_soon(self._lend)  # when the response has been written
+
+    # Loans.
+
+    def _lend(self) -> None:
+        """Lend the connection to a thread, if it has asked for inference, and nothing has come
+        since or is left to be sent."""
+        transport, direct = self.transport, self._direct
+        if not self._to_lend or direct is None or transport.is_closing():
+            return
+        if self._begun or transport.get_write_buffer_size():
+            return
+        self._to_lend = False
+        self._lent = Loan(self)
+        self.flow.pause_reading()
+        if direct.offer(self._lent):
+            self._stop_timer()
+            self._unset_keepalive_if_required()
+        else:
+            self.flow.resume_reading()
+            self._lent = None
+
+    def take_back(self, unread: bytes, unsent: bytes, *, odd: bool) -> None:
+        """Go on where the thread has stopped, that the connection was lent to."""
+        assert self._lent is not None
+        ending, self._lent = self._lent.ending, None
+        if odd:
+            self._direct = None
+        self._start_timer()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+        if unsent:  # a client that takes a long answer may ask again
+            self._to_lend = self._direct is not None
+            self.transport.write(unsent)
+            self.loop.call_soon(self._lend)
+        self.flow.resume_reading()
+        if unread:
+            self.data_received(unread)
+        if ending:
+            self.shutdown()
+
+    def shutdown(self) -> None:
+        if self._lent is not None:
+            self._lent.ending = True
+        else:
+            super().shutdown()
 
 
-def connections(seconds: float) -> Any:
+class Loan:
+    """A connection that a thread has (``Borrowed``)."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.socket = connection.transport.get_extra_info("socket")
+        self.ending = False
+        self._last: tuple[Any, Any, bytes] = (None, None, b"")  # what the last head was made of
+
+    def head(self, answer: Answer) -> bytes:
+        defaults, size = self._connection.server_state.default_headers, sum(map(len, answer.parts))
+        last, of, head = self._last
+        kind = (answer.status, answer.header_length, size, self.ending)
+        if defaults is not last or kind != of:  # the server renews its headers every second
+            head = self._made(defaults, *kind)
+            self._last = defaults, kind, head
+        return head
+
+    def _made(
+        self, defaults: Any, status: int, header_length: int | None, size: int, ending: bool
+    ) -> bytes:
+        headers = [*defaults, (b"content-length", b"%d" % size)]
+        if header_length is None:
+            headers.append((b"content-type", b"application/json"))
+        else:
+            headers.append((HEADER_LENGTH.encode(), b"%d" % header_length))
+            headers.append((b"content-type", b"application/octet-stream"))
+        if ending:
+            headers.append((b"connection", b"close"))
+        lines = [STATUS_LINE[status]]
+        for name, value in headers:
+            lines += [name, b": ", value, b"\r\n"]
+        return b"".join([*lines, b"\r\n"])
+
+    def give_back(self, unread: bytes, unsent: bytes, *, odd: bool) -> None:
+        connection = self._connection
+        take_back = partial(connection.take_back, unread, unsent, odd=odd)
+        with suppress(RuntimeError):  # the event loop has ended
+            connection.loop.call_soon_threadsafe(take_back)
+
+
+def connections(seconds: float, direct: DirectAnswers | None = None) -> Any:
     """What makes the connections of a server (``uvicorn.Config(http=...)``)."""
-    return partial(Connection, seconds=seconds)
+    return partial(Connection, seconds=seconds, direct=direct)

@@ -6,7 +6,8 @@ tensors behind it, in the order in which the object names them::
     {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2],
                  "parameters": {"binary_data_size": 8}}]}<8 bytes>
 
-Elements of BYTES are preceded by their number of bytes, in four bytes.
+Elements of BYTES are preceded by their number of bytes, in four bytes. Tensors may also be in
+shared memory, at a place that their parameters name (``serving/shared_memory.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeGuard
 
 import ml_dtypes
@@ -22,10 +24,13 @@ import numpy as np
 
 from penstock.algorithms.records import dataclass, field
 from penstock.errors import InvalidInput
+from penstock.serving.shared_memory import SharedMemory, SharedPlace
 from penstock.types import STRING, TensorType, Type
 
 HEADER_LENGTH = "inference-header-content-length"
 """the header with the length of the JSON object, where bytes follow it"""
+
+SHARED_MEMORY_OFF = "this server takes no shared memory: penstock serve --shared-memory does"
 
 _DATATYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
@@ -39,12 +44,15 @@ _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
 _ITEM = struct.Struct("<I")
 # Of lengths, and numbers of microseconds: Python refuses to read thousands.
 _MOST_DIGITS = 20
+# JSON objects that are remembered, and their bytes at most.
+_MOST_REMEMBERED, _REMEMBERED = 64, 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
     """A request: its id, the feeds, the outputs that it wants (None: all) and which of them as
-    bytes, and the seconds that it gives the server, if it says so."""
+    bytes, the seconds that it gives the server, if it says so, and where in shared memory it wants
+    outputs."""
 
     id: str
     feeds: Mapping[str, np.ndarray]
@@ -52,6 +60,33 @@ class InferenceRequest:
     binary: Mapping[str, bool] = field(default_factory=dict)
     binary_by_default: bool = False
     timeout: float | None = None
+    places: Mapping[str, SharedPlace] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """What the JSON object says of an input: its elements are ``data``, or the next ``size`` bytes,
+    or where ``parameters`` say in shared memory (None: not there)."""
+
+    name: str
+    shape: list[int]
+    dtype: np.dtype
+    data: Any
+    size: int | None
+    parameters: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """The JSON object of a request. ``places``: what it says of outputs in shared memory."""
+
+    id: str
+    inputs: tuple[_Input, ...]
+    fetches: tuple[str, ...] | None
+    binary: Mapping[str, bool]
+    binary_by_default: bool
+    timeout: float | None
+    places: tuple[tuple[str, Mapping[str, Any]], ...]
 
 
 def describe_port(name: str, type_: Type) -> dict[str, Any] | None:
@@ -79,67 +114,148 @@ def _document(text: bytes) -> dict[str, Any]:
     return document
 
 
-def decode_request(body: bytes, header_length: str | None) -> InferenceRequest:
-    """Read the body of a request. Raises ``InvalidInput``."""
-    end = len(body)
-    if header_length is not None:
-        digits = len(header_length) if header_length.isdecimal() else 0
-        if not 0 < digits <= _MOST_DIGITS or int(header_length) > len(body):
-            raise InvalidInput(f"{HEADER_LENGTH} {header_length!r:.40} is no length in the body")
-        end = int(header_length)
-    document = _document(body[:end])
+def json_bytes(body: bytes | memoryview, header_length: str | None) -> int:
+    """How many bytes of a body are its JSON object. Raises ``InvalidInput``."""
+    if header_length is None:
+        return len(body)
+    digits = len(header_length) if header_length.isdecimal() else 0
+    if not 0 < digits <= _MOST_DIGITS or int(header_length) > len(body):
+        raise InvalidInput(f"{HEADER_LENGTH} {header_length!r:.40} is no length in the body")
+    return int(header_length)
+
+
+def decode_request(
+    body: bytes | memoryview, header_length: str | None, shared: SharedMemory | None = None
+) -> InferenceRequest:
+    """Read the body of a request; feeds may be views of it. Raises ``InvalidInput``; of tensors in
+    shared memory, too, if the server has none."""
+    end = json_bytes(body, header_length)
+    text = bytes(body[:end])
+    header = _header_again(text) if end <= _REMEMBERED else _header(text)
     feeds: dict[str, np.ndarray] = {}
-    for entry in _objects(document, "inputs"):
-        name, value, size = _tensor(entry, body, end)
-        if name in feeds:
-            raise InvalidInput(f"input {name!r} is given twice")
-        feeds[name] = value
-        end += size
+    left = 0 if shared is None else shared.max_bytes
+    for of in header.inputs:
+        if of.parameters is not None:
+            place = _place(of.parameters, shared)
+            if place.size > left:
+                raise InvalidInput("the inputs in shared memory are larger than a request may be")
+            left -= place.size
+            value = _shared_tensor(of, place)
+        elif of.size is None:
+            value = _from_json(of.name, of.data, of.dtype, of.shape)
+        else:
+            if end + of.size > len(body):
+                raise _too_few(of.name, of.size)
+            data = memoryview(body)[end : end + of.size]
+            value = _from_bytes(of.name, data, of.dtype, of.shape)
+            end += of.size
+        feeds[of.name] = value
     if end != len(body):
         raise InvalidInput(f"{len(body) - end} bytes follow the inputs, which none of them has")
-    wanted = _objects(document, "outputs")
-    parameters = _parameters(document)
-    binary = {}
-    for entry in wanted:
-        if "classification" in _parameters(entry):
-            raise InvalidInput("outputs are tensors: 'classification' is not supported")
-        if "binary_data" in _parameters(entry):
-            binary[_name(entry)] = bool(_parameters(entry)["binary_data"])
     return InferenceRequest(
-        str(document.get("id", "")),
+        header.id,
         feeds,
-        [_name(entry) for entry in wanted] or None,
-        binary,
-        bool(parameters.get("binary_data_output", False)),
-        _seconds(parameters.get("timeout")),
+        header.fetches,
+        header.binary,
+        header.binary_by_default,
+        header.timeout,
+        {name: _place(parameters, shared) for name, parameters in header.places},
     )
 
 
 def encode_response(
     request: InferenceRequest, model: str, version: str, outputs: Mapping[str, Any]
-) -> tuple[bytes, int | None]:
-    """The body of a response, and the length of its JSON object if bytes follow it."""
+) -> tuple[list[bytes | memoryview], int | None]:
+    """The body of a response, in parts, which may be views of outputs, and the length of its JSON
+    object if bytes follow it. Writes outputs that are wanted in shared memory there. Raises
+    ``InvalidInput`` for those that do not fit, or have no type in the protocol."""
     entries, tails = [], []
     for name, value in outputs.items():
         if not isinstance(value, np.ndarray) or value.dtype not in _NAMES:
             kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
             raise InvalidInput(f"output {name!r} is a {kind}, which the protocol has no type for")
         datatype = _NAMES[value.dtype]
-        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(value.shape)}
-        if request.binary.get(name, request.binary_by_default):
+        if (place := request.places.get(name)) is not None:
+            parameters = place.parameters(place.write(_bytes(value)))
+            entries.append(_entry(name, datatype, value.shape, parameters=parameters))
+        elif request.binary.get(name, request.binary_by_default):
             tails.append(_bytes(value))
-            entry["parameters"] = {"binary_data_size": len(tails[-1])}
+            entries.append(_entry_of_bytes(name, datatype, value.shape, len(tails[-1])))
         else:
-            entry["data"] = _elements(value)
-        entries.append(entry)
-    document: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": entries}
+            entries.append(_entry(name, datatype, value.shape, data=_elements(value)))
+    named = {"model_name": model, "model_version": version}
     if request.id:
-        document["id"] = request.id
-    text = json.dumps(document).encode()
-    return b"".join([text, *tails]), len(text) if tails else None
+        named["id"] = request.id
+    text = f'{json.dumps(named)[:-1]}, "outputs": [{", ".join(entries)}]}}'.encode()
+    return [text, *tails], len(text) if tails else None
+
+
+def _entry(name: str, datatype: str, shape: tuple[int, ...], **rest: Any) -> str:
+    """What the JSON object of a response says of an output."""
+    return json.dumps({"name": name, "datatype": datatype, "shape": shape, **rest})
+
+
+@lru_cache(_MOST_REMEMBERED)
+def _entry_of_bytes(name: str, datatype: str, shape: tuple[int, ...], size: int) -> str:
+    return _entry(name, datatype, shape, parameters={"binary_data_size": size})
 
 
 # Requests.
+
+
+def _header(text: bytes) -> _Header:
+    """Read the JSON object of a request. Raises ``InvalidInput``."""
+    document = _document(text)
+    inputs: dict[str, _Input] = {}
+    for entry in _objects(document, "inputs"):
+        of = _input(entry)
+        if of.name in inputs:
+            raise InvalidInput(f"input {of.name!r} is given twice")
+        inputs[of.name] = of
+    wanted = _objects(document, "outputs")
+    parameters = _parameters(document)
+    binary, places = {}, []
+    for entry in wanted:
+        of_output = _parameters(entry)
+        if "shared_memory_region" in of_output:
+            places.append((_name(entry), of_output))
+        if "classification" in of_output:
+            raise InvalidInput("outputs are tensors: 'classification' is not supported")
+        if "binary_data" in of_output:
+            binary[_name(entry)] = bool(of_output["binary_data"])
+    return _Header(
+        str(document.get("id", "")),
+        tuple(inputs.values()),
+        tuple([_name(entry) for entry in wanted]) or None,
+        binary,
+        bool(parameters.get("binary_data_output", False)),
+        _seconds(parameters.get("timeout")),
+        tuple(places),
+    )
+
+
+# Clients send the same JSON object again, with other bytes behind it.
+_header_again = lru_cache(_MOST_REMEMBERED)(_header)
+
+
+def _input(entry: Mapping[str, Any]) -> _Input:
+    parameters = _parameters(entry)
+    name, shape, datatype = _name(entry), entry.get("shape"), entry.get("datatype")
+    dtype = _DATATYPES.get(datatype) if isinstance(datatype, str) else None
+    if dtype is None:
+        raise InvalidInput(f"input {name!r} has datatype {datatype!r:.40}, which there is not")
+    if not isinstance(shape, list) or not all(map(_is_count, shape)):
+        raise InvalidInput(f"input {name!r} has shape {shape!r:.40}; a list of sizes is needed")
+    size, is_shared = parameters.get("binary_data_size"), "shared_memory_region" in parameters
+    if is_shared and ("data" in entry or "binary_data_size" in parameters):
+        raise InvalidInput(f"tensor {name!r} is both in shared memory and in the request")
+    if size is not None and not _is_count(size):
+        raise _too_few(name, size)
+    return _Input(name, shape, dtype, entry.get("data"), size, parameters if is_shared else None)
+
+
+def _too_few(name: str, size: Any) -> InvalidInput:
+    return InvalidInput(f"input {name!r} has {size!r:.40} bytes, more than there are")
 
 
 def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
@@ -176,26 +292,38 @@ def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _tensor(entry: Mapping[str, Any], body: bytes, start: int) -> tuple[str, np.ndarray, int]:
-    """The name and the value of an input, and how many bytes from ``start`` on it has."""
-    name, shape, datatype = _name(entry), entry.get("shape"), entry.get("datatype")
-    dtype = _DATATYPES.get(datatype) if isinstance(datatype, str) else None
-    if dtype is None:
-        raise InvalidInput(f"input {name!r} has datatype {datatype!r:.40}, which there is not")
-    if not isinstance(shape, list) or not all(map(_is_count, shape)):
-        raise InvalidInput(f"input {name!r} has shape {shape!r:.40}; a list of sizes is needed")
+def _from_bytes(name: str, data: memoryview, dtype: np.dtype, shape: list[int]) -> np.ndarray:
     count = math.prod(shape)
-    size = _parameters(entry).get("binary_data_size")
-    if size is None:
-        return name, _from_json(name, entry.get("data"), dtype, shape), 0
-    if not _is_count(size) or start + size > len(body):
-        raise InvalidInput(f"input {name!r} has {size!r:.40} bytes, more than there are")
-    data = memoryview(body)[start : start + size]
     if dtype == STRING:
-        return name, _strings(name, data, count).reshape(shape), size
-    if size != count * dtype.itemsize:
-        raise InvalidInput(f"input {name!r} of shape {shape} and {datatype} has {size} bytes")
-    return name, np.frombuffer(data, dtype).reshape(shape), size
+        return _shaped(name, _strings(name, data, count), shape)
+    if len(data) != count * dtype.itemsize:
+        raise InvalidInput(
+            f"input {name!r} of shape {shape} and {_NAMES[dtype]} has {len(data)} bytes"
+        )
+    return _shaped(name, np.frombuffer(data, dtype), shape)
+
+
+def _shaped(name: str, values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    try:
+        return values.reshape(shape)
+    except ValueError as error:  # of dims, beside one of 0, that no array can have
+        raise InvalidInput(f"input {name!r}: {error}") from error
+
+
+def _place(parameters: Mapping[str, Any], shared: SharedMemory | None) -> SharedPlace:
+    """Where in shared memory the parameters of an input or output say that it is."""
+    if shared is None:
+        raise InvalidInput(SHARED_MEMORY_OFF)
+    return shared.place(parameters)
+
+
+def _shared_tensor(of: _Input, place: SharedPlace) -> np.ndarray:
+    """The value of an input in shared memory."""
+    if of.dtype != STRING and place.size != math.prod(of.shape) * of.dtype.itemsize:
+        raise InvalidInput(
+            f"input {of.name!r} of shape {of.shape} and {_NAMES[of.dtype]} has {place.size} bytes"
+        )
+    return _from_bytes(of.name, place.read(), of.dtype, of.shape)
 
 
 def _from_json(name: str, data: Any, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
@@ -208,13 +336,16 @@ def _from_json(name: str, data: Any, dtype: np.dtype, shape: Sequence[int]) -> n
         elements = [element for row in elements for element in row]
     if len(elements) != math.prod(shape):
         raise InvalidInput(f"input {name!r} of shape {shape} has {len(elements)} elements")
-    allowed = (str,) if dtype == STRING else (bool,) if dtype.kind == "b" else (int, float)
-    wrong = next((x for x in elements if not isinstance(x, allowed)), None)
-    if wrong is not None or (None in elements):
+    allowed = {str} if dtype == STRING else {bool} if dtype.kind == "b" else {int, float, bool}
+    types = {*map(type, elements)}
+    if not types <= allowed:
+        wrong = next(x for x in elements if type(x) not in allowed)
         raise InvalidInput(f"input {name!r} has an element {wrong!r:.40}, not of {dtype}")
-    if dtype.kind in "iu" and any(isinstance(x, float) for x in elements):
+    if dtype.kind in "iu" and float in types:
         raise InvalidInput(f"input {name!r} of {dtype} has elements that are not whole numbers")
     try:
+        if dtype == STRING:
+            "".join(elements).encode()  # halves of surrogate pairs are no text
         with np.errstate(over="raise"):  # a number that ``dtype`` has only infinity for
             return np.array(elements, dtype).reshape(shape)
     except (OverflowError, ValueError, FloatingPointError) as error:
@@ -254,8 +385,9 @@ def _is_float(value: np.ndarray) -> bool:
     return value.dtype.kind not in "biu"
 
 
-def _bytes(value: np.ndarray) -> bytes:
+def _bytes(value: np.ndarray) -> bytes | memoryview:
+    """The elements as bytes; a view of them if they are next to one another."""
     if value.dtype != STRING:
-        return value.tobytes()
+        return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
     parts = [x if isinstance(x, bytes) else str(x).encode() for x in value.reshape(-1)]
     return b"".join([_ITEM.pack(len(part)) + part for part in parts])

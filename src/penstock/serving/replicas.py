@@ -7,7 +7,8 @@
 
 A request waits in the queue until a replica is free, and up to ``max_delay`` seconds for others to
 be joined with. Nothing here waits on a thread: replicas call back when a batch has ended, and the
-watchdog of runs when a request has waited for long enough.
+watchdog of runs when a request has waited for long enough. ``run_here`` is for a thread that has
+nothing else to do: it runs the request itself when its turn has come, so that none has to be woken.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,7 +35,7 @@ from penstock.errors import (
     check_count,
     wrong_type,
 )
-from penstock.executors.control import NEVER, CancelToken, begin_run, end_run
+from penstock.executors.control import NEVER, CancelToken, Control, begin_run, end_run
 from penstock.host.threads import Workers, pool
 from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
@@ -143,6 +145,20 @@ class _Request:
                 future.set_exception(error) if error is not None else future.set_result(outputs)
 
 
+class _Turn:
+    """The place in the queue of a thread that runs its request itself: ``come`` is a lock that is
+    released when replica ``number`` is free for it, or it need not wait any longer, because of an
+    ``error``."""
+
+    __slots__ = ("come", "error", "number")
+
+    def __init__(self) -> None:
+        self.come = threading.Lock()
+        self.come.acquire()
+        self.number: int | None = None
+        self.error: BaseException | None = None
+
+
 class _Batch:
     """Requests that run together, and the token that stops the run."""
 
@@ -152,7 +168,7 @@ class _Batch:
         self.cancel = CancelToken()
 
 
-def _on_workers(
+def _worker_sessions(
     model: Any, n: int, cluster: ReplicaCluster, options: Mapping[str, Any]
 ) -> list[Session]:
     """A session for each worker of a cluster."""
@@ -161,7 +177,8 @@ def _on_workers(
     if n != cluster.workers:
         raise ValueError(f"n={n}: the cluster has {cluster.workers} workers, each is a replica")
     if not isinstance(model, Model):
-        loading = {name: options[name] for name in ("limits", "map_weights") if name in options}
+        names = ("limits", "map_weights", "signature", "timeout", "cancel")
+        loading = {name: options[name] for name in names if name in options}
         model = load(model, **loading)
     return [compile(model, **{**options, "cluster": one}) for one in cluster.each_worker()]
 
@@ -227,7 +244,7 @@ class Replicas:
         self._sessions: list[Session] = [model]
         most = 1
         if self._own and cluster is not None:
-            self._sessions, most = _on_workers(model, n, cluster, options), _MOST_ON_WORKERS
+            self._sessions, most = _worker_sessions(model, n, cluster, options), _MOST_ON_WORKERS
         elif self._own:
             self._sessions = [compile(model, **options)]
         workers = None
@@ -253,10 +270,11 @@ class Replicas:
         self._load = [0] * n
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
-        self._queue: deque[_Request] = deque()
+        self._queue: deque[_Request | _Turn] = deque()
         self._running = self._succeeded = self._failed = self._refused = 0
         self._batches = self._rows = 0
         self._waits = self._closed = False
+        self._here: set[int] = set()  # threads that call ``run_here``
 
     def submit(
         self,
@@ -275,27 +293,139 @@ class Replicas:
             timeout: Seconds after which the request ends, counted from now, in the queue, too.
             cancel: A token that ends the request.
         """
+        future, request = self._request(feeds, fetches)
+        if self.max_batch > 1:
+            self._prepare(request)
+        self._enqueue(request, future, timeout, cancel)
+        return future
+
+    def run_here(
+        self,
+        feeds: Mapping[str, Any],
+        fetches: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        late: Callable[[Exception], None] | None = None,
+    ) -> dict[str, Any]:
+        """Run a request on the calling thread when its turn has come, and return its outputs.
+        Raises ``QueueFull`` at once, and what ``Session.run`` does.
+
+        Replicas of a cluster, and those that join requests, run it themselves.
+
+        Args:
+            feeds: As ``submit`` takes them.
+            fetches: As ``submit`` takes them.
+            timeout: Seconds from now until the request ends with ``DeadlineExceeded``.
+            late: Called with this error, by another thread, at that time: kernels that cannot be
+                stopped may run on.
+        """
+        if not self.runs_here:
+            return self.submit(feeds, fetches, timeout=timeout).result()
+        me = get_ident()
+        if me in self._here:
+            raise PenstockError("a run of a replica calls the same replicas, for which it may wait")
+        control = begin_run(timeout, None)
+        self._here.add(me)
+        try:
+            if late is not None:
+                control.add_listener(late)
+            number, ok = self._wait_for_turn(control), False
+            try:
+                outputs = self.session.run_under(control, feeds, fetches)
+                ok = True
+                return outputs
+            finally:
+                self._end_turn(number, ok)
+        finally:
+            self._here.discard(me)
+            end_run(control)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether a thread that calls ``run_here`` runs the request itself."""
+        return self._workers is not None and self.max_batch == 1
+
+    def _wait_for_turn(self, control: Control) -> int:
+        """The number of the replica that the calling thread may run a request on."""
+        with self._lock:
+            self._admit()
+            if not self._queue and self._free():
+                return self._replica_for(1)
+            turn = _Turn()
+            self._queue.append(turn)
+        leave = partial(self._leave_queue, turn)
+        control.add_listener(leave)
+        try:
+            turn.come.acquire()
+        except BaseException as error:  # KeyboardInterrupt, for example
+            leave(error)
+            if turn.number is not None:
+                self._end_turn(turn.number, False)
+            raise
+        control.remove_listener(leave)
+        if turn.number is None:
+            assert turn.error is not None
+            raise turn.error
+        return turn.number
+
+    def _leave_queue(self, turn: _Turn, error: BaseException) -> None:
+        """Let a thread wait no longer, unless its turn has come."""
+        with self._lock:
+            try:
+                self._queue.remove(turn)
+            except ValueError:
+                return
+            self._failed += 1
+            turn.error = error
+            self._idle.notify_all()
+        turn.come.release()
+
+    def _end_turn(self, number: int, ok: bool) -> None:
+        with self._lock:
+            self._load[number] -= 1
+            self._running -= 1
+            self._succeeded += ok
+            self._failed += not ok
+            if self._closed:
+                self._idle.notify_all()
+            others = bool(self._queue)
+        if others:
+            self._dispatch()
+
+    def _request(
+        self, feeds: Mapping[str, Any] | None, fetches: Sequence[str] | None
+    ) -> tuple[Future[dict[str, Any]], _Request]:
         from concurrent.futures import Future
 
         future: Future[dict[str, Any]] = Future()
-        request = _Request(feeds or {}, None if fetches is None else tuple(fetches), future)
-        if self.max_batch > 1:
-            self._prepare(request)
+        return future, _Request(feeds or {}, None if fetches is None else tuple(fetches), future)
+
+    def _enqueue(
+        self,
+        request: _Request,
+        future: Future[dict[str, Any]],
+        timeout: float | None,
+        cancel: CancelToken | None,
+    ) -> None:
+        """Queue a request, and begin it if a replica is free. Raises ``QueueFull``."""
         with self._lock:
-            if self._closed:
-                raise ReplicasClosed("the replicas are closed")
-            if len(self._queue) >= self._most and not self._free():
-                self._refused += 1
-                raise QueueFull(
-                    f"{len(self._queue)} requests wait, as many as queue={self._most} allows: try "
-                    "again later"
-                )
+            self._admit()
             request.control = begin_run(timeout, cancel)
             self._queue.append(request)
         request.control.add_listener(partial(request.end, None))
         future.add_done_callback(partial(self._ended, request))
         self._dispatch()
-        return future
+
+    def _admit(self) -> None:
+        """Raise ``QueueFull`` or ``ReplicasClosed`` if no request may come."""
+        if self._closed:
+            raise ReplicasClosed("the replicas are closed")
+        if len(self._queue) >= self._most and not self._free():
+            self._refused += 1
+            raise QueueFull(
+                f"{len(self._queue)} requests wait, as many as queue={self._most} allows: try "
+                "again later"
+            )
 
     def run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
         """``submit`` a request and wait for its outputs."""
@@ -331,8 +461,9 @@ class Replicas:
         with self._lock:
             self._closed = True
             queued = [] if wait else [*self._queue]
-        for request in queued:
-            request.end(None, Cancelled("the replicas were closed"))
+        error = Cancelled("the replicas were closed")
+        for one in queued:
+            self._leave_queue(one, error) if isinstance(one, _Turn) else one.end(None, error)
         self._dispatch()
         with self._idle:
             self._idle.wait_for(lambda: not self._queue and not any(self._load))
@@ -402,17 +533,30 @@ class Replicas:
                         self._waits = True
                         begin_run(seconds, None).add_listener(self._waited)
                     return
-                batch = self._take()
-                number = min(range(len(self._load)), key=self._load.__getitem__)
-                self._load[number] += 1
+                first = self._queue.popleft()
+                if isinstance(first, _Turn):
+                    first.number = self._replica_for(1)
+                    first.come.release()
+                    continue
+                batch = self._take(first)
+                number = self._replica_for(len(batch.requests), sum(r.rows for r in batch.requests))
             self._begin(number, batch)
+
+    def _replica_for(self, requests: int, rows: int = 1) -> int:
+        """Choose the replica with the least to do, and count what it is given."""
+        number = min(range(len(self._load)), key=self._load.__getitem__)
+        self._load[number] += 1
+        self._running += requests
+        self._batches += 1
+        self._rows += rows
+        return number
 
     def _seconds_to_wait(self) -> float:
         """How long the first request waits yet for others to be joined with."""
         first = self._queue[0]
-        if first.key is None or not self._max_delay or self._closed:
+        if isinstance(first, _Turn) or first.key is None or not self._max_delay or self._closed:
             return 0.0
-        rows = sum([request.rows for request in self._queue if request.key == first.key])
+        rows = sum([request.rows for request in self._joinable(first)])
         return 0.0 if rows >= self.max_batch else first.since + self._max_delay - monotonic()
 
     def _waited(self, error: Exception) -> None:
@@ -420,27 +564,26 @@ class Replicas:
             self._waits = False
         self._dispatch()
 
-    def _take(self) -> _Batch:
-        """Take the first request from the queue, and those that are joined with it."""
-        first = self._queue.popleft()
+    def _joinable(self, first: _Request) -> list[_Request]:
+        """The requests in the queue of the same key."""
+        return [r for r in self._queue if isinstance(r, _Request) and r.key == first.key]
+
+    def _take(self, first: _Request) -> _Batch:
+        """Take from the queue what is joined with a request."""
         requests, rows = [first], first.rows
         if first.key is not None:
-            for request in [*self._queue]:
-                if request.key == first.key and rows + request.rows <= self.max_batch:
+            for request in self._joinable(first):
+                if rows + request.rows <= self.max_batch:
                     requests.append(request)
                     rows += request.rows
                     self._queue.remove(request)
         batch = _Batch(requests)
         for request in requests:
             request.batch = batch
-        self._running += len(requests)
         return batch
 
     def _begin(self, number: int, batch: _Batch) -> None:
         requests, first = batch.requests, batch.requests[0]
-        with self._lock:
-            self._batches += 1
-            self._rows += sum([request.rows for request in requests])
         done = partial(self._finished, number, batch)
         try:
             feeds = first.feeds if len(requests) == 1 else joined([r.feeds for r in requests])

@@ -50,17 +50,27 @@ class ServedModel:
         self.version = version
         self.replicas = replicas
         session = replicas.session
+        try:
+            session.compile_ahead()  # here, where no request waits
+        except BaseException:
+            replicas.close()
+            raise
         ports = [describe_port(port.name, port.type) for port in session.inputs]
         self.inputs = [port for port in ports if port is not None]
         ports = [describe_port(port.name, port.type) for port in session.outputs]
         self.outputs = [port for port in ports if port is not None]
+        everything = len(self.outputs) == len(ports)
+        self.fetches = None if everything else [port["name"] for port in self.outputs]
+        """what is fetched for requests that name no outputs (None: all that the model has)"""
         self.succeeded, self.failed = Durations(), Durations()
         self.last = 0
+        self._lock = threading.Lock()
 
     def record(self, seconds: float, ok: bool) -> None:
         """Count a request that has ended."""
-        (self.succeeded if ok else self.failed).add(seconds)
-        self.last = round(time() * 1000)
+        with self._lock:
+            (self.succeeded if ok else self.failed).add(seconds)
+            self.last = round(time() * 1000)
 
     def configuration(self) -> dict[str, Any]:
         """The model as clients of Triton ask for it: its tensors, and how it is batched."""

@@ -1,0 +1,300 @@
+"""Requests for inference that one thread answers, from the socket to the run and back.
+
+The event loop would hand each request to the thread of a replica, and that the outputs back: three
+threads that wake one another while runs keep all cores busy, and the code of four libraries, which
+a run has pushed out of the caches. A client that has asked for one inference is likely to ask for
+the next, so the event loop lends its connection to a thread::
+
+    event loop   first request ──> lend                            take back: all else
+    thread                          └─> read, run, answer, read, ... ──┘
+
+The thread answers ordinary requests (a body of known length and up to a megabyte, no encodings)
+that arrive, and whose answers are taken, without a pause. The rest it gives back with the bytes
+that it has read or has not yet sent: slow clients, long bodies, other endpoints and everything
+that is wrong with HTTP are the event loop's.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Protocol
+
+import httptools
+import numpy as np
+
+from penstock.algorithms.records import dataclass
+from penstock.host.threads import Workers
+from penstock.serving.protocol import HEADER_LENGTH
+
+# Connections that are lent at once: each has a thread, with memory for a body.
+_MOST = 32
+# Seconds that a thread waits for the next bytes of a client, and for all of a request or answer.
+_PAUSE_S, _ARRIVAL_S = 0.1, 1.0
+# Bytes of a head with what follows it, and of a body.
+_FIRST, _LONGEST = 1 << 14, 1 << 20
+_ODD_HEADERS = frozenset((b"content-encoding", b"expect", b"transfer-encoding", b"upgrade"))
+_LENGTH = HEADER_LENGTH.encode()
+_MOST_DIGITS = 20
+# Bytes: that of the widest vectors.
+_ALIGNMENT = 64
+_QUICK_ACK = getattr(socket, "TCP_QUICKACK", None)
+# Parts that the system sends in one call, at most.
+_MOST_PARTS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The status of a response, its body in parts, and the length of its JSON object, if bytes
+    follow."""
+
+    status: int
+    parts: Sequence[bytes | memoryview]
+    header_length: int | None
+
+
+class Borrowed(Protocol):
+    """A connection whose socket a thread may use until it gives the connection back."""
+
+    socket: Any
+    ending: bool
+
+    def head(self, answer: Answer) -> bytes:
+        """The status line and the headers of a response."""
+        ...
+
+    def give_back(self, unread: bytes, unsent: bytes, *, odd: bool) -> None:
+        """Give the connection back to the event loop, with bytes that were read, and bytes to be
+        sent; ``odd``: its requests are not for threads. Called on any thread."""
+        ...
+
+
+class DirectAnswers:
+    """Threads that answer requests for inference.
+
+    Args:
+        takes: Whether the requests of a path are for these threads.
+        answer: Answers a request, of a path, with the length of its JSON object if the header says
+            it, and a body, in memory that is used again for the next one. Its last argument is
+            called instead, on another thread, if the answer cannot wait for the end of the run.
+        max_bytes: Of a body: the event loop refuses longer ones.
+    """
+
+    def __init__(
+        self,
+        takes: Callable[[str], bool],
+        answer: Callable[[str, str | None, memoryview, Callable[[Answer], None]], Answer],
+        max_bytes: int,
+    ) -> None:
+        self.takes = takes
+        self.answer = answer
+        self.longest = min(_LONGEST, max_bytes)
+        self._workers = Workers("http", _MOST)
+
+    def offer(self, connection: Borrowed) -> bool:
+        """Whether a thread is free, and answers the requests of a connection from now on."""
+        return self._workers.offer(lambda: self._serve(connection))
+
+    def close(self) -> None:
+        """End the threads, once they have given their connections back."""
+        self._workers.close()
+
+    # On a thread.
+
+    def _serve(self, connection: Borrowed) -> None:
+        of = connection.socket
+        client = socket.socket(of.family, of.type, of.proto, fileno=of.fileno())
+        try:
+            client.settimeout(_PAUSE_S)
+            requests = _Requests(client, self)
+            while self._answer_next(connection, requests, client):
+                pass
+        finally:
+            client.detach()  # it is the event loop's
+
+    def _answer_next(
+        self, connection: Borrowed, requests: _Requests, client: socket.socket
+    ) -> bool:
+        """Read a request and answer it. False if the connection was given back."""
+        try:
+            request = requests.next()
+        except _UnfitError as error:
+            connection.give_back(error.unread, b"", odd=error.odd)
+            return False
+        claim = threading.Lock()  # of who answers
+
+        def late(answer: Answer) -> None:
+            if claim.acquire(blocking=False):
+                unsent = b"".join([connection.head(answer), *answer.parts])
+                connection.give_back(b"", unsent, odd=False)
+
+        answer = self.answer(request.path, request.header_length, requests.body, late)
+        if answer.status != 200:
+            requests.forget_memory()
+        if not claim.acquire(blocking=False):
+            return False
+        unsent = _send(client, connection.head(answer), answer.parts)
+        if unsent or connection.ending:
+            connection.give_back(b"", unsent, odd=False)
+            return False
+        return True
+
+
+class _Requests:
+    """The requests that arrive from a client. A client mostly sends the head of its last request
+    again: it is read at once with the body, and only compared. ``body``: of the last request."""
+
+    def __init__(self, client: socket.socket, direct: DirectAnswers) -> None:
+        self._client = client
+        self._direct = direct
+        self._first = bytearray(_FIRST)
+        self._head = b""
+        self._request = _Request(b"")
+        self.forget_memory()
+
+    def next(self) -> _Request:
+        """The next request. Raises ``_UnfitError``."""
+        head, first = self._head, memoryview(self._first)
+        have = self._receive([first[: len(head)], self.body] if head else [first])
+        if not have:
+            raise _UnfitError(b"", odd=False)
+        began = monotonic()
+        if head and have >= len(head) and self._first.startswith(head):
+            have -= len(head)
+        else:
+            behind = self.body[: have - len(head)] if head and have > len(head) else b""
+            have = self._read_head(b"".join([first[: have - len(behind)], behind]), began)
+        body = self.body
+        while have < len(body):
+            self._acknowledge()
+            count = self._receive([body[have:]])
+            have += count
+            if not count or monotonic() > began + _ARRIVAL_S:
+                raise _UnfitError(b"".join([self._head, body[:have]]), odd=False)
+        return self._request
+
+    def forget_memory(self) -> None:
+        """Read the next request into other memory: a run that was stopped may read this yet."""
+        self._memory = np.empty(0, np.uint8)
+        self.body = self._memory.data
+        self._head = b""
+
+    def _read_head(self, got: bytes, began: float) -> int:
+        """Read another head, of which there is ``got`` since ``began``, and return how much of the
+        body there is. Raises ``_UnfitError``."""
+        while not (end := got.find(b"\r\n\r\n") + 4) >= 4:
+            if len(got) > _FIRST:
+                raise _UnfitError(got, odd=True)
+            self._acknowledge()
+            count = self._receive([memoryview(self._first)])
+            got += self._first[:count]
+            if not count or monotonic() > began + _ARRIVAL_S:
+                raise _UnfitError(got, odd=False)
+        request = _Request(got[:end])
+        have, size = len(got) - end, request.body_size
+        if (
+            not request.ordinary
+            or not have <= size <= self._direct.longest
+            or not self._direct.takes(request.path)
+        ):
+            raise _UnfitError(got, odd=True)
+        self._head, self._request, self.body = got[:end], request, self._place(request)
+        self.body[:have] = got[end:]
+        return have
+
+    def _place(self, request: _Request) -> memoryview:
+        """Memory for a body, in which what is behind its JSON object is aligned, for kernels."""
+        if len(self._memory) < request.body_size + _ALIGNMENT:
+            self._memory = np.empty(request.body_size + _ALIGNMENT, np.uint8)
+        length = request.header_length or ""
+        text = int(length) if len(length) < _MOST_DIGITS and length.isdecimal() else 0
+        start = -(self._memory.ctypes.data + text) % _ALIGNMENT
+        return self._memory.data[start : start + request.body_size]
+
+    def _acknowledge(self) -> None:
+        """Acknowledge what has come at once, instead of with the answer: a client whose system
+        gathers small packets (no TCP_NODELAY) sends the rest 40 ms later otherwise."""
+        if _QUICK_ACK is not None:
+            with suppress(OSError):  # no socket of TCP
+                self._client.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
+
+    def _receive(self, into: list[memoryview]) -> int:
+        """The number of bytes received, 0 if none come for a while or the connection has ended,
+        which the event loop will find."""
+        try:
+            return self._client.recvmsg_into(into)[0]
+        except OSError:  # TimeoutError among them
+            return 0
+
+
+class _UnfitError(Exception):
+    """What arrives is not for the thread. ``unread``: what has arrived; ``odd``: it is another kind
+    of request, rather than late."""
+
+    def __init__(self, unread: bytes, *, odd: bool) -> None:
+        super().__init__()
+        self.unread = unread
+        self.odd = odd
+
+
+class _Request:
+    """A request. It is ``ordinary`` if its head has nothing that the thread does not do."""
+
+    def __init__(self, head: bytes) -> None:
+        self.path = ""
+        self.header_length: str | None = None
+        self.body_size = 0
+        self.ordinary = True
+        self._complete = False
+        parser = httptools.HttpRequestParser(self)
+        try:
+            parser.feed_data(head)
+        except httptools.HttpParserError:  # the event loop says what is wrong with it
+            self.ordinary = False
+            return
+        method, version = parser.get_method(), parser.get_http_version()
+        self.ordinary &= (method, version, self._complete) == (b"POST", "1.1", True)
+        self.ordinary &= parser.should_keep_alive()
+
+    # What the parser calls.
+
+    def on_url(self, url: bytes) -> None:
+        self.path += url.decode("latin-1")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-length":
+            self.body_size = int(value)  # the parser refuses what is no number
+        elif name == _LENGTH:
+            self.ordinary &= self.header_length is None
+            self.header_length = value.decode("latin-1")
+        elif name in _ODD_HEADERS:
+            self.ordinary = False
+
+    def on_headers_complete(self) -> None:
+        self._complete = True
+
+    def on_message_complete(self) -> None:  # with no body, or none that has a length
+        self.ordinary = False
+
+
+def _send(client: socket.socket, head: bytes, body: Sequence[bytes | memoryview]) -> bytes:
+    """Send a response; returns what could not be sent without a pause."""
+    if len(body) >= _MOST_PARTS:
+        body = [b"".join(body)]
+    parts, begin = [memoryview(part) for part in (head, *body)], monotonic()
+    while parts:
+        try:
+            count = client.sendmsg(parts)
+        except OSError:
+            break
+        while parts and count >= len(parts[0]):
+            count -= len(parts.pop(0))
+        if parts:
+            parts[0] = parts[0][count:]
+            if monotonic() > begin + _ARRIVAL_S:
+                break
+    return b"".join(parts)

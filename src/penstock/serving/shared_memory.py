@@ -1,0 +1,198 @@
+"""System shared memory: tensors of clients on the same machine that pass by the socket.
+
+A client makes a POSIX segment, registers a region of it under a name, and names places in regions
+instead of sending or asking for bytes. Segments are never mapped: ``pread`` and ``pwrite`` copy
+between them and memory of the server. Memory of a mapping that the client cuts off behind it would
+end the server by SIGBUS, and inputs that the client changes while a kernel reads them could pass
+its checks and then be others::
+
+    client                         /dev/shm/KEY                    server
+    writes inputs ──────────────>  [  region "a"  ]  ── pread ──>  a feed of its own
+    reads outputs <──────────────  [  region "b"  ]  <── pwrite ─  an output
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from penstock.algorithms.records import dataclass
+from penstock.errors import InvalidInput, PenstockError
+
+# Where Linux has POSIX segments.
+_FOLDER = Path("/dev/shm")
+# Regions that are registered at once: each has a file descriptor.
+_MOST = 256
+# Beyond any memory, but in the range of the system's offsets.
+_LARGEST = 1 << 60
+
+
+class UnknownRegion(PenstockError):  # noqa: N818
+    """A request names a region that is not registered."""
+
+
+class SharedRegion:
+    """``byte_size`` bytes of the segment ``key`` from ``offset`` on. Raises ``InvalidInput`` for
+    what is no segment, may not be read and written, or is smaller."""
+
+    def __init__(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        self.name = name
+        self.key = key
+        self.offset = offset
+        self.byte_size = byte_size
+        file = key.removeprefix("/")
+        if not 0 < len(os.fsencode(file)) <= 255 or file in (".", "..") or {"/", "\0"} & {*file}:
+            raise InvalidInput(f"shared memory key {key!r:.80} is no name of a segment")
+        # O_NOFOLLOW: a link could lead to any file. O_NONBLOCK: a pipe would wait for a writer.
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            self.descriptor = os.open(_FOLDER / file, flags)
+        except OSError as error:
+            raise InvalidInput(f"shared memory key {key!r:.80}: {error.strerror}") from error
+        # Requests that have the region keep it open when it is unregistered.
+        weakref.finalize(self, os.close, self.descriptor)
+        if not stat.S_ISREG(os.fstat(self.descriptor).st_mode):
+            raise InvalidInput(f"shared memory key {key!r:.80} is no segment")
+        self.check()
+
+    def check(self) -> None:
+        """Raise ``InvalidInput`` if the segment is smaller than the region, now."""
+        size = os.fstat(self.descriptor).st_size
+        if size < self.offset + self.byte_size:
+            raise InvalidInput(
+                f"shared memory region {self.name!r} ends {self.offset + self.byte_size} bytes "
+                f"from the start of segment {self.key!r}, which has {size}"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "key": self.key,
+            "offset": self.offset,
+            "byte_size": self.byte_size,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPlace:
+    """Bytes of a region, for one tensor."""
+
+    region: SharedRegion
+    offset: int
+    size: int
+
+    def read(self) -> memoryview:
+        """A copy of the bytes. Raises ``InvalidInput`` if the segment has shrunk."""
+        self.region.check()
+        data = np.empty(self.size, np.uint8).data
+        done, start = 0, self.region.offset + self.offset
+        while done < self.size:
+            count = os.preadv(self.region.descriptor, [data[done:]], start + done)
+            if not count:
+                self.region.check()  # it has shrunk meanwhile
+                raise InvalidInput(f"shared memory region {self.region.name!r} has changed")
+            done += count
+        return data
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write ``data`` from the first byte on; returns how many bytes that were. Raises
+        ``InvalidInput`` if they are too many, or the segment has shrunk."""
+        if len(data) > self.size:
+            raise InvalidInput(
+                f"{len(data)} bytes do not fit into the {self.size} of shared memory region "
+                f"{self.region.name!r} that are for them"
+            )
+        self.region.check()
+        done, start = 0, self.region.offset + self.offset
+        while done < len(data):
+            done += os.pwrite(self.region.descriptor, memoryview(data)[done:], start + done)
+        return done
+
+    def parameters(self, size: int) -> dict[str, Any]:
+        """What a response says of an output of ``size`` bytes."""
+        return {
+            "shared_memory_region": self.region.name,
+            "shared_memory_byte_size": size,
+            "shared_memory_offset": self.offset,
+        }
+
+
+class SharedMemory:
+    """The regions that clients have registered, by name. ``max_bytes``: of the inputs of a request
+    in shared memory."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._regions: dict[str, SharedRegion] = {}
+
+    def register(self, name: str, document: Mapping[str, Any]) -> None:
+        """Register the region that a request describes by ``key``, ``offset`` and ``byte_size``.
+        Raises ``InvalidInput``."""
+        key, offset, size = map(document.get, ("key", "offset", "byte_size"))
+        if not isinstance(key, str):
+            raise InvalidInput(f"shared memory region {name!r} has no key")
+        offset = 0 if offset is None else offset
+        if not is_size(offset) or not is_size(size) or not size:
+            raise InvalidInput(
+                f"shared memory region {name!r} has offset {offset!r:.40} and byte_size "
+                f"{size!r:.40}, which are no numbers of bytes"
+            )
+        region = SharedRegion(name, key, offset, size)
+        with self._lock:
+            if name in self._regions:
+                raise InvalidInput(f"shared memory region {name!r} is registered; unregister it")
+            if len(self._regions) >= _MOST:
+                raise InvalidInput(f"{_MOST} shared memory regions are registered, which is most")
+            self._regions[name] = region
+
+    def unregister(self, name: str | None) -> None:
+        """Forget a region, or all. Nothing happens if it is not registered, as in Triton."""
+        with self._lock:
+            if name is None:
+                self._regions.clear()
+            else:
+                self._regions.pop(name, None)
+
+    def describe(self, name: str | None) -> list[dict[str, Any]]:
+        """A region, or all. Raises ``UnknownRegion``."""
+        if name is not None:
+            return [self._find(name).describe()]
+        return [region.describe() for region in list(self._regions.values())]
+
+    def place(self, parameters: Mapping[str, Any]) -> SharedPlace:
+        """The place that the parameters of an input or output name. Raises ``InvalidInput``."""
+        name = parameters["shared_memory_region"]
+        if not isinstance(name, str):
+            raise InvalidInput(f"shared memory region {name!r:.40} is no name")
+        try:
+            region = self._find(name)
+        except UnknownRegion as error:
+            raise InvalidInput(str(error)) from error
+        size, offset = parameters.get("shared_memory_byte_size"), 0
+        if parameters.get("shared_memory_offset") is not None:
+            offset = parameters["shared_memory_offset"]
+        if not is_size(size) or not is_size(offset) or offset + size > region.byte_size:
+            raise InvalidInput(
+                f"shared memory region {name!r} has {region.byte_size} bytes: not {size!r:.40} "
+                f"from {offset!r:.40} on"
+            )
+        return SharedPlace(region, offset, size)
+
+    def _find(self, name: str) -> SharedRegion:
+        region = self._regions.get(name)
+        if region is None:
+            raise UnknownRegion(f"shared memory region {name!r:.80} is not registered")
+        return region
+
+
+def is_size(value: Any) -> TypeGuard[int]:
+    """Whether a value from JSON is a number of bytes."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST
