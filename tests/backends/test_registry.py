@@ -18,6 +18,7 @@ def test_available_backends_are_registered_and_end_with_numpy():
     for name in available():
         assert backend_of(name).name == name
         assert name in describe(name).lower()
+        assert repr(backend_of(name)).endswith(f"({name!r})")
 
 
 def test_backends_by_default_are_those_available():

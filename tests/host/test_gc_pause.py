@@ -7,6 +7,7 @@ import os
 import sys
 import types
 import weakref
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -20,6 +21,14 @@ LOOP = """g (float[4] x, int64 n) => (float[4] y) {
         y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
             d = Identity (c) w = Add (v, v) }>
     }"""
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    """Nothing is frozen, as in a process of a user."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def loop() -> ps.Session:

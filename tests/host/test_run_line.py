@@ -108,7 +108,7 @@ def test_run_waits_no_longer_than_it_would_have_shared_the_cores(monkeypatch):
 def test_short_run_begins_at_once_and_takes_no_place():
     line = RunLine(1)
     with line.place(1e-3, NEVER):
-        assert line.inside == 1  # nobody else was there
+        assert line.inside == 1  # it took the place that was free
         client = Client(line, seconds=1e-3)
         assert client.entered.wait(SOON)
         assert (line.inside, line.waiting) == (1, 0)

@@ -323,9 +323,10 @@ def test_thread_share_of_a_run_alone_is_the_fastest_number():
     assert share.tuner is not None
     assert share.enter() == 8
     share.leave()
-    for _ in range(20):
+    for _ in range(22):  # which end between two trials
         threads = share.tuner.threads()
         share.tuner.took(threads, threads * 1e-3)
+    assert not share.tuner.undecided
     with share as alone:
         assert alone == 1
         with share as beside:
@@ -333,6 +334,23 @@ def test_thread_share_of_a_run_alone_is_the_fastest_number():
     # Several streams are not compared with one.
     assert ThreadShare([OfCaller()], 2, 8).tuner is None
     assert ThreadShare([OfCaller()], 1, 1).tuner is None
+
+
+def test_thread_share_that_follows_another_takes_part_in_no_trial():
+    share, other = ThreadShare([OfCaller()], 1, 8), ThreadShare([OfCaller()], 1, 8)
+    other.follow(share)
+    assert share.tuner is other.tuner is not None
+    for _ in range(4):
+        share.tuner.took(share.tuner.threads(), 1.0)
+    with share as trial:
+        assert trial == 1
+    with other as threads:
+        assert threads == 8
+    for _ in range(3):
+        share.tuner.took(1, 0.1)
+        share.tuner.took(8, 1.0)
+    with other as threads:
+        assert threads == 1
 
 
 def test_thread_share_that_is_not_tuned_has_all_threads():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from penstock.host.thread_tuner import ThreadTuner
 
 
@@ -30,6 +32,18 @@ def test_tuner_chooses_one_thread_if_faster():
     assert given[-1] == 1
 
 
+def test_tuner_is_undecided_until_its_first_trial_has_ended_and_in_each_other():
+    pace, given, undecided = ThreadTuner(2), [], []
+    for _ in range(100):
+        undecided.append(pace.undecided)
+        given += after(pace, 1, {1: 2.0, 2: 1.0})
+        assert pace.chosen == 2
+    assert given[:8] == [2, 2, 2, 2, 1, 2, 2, 2]
+    assert undecided[:6] == [True] * 5 + [False]
+    assert [threads == 1 for threads in given[5:]] == undecided[5:]
+    assert sum(undecided) > 5
+
+
 def test_tuner_follows_changes():
     pace = ThreadTuner(4)
     after(pace, 300, {1: 2.0, 4: 1.0})
@@ -52,7 +66,7 @@ def test_tuner_reacts_within_ten_runs_when_several_threads_become_slower():
         pace = ThreadTuner(2)
         after(pace, quiet, {1: 2.0, 2: 1.0})
         given = after(pace, 40, {1: 2.0, 2: 3.0})
-        assert set(given[10:30]) == {1}, quiet
+        assert given[10:].count(2) <= 3, quiet  # of trials, of which the first run shows it
 
 
 def test_tuner_looks_again_soon_after_a_change():
@@ -64,7 +78,15 @@ def test_tuner_looks_again_soon_after_a_change():
     assert given[-10:].count(2) >= 9
 
 
-def test_tuner_judges_by_medians_where_runs_vary():
+def test_moments_without_the_second_core_leave_few_runs_with_one_thread():
+    for slow in range(1, 15):
+        pace = ThreadTuner(2)
+        after(pace, 600, {1: 1.5, 2: 1.0})
+        given = after(pace, slow, {1: 1.5, 2: 3.0}) + after(pace, 400, {1: 1.5, 2: 1.0})
+        assert given.count(1) <= slow + 12, slow
+
+
+def test_tuner_judges_by_late_runs_too_where_runs_vary():
     # Of three runs with several threads two are late, which the fastest of them does not show.
     pace, seconds = ThreadTuner(2), itertools.cycle([1.0, 4.0, 4.0])
     given = []
@@ -75,11 +97,81 @@ def test_tuner_judges_by_medians_where_runs_vary():
     assert given[-100:].count(1) > 80
 
 
+def test_run_that_stood_still_for_a_moment_changes_nothing():
+    pace = ThreadTuner(2)
+    after(pace, 5, {1: 1.5, 2: 1.0})
+    for _ in range(3):
+        pace.took(2, 50.0)
+    assert after(pace, 100, {1: 1.5, 2: 1.0}).count(1) < 20
+
+
+def test_trial_alternates_so_that_both_counts_meet_the_same_disturbances():
+    pace = ThreadTuner(2)
+    given = after(pace, 14, {1: 1.0, 2: 1.1})
+    assert given == [2, 2, 2, 2, 1, 2, 1, 2, 1, 2, 1, 1, 1, 1]
+    given = after(pace, 7, {1: 1.0, 2: 1.1})
+    assert given == [2, 1, 2, 1, 2, 1, 1]
+
+
+def test_slow_runs_that_end_as_a_trial_begins_change_nothing():
+    pace = ThreadTuner(2)
+    after(pace, 100, {1: 1.6, 2: 1.0})
+    while pace.threads() == 2:
+        pace.took(2, 3.0)  # until a trial begins
+    after(pace, 6, {1: 1.6, 2: 1.0})
+    assert pace.chosen == 2
+
+
+class _Machine:
+    """A clock, in ms, of a machine whose second core is taken for 5 ms, and free for 5, in turn.
+
+    A run takes ``alone`` ms with one thread; with two, 1 while they have both cores and ``late``
+    while they do not, in proportion where it meets both.
+    """
+
+    def __init__(self, alone: float, late: float) -> None:
+        self.alone, self.late, self.now = alone, late, 0.0
+
+    def takes(self, threads: int) -> float:
+        if threads == 1:
+            return self.alone
+        left, now = 1.0, self.now
+        while True:
+            pace = self.late if now % 10 < 5 else 1.0
+            until_change = 5 - now % 5
+            if left * pace <= until_change:
+                return now + left * pace - self.now
+            now += until_change
+            left -= until_change / pace
+
+
+@pytest.mark.parametrize("alone", [1.5, 1.6, 1.8])
+def test_slices_without_the_second_core_leave_few_runs_slower_than_needed(alone: float):
+    machine, pace, slower = _Machine(alone, 1.75), ThreadTuner(2), 0
+    for _ in range(5000):
+        threads = pace.threads()
+        seconds = machine.takes(threads)
+        slower += threads == 1 and seconds > 1.15 * machine.takes(2)
+        machine.now += seconds
+        pace.took(threads, seconds)
+    assert slower <= 50  # of 5,000, so that they are not what the 99th percentile shows
+
+
+def test_tuner_turns_to_one_thread_where_two_are_late_in_every_other_slice():
+    machine, pace, given = _Machine(1.15, 4.0), ThreadTuner(2), []
+    for _ in range(2000):
+        given.append(pace.threads())
+        seconds = machine.takes(given[-1])
+        machine.now += seconds
+        pace.took(given[-1], seconds)
+    assert given[-1000:].count(1) > 900
+
+
 def test_tuner_does_not_repeat_a_trial_that_changed_nothing_at_once():
     pace = ThreadTuner(2)
     after(pace, 200, {1: 2.5, 2: 1.0})
     given = after(pace, 100, {1: 5.0, 2: 3.0})  # slower, and still the faster of both
-    assert 3 <= given.count(1) <= 9
+    assert 1 <= given.count(1) <= 3  # of a trial the first shows it
 
 
 def test_slow_runs_trigger_no_trial_of_a_number_that_was_never_as_fast():

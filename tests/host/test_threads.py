@@ -168,9 +168,9 @@ def test_offer_is_refused_while_jobs_are_queued(workers, closed):
     assert queued.wait(60)
 
 
-def test_offer_is_taken_while_a_job_that_has_said_so_returns(closed):
-    workers = Workers("test", 1)
-    said, ran = threading.Event(), threading.Event()
+def finishing_until(closed: threading.Event, workers: Workers) -> None:
+    """Let a worker run a job that has said that it is about to return."""
+    said = threading.Event()
 
     def job() -> None:
         workers.finishing()
@@ -179,6 +179,11 @@ def test_offer_is_taken_while_a_job_that_has_said_so_returns(closed):
 
     workers.submit(job)
     assert said.wait(60)
+
+
+def test_offer_is_taken_while_a_job_that_has_said_so_returns(closed):
+    workers, ran = Workers("test", 1), threading.Event()
+    finishing_until(closed, workers)
     assert workers.offer(ran.set)
     assert not workers.offer(ran.clear)  # for which there is no worker
     closed.set()
@@ -190,15 +195,7 @@ def test_offer_is_taken_while_a_job_that_has_said_so_returns(closed):
 
 def test_pool_that_is_closed_while_a_job_returns_ends_its_threads(closed):
     workers = Workers("test", 2)
-    said = threading.Event()
-
-    def job() -> None:
-        workers.finishing()
-        said.set()
-        assert closed.wait(60)
-
-    workers.submit(job)
-    assert said.wait(60)
+    finishing_until(closed, workers)
     closing = threading.Thread(target=workers.close)
     closing.start()
     wait_until(lambda: workers._closing)

@@ -3,7 +3,8 @@ every instruction set of this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from penstock.backends.native.backend import NativeBackend
 from penstock.backends.native.library import LEVELS, NativeLibrary, load_level
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import LateArray
-from penstock.ir.op import Kernel
+from penstock.ir.op import Kernel, Op
 from penstock.ops.registry import find
 from penstock.types import TensorType
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(not LIBRARIES, reason="there are no compiled ker
 
 
 def node_of(
-    name: str,
+    name: str | Op,
     inputs: Sequence[Any],
     constants: Sequence[int] = (),
     outputs: int = 1,
@@ -31,9 +32,9 @@ def node_of(
     version: int = 26,
     **attrs: Any,
 ) -> Node:
-    """A node of operation ``name``. ``inputs`` are arrays, or None for those left out; those whose
+    """A node of operation ``name``, or of an operation in no table. ``inputs`` are arrays, or None for those left out; those whose
     indices are in ``constants`` are constants."""
-    op = find(name, domain, version)
+    op = find(name, domain, version) if isinstance(name, str) else name
     assert op is not None
     types = [None if x is None else TensorType(x.dtype, x.shape) for x in inputs]
     values = []
@@ -147,3 +148,13 @@ def _garbage(like: np.ndarray) -> np.ndarray:
     array = np.empty(like.shape, like.dtype)
     array.reshape(-1).view(np.uint8)[:] = 0x5A
     return array
+
+
+@contextmanager
+def threads_of(library: NativeLibrary, count: int) -> Iterator[None]:
+    """Kernels of the calling thread have ``count`` threads."""
+    library.functions.set_threads(count)
+    try:
+        yield
+    finally:
+        library.functions.set_threads(1)

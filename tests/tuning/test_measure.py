@@ -11,6 +11,7 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import backends_of
+from penstock.executors.linear import LinearExecutor
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import is_fused, operation_name
 from penstock.tuning import cost_table as cost_table_module
@@ -261,3 +262,31 @@ def test_step_that_is_interrupted_in_one_run_is_measured_by_the_others(monkeypat
     assert profile.runs == 9
     assert profile.inside == pytest.approx(9 * 2e-9)
     assert profile.observed == pytest.approx(9 * 5e-9, abs=1e-12)
+
+
+class Undecided(LinearExecutor):
+    """An executor that chooses its number of threads during its first ``trials`` runs."""
+
+    def __init__(self, trials: int) -> None:
+        self.ran, self.trials = 0, trials
+
+    @property
+    def undecided(self) -> bool:
+        return self.ran < self.trials
+
+    def run(self, *arguments):
+        self.ran += 1
+
+
+@pytest.mark.parametrize(("trials", "most", "ran"), [(0, 9, 4), (7, 9, 11), (7, 2, 6)])
+def test_runs_by_which_the_number_of_threads_is_chosen_are_not_timed(trials, most, ran):
+    executor = Undecided(trials)
+    assert len(measure._seconds(executor, [], 4, most)) == 4
+    assert executor.ran == ran
+
+
+def test_observed_runs_take_the_threads_of_most_runs():
+    session = compile_text("g (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }")
+    executor, observed, _ = session.watched({"x": np.ones((64, 64), np.float32)})
+    assert not observed.undecided
+    assert observed._share.tuner is executor._share.tuner

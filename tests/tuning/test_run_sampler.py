@@ -153,7 +153,7 @@ def test_estimate_of_a_plug_in_decides_what_was_not_measured(cache, monkeypatch)
 def run_until_settled(session: ps.Session, pool: Workers) -> None:
     linear = session.latest
     assert isinstance(linear, LinearExecutor)
-    for _ in range(30):
+    for _ in range(40):
         if linear.sampler is None:
             return
         session.run(X)
@@ -212,7 +212,7 @@ def test_runs_that_were_sampled_let_iterations_overlap(cache, clock, monkeypatch
     total = counting(b, b.placeholder("n", "int32"), parallel)
     session = ps.compile(b.bytes(), backends=[backend], pool=pool)
     feeds = {"n": np.int32(6)}
-    for _ in range(30):
+    for _ in range(40):
         assert session.run(feeds, [total])[total] == 15
         wait_until(lambda: pool._free == pool.threads)
     (executor,) = session._plans.executors()
@@ -255,13 +255,34 @@ def test_no_run_is_added_by_sampling(cache, clock):
             return Kernel(run)
 
     session = compile_text(SIX, executor="auto", backends=[Counting(clock)], pool=pool)
-    for number in range(1, 26):
+    for number in range(1, 40):
         session.run(X)
         wait_until(lambda: pool._free == pool.threads)
         assert ran == {
             "Sin": 2 * number,
             **dict.fromkeys(("Cos", "Exp", "Neg", "Abs", "Sum"), number),
         }
+    pool.close()
+
+
+@needs_cores
+def test_plan_whose_longest_chain_takes_all_its_time_is_measured_twice(cache, clock, monkeypatch):
+    """Runs that are measured have one thread, and there are several others between two of them."""
+    number, measured = 0, []
+    run = run_sampler._measured
+    monkeypatch.setattr(
+        run_sampler, "_measured", lambda *arguments: measured.append(number) or run(*arguments)
+    )
+    chain = " ".join(f"c{i + 1} = Sin(c{i})" for i in range(12))
+    text = f"g (float[2] c0) => (float[2] y) {{ {chain} a = Neg(c0) y = Add(a, c12) }}"
+    pool = Workers("sampler", 2)
+    session = compile_text(text, executor="auto", backends=[SlowBackend(clock)], pool=pool)
+    while number < 40:
+        session.run({"c0": X["x"]})
+        number += 1
+    assert measured == [4, 9]
+    assert session.latest.sampler is None
+    assert not pool.threads
     pool.close()
 
 

@@ -200,6 +200,10 @@ class HostBackend:
     device: Device | None = None
     fuses = False
     threads_of_caller = False
+    name: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
 
     def save_memory(self) -> None:
         """Nothing is kept."""

@@ -98,9 +98,12 @@ class Budget:
 
     def keep(self, array: np.ndarray, nbytes: int = -1) -> None:
         """Count ``array``, or the array that it is a view of, until it is freed; as ``nbytes``, if
-        it leads to more than its own."""
+        it leads to more than its own. Memory of others (``base``) that says it was ``counted`` is
+        not counted again."""
         while isinstance(array.base, np.ndarray):
             array = array.base
+        if getattr(array.base, "counted", False):
+            return
         if nbytes < 0:
             nbytes = array.nbytes + _ARRAY_BYTES
         # Without the lock: a count that is lost to another thread comes back with the next look.

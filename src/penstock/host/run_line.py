@@ -33,7 +33,8 @@ from penstock.host.threads import cores_of_thread, usable_cores
 # Runs that take less than this many seconds do not wait: to hand a core over takes up to 0.3 ms,
 # as a thread must come awake, and each has its core for a few ms at a time anyway.
 _SHORT_S = 8e-3
-# A run waits for so many times what it would take if all runs shared the cores, as times vary.
+# A run waits for at most this many times the time that it would take if all runs shared the cores:
+# times vary.
 _SLACK = 2
 
 

@@ -64,6 +64,8 @@ class ThreadShare:
         # A stream that is alone may be faster with fewer threads.
         may_be_one = tuned and self._own and streams == 1 and self._most > 1
         self.tuner = ThreadTuner(self._most) if may_be_one else None
+        self.tries = True
+        """whether runs may be trials of the ``tuner``"""
         for library in self._shared:
             library.threads  # noqa: B018 - loads what it needs now, and not during a run
 
@@ -73,6 +75,10 @@ class ThreadShare:
         if self.single:
             return 1
         return max(1, self._most // max(self._streams, 1)) if self._own else self._most
+
+    def follow(self, other: ThreadShare) -> None:
+        """Have as many threads as most runs of another share, which the same kernels run on."""
+        self.tuner, self.tries = other.tuner, False
 
     def enter(self) -> int:
         """Start to compute; returns the threads that each kernel may use, those of the calling
@@ -85,7 +91,7 @@ class ThreadShare:
                     entered = True
             threads = self._most if self._streams and not (self._own and _process.orphaned) else 1
             if threads > 1 and self.tuner is not None and _process.streams == 1:
-                threads = self.tuner.threads()
+                threads = self.tuner.threads() if self.tries else self.tuner.chosen
             while threads > 1 and threads * _process.streams > self._most:
                 threads //= 2
             if self._shared:

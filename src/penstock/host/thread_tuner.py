@@ -10,15 +10,23 @@ from collections import deque
 from collections.abc import Collection
 from math import inf
 
-# Runs by which a thread count is judged, by their median: what is slow now and then counts, too.
+# Runs by whose median others are slow or not.
 _JUDGED = 5
+# Runs with the other thread count in a trial. Each is followed by one with the usual count, beside
+# which it is seen, for others take a core for some milliseconds at a time: runs that begin a trial
+# because they are slow are often followed by faster ones, whatever the thread count.
 _TRIED = 3
+# A trial is judged by mean times, of which none counts for more than this many times the least: a
+# run that is often late is worth avoiding, one that stood still for a moment is no reason.
+_MOST_LATE = 4
 # Runs between two trials: the minimum after a change, doubled up to the maximum while none. A trial
-# that is not due to slow runs ends with the first run that takes longer than usual by this factor:
-# so few runs are trials that they do not show in the 99th percentile. Where one thread has never
-# been as fast as several are now, trials become rarer still, and slow runs trigger none; but not
-# the other way round: that a core has become free does not show in runs with one thread.
+# ends with the first run that takes longer than usual by this factor, so few runs are trials that
+# they do not show in the 99th percentile. Where one thread has never been as fast as several are
+# now, trials become rarer still, and slow runs trigger none; but not the other way round: that a
+# core has become free does not show in runs with one thread. So the first trial after a change to
+# one thread comes sooner: most often others had the core for moments.
 _FEWEST, _MOST, _RAREST = 32, 512, 4096
+_FEWEST_ALONE = 4
 _LONGER = 1.15
 # A trial begins when the median run is slower than usual by this factor, but not during the first
 # _PATIENCE runs after the last trial.
@@ -32,8 +40,8 @@ class ThreadTuner:
     """Chooses between one thread and ``most``: uses the faster, tries the other now and then.
     Concurrent runs may share a tuner without a lock: a lost update only delays a decision.
 
-    After a change of the machine, three runs show that they have become slower, and three more what
-    the other number takes: a choice that has become wrong lasts for less than ten runs.
+    After a change of the machine, three runs show that they have become slower, and six more, every
+    other with the other number, what that takes: a wrong choice lasts for less than ten runs.
     """
 
     def __init__(self, most: int) -> None:
@@ -42,13 +50,24 @@ class ThreadTuner:
         self._times = {n: deque[float](maxlen=_JUDGED) for n in (1, most)}
         self._least_alone = inf  # with one thread
         self._usual = 0.0
+        self._has_judged = False
         self._left = _TRIED + 1  # runs until the next trial begins, or the present one ends
-        self._trying = self._brief = False
+        self._trying = self._beside = False
         self._interval = _FEWEST
 
     def threads(self) -> int:
         """The thread count for the next run."""
-        return self._other if self._trying else self._now
+        return self._other if self._trying and not self._beside else self._now
+
+    @property
+    def chosen(self) -> int:
+        """The thread count of the runs that are no trials."""
+        return self._now
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the next run has the other thread count, or the first trial has not ended."""
+        return self.threads() != self._now or not self._has_judged
 
     @property
     def _other(self) -> int:
@@ -62,14 +81,24 @@ class ThreadTuner:
         times.append(seconds)
         if threads == 1:
             self._least_alone = min(self._least_alone, seconds)
-        self._left -= 1
         if self._trying:
-            if self._left <= 0 or (self._brief and seconds > _LONGER * self._usual):
-                self._judge()
-        elif self._left <= 0 or self._slow(seconds, times):
-            self._times[self._other].clear()
-            self._usual = median(self._times[self._now])
-            self._trying, self._brief, self._left = True, self._left <= 0, _TRIED
+            self._compare(threads, seconds)
+            return
+        self._left -= 1
+        if self._left <= 0 or self._slow(seconds, times):
+            self._usual = median(times)
+            for past in self._times.values():
+                past.clear()
+            self._trying, self._beside, self._left = True, False, _TRIED
+
+    def _compare(self, threads: int, seconds: float) -> None:
+        """Go on with a trial, of which this was a run, or end it."""
+        if threads != self._now:
+            self._left -= 1
+        self._beside = threads != self._now
+        late = self._beside and seconds > _LONGER * self._usual
+        if late or (self._left <= 0 and not self._beside):
+            self._judge()
 
     def _slow(self, seconds: float, times: deque[float]) -> bool:
         """Whether runs have become slower since the last trial."""
@@ -86,15 +115,17 @@ class ThreadTuner:
 
     def _judge(self) -> None:
         """End a trial: use the faster thread count from now on."""
-        one, several = (median(self._times[n]) for n in (1, self.most))
+        one, several = (_mean(self._times[n]) for n in (1, self.most))
         better = self._now
         if one and several:  # else a run at the same time has begun a trial of its own
             better = 1 if one < _MARGIN * several else self.most
-        changed = better != self._now
+        changed, self._has_judged = better != self._now, True
+        if changed:
+            self._usual = one if better == 1 else several
         self._now = better
-        self._usual = one if better == 1 else several
         most = _RAREST if self._is_best(self._usual) else _MOST
-        self._interval = _FEWEST if changed else min(2 * self._interval, most)
+        fewest = _FEWEST_ALONE if better == 1 else _FEWEST
+        self._interval = fewest if changed else min(2 * self._interval, most)
         self._trying, self._left = False, self._interval
 
 
@@ -102,3 +133,12 @@ def median(times: Collection[float]) -> float:
     """The middle one; the later of two; 0 of none. (``statistics`` imports ten modules more.)"""
     in_order = sorted(times)  # first, as another thread may clear them
     return in_order[len(in_order) // 2] if in_order else 0.0
+
+
+def _mean(times: Collection[float]) -> float:
+    """The mean, of which no time counts for more than ``_MOST_LATE`` times the least; 0 of none."""
+    in_order = sorted(times)  # first, as another thread may clear them
+    if not in_order:
+        return 0.0
+    longest = _MOST_LATE * in_order[0]
+    return sum(min(seconds, longest) for seconds in in_order) / len(in_order)

@@ -156,15 +156,15 @@ class Workers:
             while self._free < 0 and self._start():
                 pass
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """End all threads after running and queued jobs, and the jobs that these submit. Jobs from
-        other threads are refused from now on. A job of the pool must not call this: it would wait
+        other threads are refused from now on. A job of the pool must not ``wait``: it would do so
         for itself."""
         with self._lock:
             if not self._closing:
                 self._closing = True
                 self._end_if_idle()
-            threads = list(self._threads)
+            threads = list(self._threads) if wait else []
         for thread in threads:
             thread.join()
 

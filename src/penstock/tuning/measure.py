@@ -18,6 +18,7 @@ from penstock.backends.kernels import KernelTable, other_places, placed_kernels
 from penstock.errors import PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import compile_run
+from penstock.executors.linear import LinearExecutor
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph, Node, clone
 from penstock.observers.base import ObservedRun
@@ -80,20 +81,30 @@ def profile_in_turn(
         tell_progress("measure the plan", turn, turns)
         count = (runs + turn) // turns
         # Each turn after one run to warm up: the other executor has an arena of its own.
+        alone += _seconds(executor, values, 1 + count, runs)[1:]
         for i in range(1 + count):
             profile = Profile()
             _observe(observed, values, profile if i else None)
             watched += [profile] if i else []
-        for i in range(1 + count):
-            with compile_run() as control:
-                begin = perf_counter()
-                executor.run(values, control)
-                seconds = perf_counter() - begin
-            alone += [seconds] if i else []
     tell_progress("measured the plan", turns, turns)
     whole = _without_disturbances(watched)
     whole.alone = undisturbed(alone)
     return whole
+
+
+def _seconds(executor: Executor, values: Sequence[Any], runs: int, trials: int) -> list[float]:
+    """The seconds of each of ``runs`` runs, without up to ``trials`` others by which the executor
+    chooses the number of its threads."""
+    taken: list[float] = []
+    while len(taken) < runs:
+        trial = trials > 0 and isinstance(executor, LinearExecutor) and executor.undecided
+        with compile_run() as control:
+            begin = perf_counter()
+            executor.run(values, control)
+            seconds = perf_counter() - begin
+        trials -= trial
+        taken += [] if trial else [seconds]
+    return taken
 
 
 def _without_disturbances(profiles: Sequence[Profile]) -> Profile:

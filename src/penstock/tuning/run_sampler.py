@@ -2,13 +2,17 @@
 
 A plan of which only estimates say that it runs best in one order learns from its runs::
 
-    run 1 2 3 4       5 6 7 8                    9 ...          ... 12 runs          from then on
-        timed         each step is measured,     as usual       by turns in order    whichever
-                      on one thread                             and as tasks         was faster
+    run 1 2 3 4   5             10, 15, 20            21 ...     ... 12 runs          from then on
+        timed     on one        each step is          as usual   by turns in order    whichever
+                  thread, to    measured, on                     and as tasks         was faster
+                  warm up       one thread
 
-After the eighth run a thread of the pool schedules the plan anew by these costs. The rest follows
-only if several workers are faster in that schedule, and none of it for plans that take less than
-handing work to others. No run is added, and when it is over, nothing of it is left in a run.
+Runs on one thread may take several times as long as others: so runs as usual lie between them, and
+it ends after the tenth run if even the longest chain of dependent steps, or all of them divided
+among the workers, took too long. After the last one that is measured a thread of the pool schedules
+the plan anew by these costs. The rest follows only if several workers are faster in that schedule,
+and none of it for plans that take less than handing work to others. No run is added, and when it is
+over, nothing of it is left in a run.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from penstock.plan.plan import StepTable
 from penstock.tuning.measure import CostModel
 
 _TIMED, _MEASURED, _TRIED = 4, 3, 6
+_BETWEEN = 4  # runs as usual between those on one thread
 
 Adopt = Callable[[], Callable[[Executor, Executor], None] | None]
 """Gives a function that replaces an executor by another; None if the session is gone."""
@@ -54,23 +59,25 @@ class RunSampler:
     """Chooses how the runs of an executor are run, until it is known which way is fastest.
 
     ``observed()`` is an executor of the plan with one thread that tells observers of its steps.
-    ``reconsidered(seconds, profile)`` is an executor that should take less than ``seconds``, by the
-    costs of ``planned``, which now has those in ``profile``, if there is one: it takes the place of
-    the first, by ``adopt``, if it takes at most ``margin`` of its time. Of concurrent runs one is
-    sampled.
+    ``promising(seconds, profile)`` says whether any schedule of the steps in ``profile`` may take
+    less than ``seconds``. ``reconsidered(seconds, profile)`` is an executor that should take less
+    than ``seconds``, by the costs of ``planned``, which now has those in ``profile``, if there is
+    one: it takes the place of the first, by ``adopt``, if it takes at most ``margin`` of its time.
+    Of concurrent runs one is sampled.
     """
 
     def __init__(
         self,
         planned: PlanWithCosts,
         observed: Callable[[], Executor],
+        promising: Callable[[float, Profile], bool],
         reconsidered: Callable[[float, Profile], Executor | None],
         margin: float,
         workers: Workers,
         adopt: Adopt,
     ) -> None:
         self._lock = threading.Lock()
-        self._course = _course(planned, observed, reconsidered, margin, workers)
+        self._course = _course(planned, observed, promising, reconsidered, margin, workers)
         self._next = next(self._course)
         self._adopt = adopt
 
@@ -101,6 +108,7 @@ class RunSampler:
 def _course(
     planned: PlanWithCosts,
     observed: Callable[[], Executor],
+    promising: Callable[[float, Profile], bool],
     reconsidered: Callable[[float, Profile], Executor | None],
     margin: float,
     workers: Workers,
@@ -117,7 +125,11 @@ def _course(
     profile, executor = Profile(), observed()
     yield partial(_measured, executor, Profile())  # to warm up
     for _ in range(_MEASURED):
+        for _ in range(_BETWEEN):
+            yield _in_order
         yield partial(_measured, executor, profile)
+        if not promising(serial, profile):
+            return None
 
     def decide() -> Executor | None:
         planned.costs.record(profile, True)

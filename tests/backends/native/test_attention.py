@@ -76,6 +76,16 @@ def test_steps_without_angles_may_leave_them_out():
     check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs)
 
 
+@pytest.mark.parametrize("heads, kv_heads", [(1, 1), (3, 3), (2, 1), (6, 2), (7, 1), (20, 4)])
+@pytest.mark.parametrize("size", [1, 3, 8, 15, 16, 17, 64, 72, 130])
+def test_groups_of_any_number_of_heads_are_close_to_numpy(heads, kv_heads, size):
+    attrs = {"num_heads": heads, "kv_num_heads": kv_heads}
+    for queries, past in ((1, 1), (1, 15), (1, 300), (2, 256)):
+        lengths = [past + queries - 1] * 2
+        inputs = groups(2, queries, past, lengths, heads, kv_heads, size)
+        check(node_of("GroupQueryAttention", MICROSOFT, inputs, **attrs), inputs)
+
+
 @pytest.mark.parametrize("attrs, sizes", FORMS)
 def test_samples_of_different_lengths_share_a_buffer_with_room(attrs, sizes):
     inputs = groups(3, 1, 32, [4, 31, 17], **sizes)
@@ -163,6 +173,31 @@ def test_inputs_that_do_not_fit_are_left_to_numpy(changes):
         kernel = attention_kernel(library, node, types)
         function, (_, *others) = kernel.function.func, kernel.function.args
         assert function(lambda *inputs: "NumPy", *others, *changed(inputs, **changes)) == "NumPy"
+
+
+def hidden(heads, begin, end, value=-np.inf):
+    """A step over 800 positions, some of which a mask hides from one of the heads."""
+    mask = np.zeros((1, heads, 1, 800), np.float32)
+    mask[:, 1, :, begin:end] = value
+    inputs = [draw(1, heads, 1, 8), *[draw(1, 2, 1, 8) for _ in range(2)], mask]
+    return [*inputs, *[draw(1, 2, 799, 8) for _ in range(2)]]
+
+
+@pytest.mark.parametrize("begin, end", [(0, 1), (0, 256), (0, 799), (255, 799), (300, 800)])
+def test_masks_that_hide_whole_blocks_of_keys_are_close_to_numpy(begin, end):
+    inputs = hidden(8, begin, end)
+    check(node_of("Attention", "", inputs), inputs)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_masks_that_are_not_finite_are_left_to_numpy(value):
+    inputs = hidden(8, 0, 700)
+    inputs[3][0, 1, 0, 5] = value
+    node = node_of("Attention", "", inputs)
+    for library in LIBRARIES:
+        kernel = attention_kernel(library, node, [value.type for value in node.inputs])
+        function, (_, *others) = kernel.function.func, kernel.function.args
+        assert function(lambda *inputs: "NumPy", *others, *inputs) == "NumPy"
 
 
 def test_masks_that_hide_all_keys_are_left_to_numpy():

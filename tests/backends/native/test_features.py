@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import penstock as ps
+from penstock.backends.native.backend import NativeBackend
 from penstock.types import STRING, ShapeError
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
@@ -16,6 +18,7 @@ from tests.support.native_kernels import (  # noqa: F401
     node_of,
     pytestmark,
 )
+from tests.support.onnx_text import compile_text
 
 DTYPES = ["float32", "float64", "int32", "int64"]
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 2.0], np.float32)
@@ -46,6 +49,20 @@ def test_array_feature_extractor_of_absent_features_raises_as_numpy(place):
     kernel = kernel_of(node("ArrayFeatureExtractor", x, np.array([0])), LIBRARIES[0])
     with pytest.raises(ShapeError, match="below 5"):
         kernel.function(x, np.array([place]))
+
+
+def test_kernel_that_looks_at_nothing_is_left_to_numpy():
+    """Without rows there is no item of work, in which indices would be looked at."""
+    x = numbers((0, 5), "float32")
+    static = NativeBackend().static_kernel
+    for rows, is_there in ((0, False), (3, True)):
+        made = node("ArrayFeatureExtractor", numbers((rows, 5), "float32"), np.array([0]))
+        assert (static(made, [value.type for value in made.inputs]) is not None) is is_there
+    text = """g (float[0, 5] x, int64[1] i) => (float[0, 1] y)
+        { y = ai.onnx.ml.ArrayFeatureExtractor(x, i) }"""
+    session = compile_text(text, domains={"ai.onnx.ml": 3})
+    with pytest.raises(ps.RunError, match="below 5"):
+        session.run({"x": x, "i": np.array([5])})
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -15,6 +15,7 @@ from tests.support.native_kernels import (  # noqa: F401
     kernel_of,
     node_of,
     pytestmark,
+    threads_of,
 )
 
 RNG = np.random.default_rng(11)
@@ -39,6 +40,19 @@ def test_integer_product_equals_numpy(k, n, rows, x_dtype, w_dtype):
 def test_integer_product_without_zero_points_equals_numpy():
     inputs = [_codes("int8", 4, 20), _codes("int8", 20, 40)]
     check(node_of("MatMulInteger", inputs, [1]), inputs)
+
+
+@pytest.mark.skipif(not hasattr(LIBRARIES[0].functions, "team_counts"), reason="there is no team")
+@pytest.mark.parametrize(("n", "divided"), [(256, 0), (3072, 1)])
+def test_threads_share_the_product_of_a_row_by_weights_that_take_long_to_read(n, divided):
+    inputs = [_codes("uint8", 1, 768), _codes("int8", 768, n), np.array(3, np.uint8)]
+    kernel = kernel_of(node_of("MatMulInteger", inputs, [1]), LIBRARIES[0])
+    before = sum(LIBRARIES[0].functions.team_counts()[:2])
+    with threads_of(LIBRARIES[0], 2):
+        result = kernel.function(*inputs)
+    assert sum(LIBRARIES[0].functions.team_counts()[:2]) - before == divided
+    wanted = (inputs[0].astype(np.int32) - 3) @ inputs[1].astype(np.int32)
+    np.testing.assert_array_equal(result, wanted)
 
 
 @pytest.mark.parametrize(("x_dtype", "extreme"), [("uint8", 255), ("int8", -128)])

@@ -1,4 +1,4 @@
-"""LstmCell and GruCell, against the operations that they stand for on ONNX Runtime; and their
+"""LstmCell, GruCell, GruGates and GruState, against the operations that they stand for on ONNX Runtime; and their
 compiled kernels against NumPy's."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.backends.native.backend import NativeBackend
 from penstock.ir.graph import Node, Value
-from penstock.ops.internal.cells import GRU_CELL, LSTM_CELL
+from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
 from penstock.types import TensorType
 from tests.support.native_kernels import LIBRARIES
 from tests.support.onnx_text import model_from_text
@@ -47,12 +47,33 @@ GRU = """g (float[rows, n3] x, float[rows, n3] y, float[rows, n] s) => (float[ro
     h = Add (n, zd)
 }"""
 
+GATES = """g (float[rows, n] hz, float[rows, n] hr, float[rows, n] xz, float[rows, n] xr, float[rows, n] s)
+    => (float[rows, n] z, float[rows, n] old) {
+    za = Add (hz, xz)
+    ra = Add (hr, xr)
+    z = Sigmoid (za)
+    r = Sigmoid (ra)
+    old = Mul (r, s)
+}"""
+STATE = """g (float[rows, n] p, float[rows, n] x, float[rows, n] z, float[rows, n] s) => (float[rows, n] h) {
+    a = Add (p, x)
+    n = Tanh (a)
+    d = Sub (s, n)
+    zd = Mul (z, d)
+    h = Add (n, zd)
+}"""
+
 
 def session_of(text: str) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model_from_text(text).SerializeToString())
 
 
-RUNTIMES = {LSTM_CELL: session_of(LSTM), GRU_CELL: session_of(GRU)}
+RUNTIMES = {
+    LSTM_CELL: session_of(LSTM),
+    GRU_CELL: session_of(GRU),
+    GRU_GATES: session_of(GATES),
+    GRU_STATE: session_of(STATE),
+}
 
 
 def results(op, inputs, outputs, **attrs):
@@ -103,6 +124,58 @@ def test_gru_cell_equals_the_operations_that_it_stands_for(rows, units, order, s
     (wanted,) = RUNTIMES[GRU_CELL].run(None, feeds)
     x, y = (np.concatenate([part[order.index(i)] for i in range(3)], -1) for part in (x, y))
     for (got,) in results(GRU_CELL, [x, y, state], 1, order=order):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-6)
+
+
+SIZES = {
+    "rows": st.integers(1, 5),
+    "units": st.integers(1, 70),
+    "scale": st.sampled_from([0.1, 3.0, 1e4]),
+    "has_x": st.booleans(),
+}
+
+
+def parts_at(rng, parts, places, count):
+    """A tensor of ``count`` parts, of which these are at ``places`` and the others random."""
+    filled = list(rng.standard_normal((count, *parts[0].shape)).astype(np.float32))
+    for part, place in zip(parts, places, strict=True):
+        filled[place] = part
+    return np.concatenate(filled, -1)
+
+
+@given(
+    of_h=st.sampled_from(list(permutations(range(3), 2))),
+    of_x=st.sampled_from(list(permutations(range(4), 2))),
+    **SIZES,
+)
+def test_gru_gates_equal_the_operations_that_they_stand_for(rows, units, scale, has_x, of_h, of_x):
+    rng = np.random.default_rng(units)
+    hz, hr, xz, xr = (rng.standard_normal((4, rows, units)) * scale).astype(np.float32)
+    state = rng.standard_normal((rows, units)).astype(np.float32)
+    if not has_x:
+        xz, xr = np.zeros_like(hz), np.zeros_like(hr)
+    feeds = {"hz": hz, "hr": hr, "xz": xz, "xr": xr, "s": state}
+    wanted = RUNTIMES[GRU_GATES].run(None, feeds)
+    inputs = [parts_at(rng, (hz, hr), of_h, 3), state]
+    order = of_h
+    if has_x:
+        inputs.append(parts_at(rng, (xz, xr), of_x, 4))
+        order += of_x
+    for got in results(GRU_GATES, inputs, 2, order=order):
+        for y, want in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(y, want, rtol=1e-5, atol=2e-6)
+
+
+@given(place=st.integers(0, 2), **SIZES)
+def test_gru_state_equals_the_operations_that_it_stands_for(rows, units, scale, has_x, place):
+    rng = np.random.default_rng(units)
+    product, x = (rng.standard_normal((2, rows, units)) * scale).astype(np.float32)
+    update, state = rng.standard_normal((2, rows, units)).astype(np.float32)
+    x = x if has_x else np.zeros_like(x)
+    feeds = {"p": product, "x": x, "z": update, "s": state}
+    (wanted,) = RUNTIMES[GRU_STATE].run(None, feeds)
+    inputs = [product, update, state] + [parts_at(rng, (x,), (place,), 3)] * has_x
+    for (got,) in results(GRU_STATE, inputs, 1, order=(place if has_x else 0,)):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-6)
 
 

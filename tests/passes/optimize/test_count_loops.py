@@ -118,3 +118,42 @@ def test_loop_keeps_what_it_carries_for_another_carried_value():
     (loop,) = [node for node in graph.nodes if node.op.name == "Loop"]
     assert len(loop.inputs) == 4
     assert interpret(graph, inputs) == [wanted]
+
+
+CONSTANT = """g (float[2] x) => (float[2] y, int64[] js)
+    <int32 zero = {0}, int32 one = {1}, float limit = {4.5}, int64 most = {9}, bool yes = {1}> {
+    j, y, js = Loop (LIMIT, yes, zero, x) <body = b (int64 k, bool d, int32 a, float[2] v)
+        => (bool e, int32 p, float[2] w, int64 q) {
+            w = Add(v, v) p = Add(a, one) f = Cast <to = 1> (p) e0 = Less(f, limit)
+            e1 = Less(k, most) e = And(e0, e1) q = Identity(k) }>
+}"""
+
+
+@pytest.mark.parametrize(("limit", "trips"), [("", 5), ("most", 5), ("three", 3)])
+def test_loop_below_constants_of_any_type_runs_a_constant_number_of_times(limit, trips):
+    text = CONSTANT.replace("LIMIT", limit).replace("bool yes", "int64 three = {3}, bool yes")
+    graph = graph_from_text(text)
+    optimize(graph)
+    (loop,) = [node for node in graph.walk() if node.op.name == "Loop"]
+    assert loop.inputs[0].const == trips
+    body = loop.attrs["body"]
+    assert body.outputs[0] is body.inputs[1]
+    x = np.array([1, 2], np.float32)
+    y, js = compile_text(text).run({"x": x}).values()
+    np.testing.assert_array_equal(y, x * 2**trips)
+    np.testing.assert_array_equal(js, range(trips))
+
+
+@pytest.mark.parametrize("start", ["0.5", "20000000"])
+def test_loop_whose_counter_is_no_small_whole_number_is_not_counted(start):
+    text = CONSTANT.replace("LIMIT", "").replace("int32 zero = {0}", f"float zero = {{{start}}}")
+    text = text.replace("int32 one = {1}", "float one = {1}").replace("int32 a", "float a")
+    text = text.replace("int32 p", "float p")
+    graph = graph_from_text(text)
+    optimize(graph)
+    (loop,) = [node for node in graph.walk() if node.op.name == "Loop"]
+    assert loop.inputs[0] is None
+    interpreted = by_definition(text, np.ones(2, np.float32))
+    got = compile_text(text).run({"x": np.ones(2, np.float32)}).values()
+    for y, want in zip(got, interpreted, strict=True):
+        np.testing.assert_array_equal(y, want)

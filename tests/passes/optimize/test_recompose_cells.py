@@ -107,10 +107,72 @@ OTHERS = {
 }
 
 
+BEFORE_STATES = "float[2, 15] x, float[2, 10] y, float[2, 10] v, float[2, 5] c, float[5, 5] w"
+BEFORE_SPLIT = """{ xz, xr, xn = Split <axis = -1, num_outputs = 3> (x)
+    yz, yr = Split <axis = -1, num_outputs = 2> (y) """
+BEFORE_NEW = "q = Mul (r, c) p = MatMul (q, w) an = Add (p, xn) n = Tanh (an) "
+TWO_PRODUCTS = "u = Sub (one, z) a = Mul (u, n) b = Mul (z, c) h = Add (b, a) }"
+SUMS = BEFORE_SPLIT.replace("yz, yr", "j, k") + "yv = Add (y, v) "
+
+
+def before(body: str, outputs: str = "float[2, 5] h") -> str:
+    return text_of(body, BEFORE_STATES, outputs)
+
+
+BEFORE = {
+    "keras": before(BEFORE_SPLIT + GRU_GATES + BEFORE_NEW + TWO_PRODUCTS),
+    "difference": before(BEFORE_SPLIT + GRU_GATES + BEFORE_NEW + GRU_SUM),
+    "slices": before(
+        "{"
+        + sliced("x", "xz xr xn", [0, 5, 10, 15])
+        + sliced("y", "yr yz", [0, 5, 10])
+        + GRU_GATES
+        + BEFORE_NEW
+        + TWO_PRODUCTS
+    ),
+    "sigmoid of both gates": before(
+        SUMS
+        + "s = Sigmoid (yv) r, z = Split <axis = 1, num_outputs = 2> (s) "
+        + BEFORE_NEW
+        + TWO_PRODUCTS
+    ),
+    "sum of both gates": before(
+        SUMS
+        + "yz, yr = Split <axis = 1, num_outputs = 2> (yv) z = Sigmoid (yz) r = Sigmoid (yr) "
+        + BEFORE_NEW
+        + GRU_SUM
+    ),
+    "readers of both gates": before(
+        BEFORE_SPLIT + GRU_GATES + BEFORE_NEW + TWO_PRODUCTS,
+        "float[2, 5] h, float[2, 5] z, float[2, 5] r, float[2, 5] q",
+    ),
+    "blend before the product": before(
+        BEFORE_SPLIT
+        + GRU_GATES
+        + "n = Tanh (xn) "
+        + GRU_SUM.removesuffix("}")
+        + "q = Mul (r, c) }",
+        "float[2, 5] h, float[2, 5] q",
+    ),
+    "gates of their own": before(
+        "{ xz, xr, xn = Split <axis = -1, num_outputs = 3> (x) zc = MatMul (c, w) "
+        "az = Add (xz, zc) z = Sigmoid (az) r = Sigmoid (xr) " + BEFORE_NEW + GRU_SUM
+    ),
+    "a product of another state": before(
+        BEFORE_SPLIT + GRU_GATES + BEFORE_NEW.replace("(r, c)", "(r, xn)") + GRU_SUM
+    ),
+}
+WITHOUT_GATES = {"blend before the product", "gates of their own", "a product of another state"}
+
+
 def check(text: str, wanted: int) -> None:
     graph = graph_from_text(text)
     optimize(graph)
     assert len(cells(graph)) == wanted
+    compare(text)
+
+
+def compare(text: str) -> None:
     model, rng = model_from_text(text), np.random.default_rng(3)
     session = ps.compile(model)
     feeds = {v.name: rng.standard_normal(v.shape).astype(np.float32) for v in session.inputs}
@@ -123,6 +185,43 @@ def check(text: str, wanted: int) -> None:
 @pytest.mark.parametrize("text", FORMS.values(), ids=FORMS)
 def test_cell_is_recognised_in_any_spelling(text):
     check(text, 1)
+
+
+@pytest.mark.parametrize("form", BEFORE)
+def test_gru_that_resets_before_the_product_has_a_node_on_either_side_of_it(form):
+    graph = graph_from_text(BEFORE[form])
+    optimize(graph)
+    names = [node.op.name for node in graph.walk()]
+    assert names.count("GruState") == 1
+    assert names.count("GruGates") == (form not in WITHOUT_GATES)
+    compare(BEFORE[form])
+
+
+def test_tanh_that_is_blended_by_another_gate_stays_as_it_is():
+    body = GRU_GATES + BEFORE_NEW + TWO_PRODUCTS.replace("Sub (one, z)", "Sub (one, r)")
+    text = before(BEFORE_SPLIT + body)
+    graph = graph_from_text(text)
+    optimize(graph)
+    assert not [node for node in graph.walk() if node.op.name.startswith("Gru")]
+    compare(text)
+
+
+def test_gru_that_resets_before_the_product_in_a_loop_is_four_steps_beside_its_gather():
+    text = """t (float[7, 2, 15] xs, float[2, 5] c0, float[5, 5] w)
+        => (float[2, 5] c_end, float[7, 2, 5] ys) <int64 trips = {7}, bool yes = {1}, float one = {1}> {
+        v = Concat <axis = 1> (w, w)
+        c_end, ys = Loop (trips, yes, c0) <body = b (int64 j, bool on, float[2, 5] c)
+            => (bool still, float[2, 5] h, float[2, 5] out) {
+            still = Identity (on) x = Gather <axis = 0> (xs, j) y = MatMul (c, v) """
+    body = BEFORE_SPLIT.removeprefix("{ ") + GRU_GATES + BEFORE_NEW
+    text += body + TWO_PRODUCTS.removesuffix("}") + "out = Identity (h) }> }"
+    graph = graph_from_text(text)
+    optimize(graph)
+    (loop,) = [node for node in graph.nodes if node.op.name == "Loop"]
+    (inner,) = [inner for _, inner in loop.graphs]
+    names = [node.op.name for node in inner.nodes]
+    assert sorted(names) == ["Gather", "GruGates", "GruState", "MatMul", "MatMul"]
+    compare(text)
 
 
 @pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
@@ -144,8 +243,8 @@ def test_optimized_graph_with_a_cell_is_read_back_from_its_text():
     from penstock.textual.parser import parse_graph
     from penstock.textual.printer import format_graph
 
-    for form in ("lstm", "gru"):
-        graph = graph_from_text(FORMS[form])
+    for form in (FORMS["lstm"], FORMS["gru"], BEFORE["keras"]):
+        graph = graph_from_text(form)
         optimize(graph)
         text = format_graph(graph)
         assert format_graph(parse_graph(text)) == text

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.algorithms.records import replace
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
 from penstock.backends.native.library import NativeLibrary
+from penstock.backends.native.rooms import Rooms
 from penstock.ir.graph import Node
 from penstock.ir.layout import is_plannable, packed_strides
 from penstock.ir.op import Kernel
@@ -123,11 +124,11 @@ def _assign(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
 
 def _append(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
     """Both joined, where input 0 lies if it has room: ``c/rooms.c``."""
-    return (
-        Kernel(partial(library.functions.appended, node.attrs["axis"]))
-        if _are_copied(types)
-        else None
-    )
+    if not _are_copied(types):
+        return None
+    rooms = Rooms()
+    function = partial(library.functions.appended, rooms, node.attrs["axis"])
+    return Kernel(function, reserves=True, room_bytes=rooms.nbytes)
 
 
 _FAMILIES: Mapping[str, ArrayFamily] = {

@@ -150,7 +150,12 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("EyeLike",): Family(_of("select.eye_like")),
     ("penstock.ChosenMatMul",): Family(_of("matmul.chosen_product")),
     ("penstock.GruCell",): Family(_of("cells.gru_cell"), _by_memory),
+    ("penstock.GruGates",): Family(_of("cells.gru_gates"), _by_memory),
+    ("penstock.GruState",): Family(_of("cells.gru_state"), _by_memory),
     ("penstock.LstmCell",): Family(_of("cells.lstm_cell"), _by_memory),
+    ("penstock.Recurrence",): Family(
+        _of("recurrent.recurrence_call"), _of("recurrent.recurrence_seconds")
+    ),
     ("GRU", "LSTM", "RNN"): Family(
         _of("recurrent.recurrent_call"), _of("recurrent.recurrent_seconds")
     ),
@@ -297,6 +302,8 @@ class NativeBackend(SpecialisingBackend):
         call = None if site is None else family.choose(site)
         if site is None or call is None or _touches_objects(site, call):
             return None
+        if call.can_fail and not call.items:
+            return None  # nothing would look at the inputs, which may be at fault
         return native_kernel(site, call)
 
     def copies_of(self, constant: np.ndarray) -> Mapping[str, np.ndarray]:

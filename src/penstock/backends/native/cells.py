@@ -1,4 +1,4 @@
-"""Cells of recurrent layers in float32: LstmCell and GruCell."""
+"""Cells of recurrent layers in float32: LstmCell, GruCell, and GruGates with GruState."""
 
 from __future__ import annotations
 
@@ -31,3 +31,29 @@ def gru_cell(site: Site) -> NativeCall | None:
     starts = [place * units for place in site.attr("order", ())]
     words = (*map(Tensor, range(3)), site.result(), units, *starts)
     return NativeCall("gru_cell", words, state.elements // units, 5 + units * 3 * _GATE_NS)
+
+
+def gru_gates(site: Site) -> NativeCall | None:
+    """GruGates."""
+    h, state, x = (site.input(i) for i in range(3))
+    if state is None or h is None or state.dtype != FLOAT32 or not state.elements:
+        return None
+    if None in site.node.outputs:
+        return None
+    units = state.dims[-1]
+    starts = [place * units for place in site.attr("order", ())]
+    starts += [0] * (4 - len(starts))
+    arrays = Tensor(0), Tensor(1), None if x is None else Tensor(2), site.result(0), site.result(1)
+    words = (*arrays, units, h.dims[-1], 0 if x is None else x.dims[-1], *starts)
+    return NativeCall("gru_gates", words, state.elements // units, 5 + units * 2 * _GATE_NS)
+
+
+def gru_state(site: Site) -> NativeCall | None:
+    """GruState."""
+    state, x = site.input(2), site.input(3)
+    if state is None or state.dtype != FLOAT32 or not state.elements:
+        return None
+    units, (place,) = state.dims[-1], site.attr("order", (0,))
+    arrays = *map(Tensor, range(3)), None if x is None else Tensor(3), site.result()
+    words = (*arrays, units, 0 if x is None else x.dims[-1], place * units)
+    return NativeCall("gru_state", words, state.elements // units, 5 + units * _GATE_NS)

@@ -23,6 +23,8 @@ _RESULTS = (INT32, FLOAT32, UINT8, INT8)
 _CALL_S = 0.4e-6
 # Operations in a nanosecond that weights of a cache allow: of one row, and for each further one.
 _SPEED_OF_ROW, _SPEED_OF_FURTHER = 150, 50
+# Bytes in a nanosecond that one core reads of weights that are in no cache, as those of a decoder.
+_MEMORY_SPEED = 35
 
 
 class _Places(NamedTuple):
@@ -80,7 +82,11 @@ def integer_product(site: Site) -> NativeCall | None:
     packed = IntegerPanels(*held.arrays)
     rows = x.elements // k
     blocks, groups = math.ceil(rows / _BLOCK), math.ceil(n / (_PANEL * _GROUP))
-    work = 2 * k * min(rows, _BLOCK) * min(n, _PANEL * _GROUP)
+    columns = min(n, _PANEL * _GROUP)
+    work = 2 * k * min(rows, _BLOCK) * columns
+    # A model's weights may be larger than the caches: threads that are worth it then cost little
+    # where they are not.
+    item_ns = 50 + max(work / _speed(site.library, rows), k * columns / _MEMORY_SPEED)
     return NativeCall(
         "integer_product",
         (
@@ -90,7 +96,7 @@ def integer_product(site: Site) -> NativeCall | None:
             *(rows, k, n, x.dtype == INT8, _RESULTS.index(result.dtype), int(y_zero[0])),
         ),
         items=blocks * groups,
-        item_ns=50 + work / _speed(site.library, rows),
+        item_ns=item_ns,
         reordered={places.w[0]: held},
     )
 

@@ -77,7 +77,8 @@ class NativeCall:
     """A compiled kernel with its arguments, in the order of its struct in ``c/``.
 
     ``items`` is the number of independent parts of the work; ``item_ns``, roughly the time of one,
-    decides about threads. ``workspace`` and ``inplace`` are as for ``Kernel``. A kernel that
+    decides about threads. Threads can share an item that has ``stages``, each of some independent
+    ``pieces``. ``workspace`` and ``inplace`` are as for ``Kernel``. A kernel that
     ``can_fail`` reports inputs that are at fault, and the NumPy kernel raises the error.
     ``restrided(strides)``, if given, returns the call for tensors that have these strides (in
     elements; None for those without gaps), or raises ``UnsupportedError``: memory in any order of
@@ -95,6 +96,8 @@ class NativeCall:
     items: int
     item_ns: float
     workspace: int = 0
+    stages: int = 0
+    pieces: int = 0
     inplace: tuple[int, ...] = ()
     can_fail: bool = False
     texts: np.ndarray | None = None
@@ -312,6 +315,8 @@ class _CallBinder:
             tuple([(t.dtype, t.dims) for t in outputs if t is not None]) if makes else (),
             native.items,
             float(native.item_ns),
+            native.stages,
+            native.pieces,
             _Failed(site, native, tuple(arrays), tuple(given)) if native.can_fail else None,
             checkpoint,
         )

@@ -15,12 +15,14 @@ from penstock.algorithms.records import replace
 from penstock.backends.native.elementwise import OPERATIONS, late_program
 from penstock.backends.native.kernel import Site
 from penstock.backends.native.library import NativeLibrary
+from penstock.backends.native.rooms import Rooms
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.internal.fused import FUSED
 from penstock.ops.registry import MICROSOFT
+from penstock.ops.result_bytes import counted
 from penstock.types import TensorType, Type
 
 _KINDS = ("float32", "float64")
@@ -98,10 +100,11 @@ def attention_kernel(
         return None
     # A past of unknown length is that of a decoder, which is fed the present in its next step.
     grows = any(not t.static for t in read[3:] if t is not None)
-    settings = _ATTENTION.pack(*chosen, grows, scale, softcap)
-    otherwise = node.op.compile(node, types).function
+    rooms = Rooms()
+    settings = _ATTENTION.pack(*chosen, grows, scale, softcap), rooms
+    otherwise = counted(node, node.op.compile(node, types).function)
     function = partial(library.functions.attention, otherwise, checkpoint, settings)
-    return Kernel(function)
+    return Kernel(function, reserves=grows, room_bytes=rooms.nbytes)
 
 
 def attend_kernel(

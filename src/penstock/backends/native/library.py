@@ -35,6 +35,9 @@ class NativeLibrary:
     """the functions of the module: ``set_threads``, and those that take any arrays or strings; and
     ``integer_speed``, operations in a nanosecond"""
 
+    def __repr__(self) -> str:
+        return f"NativeLibrary({self.level!r}, {self.path!r}, {len(self.kernels)} kernels)"
+
     def call_of(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """The call that ``function`` is the method ``run`` of, None if it is another function."""
         owner = getattr(function, "__self__", None)

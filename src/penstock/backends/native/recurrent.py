@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,12 @@ from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
 from penstock.ops.onnx.recurrent import Layer, parse_layer, steps_and_rows
 from penstock.ops.work_estimate import flops
-from penstock.types import FLOAT32, TensorType
+from penstock.types import BOOL, FLOAT32, TensorType
 
-# As in c/recurrent.c.
-_PANEL = 32
+# As in c/recurrent.c: units of a block.
+_UNITS = 16
+# Of a block of codes, which has whole panels: as in c/integers.h.
+_CODE_UNITS = 32
 _CELLS = ("RNN", "GRU", "LSTM")
 _OF_CODES = "DynamicQuantizeLSTM"
 _ACTIVATIONS = (
@@ -31,17 +32,26 @@ _ACTIVATIONS = (
 _DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
 _ACTIVATION = np.dtype([("kind", "i8"), ("alpha", "f8"), ("beta", "f8")])
 
-# Rows of the batch of an item, and about the floats of X W^T that it computes at once.
-_ROWS, _CHUNK = 8, 1 << 14
-# Operations of an item that take half a second: it does not look whether the run must stop.
-_MOST_WORK = 5_000_000_000
-_OPERATIONS_PER_NS = 20.0
+# Rows of the batch of an item, if weights stay near the core and if they do not, and the bytes that
+# do; about the floats of X W^T that it computes at once, and rows, which should be enough for a
+# product at full speed.
+_ROWS, _MANY_ROWS, _NEAR_BYTES, _CHUNK, _CHUNK_ROWS = 8, 48, 1 << 19, 1 << 14, 24
+# Bytes of weights that caches may not hold, as in c/gates.h: each chunk reads them anew; and
+# rows that are worth it.
+_FAR_BYTES, _MANY_CHUNK_ROWS = 1 << 23, 256
+# Of the ranges of codes.
+_RANGE_BYTES = 64
+_OPERATIONS_PER_NS = 100.0
 
 
-# Operations a second, of many rows with weights that stay in a cache near the core, and with
-# others, and their size; and rows that take as long as waiting for the weights.
-_NEAR_PER_S, _FAR_PER_S, _NEAR_BYTES, _WAIT_ROWS = 125e9, 23e9, 1 << 19, 0.7
+# Operations a second of many rows, and rows that take as long as waiting for the weights; from
+# layers of 64 to 1024 units with 1 to 64 rows.
+_PER_S, _WAIT_ROWS = 210e9, 1.2
 _STEP_S = 0.1e-6
+
+
+# Of gates in ready products, in the layers that have none.
+_NO_PLACES = (0, 0, 0, 0)
 
 
 class _CodeMatrix(NamedTuple):
@@ -62,6 +72,7 @@ class _Weights(NamedTuple):
     r_new: np.ndarray | None
     bias: np.ndarray
     new_bias: np.ndarray | None
+    peepholes: np.ndarray | None
     hidden: int
 
 
@@ -71,6 +82,58 @@ class _Held(NamedTuple):
     weights: _Weights
     keep: Shared[_Weights] | None
     reordered: Mapping[int, Reordered]
+
+
+def recurrence_call(site: Site) -> NativeCall | None:
+    """Recurrence, if its weights are constants: as a layer, but for products in the place of X."""
+    products, weights, mask = site.input(0), site.constant(1), site.input(3)
+    bias = site.constant(2)
+    if products is None or weights is None or (bias is None and site.input(2) is not None):
+        return None
+    cell, places = site.attr("cell", ""), site.attr("places", ())
+    if products.dtype != FLOAT32 or weights.dtype != FLOAT32 or not products.elements:
+        return None
+    layer = parse_layer(cell, site.node.attrs)
+    activations = _activations(cell, site.node.attrs, 1)
+    if activations is None:
+        return None
+    (steps, batch, _), hidden, gates = products.dims, weights.shape[2], layer.gates
+    matrix = _reordered(weights, hidden, _parts(layer))
+    r, *new = matrix.arrays
+    total, new_bias = _biases(layer, 1, hidden, bias)
+    sizes = _sizes(layer, steps, batch, hidden, 0)
+    live = share = None
+    if mask is not None:
+        live, share = (Tensor(3), None) if mask.dtype == BOOL else (None, Tensor(3))
+    states = [None if site.input(i) is None else Tensor(i) for i in (4, 5)]
+    last = [site.result(i) if _has_result(site, i) else None for i in range(3)]
+    return NativeCall(
+        "recurrent",
+        (
+            *(Tensor(0), *states, None, live, share),
+            *(*_NO_CODES, *_NO_CODES, None, r, new[0] if new else None, total, new_bias, None),
+            activations.view(np.uint8),
+            *(*last, WORKSPACE),
+            *(_CELLS.index(cell), 1, 0, 0, layer.linear_before_reset, 0),
+            *(steps, batch, hidden, hidden, sizes.padded, gates),
+            *(sizes.rows, sizes.chunk, sizes.item_bytes, 0.0),
+            *(*places, *_NO_PLACES[len(places) :]),
+        ),
+        items=sizes.items,
+        item_ns=2 * steps * sizes.rows * gates * hidden * hidden / _OPERATIONS_PER_NS,
+        stages=sizes.stages,
+        pieces=sizes.padded // _UNITS,
+        workspace=sizes.items * sizes.item_bytes,
+        reordered={1: matrix},
+    )
+
+
+def recurrence_seconds(node: Node) -> float:
+    """An estimate of the time of a Recurrence."""
+    x = node.inputs[0]
+    shape = None if x is None else x.shape
+    steps, rows = (d if isinstance(d, int) else 1 for d in (shape or (1, 1))[:2])
+    return _seconds(node, steps, rows)
 
 
 def recurrent_call(site: Site) -> NativeCall | None:
@@ -87,45 +150,40 @@ def recurrent_call(site: Site) -> NativeCall | None:
     first, second, width = x.dims
     batch, steps = (first, second) if layer.batch_first else (second, first)
     packed = held.weights
-    directions, gates = packed.bias.shape
+    directions, gates, padded = packed.bias.shape
     activations = _activations(cell, site.node.attrs, directions)
     if activations is None:
         return None
     hidden = packed.hidden
-    rows = batch if has_codes else min(batch, _ROWS)
-    chunk = max(1, min(steps, _CHUNK // (rows * gates)))
-    floats = [rows * hidden] * 4 + [chunk * rows * gates, rows * (3 * hidden + 2 * _PANEL)]
-    item_bytes = sum(math.ceil(count * 4 / 64) * 64 for count in floats)
+    sizes = _sizes(layer, steps, batch, hidden, width, has_codes)
+    rows, chunk, item_bytes, items = sizes.rows, sizes.chunk, sizes.item_bytes, sizes.items
     if has_codes:
-        padded = [math.ceil(count / 64) * 64 for count in (width, hidden)]
-        item_bytes += batch * (steps * padded[0] + padded[1])
-    items = directions * math.ceil(batch / rows)
+        lines = [math.ceil(count / 64) * 64 for count in (width, hidden)]
+        item_bytes += batch * (steps * lines[0] + lines[1]) + _RANGE_BYTES
     work = 2 * steps * rows * layer.gates * hidden * (width + hidden)
-    if work > _MOST_WORK:
-        return None
 
     def given(i: int) -> Tensor | None:
         return None if site.input(i) is None else Tensor(i)
 
     def result(i: int) -> Tensor | None:
-        place = len(site.constants) + i
-        is_given = place < len(site.tensors) and site.tensors[place] is not None
-        return site.result(i) if is_given else None
+        return site.result(i) if _has_result(site, i) else None
 
     return NativeCall(
         "recurrent",
         (
-            *(Tensor(0), given(5), given(6), given(4)),
-            *(*packed.w_codes, *packed.r_codes, *packed[2:7], given(7)),
+            *(Tensor(0), given(5), given(6), given(4), None, None),
+            *(*packed.w_codes, *packed.r_codes, *packed[2:8]),
             activations.view(np.uint8),
             *(result(0), result(1), result(2), WORKSPACE),
             *(_CELLS.index(layer.cell), directions, layer.reverse[0], layer.batch_first),
             *(layer.linear_before_reset, layer.input_forget),
-            *(steps, batch, width, hidden, gates),
-            *(rows, chunk, item_bytes, float(layer.clip or 0.0)),
+            *(steps, batch, width, hidden, padded, gates),
+            *(rows, chunk, item_bytes, float(layer.clip or 0.0), *_NO_PLACES),
         ),
         items=items,
         item_ns=work / _OPERATIONS_PER_NS,
+        stages=sizes.stages,
+        pieces=padded // (_CODE_UNITS if has_codes else _UNITS),
         workspace=items * item_bytes,
         can_fail=site.input(4) is not None,
         keep=held.keep,
@@ -133,14 +191,58 @@ def recurrent_call(site: Site) -> NativeCall | None:
     )
 
 
+def _has_result(site: Site, i: int) -> bool:
+    place = len(site.constants) + i
+    return place < len(site.tensors) and site.tensors[place] is not None
+
+
+def _parts(layer: Layer) -> tuple[int, ...]:
+    """The gates whose weights of the state are together: the new values of a GRU may read another
+    state than its gates."""
+    split = layer.cell == "GRU" and not layer.linear_before_reset
+    return (2, 1) if split else (layer.gates,)
+
+
+class _Sizes(NamedTuple):
+    """How the work of a layer is divided."""
+
+    padded: int  # units in whole blocks
+    rows: int  # of the batch, of an item
+    chunk: int  # steps of X at once
+    item_bytes: int  # of workspace
+    items: int
+    stages: int  # of an item
+
+
+def _sizes(
+    layer: Layer, steps: int, batch: int, hidden: int, width: int, has_codes: bool = False
+) -> _Sizes:
+    """How a layer is divided that multiplies X [steps, batch, width]."""
+    block = _CODE_UNITS if has_codes else _UNITS
+    padded = math.ceil(hidden / block) * block
+    columns = layer.gates * padded
+    if has_codes:  # whose range is that of the whole batch
+        rows = batch
+    else:
+        rows = _even(batch, _MANY_ROWS if columns * hidden * 4 > _NEAR_BYTES else _ROWS)
+    together = _CHUNK_ROWS if columns * width * 4 <= _FAR_BYTES else _MANY_CHUNK_ROWS
+    chunk = min(steps, max(_CHUNK // (rows * columns), math.ceil(together / rows)))
+    floats = [rows * padded] * 3 + [chunk * rows * columns, rows * columns]
+    item_bytes = sum(math.ceil(count * 4 / 64) * 64 for count in floats)
+    items = len(layer.reverse) * math.ceil(batch / rows)
+    stages = math.ceil(steps / chunk) + steps * len(_parts(layer))
+    if has_codes:
+        stages += 1 + steps
+    return _Sizes(padded, rows, chunk, item_bytes, items, stages)
+
+
 def recurrent_seconds(node: Node) -> float:
     """An estimate of the time of a recurrent layer."""
-    weights = [value.const for value in node.inputs[1:3] if value is not None]
-    nbytes = sum(array.nbytes for array in weights if array is not None)
-    steps, rows = steps_and_rows(node)
-    near_per_s = _NEAR_PER_S * rows / (rows + _WAIT_ROWS)
-    per_s = near_per_s if nbytes <= _NEAR_BYTES else _FAR_PER_S
-    return 1e-6 + steps * _STEP_S + flops(node) / per_s
+    return _seconds(node, *steps_and_rows(node))
+
+
+def _seconds(node: Node, steps: int, rows: int) -> float:
+    return 1e-6 + steps * _STEP_S + flops(node) * (rows + _WAIT_ROWS) / (max(rows, 1) * _PER_S)
 
 
 def _held_weights(site: Site, cell: str, has_codes: bool) -> _Held | None:
@@ -152,22 +254,26 @@ def _held_weights(site: Site, cell: str, has_codes: bool) -> _Held | None:
         return None
     if w.dtype not in ((INT8, UINT8) if has_codes else (FLOAT32,)):
         return None
-    layer = parse_layer(cell, site.node.attrs)
+    layer, peepholes = parse_layer(cell, site.node.attrs), site.constant(7)
+    if peepholes is not None:
+        block = _CODE_UNITS if has_codes else _UNITS
+        peepholes = _padded(peepholes.reshape(len(r), 3, -1), block)
     if not has_codes:
-        columns, hidden = r.shape[1:]
-        # The candidate of a GRU reads another state than its gates.
-        ends = (2 * hidden, columns) if layer.cell == "GRU" else (columns,)
-        matrices = {1: _reordered(w, (columns,)), 2: _reordered(r, ends)}
-        (w_panels,), (r_panels, *new) = matrices[1].arrays, matrices[2].arrays
-        panels = w_panels, r_panels, new[0] if new else None
-        biases = _biases(layer, len(w), columns, bias)
-        weights = _Weights(_NO_CODES, _NO_CODES, *panels, *biases, hidden)
+        hidden = r.shape[2]
+        matrices = {
+            1: _reordered(w, hidden, (layer.gates,)),
+            2: _reordered(r, hidden, _parts(layer)),
+        }
+        (w_blocks,), (r_blocks, *new) = matrices[1].arrays, matrices[2].arrays
+        blocks = w_blocks, r_blocks, new[0] if new else None
+        biases = _biases(layer, len(w), hidden, bias)
+        weights = _Weights(_NO_CODES, _NO_CODES, *blocks, *biases, peepholes, hidden)
         return _Held(weights, None, matrices)
     if site.input(4) is not None:
         return None  # lengths
     arrays = [a for a in (w, r, bias, *codes) if a is not None]
     held = shared("native codes", lambda: _packed(layer, w, r, bias, codes), *arrays)
-    return _Held(held.value, held, {})
+    return _Held(held.value._replace(peepholes=peepholes), held, {})
 
 
 def _activations(cell: str, attrs: Any, directions: int) -> np.ndarray | None:
@@ -191,73 +297,97 @@ def _packed(
     layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None, codes: Sequence[Any]
 ) -> _Weights:
     """The weights of a layer of codes [directions, k, columns]."""
-    columns, hidden = r.shape[:0:-1]
-    total, _ = _biases(layer, len(w), columns, bias)
-    matrices = _code_matrix(w, *codes[:2]), _code_matrix(r, *codes[2:])
-    return _Weights(*matrices, None, None, None, total, None, hidden)
+    hidden = r.shape[1]
+    total, _ = _biases(layer, len(w), hidden, bias, _CODE_UNITS)
+    matrices = _code_matrix(w, hidden, *codes[:2]), _code_matrix(r, hidden, *codes[2:])
+    return _Weights(*matrices, None, None, None, total, None, None, hidden)
 
 
 def _biases(
-    layer: Layer, directions: int, columns: int, bias: np.ndarray | None
+    layer: Layer, directions: int, hidden: int, bias: np.ndarray | None, block: int = _UNITS
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """The sums of both biases, padded with zeros, and what a GRU adds before its reset gate."""
-    total = np.zeros((directions, math.ceil(columns / _PANEL) * _PANEL), FLOAT32)
+    """The sums of both biases, [directions, gates, units], and what a GRU adds before its reset
+    gate, [directions, units]."""
     if bias is None:
-        return total, None
-    recurrent, new_bias = bias[:, columns:].copy(), None
-    if layer.cell == "GRU" and layer.linear_before_reset:
-        begin = columns // 3 * 2
-        new_bias = recurrent[:, begin:].copy()
-        recurrent[:, begin:] = 0
-    total[:, :columns] = bias[:, :columns] + recurrent
-    return total, new_bias
+        bias = np.zeros((directions, 2 * layer.gates * hidden), FLOAT32)
+    of_w, of_r = bias.reshape(directions, 2, layer.gates, hidden).swapaxes(0, 1)
+    if layer.cell != "GRU" or not layer.linear_before_reset:
+        return _padded(of_w + of_r, block), None
+    total = of_w.copy()
+    total[:, :2] += of_r[:, :2]
+    return _padded(total), _padded(of_r[:, 2])
 
 
-def _reordered(matrix: np.ndarray, ends: tuple[int, ...]) -> Reordered:
-    """The panels of a matrix in parts, which end at the columns ``ends``."""
-    parts = list(pairwise((0, *ends)))
+def _padded(array: np.ndarray, block: int = _UNITS) -> np.ndarray:
+    """``array`` with its last axis, of units, in whole blocks, padded with zeros."""
+    *dims, hidden = array.shape
+    padded = np.zeros((*dims, math.ceil(hidden / block) * block), array.dtype)
+    padded[..., :hidden] = array
+    return padded
 
-    directions, _, k = matrix.shape
-    counts = [math.ceil((end - begin) / _PANEL) for begin, end in parts]
-    types = [TensorType(FLOAT32, (directions, count, k, _PANEL)) for count in counts]
+
+def _even(count: int, most: int) -> int:
+    """The size of parts of ``count`` that have ``most`` at most."""
+    return math.ceil(count / math.ceil(count / most))
+
+
+def _reordered(matrix: np.ndarray, hidden: int, parts: Sequence[int]) -> Reordered:
+    """A matrix [directions, gates * hidden, k], split by gates into ``parts``, the number of gates
+    of each, and reordered in blocks of units: [directions, block, k, gate, 16]."""
+    directions, columns, k = matrix.shape
+    blocks = math.ceil(hidden / _UNITS)
+    types = [TensorType(FLOAT32, (directions, blocks, k, gates, _UNITS)) for gates in parts]
+    ends = np.cumsum(parts)[:-1]
 
     def make(matrix: np.ndarray) -> tuple[np.ndarray, ...]:
-        return tuple([_panels(matrix[:, begin:end]) for begin, end in parts])
+        by_gate = matrix.reshape(directions, sum(parts), hidden, k)
+        return tuple([_blocks(part) for part in np.split(by_gate, ends, axis=1)])
 
-    def back(*panels: np.ndarray) -> np.ndarray:
-        columns = [part.swapaxes(2, 3).reshape(len(part), -1, part.shape[2]) for part in panels]
-        widths = [end - begin for begin, end in parts]
-        return np.concatenate([c[:, :n] for c, n in zip(columns, widths, strict=True)], axis=1)
+    def back(*arrays: np.ndarray) -> np.ndarray:
+        by_gate = [
+            array.transpose(0, 3, 1, 4, 2).reshape(directions, -1, blocks * _UNITS, k)[
+                :, :, :hidden
+            ]
+            for array in arrays
+        ]
+        return np.ascontiguousarray(np.concatenate(by_gate, axis=1)).reshape(directions, columns, k)
 
-    return reordered(("native recurrent", ends), matrix, make, back, types)
+    return reordered(("native recurrent blocks", tuple(parts)), matrix, make, back, types)
 
 
-def _code_matrix(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None) -> _CodeMatrix:
-    """Codes [directions, k, columns], with a scale and zero point for each direction or column."""
-    directions, _, columns = codes.shape
+def _blocks(matrix: np.ndarray) -> np.ndarray:
+    """[directions, gates, units, k] as [directions, block, k, gate, 16], padded with zeros."""
+    directions, gates, hidden, k = matrix.shape
+    count = math.ceil(hidden / _UNITS)
+    padded = np.zeros((directions, gates, count * _UNITS, k), FLOAT32)
+    padded[:, :, :hidden] = matrix
+    blocks = padded.reshape(directions, gates, count, _UNITS, k).transpose(0, 2, 4, 1, 3)
+    return np.ascontiguousarray(blocks)
+
+
+def _code_matrix(
+    codes: np.ndarray, hidden: int, scales: np.ndarray, zeros: np.ndarray | None
+) -> _CodeMatrix:
+    """Codes [directions, k, columns], with a scale and zero point for each direction or column, of
+    columns for the units of each gate in whole blocks."""
+    directions, k, columns = codes.shape
     zeros = np.zeros(directions, codes.dtype) if zeros is None else zeros
-    spread = [
-        np.broadcast_to(a.reshape(directions, -1), (directions, columns)) for a in (scales, zeros)
-    ]
-    parts = [integer_panels(codes[d], spread[1][d]) for d in range(directions)]
-    padding = (0, math.ceil(columns / _PANEL) * _PANEL - columns)
-
-    def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
-        return np.stack([np.pad(row, padding) for row in rows])
-
+    scales, zeros = (
+        _padded(
+            np.broadcast_to(a.reshape(directions, -1), (directions, columns)).reshape(
+                directions, -1, hidden
+            ),
+            _CODE_UNITS,
+        ).reshape(directions, -1)
+        for a in (scales.astype(FLOAT32), zeros)
+    )
+    codes = _padded(codes.reshape(directions, k, -1, hidden), _CODE_UNITS).reshape(
+        directions, k, -1
+    )
+    parts = [integer_panels(codes[d], zeros[d]) for d in range(directions)]
     return _CodeMatrix(
         np.concatenate([part.panels for part in parts]),
-        padded([part.sums for part in parts]),
-        padded([part.zeros for part in parts]),
-        padded(list(spread[0].astype(FLOAT32))),
+        np.stack([part.sums for part in parts]),
+        np.stack([part.zeros for part in parts]),
+        scales,
     )
-
-
-def _panels(matrix: np.ndarray) -> np.ndarray:
-    """[directions, columns, k] as [directions, panel, k, 32], padded with zeros."""
-    directions, columns, k = matrix.shape
-    count = math.ceil(columns / _PANEL)
-    padded = np.zeros((directions, count * _PANEL, k), FLOAT32)
-    padded[:, :columns] = matrix
-    panels = padded.reshape(directions, count, _PANEL, k).transpose(0, 1, 3, 2)
-    return np.ascontiguousarray(panels)

@@ -8,10 +8,15 @@
             if not i < n: break
 
 The condition is not computed in each iteration then, and neither is the counter where nothing else
-reads it: DeadCode drops what the loop carries for no one.
+reads it: DeadCode drops what the loop carries for no one. Where counters start at constants and
+their limits are constants, these may be numbers of any type, and the Loop may have a limit of its
+own: how often it runs is a constant as well.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,11 +27,14 @@ from penstock.ir.op import Role
 from penstock.ops.internal.trip_count import TRIP_COUNT
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.optimize.loop_rows import count_of
 from penstock.types import TensorType, without_data
 
 _VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _COMPARISONS = frozenset({"Greater", "Less"})
 _MOST_CONDITIONS = 16
+_EXACT = 2**23
+"""the largest start and limit of a counter of any type: float32 has their sum exactly"""
 _ENDLESS = 2**62
 """a limit of iterations from which on it stands for none"""
 
@@ -44,6 +52,8 @@ class CountLoops(Pass):
             for node in paced(inner.nodes):
                 counted = _counted(node) if node.op.role is Role.LOOP else None
                 changed |= counted is not None
+                if counted is None and node.op.role is Role.LOOP:
+                    changed |= _count_constant(node)
                 nodes += counted or (node,)
             inner.nodes = nodes
         return changed
@@ -92,13 +102,50 @@ def _counted(node: Node) -> list[Node] | None:
     return nodes
 
 
+def _count_constant(node: Node) -> bool:
+    """Give a Loop the number of its iterations in place of its condition, if that is a constant."""
+    body: Graph = node.attrs["body"]
+    trips = _constant_trips(node)
+    if trips is None:
+        return False
+    name = f"{body.outputs[0].name}/trips"
+    node.inputs[0], body.outputs[0] = Value(name, const=np.array(trips, np.int64)), body.inputs[1]
+    return True
+
+
+def _constant_trips(node: Node) -> int | None:
+    """How often a Loop runs whose conditions are that what counts is below constants."""
+    limit, guard = node.inputs[:2]
+    body: Graph = node.attrs["body"]
+    most = None if limit is None or limit.const is None else max(int(limit.const.item()), 0)
+    entered = guard is None or (guard.const is not None and bool(guard.const.all()))
+    if (limit is not None and most is None) or most == 0 or not entered or node.control_inputs:
+        return None
+    ends = [most] if most is not None else []
+    conditions = _conditions(body.outputs[0], _is_number)
+    for bound in conditions:
+        count, end = count_of(node, bound.counter), bound.limit.const
+        if count is None or count.sign < 0 or end is None or abs(count.start) > _EXACT:
+            return None
+        if not abs(float(end.item())) <= _EXACT:
+            return None
+        ends.append(max(math.ceil(float(end.item()) - count.start), 0) + 1)
+    return min(ends) if conditions else None
+
+
 def _is_endless(limit: Value) -> bool:
     const = limit.const
     return const is not None and _is_integer(limit) and const.item() >= _ENDLESS
 
 
 def _bounds(condition: Value) -> list[_Bound]:
-    """The bounds that a condition of one element consists of; empty if it is something else."""
+    """The bounds of integers that a condition of one element consists of; empty if it is something
+    else."""
+    return _conditions(condition, _is_integer)
+
+
+def _conditions(condition: Value, fits: Callable[[Value], bool]) -> list[_Bound]:
+    """As ``_bounds``, of numbers that ``fits`` says are as wanted."""
     bounds: list[_Bound] = []
     left, seen = [condition], {condition}
     while left:
@@ -111,11 +158,19 @@ def _bounds(condition: Value) -> list[_Bound]:
             parts = operands[: 1 if name in _VIEWS else 2]
             left += [part for part in parts if part not in seen]
             seen.update(parts)
-        elif name in _COMPARISONS and all(map(_is_integer, operands)):
+        elif name in _COMPARISONS and all(map(fits, operands)):
             bounds.append(_Bound(*operands[:: 1 if name == "Less" else -1]))
         else:
             return []
     return bounds
+
+
+def _is_number(value: Value) -> bool:
+    """Whether a value is one number."""
+    type_ = value.type
+    if not isinstance(type_, TensorType) or not type_.static or type_.elements != 1:
+        return False
+    return type_.dtype is not None and type_.dtype.kind in "iuf"
 
 
 def _is_integer(value: Value) -> bool:

@@ -9,7 +9,7 @@
 So exporters write loops of recurrent cells: ``x`` is a slice that Gather takes of a tensor from
 outside, at whatever index, or that a Scan hands out. A product of many rows reads the weights once,
 where each iteration read them anew. A constant bias goes with the product, be it
-of Gemm or of an Add behind it, and
+of Gemm or of an Add behind it; what else a Gemm adds stays in the loop, and
 ``MatMul(Concat(x, h), w)`` is divided to free the part of ``x``. Not where a Loop may end long
 before it has read all slices, nor where the products would take more than 128 MiB.
 """
@@ -32,10 +32,10 @@ from penstock.ops.onnx.control_flow import ScanLayout
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
+from penstock.passes.optimize.loop_rows import MOST_BYTES, trips_of
 from penstock.passes.rewrite import names_of, new_name, swapped
 from penstock.types import FLOAT32, TensorType, Type
 
-_MOST_BYTES = 1 << 27
 _FEWEST_SLICES, _LEAST_READ = 2, 0.5
 """slices from which on there is something to gain, and the part of them that a Loop must read"""
 _REAL = (FLOAT32, np.dtype(np.float64))
@@ -80,11 +80,12 @@ class _Slice:
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """``x @ weights + bias``."""
+    """``x @ weights + bias``, to which a Gemm may add ``other``, which has as many elements."""
 
     x: Value
     weights: np.ndarray
     bias: np.ndarray | None
+    other: Value | None = None
 
 
 class _Hoister:
@@ -98,7 +99,7 @@ class _Hoister:
         self.own = {*self.body.inputs}
         for node in self.body.nodes:
             self.own.update(value for value in node.outputs if value is not None)
-        self.trips = _trips(loop)
+        self.trips = trips_of(loop)
         self.nodes: list[Node] = []
 
     def hoist(self) -> bool:
@@ -133,7 +134,12 @@ class _Hoister:
             return False
         (y,) = node.outputs
         assert y is not None
-        self._compute(product, y, node)
+        if product.other is None:
+            self._compute(product, y, node)
+            return True
+        result = self._value(y, "product", y.type)
+        self._compute(replace(product, other=None), result, node)
+        self.nodes.append(node.derived([result, product.other], [y], {}, op=standard("Add")))
         return True
 
     def _gains(self, x: Value) -> bool:
@@ -270,7 +276,7 @@ class _Hoister:
     def _has_room(self, product: _Product, slice_: _Slice) -> bool:
         """Whether the products of all slices are not too large."""
         dims, weights = _dims(slice_.source), product.weights
-        return math.prod(dims[:-1]) * weights.shape[1] * weights.itemsize <= _MOST_BYTES
+        return math.prod(dims[:-1]) * weights.shape[1] * weights.itemsize <= MOST_BYTES
 
     def _hoist(self, product: _Product, slice_: _Slice, y: Value, beside: Node) -> None:
         """Take ``y`` from the product of all slices."""
@@ -323,20 +329,6 @@ class _Hoister:
             total = result
 
 
-def _trips(loop: Node) -> int | None:
-    """How often a Loop runs, if that is known and no condition ends it."""
-    if loop.op.role is not Role.LOOP:
-        return None
-    body: Graph = loop.attrs["body"]
-    limit, entered = loop.inputs[:2]
-    proceed = body.outputs[0]
-    always = proceed is body.inputs[1] or (proceed.const is not None and bool(proceed.const.all()))
-    begins = entered is None or (entered.const is not None and bool(entered.const.all()))
-    if limit is None or limit.const is None or limit.const.size != 1 or not always or not begins:
-        return None
-    return max(int(limit.const.reshape(())), 0)
-
-
 def _is_real(value: Value) -> bool:
     type_ = value.type
     real = isinstance(type_, TensorType) and type_.static and type_.dtype in _REAL
@@ -352,9 +344,15 @@ def _product_of(node: Node) -> _Product | None:
         return None
     if not _is_real(x) or weights.dtype != x.dtype:
         return None
-    attrs = node.attrs
+    attrs, other = node.attrs, None
     if node.op.name == "Gemm":
-        if attrs.get("transA") or (node.input(2) is not None and bias is None):
+        if node.input(2) is not None and bias is None:
+            other = node.input(2)
+            if other is None or not _is_real(other) or attrs.get("beta", 1.0) != 1:
+                return None
+            if other.type.elements != y.type.elements:  # type: ignore[union-attr]
+                return None
+        if attrs.get("transA"):
             return None
         weights = weights.T if attrs.get("transB") else weights
         alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
@@ -362,7 +360,7 @@ def _product_of(node: Node) -> _Product | None:
             return None
     if _dims(x)[-1:] != weights.shape[:1]:
         return None
-    return _Product(x, weights, None if bias is None else bias.reshape(-1))
+    return _Product(x, weights, None if bias is None else bias.reshape(-1), other)
 
 
 def _dims(value: Value) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The cells of recurrent layers that are spelled out, as one node each: LstmCell and GruCell.
+"""The cells of recurrent layers that are spelled out, as LstmCell, GruCell, or two nodes of a GRU.
 
 ::
 
@@ -10,23 +10,32 @@
     n = Tanh(nx + Sigmoid(rx + rh) * nh)                        h' = GruCell(x, h W, h)
     h' = (1 - z) * n + z * h, with z = Sigmoid(zx + zh)
 
+    n = Tanh(nx + (Sigmoid(rx + rh) * h) W)                 z, a = GruGates(h V, h, x)
+    h' = (1 - z) * n + z * h                                h' = GruState(a W, z, h, x)
+
 Exporters of TensorFlow, Keras and torch write loops of such steps: as nodes of their own they read
 and write several times what one of them would. Gates may be in any order, and operands of sums and
 products too; what cuts the gates may be a Split, or a Slice for each; a number may be added to the
-forget gate; h' of the second may be n + z * (h - n). What else reads one of the values between is
+forget gate; h' of a GRU may be n + z * (h - n). What else reads one of the values between is
 no obstacle.
+
+A GRU that resets its state before the product has more forms: its sums may be divided before or
+behind Sigmoid, or each gate may have products of its own. So GruState stands for every blend of a
+tanh, and GruGates for the gates in front of one that are parts of the same tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import NamedTuple
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ops.internal.cells import GRU_CELL, LSTM_CELL
+from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
-from penstock.passes.rewrite import argument, number_of, produced_by, swapped
+from penstock.passes.rewrite import argument, names_of, new_name, number_of, produced_by, swapped
 from penstock.types import FLOAT32, TensorType
 
 
@@ -39,10 +48,11 @@ class RecomposeCells(Pass):
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.framed:
             return False
-        changed = False
+        changed, taken = False, None
         for inner in list(graph.graphs()):
             cells: dict[Node, Node] = {}
             ends: set[Node] = set()
+            blends: list[Node] = []
             own = set(inner.nodes)
             for node in paced(inner.nodes):
                 if (found := _lstm(node)) is not None:
@@ -52,6 +62,12 @@ class RecomposeCells(Pass):
                         ends.add(node)
                 elif (replacement := _gru(node)) is not None:
                     cells[node] = replacement
+                elif (replacement := _gru_state(node)) is not None:
+                    cells[node] = replacement
+                    blends.append(replacement)
+            if blends:
+                taken = names_of(graph) if taken is None else taken
+                cells |= _gates_of(blends, inner, cells, taken)
             if cells:
                 inner.nodes = [cells.get(node, node) for node in inner.nodes if node not in ends]
                 changed = True
@@ -63,23 +79,41 @@ class RecomposeCells(Pass):
 def _lstm(node: Node) -> tuple[Node, Node] | None:
     """The sum that is the next cell, and an LstmCell in its place, if ``node`` computes the state
     from it."""
+    for found in lstm_cells(node):
+        f, bias = _without_number(found.forget)
+        gates, order = _split((found.input, f, found.output, found.new), 4)
+        total = found.following.producer
+        if gates is None or total is None:
+            continue
+        attrs = {"order": order, "forget_bias": bias}
+        outputs = [node.outputs[0], found.following]
+        return total, total.derived([gates, found.cell], outputs, attrs, op=LSTM_CELL)
+    return None
+
+
+class LstmParts(NamedTuple):
+    """What the gates of an LSTM are functions of, its cell, and the next one."""
+
+    input: Value
+    forget: Value
+    output: Value
+    new: Value
+    cell: Value
+    following: Value
+
+
+def lstm_cells(node: Node) -> Iterator[LstmParts]:
+    """The cells of which ``node`` computes the state, by the roles that its operands may have."""
     for output, new in _operands_of(node, "Mul"):
         o, following = argument(output, "Sigmoid"), argument(new, "Tanh")
         total = produced_by(following, "Add")
-        if o is None or following is None or total is None:
-            continue
         for kept, added in _operands_of(total, "Add"):
             for forget, cell in _operands_of(produced_by(kept, "Mul"), "Mul"):
                 for into, values in _operands_of(produced_by(added, "Mul"), "Mul"):
-                    f, bias = _without_number(argument(forget, "Sigmoid"))
-                    parts = argument(into, "Sigmoid"), f, o, argument(values, "Tanh")
-                    gates, order = _split(parts, 4)
-                    if gates is None or not _alike([cell, o, following, node.outputs[0]]):
-                        continue
-                    attrs = {"order": order, "forget_bias": bias}
-                    outputs = [node.outputs[0], following]
-                    return total, total.derived([gates, cell], outputs, attrs, op=LSTM_CELL)
-    return None
+                    gates = argument(into, "Sigmoid"), argument(forget, "Sigmoid"), o
+                    parts = [*gates, argument(values, "Tanh"), cell, following]
+                    if _alike([*parts, node.outputs[0]]):
+                        yield LstmParts(*parts)  # type: ignore[arg-type]
 
 
 def _gru(node: Node) -> Node | None:
@@ -100,18 +134,87 @@ def _gru(node: Node) -> Node | None:
     return None
 
 
+def _gru_state(node: Node) -> Node | None:
+    """A GruState in the place of ``node``, if that blends a state with a tanh."""
+    for new, update, state in _blends(node):
+        total = argument(new, "Tanh")
+        if total is None or not _alike([total, update, state, node.outputs[0]]):
+            continue
+        inputs, place = [total, update, state], 0
+        for of_x, product in _operands_of(produced_by(total, "Add"), "Add"):
+            x, order = _split([of_x])
+            if x is not None and _alike([product, total]):
+                inputs, (place,) = [product, update, state, x], order
+        return node.derived(inputs, node.outputs, {"order": (place,)}, op=GRU_STATE)
+    return None
+
+
+def _gates_of(
+    blends: Sequence[Node], graph: Graph, cells: Mapping[Node, Node], taken: Counter[str]
+) -> dict[Node, Node]:
+    """A GruGates for each product of a reset gate by the state of one of ``blends``, which then
+    reads its update; nodes of ``graph`` before the blends. ``cells`` has what becomes of nodes."""
+    by_state: dict[Value | None, list[Node]] = {}
+    for blend in blends:
+        by_state.setdefault(blend.inputs[2], []).append(blend)
+    ahead = {id(cell): node for node, cell in cells.items()}
+    places = {node: i for i, node in enumerate(graph.nodes)}
+    gates: dict[Node, Node] = {}
+    for node in paced(graph.nodes):
+        for reset, state in _operands_of(node, "Mul"):
+            for blend in by_state.get(state, ()) if node not in gates else ():
+                update, inputs, order = blend.inputs[1], *_gate_parts(blend.inputs[1], reset)
+                if not inputs or update is None or places[node] > places[ahead[id(blend)]]:
+                    continue
+                if not _alike([update, reset, state, node.outputs[0]]):
+                    continue
+                own = Value(new_name(f"{update.name}/gate", taken), update.type)
+                arrays, attrs = [inputs[0], state, *inputs[1:]], {"order": order}
+                gates[node] = node.derived(arrays, [own, *node.outputs], attrs, op=GRU_GATES)
+                blend.inputs[1] = own
+                by_state[state].remove(blend)
+                break
+    return gates
+
+
+def _gate_parts(update: Value | None, reset: Value | None) -> tuple[list[Value], tuple[int, ...]]:
+    """The tensors whose parts, added up, are what both gates are sigmoids of, one or two, and the
+    places of both gates in each; none if there are no such."""
+    before = argument(update, "Sigmoid"), argument(reset, "Sigmoid")
+    for zx, zh in _operands_of(produced_by(before[0], "Add"), "Add"):
+        for rx, rh in _operands_of(produced_by(before[1], "Add"), "Add"):
+            (x, of_x), (h, of_h) = _split((zx, rx)), _split((zh, rh))
+            if x is not None and h is not None and _alike([zx, zh]):
+                return [h, x], (*of_h, *of_x)
+    x, order = _split(before)
+    if x is not None:
+        return [x], order
+    whole, order = _split((update, reset))
+    x = argument(whole, "Sigmoid")
+    return ([], ()) if x is None else ([x], order)
+
+
 def _blends(node: Node) -> Iterator[tuple[Value | None, Value | None, Value | None]]:
     """a, z and b, if ``node`` computes (1 - z) * a + z * b, or a + z * (b - a)."""
     for left, right in _operands_of(node, "Add"):
         for z, b in _operands_of(produced_by(right, "Mul"), "Mul"):
             for rest, a in _operands_of(produced_by(left, "Mul"), "Mul"):
-                difference = produced_by(rest, "Sub")
-                one = None if difference is None else number_of(difference.inputs[0])
-                if difference is not None and difference.inputs[1] is z and one == 1:
+                if rest is not None and z is not None and _complement(rest) is z:
                     yield a, z, b
             difference = produced_by(b, "Sub")
             if difference is not None and difference.inputs[1] is left:
                 yield left, z, difference.inputs[0]
+
+
+def _complement(value: Value) -> Value | None:
+    """x, if ``value`` is 1 - x, or 1 + (-x)."""
+    difference = produced_by(value, "Sub")
+    if difference is not None and number_of(difference.inputs[0]) == 1:
+        return difference.inputs[1]
+    for negative, one in _operands_of(produced_by(value, "Add"), "Add"):
+        if number_of(one) == 1 and (x := argument(negative, "Neg")) is not None:
+            return x
+    return None
 
 
 def _operands_of(node: Node | None, name: str) -> Iterator[tuple[Value | None, Value | None]]:
@@ -128,9 +231,10 @@ def _without_number(value: Value | None) -> tuple[Value | None, float]:
     return value, 0.0
 
 
-def _split(parts: Sequence[Value | None], count: int) -> tuple[Value | None, tuple[int, ...]]:
+def _split(parts: Sequence[Value | None], count: int = 0) -> tuple[Value | None, tuple[int, ...]]:
     """What ``parts`` are all equal parts of along the last axis, in float32, and their places; of
-    one Split, or of a Slice for each."""
+    one Split, or of a Slice for each. ``count`` is how many parts there are, 0 for any number."""
+    count = count or _count(parts[0])
     places = [_place(part, count) for part in parts]
     whole = {x for x, _ in places}
     order = tuple([place for _, place in places])
@@ -146,7 +250,7 @@ def _place(part: Value | None, count: int) -> tuple[Value | None, int]:
     if part is None or node is None or node.control_inputs or not part.rank:
         return None, 0
     if node.op.full_name == "Slice":
-        begin = _begin_of(node, part.rank)
+        begin = begin_of(node, part.rank)
         width = 0 if begin is None else _width_of(part)
         if not width or node.inputs[0] is None or _width_of(node.inputs[0]) != count * width:
             return None, 0
@@ -159,12 +263,32 @@ def _place(part: Value | None, count: int) -> tuple[Value | None, int]:
     return node.inputs[0], node.outputs.index(part)
 
 
-def _begin_of(node: Node, rank: int) -> int | None:
-    """Where a Slice of neighbours along the last axis alone begins, if that is constant."""
+def _count(part: Value | None) -> int:
+    """How many such parts what a Split or Slice divides has; 1 if it cannot be told."""
+    node = None if part is None else part.producer
+    if part is None or node is None or node.op.full_name not in ("Split", "Slice"):
+        return 1
+    width = _width_of(part)
+    return _width_of(node.inputs[0]) // width if width and node.inputs[0] is not None else 1
+
+
+def begin_of(node: Node, rank: int) -> int | None:
+    """Where a Slice of neighbours along the last axis begins, if that is constant and it takes all
+    there is along other axes."""
     numbers = [node.const(i) for i in (1, 3, 4)]
-    begin, axis, step = (None if n is None or n.size != 1 else int(n.item()) for n in numbers)
-    last = axis in (-1, rank - 1) or (node.input(3) is None and rank == 1)
-    return begin if last and (step == 1 or node.input(4) is None) else None
+    begins, axes, steps = ([] if n is None else n.reshape(-1).tolist() for n in numbers)
+    if node.input(3) is None:
+        axes = list(range(len(begins)))
+    x, (y,) = node.inputs[0], node.outputs
+    if len(axes) != len(begins) or (node.input(4) is not None and set(steps) != {1}):
+        return None
+    if x is None or y is None or x.shape is None or y.shape is None:
+        return None
+    axes = [axis % rank for axis in axes]
+    others = [axis for axis in axes if axis != rank - 1]
+    if any(x.shape[axis] is None or x.shape[axis] != y.shape[axis] for axis in others):
+        return None
+    return int(begins[axes.index(rank - 1)]) if rank - 1 in axes else None
 
 
 def _width_of(value: Value) -> int:

@@ -34,6 +34,8 @@ _JUMPING = frozenset({"Ceil", "Floor", "Hardmax", "Mod", "Round", "Sign", "TopK"
 rounding. Results of other types are taken to jump, too: those of comparisons, integers"""
 _OF_TYPES = frozenset({"Shape", "Size"})
 """operations that read no element of their input"""
+_BY_TYPE = frozenset({"tflite.Segment", "tflite.ViewAs"})
+"""operations whose results depend on the number of bits: the least element of empty segments"""
 _CAST = standard("Cast")
 _TO_FLOAT32 = {"to": element_number("float32")}
 
@@ -117,6 +119,8 @@ class _Widening:
         if not any(map(_is_half, (*node.inputs, *node.outputs))):
             return False
         if node.graphs or node.op.role is not None or not node.op.pure:
+            return False
+        if node.op.full_name in _BY_TYPE:
             return False
         if node.op.moves or node.op.name in _OF_TYPES:
             stored = not outputs.isdisjoint(node.outputs)

@@ -141,17 +141,17 @@ PyObject *array_concatenated(PyObject *module, PyObject *const *arguments, Py_ss
 
 PyObject *array_appended(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
-    if (count != 3 || !PyArray_Check(arguments[1]) || !PyArray_Check(arguments[2]))
-        return PyErr_Format(PyExc_TypeError, "appended() takes an axis and two arrays");
-    PyArrayObject *x = (PyArrayObject *)arguments[1], *added = (PyArrayObject *)arguments[2];
-    long axis = PyLong_AsLong(arguments[0]);
+    if (count != 4 || !PyArray_Check(arguments[2]) || !PyArray_Check(arguments[3]))
+        return PyErr_Format(PyExc_TypeError, "appended() takes what allocates, an axis, two arrays");
+    PyArrayObject *x = (PyArrayObject *)arguments[2], *added = (PyArrayObject *)arguments[3];
+    long axis = PyLong_AsLong(arguments[1]);
     int held;
     if (axis == -1 && PyErr_Occurred())
         return NULL;
     axis = axis < 0 ? axis + PyArray_NDIM(x) : axis;
-    if (axis < 0 || axis >= PyArray_NDIM(x) || !is_plain(x) || !fits(arguments[2], x, axis))
+    if (axis < 0 || axis >= PyArray_NDIM(x) || !is_plain(x) || !fits(arguments[3], x, axis))
         return PyErr_Format(PyExc_ValueError, "arrays do not fit together");
-    PyArrayObject *y = grown(x, axis, PyArray_DIM(added, axis), &held);
+    PyArrayObject *y = grown(x, axis, PyArray_DIM(added, axis), arguments[0], &held);
     if (!y)
         return NULL;
     if (!held)

@@ -10,8 +10,9 @@
 enum { MOST_WORDS = 64, MOST_LATE = MOST_WORDS, MOST_RESULTS = 4, MOST_RANK = 16 };
 
 /* Nanoseconds of work that are worth a thread of their own, the release of the global interpreter
-   lock, and the time between two looks at whether the run must stop. */
-static const double WORTH_THREAD = 20e3, WORTH_RELEASE = 3e3, BETWEEN_CHECKS = 20e6;
+   lock, and the time between two looks at whether the run must stop; and of a stage that several threads
+   share, since each takes the next when all have finished it. */
+static const double WORTH_THREAD = 20e3, WORTH_RELEASE = 3e3, BETWEEN_CHECKS = 20e6, WORTH_STAGE = 1500;
 
 typedef union {
     int64_t integer;
@@ -36,6 +37,7 @@ typedef struct {
     const kernel_entry *kernel;
     int64_t items;
     double item_ns;
+    int64_t stages, pieces; /* of an item, and of a stage; no stages: threads share no item */
     int64_t n_late;
     word words[MOST_WORDS];
     late_array late[MOST_LATE];

@@ -54,5 +54,94 @@ static int gru_cell(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
+struct gru_gates {
+    const float *of_state, *state, *of_input; /* [rows, ..], [rows, units], [rows, ..] or NULL */
+    float *update, *reset;                    /* the gate, and the state that is reset */
+    int64_t units, state_width, input_width;  /* units, and the widths of both gates */
+    int64_t h_update, h_reset, x_update, x_reset; /* where gates begin */
+};
+
+/* The gate, and `by` times the gate if there is one, of sums of one or two parts. */
+static void gate_row(float *restrict out, const float *restrict h, const float *restrict x,
+                     const float *restrict by, int64_t n)
+{
+    if (!by)
+        for (int64_t i = 0; i < n; i++)
+            out[i] = sigmoid32(h[i] + x[i]);
+    else
+        for (int64_t i = 0; i < n; i++)
+            out[i] = sigmoid32(h[i] + x[i]) * by[i];
+}
+
+static void whole_gate_row(float *restrict out, const float *restrict h, const float *restrict by, int64_t n)
+{
+    if (!by)
+        for (int64_t i = 0; i < n; i++)
+            out[i] = sigmoid32(h[i]);
+    else
+        for (int64_t i = 0; i < n; i++)
+            out[i] = sigmoid32(h[i]) * by[i];
+}
+
+static int gru_gates(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct gru_gates *a = arguments;
+    int64_t n = a->units;
+    for (int64_t row = begin; row < end; row++) {
+        const float *h = a->of_state + row * a->state_width, *state = a->state + row * n;
+        float *update = a->update + row * n, *reset = a->reset + row * n;
+        if (a->of_input) {
+            const float *x = a->of_input + row * a->input_width;
+            gate_row(update, h + a->h_update, x + a->x_update, NULL, n);
+            gate_row(reset, h + a->h_reset, x + a->x_reset, state, n);
+        } else {
+            whole_gate_row(update, h + a->h_update, NULL, n);
+            whole_gate_row(reset, h + a->h_reset, state, n);
+        }
+    }
+    return 0;
+}
+
+struct gru_state {
+    const float *product, *update, *state, *of_input; /* [rows, units]; [rows, ..] or NULL */
+    float *next;
+    int64_t units, input_width, new; /* new: where the values of the input begin */
+};
+
+static void blend_row(float *restrict next, const float *restrict product, const float *restrict x,
+                      const float *restrict update, const float *restrict state, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float new = tanh32(product[i] + x[i]);
+        next[i] = new + update[i] * (state[i] - new);
+    }
+}
+
+static void blend_whole_row(float *restrict next, const float *restrict product,
+                            const float *restrict update, const float *restrict state, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float new = tanh32(product[i]);
+        next[i] = new + update[i] * (state[i] - new);
+    }
+}
+
+static int gru_state(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct gru_state *a = arguments;
+    int64_t n = a->units;
+    for (int64_t row = begin; row < end; row++) {
+        const float *product = a->product + row * n, *update = a->update + row * n;
+        const float *state = a->state + row * n;
+        float *next = a->next + row * n;
+        if (a->of_input)
+            blend_row(next, product, a->of_input + row * a->input_width + a->new, update, state, n);
+        else
+            blend_whole_row(next, product, update, state, n);
+    }
+    return 0;
+}
+
 const kernel_entry cells_kernels[] = {
-    KERNEL(lstm_cell, lstm_cell), KERNEL(gru_cell, gru_cell), END_OF_KERNELS};
+    KERNEL(lstm_cell, lstm_cell), KERNEL(gru_cell, gru_cell), KERNEL(gru_gates, gru_gates),
+    KERNEL(gru_state, gru_state), END_OF_KERNELS};

@@ -29,7 +29,7 @@ int late_is_readable(PyObject *given)
 PyObject *late_computed(const char *kernel, const void *words, int64_t items, double item_ns,
                         PyObject *checkpoint, PyObject *y)
 {
-    Call call;
+    Call call = {0};
     int status = 0;
     call.kernel = y ? kernel_of(kernel) : NULL;
     call.items = items;

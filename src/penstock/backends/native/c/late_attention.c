@@ -58,14 +58,14 @@ static int is_past(PyObject *given, int64_t batch, int64_t heads, int64_t size, 
            PyArray_DIM(x, 3) == size;
 }
 
-/* The present of a past, which may be where that is. */
-static PyObject *present_of(const struct attention *a, PyObject *past, int grows, int64_t batch,
-                            int64_t size, int64_t *holds, float **data, int64_t *batch_step,
+/* The present of a past, which may be where that is, or in memory from `allocate` if it grows. */
+static PyObject *present_of(const struct attention *a, PyObject *past, int grows, PyObject *allocate,
+                            int64_t batch, int64_t size, int64_t *holds, float **data, int64_t *batch_step,
                             int64_t *head_step)
 {
     npy_intp dims[] = {batch, a->kv_heads, a->kept, size};
     int held = 0;
-    PyArrayObject *y = grows ? grown((PyArrayObject *)past, 2, a->queries, &held)
+    PyArrayObject *y = grows ? grown((PyArrayObject *)past, 2, a->queries, allocate, &held)
                              : (PyArrayObject *)PyArray_EMPTY(4, dims, NPY_FLOAT, 0);
     *holds = held;
     if (y) {
@@ -151,7 +151,8 @@ static int compute(const struct attention *a, int64_t batch, PyObject *checkpoin
     int64_t sharing = a->heads / a->kv_heads * a->queries;
     call.kernel = kernel_of("cached_attention");
     call.items = batch * a->kv_heads;
-    call.item_ns = 50 + 0.1 * a->kept * (a->size + a->value_size) * ((a->k ? 2 : 0) + sharing);
+    double read_ns = a->k && !a->holds_k ? 0.3 : 0.1; /* of a feature of a key, or of a value */
+    call.item_ns = 50 + a->kept * (a->size + a->value_size) * (read_ns + 0.02 * sharing);
     call.checkpoint = checkpoint;
     return call.kernel ? call_run_words(&call, (const word *)a, status) : -1;
 }
@@ -165,7 +166,11 @@ PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_
     int64_t q[3], k[3], v[3], old;
     char *bytes;
     Py_ssize_t nbytes;
-    if (count < ARRAYS || PyBytes_AsStringAndSize(arguments[SETTINGS], &bytes, &nbytes) < 0)
+    if (count < ARRAYS)
+        return NULL;
+    PyObject *packed = PyTuple_GetItem(arguments[SETTINGS], 0);
+    PyObject *allocate = packed ? PyTuple_GetItem(arguments[SETTINGS], 1) : NULL;
+    if (!allocate || PyBytes_AsStringAndSize(packed, &bytes, &nbytes) < 0)
         return NULL;
     memcpy(&settings, bytes, sizeof settings);
     int past = settings.grouped ? PAST_K : OLD_K;
@@ -211,10 +216,10 @@ PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_
     PyObject *y = result_of(&a, q[0], PyArray_NDIM((PyArrayObject *)x[Q]) == 3);
     PyObject *new_k = NULL, *new_v = NULL;
     if (y)
-        new_k = present_of(&a, x[past], grows, q[0], a.size, &a.holds_k, &a.present_k,
+        new_k = present_of(&a, x[past], grows, allocate, q[0], a.size, &a.holds_k, &a.present_k,
                            &a.present_k_batch, &a.present_k_head);
     if (new_k)
-        new_v = present_of(&a, x[past + 1], grows, q[0], a.value_size, &a.holds_v, &a.present_v,
+        new_v = present_of(&a, x[past + 1], grows, allocate, q[0], a.value_size, &a.holds_v, &a.present_v,
                            &a.present_v_batch, &a.present_v_head);
     if (new_v) {
         a.q = PyArray_DATA((PyArrayObject *)x[Q]);

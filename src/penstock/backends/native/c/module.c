@@ -4,7 +4,9 @@
    the processor lacks can say so: its import fails. LEVEL is the name of the instruction set. */
 #include "call.h"
 #include "rooms.h"
+#include "stages.h"
 #include "team.h"
+#include <limits.h>
 #include <stdatomic.h>
 #include <string.h>
 #ifdef _OPENMP
@@ -76,11 +78,40 @@ static void run_chunks(void *data)
     }
 }
 
+/* Run `count` stages from `first` on, each on several threads if that is worth it. */
+static int run_stages(const Call *call, const word *words, int64_t first, int64_t count)
+{
+    stage_function stage = call->kernel->stage;
+#if HAVE_TEAM
+    int64_t threads = call->item_ns < call->stages * WORTH_STAGE ? 1 : threads_of_caller();
+    threads = threads < MOST_SHARES ? threads : MOST_SHARES;
+    threads = threads < call->pieces ? threads : call->pieces;
+    if (threads > 1) {
+        staged_work work;
+        stages_prepare(&work, stage, words, first, count, call->pieces, (int)threads);
+        if (team_begin(stages_run, &work, (int)threads)) {
+            stages_run(&work);
+            team_end();
+            return atomic_load(&work.status);
+        }
+    }
+#endif
+    for (int64_t i = 0; i < count; i++) {
+        int status = stage(words, first + i, 0, call->pieces);
+        if (status)
+            return status;
+    }
+    return 0;
+}
+
 /* Run the items from begin up to end, on several threads if they are worth it. */
 static int run_items(const Call *call, const word *words, int64_t begin, int64_t end)
 {
     double worth = (end - begin) * call->item_ns / WORTH_THREAD;
     int64_t chunks = worth < 2 ? 1 : worth < 1e6 ? (int64_t)worth : 1000000;
+    /* Items that cannot be divided evenly are shared. */
+    if (chunks > 1 && call->stages && (end - begin) % threads_of_caller())
+        return run_stages(call, words, begin * call->stages, (end - begin) * call->stages);
     if (chunks > end - begin)
         chunks = end - begin;
     int64_t threads = chunks < 2 ? 1 : threads_of_caller();
@@ -102,24 +133,30 @@ static int run_items(const Call *call, const word *words, int64_t begin, int64_t
 
 int call_run_words(const Call *call, const word *words, int *status)
 {
-    double total = call->items * call->item_ns;
+    double total = call->items * call->item_ns, each_ns = call->item_ns;
     if (total < WORTH_RELEASE) {
         *status = call->items ? call->kernel->run(words, 0, call->items) : 0;
         return 0;
     }
-    int64_t batch = call->items;
-    if (total > BETWEEN_CHECKS) {
-        batch = (int64_t)(BETWEEN_CHECKS / call->item_ns * threads_of_caller());
-        batch = batch < 1 ? 1 : batch;
+    int64_t count = call->items, batch;
+    int staged = call->stages && each_ns > BETWEEN_CHECKS; /* an item is too long to wait for */
+    if (staged) {
+        count *= call->stages;
+        each_ns /= call->stages;
     }
-    for (int64_t begin = 0; begin < call->items; begin += batch) {
-        int64_t end = call->items - begin < batch ? call->items : begin + batch;
+    batch = count;
+    if (total > BETWEEN_CHECKS) {
+        batch = (int64_t)(BETWEEN_CHECKS / each_ns * threads_of_caller());
+        batch = batch < 1 ? 1 : batch < INT_MAX / 2 ? batch : INT_MAX / 2;
+    }
+    for (int64_t begin = 0; begin < count; begin += batch) {
+        int64_t end = count - begin < batch ? count : begin + batch;
         Py_BEGIN_ALLOW_THREADS
-        *status = run_items(call, words, begin, end);
+        *status = staged ? run_stages(call, words, begin, end - begin) : run_items(call, words, begin, end);
         Py_END_ALLOW_THREADS
         if (*status)
             return 0;
-        if (end < call->items) {
+        if (end < count) {
             PyObject *result = PyObject_CallNoArgs(call->checkpoint);
             if (!result)
                 return -1;
@@ -327,10 +364,11 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *key
 {
     const char *name;
     PyObject *words, *late, *results, *failed, *checkpoint;
-    long long items;
+    long long items, stages, pieces;
     double item_ns;
-    if (!PyArg_ParseTuple(arguments, "sO!O!O!LdOO", &name, &PyTuple_Type, &words, &PyTuple_Type,
-                          &late, &PyTuple_Type, &results, &items, &item_ns, &failed, &checkpoint))
+    if (!PyArg_ParseTuple(arguments, "sO!O!O!LdLLOO", &name, &PyTuple_Type, &words, &PyTuple_Type,
+                          &late, &PyTuple_Type, &results, &items, &item_ns, &stages, &pieces, &failed,
+                          &checkpoint))
         return NULL;
     const kernel_entry *kernel = kernel_of(name);
     if (!kernel)
@@ -345,6 +383,8 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *key
     self->kernel = kernel;
     self->items = items;
     self->item_ns = item_ns > 0 ? item_ns : 1;
+    self->stages = kernel->stage ? stages : 0;
+    self->pieces = pieces;
     self->arrays = Py_NewRef(words);
     self->failed = Py_NewRef(failed);
     self->checkpoint = Py_NewRef(checkpoint);
@@ -384,7 +424,7 @@ static PyType_Slot Call_slots[] = {
     {Py_tp_new, Call_new},
     {Py_tp_dealloc, Call_dealloc},
     {Py_tp_methods, Call_methods},
-    {Py_tp_doc, "Call(kernel, words, late, results, items, item_ns, failed, checkpoint)"},
+    {Py_tp_doc, "Call(kernel, words, late, results, items, item_ns, stages, pieces, failed, checkpoint)"},
     {0, NULL},
 };
 
@@ -559,7 +599,7 @@ PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
         return NULL;
     PyObject *names = PyList_New(0), *operations = PyList_New(0);
     PyObject *type = PyType_FromSpec(&Call_spec), *sequence = PyType_FromSpec(&Sequence_spec);
-    room_type = (PyTypeObject *)PyType_FromSpec(&Room_spec);
+    room_type = new_room_type();
     int failed = !names || !operations || !type || !sequence || !room_type;
     for (size_t f = 0; !failed && f < sizeof families / sizeof *families; f++)
         for (const kernel_entry *kernel = families[f]; !failed && kernel->name; kernel++)

@@ -1,14 +1,18 @@
-/* RNN, GRU and LSTM in all forms. An item is a direction for a few rows of the batch, from the first
-   step to the last.
+/* RNN, GRU and LSTM in all forms. An item is a direction for some rows of the batch, from the first step
+   to the last. Threads can share an item: its stages are the steps, between them the products of X for
+   the next steps, and its pieces are blocks of units (gates.h). A GRU whose reset gate acts on the state
+   has two stages a step.
 
-   Weights are in panels (products.h) with the gates in ONNX's order; the recurrent ones of a GRU in
-   two parts, those of the update and reset gates and those of the new state.
+   Buffers hold the gates one after the other in ONNX's order, each padded to whole blocks, so that all
+   loops over units are over whole blocks, and give the same bits however these are divided. The weights
+   of such a GRU are in two parts, those of the update and reset gates and those of the new state.
 
    With weights of 8-bit codes, in the panels of integers.h, an LSTM takes X, and at each step the states
-   of the whole batch, as codes over their own range. */
+   of the whole batch, as codes over their own range: a stage before the others, and one of each step, of
+   which the first piece does all. Blocks have units for whole panels then. */
+#include "gates.h"
 #include "math32.h"
 #include "native.h"
-#include "products.h"
 #include "integers.h"
 
 enum { RNN, GRU, LSTM };
@@ -30,6 +34,8 @@ typedef struct {
 struct recurrent {
     const float *x, *h0, *c0;
     const int32_t *lengths;
+    const uint8_t *live; /* of steps and rows, as share; NULL: all */
+    const float *share;
     code_matrix w_codes, r_codes;
     const float *w, *r, *r_new; /* by direction */
     const float *bias, *new_bias, *peepholes;
@@ -37,9 +43,11 @@ struct recurrent {
     float *y, *y_h, *y_c;
     char *workspace; /* item_bytes for each item */
     int64_t cell, directions, first_reverse, batch_first, linear, input_forget;
-    int64_t steps, batch, input, hidden, gates; /* gates: columns of all gates, in whole panels */
-    int64_t rows, chunk, item_bytes; /* of the batch, and steps of X at a time */
-    double clip;                     /* 0: none */
+    int64_t steps, batch, input, hidden, padded; /* padded: units in whole blocks */
+    int64_t gates;                               /* of the cell */
+    int64_t rows, chunk, item_bytes;             /* of the batch, and steps of X at a time */
+    double clip;                                 /* 0: none */
+    int64_t places[4];                           /* of the gates in ready products */
 };
 
 #define EACH(expression)                                                                          \
@@ -71,34 +79,37 @@ static void clip(float *restrict x, int64_t n, double bound)
         EACH(x[i] < -high ? -high : x[i] > high ? high : x[i]);
 }
 
-/* The gate x of an LSTM: activated with its peephole p of the cell state c. */
+/* `n` units of the gate x of an LSTM: activated with their peepholes p of the cell state c. */
 static void gate(const struct recurrent *a, const activation *f, float *restrict x,
-                 const float *restrict p, const float *restrict c)
+                 const float *restrict p, const float *restrict c, int64_t n)
 {
-    int64_t n = a->hidden;
     if (p)
         EACH(x[i] + p[i] * c[i]);
     clip(x, n, a->clip);
     activate(f, x, n);
 }
 
-static void lstm_row(const struct recurrent *a, int64_t d, float *restrict g, float *restrict c,
-                     float *restrict h)
+/* `n` units of a row, at `from` in each gate of g: the next cell state in place, and the next state. */
+static void lstm_units(const struct recurrent *a, int64_t d, float *g, float *restrict c,
+                       float *restrict h, int64_t from, int64_t n)
 {
-    int64_t n = a->hidden;
+    int64_t next = a->padded;
     const activation *f = a->activations + 3 * d;
-    const float *p = a->peepholes ? a->peepholes + d * 3 * n : NULL;
-    float *in = g, *out = g + n, *forget = g + 2 * n, *new = g + 3 * n;
-    gate(a, f, in, p, c);
+    const float *p = a->peepholes ? a->peepholes + d * 3 * next + from : NULL;
+    float *restrict in = g + from, *restrict out = in + next, *restrict forget = out + next,
+                    *restrict new = forget + next;
+    c += from;
+    h += from;
+    gate(a, f, in, p, c, n);
     if (a->input_forget)
         for (int64_t i = 0; i < n; i++)
             forget[i] = 1 - in[i];
     else
-        gate(a, f, forget, p ? p + 2 * n : NULL, c);
-    gate(a, f + 1, new, NULL, c);
+        gate(a, f, forget, p ? p + 2 * next : NULL, c, n);
+    gate(a, f + 1, new, NULL, c, n);
     for (int64_t i = 0; i < n; i++)
         c[i] = forget[i] * c[i] + in[i] * new[i];
-    gate(a, f, out, p ? p + n : NULL, c);
+    gate(a, f, out, p ? p + next : NULL, c, n);
     for (int64_t i = 0; i < n; i++)
         h[i] = c[i];
     activate(f + 2, h, n);
@@ -106,30 +117,29 @@ static void lstm_row(const struct recurrent *a, int64_t d, float *restrict g, fl
         h[i] *= out[i];
 }
 
-/* The gates of a row to its next state. Of a GRU, `product` is that of the state with the weights of
-   the new state. */
-static void gru_row(const struct recurrent *a, int64_t d, float *restrict g,
-                    float *restrict product, float *restrict h)
+/* `n` units of a GRU's next state, of activated gates and values that have their activation ahead. */
+static void gru_units(const struct recurrent *a, int64_t d, const float *restrict update,
+                      float *restrict new, const float *restrict h, float *restrict next, int64_t n)
 {
-    int64_t n = a->hidden;
-    const activation *f = a->activations + 3 * d;
-    const float *bias = a->new_bias ? a->new_bias + d * n : NULL;
-    float *update = g, *reset = g + n, *new = g + 2 * n;
-    for (int64_t i = 0; i < n; i++)
-        new[i] += a->linear ? reset[i] * (product[i] + (bias ? bias[i] : 0)) : product[i];
     clip(new, n, a->clip);
-    activate(f + 1, new, n);
+    activate(a->activations + 3 * d + 1, new, n);
     for (int64_t i = 0; i < n; i++)
-        h[i] = new[i] + update[i] * (h[i] - new[i]);
+        next[i] = new[i] + update[i] * (h[i] - new[i]);
 }
+
+typedef struct {
+    float scale;
+    int32_t zero;
+} code_range;
 
 /* Codes of real numbers over their own range, of rows that are padded with zeros to whole tiles. */
 typedef struct {
     uint8_t *codes;
     int64_t width, step; /* of a row, and bytes from one to the next */
-    float scale;
-    int32_t zero;
+    code_range *range;
 } code_rows;
+
+enum { PANEL_UNITS = PANEL / UNITS, RANGE_BYTES = 64 }; /* blocks of a panel */
 
 static int64_t code_step(int64_t width)
 {
@@ -138,7 +148,7 @@ static int64_t code_step(int64_t width)
 
 static void fill_codes(code_rows *q, const float *x, int64_t rows)
 {
-    q->zero = to_codes(q->codes, x, rows * q->width, &q->scale);
+    q->range->zero = to_codes(q->codes, x, rows * q->width, &q->range->scale);
     for (int64_t r = rows; r-- > 0 && q->step > q->width;) {
         memmove(q->codes + r * q->step, q->codes + r * q->width, q->width);
         memset(q->codes + r * q->step + q->width, 0, q->step - q->width);
@@ -146,13 +156,14 @@ static void fill_codes(code_rows *q, const float *x, int64_t rows)
 }
 
 /* Add the product of `rows` rows from `first` on, each `apart` rows behind the one before, to the
-   gates, whose rows are `gates_step` apart. */
-static void add_code_product(const struct recurrent *a, const code_matrix *m, int64_t d,
-                             const code_rows *q, int64_t first, int64_t apart, int64_t rows,
-                             float *gates, int64_t gates_step)
+   gates, whose rows are `gates_step` apart, in the panels from `low` up to `high`. */
+static void add_code_panels(const struct recurrent *a, const code_matrix *m, int64_t d, const code_rows *q,
+                            int64_t first, int64_t apart, int64_t rows, float *gates, int64_t gates_step,
+                            int64_t low, int64_t high)
 {
     enum { MOST = 64 };
-    int64_t quads = (q->width + QUAD - 1) / QUAD, panels = a->gates / PANEL;
+    int64_t columns = a->gates * a->padded, panels = columns / PANEL;
+    int64_t quads = (q->width + QUAD - 1) / QUAD;
     const int8_t *weights = m->panels + d * (panels * quads * PANEL_BYTES + TAIL);
     int32_t c[MOST * GROUP * PANEL], sums[MOST];
     for (int64_t row = 0; row < rows; row += MOST) {
@@ -160,8 +171,8 @@ static void add_code_product(const struct recurrent *a, const code_matrix *m, in
         const uint8_t *x = q->codes + (first + row * apart) * q->step;
         for (int64_t r = 0; r < some; r++)
             sums[r] = sum_of(x + r * apart * q->step, q->width);
-        for (int64_t p = 0; p < panels; p += GROUP) {
-            int64_t group = panels - p < GROUP ? panels - p : GROUP, at = d * a->gates + p * PANEL;
+        for (int64_t p = low; p < high; p += GROUP) {
+            int64_t group = high - p < GROUP ? high - p : GROUP, at = d * columns + p * PANEL;
             memset(c, 0, some * GROUP * PANEL * sizeof *c);
             product_for(some)(c, x, apart * q->step, weights + p * quads * PANEL_BYTES,
                               quads * PANEL_BYTES, quads, some, group);
@@ -171,58 +182,60 @@ static void add_code_product(const struct recurrent *a, const code_matrix *m, in
                 const float *restrict scales = m->scales + at;
                 float *restrict to = gates + (row + r) * gates_step + p * PANEL;
                 for (int64_t j = 0; j < group * PANEL; j++) {
-                    int32_t sum = from[j] - q->zero * column_sums[j] - sums[r] * zeros[j];
-                    to[j] += (float)sum * (scales[j] * q->scale);
+                    int32_t sum = from[j] - q->range->zero * column_sums[j] - sums[r] * zeros[j];
+                    to[j] += (float)sum * (scales[j] * q->range->scale);
                 }
             }
         }
     }
 }
 
-typedef struct {
-    float *h, *c, *gates, *product, *inputs, *next_h, *next_c;
-    code_rows x_codes, h_codes;
-} memory;
-
-/* One step of `rows` rows: from their gates with X alone to their next states. */
-static void step(const struct recurrent *a, int64_t d, int64_t rows, float *gates, memory *m)
+/* As add_code_panels, for all gates of the blocks from `low` up to `high`. */
+static void add_code_product(const struct recurrent *a, const code_matrix *m, int64_t d, const code_rows *q,
+                             int64_t first, int64_t apart, int64_t rows, float *gates, int64_t gates_step,
+                             int64_t low, int64_t high)
 {
-    int64_t n = a->hidden, panels = a->gates / PANEL, width = a->gates;
-    if (a->cell != GRU) {
-        if (a->r_codes.panels) {
-            fill_codes(&m->h_codes, m->h, rows);
-            add_code_product(a, &a->r_codes, d, &m->h_codes, 0, 1, rows, gates, a->gates);
-        } else
-            add_product(gates, width, m->h, n, a->r + d * n * width, n, rows, panels);
-        for (int64_t b = 0; b < rows; b++)
-            if (a->cell == LSTM)
-                lstm_row(a, d, gates + b * width, m->next_c + b * n, m->next_h + b * n);
-            else {
-                clip(gates + b * width, n, a->clip);
-                activate(a->activations + 3 * d, gates + b * width, n);
-                memcpy(m->next_h + b * n, gates + b * width, n * sizeof(float));
-            }
-        return;
+    int64_t of_gate = a->padded / PANEL;
+    for (int64_t g = 0; g < a->gates; g++)
+        add_code_panels(a, m, d, q, first, apart, rows, gates, gates_step, g * of_gate + low / PANEL_UNITS,
+                        g * of_gate + high / PANEL_UNITS);
+}
+
+typedef struct {
+    int64_t d, first, rows, reverse; /* direction, and rows of the batch */
+    float *h[2], *c;                 /* states before and behind a step, in turn */
+    float *inputs, *product;
+    code_rows x_codes, h_codes;
+} item;
+
+static float *taken(char **from, int64_t count)
+{
+    float *start = (float *)*from;
+    *from += (count * sizeof(float) + 63) / 64 * 64;
+    return start;
+}
+
+static item item_of(const struct recurrent *a, int64_t number)
+{
+    int64_t blocks = (a->batch + a->rows - 1) / a->rows;
+    item m = {.d = number / blocks, .first = number % blocks * a->rows};
+    int64_t rest = a->batch - m.first, width = a->gates * a->padded;
+    char *at = a->workspace + number * a->item_bytes;
+    m.rows = rest < a->rows ? rest : a->rows;
+    m.reverse = m.d ? 1 : a->first_reverse;
+    m.h[0] = taken(&at, a->rows * a->padded);
+    m.h[1] = taken(&at, a->rows * a->padded);
+    m.c = taken(&at, a->rows * a->padded);
+    m.inputs = taken(&at, a->chunk * a->rows * width);
+    m.product = taken(&at, a->rows * width);
+    if (a->w_codes.panels) {
+        code_range *ranges = (code_range *)at;
+        at += RANGE_BYTES;
+        m.x_codes = (code_rows){(uint8_t *)at, a->input, code_step(a->input), ranges};
+        at += a->steps * a->batch * m.x_codes.step;
+        m.h_codes = (code_rows){(uint8_t *)at, a->hidden, code_step(a->hidden), ranges + 1};
     }
-    int64_t both = (2 * n + PANEL - 1) / PANEL, one = (n + PANEL - 1) / PANEL;
-    memset(m->product, 0, rows * (both + one) * PANEL * sizeof(float));
-    float *product = m->product, *last = product + rows * both * PANEL;
-    add_product(product, both * PANEL, m->h, n, a->r + d * n * both * PANEL, n, rows, both);
-    for (int64_t b = 0; b < rows; b++) {
-        float *restrict g = gates + b * width, *restrict p = product + b * both * PANEL;
-        for (int64_t i = 0; i < 2 * n; i++)
-            g[i] += p[i];
-        clip(g, 2 * n, a->clip);
-        activate(a->activations + 3 * d, g, 2 * n);
-        if (!a->linear)
-            for (int64_t i = 0; i < n; i++)
-                p[i] = g[n + i] * m->h[b * n + i];
-    }
-    const float *state = a->linear ? m->h : product;
-    add_product(last, one * PANEL, state, a->linear ? n : both * PANEL,
-                a->r_new + d * n * one * PANEL, n, rows, one);
-    for (int64_t b = 0; b < rows; b++)
-        gru_row(a, d, gates + b * width, last + b * one * PANEL, m->next_h + b * n);
+    return m;
 }
 
 /* Where the entry of step t (or of a state, with steps = 1), row b and direction d begins. */
@@ -233,108 +246,280 @@ static int64_t place(const struct recurrent *a, int64_t steps, int64_t t, int64_
     return row * a->hidden;
 }
 
-static float *taken(char **from, int64_t count)
+/* Units from `from` up to `to` without those that only pad. */
+static int64_t real_units(const struct recurrent *a, int64_t from, int64_t to)
 {
-    float *start = (float *)*from;
-    *from += (count * sizeof(float) + 63) / 64 * 64;
-    return start;
+    return (to < a->hidden ? to : a->hidden) - from;
 }
 
-/* The gates of the next steps from X and the bias, [step][row]: of all those of a row at once, or of all
-   rows of a step, whichever are more. */
-static void add_inputs(const struct recurrent *a, int64_t d, int64_t s, int64_t count, int64_t first,
-                       int64_t rows, memory *m)
+/* The states before the first step, and zeros behind them. */
+static void set_states(const struct recurrent *a, const item *m, int64_t from, int64_t to)
 {
-    int64_t width = a->gates, reverse = d ? 1 : a->first_reverse, of_row = count > rows;
-    int64_t start = reverse ? a->steps - 1 - s : s, x_step = a->batch_first ? 1 : a->batch;
+    int64_t real = real_units(a, from, to);
+    for (int64_t b = 0; b < m->rows; b++) {
+        int64_t given = place(a, 1, 0, m->d, m->first + b) + from;
+        const float *sources[] = {a->h0, a->c0};
+        float *targets[] = {m->h[0], m->c};
+        for (int i = 0; i < 2; i++) {
+            float *target = targets[i] + b * a->padded + from;
+            memset(target, 0, (to - from) * sizeof(float));
+            if (sources[i])
+                memcpy(target, sources[i] + given, real * sizeof(float));
+        }
+    }
+}
+
+/* The gates of step s from ready products and the bias, for the units of some blocks. */
+static void add_products(const struct recurrent *a, const item *m, int64_t s, float *gates, int64_t first,
+                         int64_t last)
+{
+    int64_t from = first * UNITS, n = (last - first) * UNITS, real = real_units(a, from, from + n);
+    for (int64_t b = 0; b < m->rows; b++)
+        for (int64_t g = 0; g < a->gates; g++) {
+            int64_t row = (s * a->batch + m->first + b) * a->gates + a->places[g];
+            const float *restrict x = a->x + row * a->hidden + from;
+            const float *restrict bias = a->bias + g * a->padded + from;
+            float *restrict to = gates + (b * a->gates + g) * a->padded + from;
+            for (int64_t i = 0; i < real; i++)
+                to[i] = bias[i] + x[i];
+            for (int64_t i = real; i < n; i++)
+                to[i] = bias[i];
+        }
+}
+
+/* The gates of `count` steps from X and the bias, [step][row]: of all those of a row at once, or of all
+   rows of a step, whichever are more. */
+static void add_inputs(const struct recurrent *a, const item *m, int64_t s, int64_t count, int64_t first,
+                       int64_t last)
+{
+    enum { TOGETHER = 4 };
+    int64_t width = a->gates * a->padded, rows = m->rows, of_row = count > rows;
+    int64_t start = m->reverse ? a->steps - 1 - s : s, x_step = a->batch_first ? 1 : a->batch;
     int64_t x_row = a->batch_first ? a->steps : 1;
-    int64_t at = start * x_step + first * x_row;
-    x_step = reverse ? -x_step : x_step;
+    int64_t at = start * x_step + m->first * x_row;
+    x_step = m->reverse ? -x_step : x_step;
     int64_t one = of_row ? x_row : x_step, next = of_row ? x_step : x_row;
     int64_t to_one = of_row ? width : rows * width, to_next = of_row ? rows * width : width;
-    for (int64_t i = 0; i < count * rows; i++)
-        memcpy(m->inputs + i * width, a->bias + d * width, width * sizeof(float));
-    for (int64_t i = 0; i < (of_row ? rows : count); i++) {
-        int64_t together = of_row ? count : rows, row = at + i * one;
-        float *to = m->inputs + i * to_one;
-        if (a->w_codes.panels)
-            add_code_product(a, &a->w_codes, d, &m->x_codes, row, next, together, to, to_next);
+    int64_t together = of_row ? count : rows;
+    if (rows == a->batch && !a->batch_first && !m->reverse) { /* the steps follow one another */
+        of_row = 1, one = 0, next = 1, to_one = 0, to_next = width;
+        together = count * rows, rows = 1;
+    }
+    if (!a->w && !a->w_codes.panels) {
+        for (int64_t i = 0; i < count; i++)
+            add_products(a, m, s + i, m->inputs + i * m->rows * width, first, last);
+        return;
+    }
+    for (int64_t i = 0; i < count * m->rows; i++)
+        for (int64_t g = 0; g < a->gates; g++) {
+            int64_t unit = g * a->padded + first * UNITS;
+            memcpy(m->inputs + i * width + unit, a->bias + m->d * width + unit,
+                   (last - first) * UNITS * sizeof(float));
+        }
+    for (int64_t block = first; block < last; block += a->w_codes.panels ? last : TOGETHER)
+        for (int64_t i = 0; i < (of_row ? rows : count); i++) {
+            int64_t row = at + i * one, end = last - block < TOGETHER ? last : block + TOGETHER;
+            float *to = m->inputs + i * to_one;
+            if (a->w_codes.panels)
+                add_code_product(a, &a->w_codes, m->d, &m->x_codes, row, next, together, to, to_next, first,
+                                 last);
+            else
+                add_gates(to, to_next, a->padded, a->x + row * a->input, next * a->input,
+                          a->w + m->d * a->input * width, a->input, together, a->gates, block, end, 0);
+        }
+}
+
+/* The gates of an LSTM or RNN, of which those with X alone are there, with the states. */
+static void add_states(const struct recurrent *a, item *m, const float *h, float *gates, int64_t first,
+                       int64_t last, int down)
+{
+    int64_t width = a->gates * a->padded;
+    if (!a->r_codes.panels) {
+        add_gates(gates, width, a->padded, h, a->padded, a->r + m->d * a->hidden * width, a->hidden,
+                  m->rows, a->gates, first, last, down);
+        return;
+    }
+    add_code_product(a, &a->r_codes, m->d, &m->h_codes, 0, 1, m->rows, gates, width, first, last);
+}
+
+/* The states before a step as codes. */
+static void fill_state_codes(const struct recurrent *a, item *m, const float *h)
+{
+    for (int64_t b = 0; b < m->rows; b++)
+        memcpy(m->product + b * a->hidden, h + b * a->padded, a->hidden * sizeof(float));
+    fill_codes(&m->h_codes, m->product, m->rows);
+}
+
+/* The gates of a GRU; where its reset gate acts on the product, also the new values, which still lack
+   their activation, and else the states that the reset gate leaves. */
+static void gru_gates(const struct recurrent *a, const item *m, const float *h, float *inputs,
+                      int64_t first, int64_t last, int down)
+{
+    int64_t next = a->padded, width = 3 * next, from = first * UNITS, n = (last - first) * UNITS;
+    const activation *f = a->activations + 3 * m->d;
+    float *gates = a->linear ? m->product : inputs;
+    for (int64_t b = 0; a->linear && b < m->rows; b++) {
+        float *to = gates + b * width + from;
+        for (int64_t g = 0; g < 2; g++)
+            memcpy(to + g * next, inputs + b * width + g * next + from, n * sizeof(float));
+        if (a->new_bias)
+            memcpy(to + 2 * next, a->new_bias + m->d * next + from, n * sizeof(float));
         else
-            add_product(to, to_next, a->x + row * a->input, next * a->input,
-                        a->w + d * a->input * width, a->input, together, width / PANEL);
+            memset(to + 2 * next, 0, n * sizeof(float));
+    }
+    int64_t together = a->linear ? 3 : 2;
+    add_gates(gates, width, next, h, next, a->r + m->d * a->hidden * together * next, a->hidden, m->rows,
+              together, first, last, down);
+    for (int64_t b = 0; b < m->rows; b++) {
+        float *restrict update = gates + b * width + from, *restrict reset = update + next;
+        clip(update, n, a->clip);
+        activate(f, update, n);
+        clip(reset, n, a->clip);
+        activate(f, reset, n);
+        const float *restrict state = h + b * next + from, *restrict x = inputs + b * width + 2 * next + from;
+        float *restrict new = update + 2 * next, *restrict left = m->product + b * next + from;
+        if (a->linear)
+            for (int64_t i = 0; i < n; i++)
+                new[i] = x[i] + reset[i] * new[i];
+        else
+            for (int64_t i = 0; i < n; i++)
+                left[i] = reset[i] * state[i];
     }
 }
 
-static void run_direction(const struct recurrent *a, int64_t d, int64_t first, int64_t rows, char *at)
+static void blend(float *restrict new, const float *restrict old, float share, int64_t n)
 {
-    int64_t n = a->hidden, width = a->gates, reverse = d ? 1 : a->first_reverse;
-    memory m;
-    m.h = taken(&at, rows * n);
-    m.c = taken(&at, rows * n);
-    m.next_h = taken(&at, rows * n);
-    m.next_c = taken(&at, rows * n);
-    m.inputs = taken(&at, a->chunk * rows * width);
-    m.product = taken(&at, rows * (3 * n + 2 * PANEL));
-    if (a->w_codes.panels) {
-        int64_t count = a->steps * a->batch;
-        m.x_codes = (code_rows){(uint8_t *)at, a->input, code_step(a->input), 0, 0};
-        m.h_codes = (code_rows){(uint8_t *)at + count * m.x_codes.step, n, code_step(n), 0, 0};
-        fill_codes(&m.x_codes, a->x, count);
-    }
-    for (int64_t b = 0; b < rows; b++)
-        for (int64_t i = 0; i < n; i++) {
-            int64_t from = place(a, 1, 0, d, first + b) + i;
-            m.h[b * n + i] = a->h0 ? a->h0[from] : 0;
-            m.c[b * n + i] = a->c0 ? a->c0[from] : 0;
+    float rest = 1 - share;
+    for (int64_t i = 0; i < n; i++)
+        new[i] = share * new[i] + rest * old[i];
+}
+
+/* Step s of blocks of units: from the gates with X alone, `inputs`, to the next states. */
+static void finish_step(const struct recurrent *a, item *m, float *inputs, int64_t s, int64_t first,
+                        int64_t last, int down)
+{
+    int64_t next = a->padded, width = a->gates * next, from = first * UNITS, n = (last - first) * UNITS;
+    int64_t t = m->reverse ? a->steps - 1 - s : s, real = real_units(a, from, from + n);
+    float *before = m->h[s % 2], *after = m->h[1 - s % 2];
+    if (a->cell != GRU)
+        add_states(a, m, before, inputs, first, last, down);
+    else if (a->linear)
+        gru_gates(a, m, before, inputs, first, last, down);
+    else
+        add_gates(inputs + 2 * next, width, next, m->product, next, a->r_new + m->d * a->hidden * next,
+                  a->hidden, m->rows, 1, first, last, down);
+    for (int64_t b = 0; b < m->rows; b++) {
+        int64_t at = t * a->batch + m->first + b;
+        int live = a->lengths ? t < a->lengths[m->first + b] : !a->live || a->live[at];
+        float *gates = (a->cell == GRU && a->linear ? m->product : inputs) + b * width;
+        const float *h = before + b * next + from;
+        float *to = after + b * next + from, *c = m->c + b * next, *old = m->product + b * next + from;
+        if (a->share && a->cell == LSTM)
+            memcpy(old, c + from, n * sizeof(float));
+        if (!live)
+            memcpy(to, h, n * sizeof(float));
+        else if (a->cell == LSTM)
+            lstm_units(a, m->d, gates, c, to - from, from, n);
+        else if (a->cell == GRU)
+            gru_units(a, m->d, gates + from, gates + 2 * next + from, h, to, n);
+        else {
+            memcpy(to, gates + from, n * sizeof(float));
+            clip(to, n, a->clip);
+            activate(a->activations + 3 * m->d, to, n);
         }
-    for (int64_t s = 0; s < a->steps; s++) {
-        int64_t within = s % a->chunk, left = a->steps - s;
-        if (!within)
-            add_inputs(a, d, s, left < a->chunk ? left : a->chunk, first, rows, &m);
-        int64_t t = reverse ? a->steps - 1 - s : s;
-        memcpy(m.next_h, m.h, rows * n * sizeof(float));
-        memcpy(m.next_c, m.c, rows * n * sizeof(float));
-        step(a, d, rows, m.inputs + within * rows * width, &m);
-        for (int64_t b = 0; b < rows; b++) {
-            int live = !a->lengths || t < a->lengths[first + b];
-            if (live) {
-                memcpy(m.h + b * n, m.next_h + b * n, n * sizeof(float));
-                memcpy(m.c + b * n, m.next_c + b * n, n * sizeof(float));
-            }
-            if (!a->y)
-                continue;
-            float *y = a->y + place(a, a->steps, t, d, first + b);
-            if (live)
-                memcpy(y, m.next_h + b * n, n * sizeof(float));
+        if (a->share) {
+            blend(to, h, a->share[at], n);
+            if (a->cell == LSTM)
+                blend(c + from, old, a->share[at], n);
+        }
+        if (a->y) {
+            float *y = a->y + place(a, a->steps, t, m->d, m->first + b) + from;
+            if (live || a->live)
+                memcpy(y, to, real * sizeof(float));
             else
-                memset(y, 0, n * sizeof(float));
+                memset(y, 0, real * sizeof(float));
         }
+        int64_t end = place(a, 1, 0, m->d, m->first + b) + from;
+        if (s + 1 == a->steps && a->y_h)
+            memcpy(a->y_h + end, to, real * sizeof(float));
+        if (s + 1 == a->steps && a->y_c)
+            memcpy(a->y_c + end, c + from, real * sizeof(float));
     }
-    for (int64_t b = 0; b < rows; b++) {
-        int64_t to = place(a, 1, 0, d, first + b);
-        if (a->y_h)
-            memcpy(a->y_h + to, m.h + b * n, n * sizeof(float));
-        if (a->y_c)
-            memcpy(a->y_c + to, m.c + b * n, n * sizeof(float));
+}
+
+/* Stages of a step; of an item, see recurrent.py. */
+static int64_t stages_of_step(const struct recurrent *a)
+{
+    return a->w_codes.panels || (a->cell == GRU && !a->linear) ? 2 : 1;
+}
+
+/* A stage of an item, for blocks of units. */
+static void run_stage(const struct recurrent *a, item *m, int64_t stage, int64_t first, int64_t last,
+                      int down)
+{
+    int64_t each = stages_of_step(a), of_chunk = 1 + a->chunk * each;
+    if (a->w_codes.panels && !stage--) {
+        if (!first)
+            fill_codes(&m->x_codes, a->x, a->steps * a->batch);
+        return;
     }
+    int64_t s = stage / of_chunk * a->chunk, within = stage % of_chunk - 1;
+    if (within < 0) {
+        if (!s)
+            set_states(a, m, first * UNITS, last * UNITS);
+        add_inputs(a, m, s, a->steps - s < a->chunk ? a->steps - s : a->chunk, first, last);
+        return;
+    }
+    float *inputs = m->inputs + within / each * m->rows * a->gates * a->padded;
+    s += within / each;
+    if (within % each == each - 1)
+        finish_step(a, m, inputs, s, first, last, down);
+    else if (!a->w_codes.panels)
+        gru_gates(a, m, m->h[s % 2], inputs, first, last, down);
+    else if (!first)
+        fill_state_codes(a, m, m->h[s % 2]);
+}
+
+static int64_t stages_of_item(const struct recurrent *a)
+{
+    return (a->w_codes.panels ? 1 : 0) + (a->steps + a->chunk - 1) / a->chunk + a->steps * stages_of_step(a);
+}
+
+static int has_lengths(const struct recurrent *a)
+{
+    for (int64_t b = 0; a->lengths && b < a->batch; b++)
+        if (a->lengths[b] < 0 || a->lengths[b] > a->steps)
+            return 0;
+    return 1;
 }
 
 static int recurrent(const void *arguments, int64_t begin, int64_t end)
 {
     const struct recurrent *a = arguments;
-    for (int64_t b = 0; a->lengths && b < a->batch; b++)
-        if (a->lengths[b] < 0 || a->lengths[b] > a->steps)
-            return 1;
-    int64_t blocks = (a->batch + a->rows - 1) / a->rows;
-    for (int64_t item = begin; item < end; item++) {
-        int64_t first = item % blocks * a->rows, rest = a->batch - first;
-        run_direction(a, item / blocks, first, rest < a->rows ? rest : a->rows,
-                      a->workspace + item * a->item_bytes);
+    int64_t stages = stages_of_item(a), blocks = a->padded / UNITS;
+    if (!has_lengths(a))
+        return 1;
+    for (int64_t number = begin; number < end; number++) {
+        item m = item_of(a, number);
+        for (int64_t stage = 0; stage < stages; stage++)
+            run_stage(a, &m, stage, 0, blocks, stage % 2);
     }
     return 0;
 }
 
+static int recurrent_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)
+{
+    const struct recurrent *a = arguments;
+    int64_t stages = stages_of_item(a);
+    if (!stage && !has_lengths(a))
+        return 1;
+    item m = item_of(a, stage / stages);
+    int64_t units = a->w_codes.panels ? PANEL_UNITS : 1; /* blocks of a piece */
+    run_stage(a, &m, stage % stages, first * units, last * units, stage % 2);
+    return 0;
+}
+
 const kernel_entry recurrent_kernels[] = {
-    KERNEL(recurrent, recurrent),
+    STAGED_KERNEL(recurrent, recurrent, recurrent_stage),
     END_OF_KERNELS,
 };

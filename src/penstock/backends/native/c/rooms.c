@@ -38,7 +38,7 @@ static PyType_Slot room_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec Room_spec = {
+static PyType_Spec Room_spec = {
     "penstock.backends.native.Room",
     sizeof(Room),
     0,
@@ -83,9 +83,40 @@ static Room *own_room(PyArrayObject *past, int axis, npy_intp added)
     return room;
 }
 
-PyArrayObject *grown(PyArrayObject *past, int axis, npy_intp added, int *holds)
+/* The dims of `past` with other rows. */
+static PyObject *dims_with(PyArrayObject *past, int axis, npy_intp rows)
 {
-    npy_intp used, dims[NPY_MAXDIMS], capacity;
+    int rank = PyArray_NDIM(past);
+    PyObject *dims = PyTuple_New(rank);
+    for (int i = 0; dims && i < rank; i++) {
+        PyObject *dim = PyLong_FromSsize_t(i == axis ? rows : PyArray_DIM(past, i));
+        if (!dim || PyTuple_SetItem(dims, i, dim) < 0)
+            Py_CLEAR(dims);
+    }
+    return dims;
+}
+
+/* All rows of a new room: those used, and as many again if `allocate` can give them. */
+static PyArrayObject *new_memory(PyObject *allocate, PyArrayObject *past, int axis, npy_intp used,
+                                 npy_intp capacity)
+{
+    PyObject *most = dims_with(past, axis, capacity), *least = dims_with(past, axis, used);
+    PyObject *dtype = (PyObject *)PyArray_DESCR(past), *memory = NULL;
+    if (most && least)
+        memory = PyObject_CallFunctionObjArgs(allocate, dtype, most, least, NULL);
+    Py_XDECREF(most);
+    Py_XDECREF(least);
+    if (memory && (!PyArray_Check(memory) || PyArray_NDIM((PyArrayObject *)memory) != PyArray_NDIM(past) ||
+                   PyArray_DIM((PyArrayObject *)memory, axis) < used)) {
+        PyErr_SetString(PyExc_TypeError, "no memory of an array that grows");
+        Py_CLEAR(memory);
+    }
+    return (PyArrayObject *)memory;
+}
+
+PyArrayObject *grown(PyArrayObject *past, int axis, npy_intp added, PyObject *allocate, int *holds)
+{
+    npy_intp used, capacity;
     Room *room = own_room(past, axis, added);
     *holds = room != NULL;
     if (__builtin_add_overflow(PyArray_DIM(past, axis), added, &used) ||
@@ -93,14 +124,23 @@ PyArrayObject *grown(PyArrayObject *past, int axis, npy_intp added, int *holds)
         return (PyArrayObject *)PyErr_NoMemory();
     if (room)
         return rows_of(room, axis, used);
-    room = PyObject_New(Room, room_type);
-    if (!room)
+    PyArrayObject *memory = new_memory(allocate, past, axis, used, capacity);
+    room = memory ? PyObject_New(Room, room_type) : NULL;
+    if (!room) {
+        Py_XDECREF((PyObject *)memory);
         return NULL;
-    memcpy(dims, PyArray_DIMS(past), PyArray_NDIM(past) * sizeof *dims);
-    dims[axis] = capacity;
-    Py_INCREF((PyObject *)PyArray_DESCR(past));
-    room->memory = (PyArrayObject *)PyArray_Empty(PyArray_NDIM(past), dims, PyArray_DESCR(past), 0);
-    PyArrayObject *y = room->memory ? rows_of(room, axis, used) : NULL;
+    }
+    room->memory = memory;
+    PyArrayObject *y = rows_of(room, axis, used);
     Py_DECREF((PyObject *)room);
     return y;
+}
+
+/* Budgets (host/current_run.py) ask memory that is no array whether it was counted when allocated. */
+PyTypeObject *new_room_type(void)
+{
+    PyObject *type = PyType_FromSpec(&Room_spec);
+    if (type && PyObject_SetAttrString(type, "counted", Py_True) < 0)
+        Py_CLEAR(type);
+    return (PyTypeObject *)type;
 }

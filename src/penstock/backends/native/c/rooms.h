@@ -9,11 +9,12 @@
 #pragma GCC visibility push(hidden)
 /* An array of the type of `past` with `added` more rows along an axis; NULL with an error. The first
    rows are those of `past` if `*holds` is set, else nothing yet; the others are to be written by the
-   caller alone. Nothing may be written once anyone else has the array, which is read-only. */
-PyArrayObject *grown(PyArrayObject *past, int axis, npy_intp added, int *holds);
+   caller alone. Nothing may be written once anyone else has the array, which is read-only. The
+   memory of a new room comes from `allocate` (rooms.py). */
+PyArrayObject *grown(PyArrayObject *past, int axis, npy_intp added, PyObject *allocate, int *holds);
 
-extern PyType_Spec Room_spec;
-extern PyTypeObject *room_type; /* made by module.c */
+extern PyTypeObject *room_type;
+PyTypeObject *new_room_type(void);
 #pragma GCC visibility pop
 
 #endif

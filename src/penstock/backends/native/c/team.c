@@ -15,21 +15,12 @@
 #if HAVE_TEAM
 #include <errno.h>
 #include <limits.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdatomic.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
+#include "waiting.h"
 
 enum { MOST_PARTS = 1024 };
-
-/* Nanoseconds. To wake a thread takes 40 us on a virtual machine, and kernels come after 1 to 20 us: so
-   long a thread spins before it sleeps. A thread that waits for a part sleeps for PAUSE at a time: each
-   time its core is idle, the scheduler may bring the thread that lacks one there. */
-static const int64_t SPIN = 50000, PAUSE = 200000;
 
 /* Nanoseconds for which a thread that comes too late stays away: doubled up to the last, which is longer
    where there are more threads than parts. */
@@ -56,33 +47,6 @@ static struct {
 static _Thread_local struct {
     int part, parts;
 } mine;
-
-static int64_t now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * (int64_t)1000000000 + time.tv_nsec;
-}
-
-static void pause_turn(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-static void futex_wait(atomic_int *word, int value, int64_t nanoseconds)
-{
-    struct timespec time = {0, nanoseconds};
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, nanoseconds ? &time : NULL, NULL, 0);
-}
-
-static void futex_wake(atomic_int *word, int count)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
-}
 
 /* Start the next part that has not been started; returns its number, or -1. */
 static int next_part(void)

@@ -1,0 +1,221 @@
+/* Products of a few rows with the weights of gates, in blocks of 16 units with their gates side by side,
+   [block][k][gate][16], padded with zeros: who computes all gates of some units reads neighbours. Files
+   that include this are compiled with contraction to fused multiply-add. */
+#ifndef PENSTOCK_GATES_H
+#define PENSTOCK_GATES_H
+
+#include <stdint.h>
+#include <string.h>
+
+enum { UNITS = 16 };
+
+/* Weights that stay in the nearest cache, and those of a layer from which on they may be in none: from
+   memory a core reads them at full speed only if it asks for them ahead. */
+enum { NEAR_WEIGHTS = 1 << 13, FAR_WEIGHTS = 1 << 21 };
+
+/* Sums that are in registers at once, and rows among them. */
+#if defined(__AVX512F__)
+enum { GATE_BYTES = 64, MOST_SUMS = 24, MOST_GATE_ROWS = 8 };
+#elif defined(__AVX__)
+enum { GATE_BYTES = 32, MOST_SUMS = 12, MOST_GATE_ROWS = 6 };
+#else
+enum { GATE_BYTES = 16, MOST_SUMS = 12, MOST_GATE_ROWS = 3 };
+#endif
+enum { GATE_LANES = GATE_BYTES / 4, GATE_VECTORS = UNITS / GATE_LANES };
+
+typedef float gate_vector __attribute__((vector_size(GATE_BYTES)));
+
+/* The part of a sum from `from` up to `to` of k products, whose weights may be far. */
+typedef struct {
+    int64_t from, to, k;
+    int is_far;
+} gate_depth;
+
+/* Add the product of `rows` rows with `some` of the `gates` gates of `blocks` blocks; these four are
+   constants. Rows of c are c_step apart, gates `next`. */
+static inline __attribute__((always_inline)) void add_gate_block(
+    float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step, const float *b, gate_depth depth,
+    const int rows, const int gates, const int some, const int blocks)
+{
+    enum { MOST = 32 };
+    const int vectors = some * GATE_VECTORS, columns = blocks * vectors;
+    gate_vector sums[MOST];
+#define GATE_AT(i, j)                                                                               \
+    (c + (i) * c_step + (j) % vectors / GATE_VECTORS * next + (j) / vectors * UNITS +              \
+     (j) % GATE_VECTORS * GATE_LANES)
+#pragma GCC unroll 32
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 32
+        for (int j = 0; j < columns; j++)
+            memcpy(&sums[i * columns + j], GATE_AT(i, j), sizeof(gate_vector));
+    for (int64_t at = depth.from; at < depth.to; at++) {
+        gate_vector column[MOST];
+#pragma GCC unroll 32
+        for (int j = 0; j < columns; j++)
+        {
+            const float *weights = b + (j / vectors * depth.k + at) * gates * UNITS + j % vectors * GATE_LANES;
+            memcpy(&column[j], weights, sizeof(gate_vector));
+            if (depth.is_far && j % GATE_VECTORS == 0)
+                __builtin_prefetch(weights + NEAR_WEIGHTS, 0, 2);
+        }
+        /* Registers hold the fewer of both operands beside the sums. */
+        if (rows < columns)
+#pragma GCC unroll 32
+            for (int j = 0; j < columns; j++)
+#pragma GCC unroll 32
+                for (int i = 0; i < rows; i++)
+                    sums[i * columns + j] += a[i * a_step + at] * column[j];
+        else
+#pragma GCC unroll 32
+            for (int i = 0; i < rows; i++)
+#pragma GCC unroll 32
+                for (int j = 0; j < columns; j++)
+                    sums[i * columns + j] += a[i * a_step + at] * column[j];
+    }
+#pragma GCC unroll 32
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 32
+        for (int j = 0; j < columns; j++)
+            memcpy(GATE_AT(i, j), &sums[i * columns + j], sizeof(gate_vector));
+#undef GATE_AT
+}
+
+/* As add_gate_block, for all gates of one block; both numbers are constants. */
+static inline __attribute__((always_inline)) void add_gate_rows(
+    float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step, const float *b, gate_depth depth,
+    const int rows, const int gates)
+{
+    const int fits = MOST_SUMS / (rows * GATE_VECTORS), fit = fits < 1 ? 1 : fits < gates ? fits : gates;
+    const int parts = (gates + fit - 1) / fit, some = (gates + parts - 1) / parts;
+    int gate = 0;
+    for (; gate + some <= gates; gate += some)
+        add_gate_block(c + gate * next, c_step, next, a, a_step, b + gate * UNITS, depth, rows, gates, some, 1);
+    for (; gate < gates; gate++)
+        add_gate_block(c + gate * next, c_step, next, a, a_step, b + gate * UNITS, depth, rows, gates, 1, 1);
+}
+
+/* One row with blocks from `first` up to `last`, from the last one on if `down`. */
+static inline __attribute__((always_inline)) void add_gates_of_row(
+    float *c, int64_t next, const float *a, const float *b, int64_t k, const int gates, int64_t first,
+    int64_t last, int down)
+{
+    const int together = gates * GATE_VECTORS >= 8 ? 1 : 8 / (gates * GATE_VECTORS);
+    const gate_depth depth = {0, k, k, 0};
+    while (first < last) {
+        int64_t some = last - first < together ? 1 : together, block = down ? last - some : first;
+        const float *weights = b + block * k * gates * UNITS;
+        if (some == together)
+            add_gate_block(c + block * UNITS, 0, next, a, 0, weights, depth, 1, gates, gates, together);
+        else
+            add_gate_block(c + block * UNITS, 0, next, a, 0, weights, depth, 1, gates, gates, 1);
+        first += down ? 0 : some;
+        last -= down ? some : 0;
+    }
+}
+
+/* As add_gate_rows, for blocks from `first` up to `last`: of so few sums that additions would wait for one
+   another, several blocks at once. */
+static inline __attribute__((always_inline)) void add_gate_blocks(
+    float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step, const float *b, gate_depth depth,
+    const int rows, const int gates, int64_t first, int64_t last, int down)
+{
+    const int sums = rows * gates * GATE_VECTORS, few = MOST_SUMS * 2 / 3;
+    const int together = 2 * sums > few ? 1 : few / sums;
+    while (first < last) {
+        int64_t some = last - first < together ? 1 : together, block = down ? last - some : first;
+        const float *weights = b + block * depth.k * gates * UNITS;
+        float *to = c + block * UNITS;
+        if (together > 1 && some == together)
+            add_gate_block(to, c_step, next, a, a_step, weights, depth, rows, gates, gates, together);
+        else
+            add_gate_rows(to, c_step, next, a, a_step, weights, depth, rows, gates);
+        first += down ? 0 : some;
+        last -= down ? some : 0;
+    }
+}
+
+/* As add_gate_blocks, for any number of rows. */
+static inline __attribute__((always_inline)) void add_gate_tile(
+    float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step, const float *b, gate_depth depth,
+    int64_t rows, const int gates, int64_t first, int64_t last, int down)
+{
+    const gate_depth near = {depth.from, depth.to, depth.k, 0};
+#if defined(__AVX512F__)
+    const gate_depth far = {depth.from, depth.to, depth.k, 1};
+#endif
+    for (int64_t row = 0, left = rows; left; ) {
+        /* Even parts, since few rows take as long as waiting for the weights. */
+        int64_t parts = (left + MOST_GATE_ROWS - 1) / MOST_GATE_ROWS, some = left / parts;
+        some = some == 5 ? left == 5 ? 3 : 4 : some == 7 ? left == 7 ? 4 : 8 : some;
+        float *to = c + row * c_step;
+        const float *from = a + row * a_step;
+#define ROWS(n, depth) add_gate_blocks(to, c_step, next, from, a_step, b, depth, n, gates, first, last, down)
+        switch (some) {
+        case 1: ROWS(1, near); break;
+        case 2: ROWS(2, near); break;
+        case 3: ROWS(3, near); break;
+#if defined(__AVX512F__)
+        case 4:
+            if (depth.is_far)
+                ROWS(4, far);
+            else
+                ROWS(4, near);
+            break;
+        case 8:
+            if (depth.is_far)
+                ROWS(8, far);
+            else
+                ROWS(8, near);
+            break;
+        default:
+            some = 6;
+            if (depth.is_far)
+                ROWS(6, far);
+            else
+                ROWS(6, near);
+#elif defined(__AVX__)
+        case 4: ROWS(4, near); break;
+        default: some = 6, ROWS(6, near);
+#endif
+        }
+#undef ROWS
+        row += some;
+        left -= some;
+    }
+}
+
+static inline __attribute__((always_inline)) void add_gates_of(
+    float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step, const float *b, int64_t k,
+    int64_t rows, const int gates, int64_t first, int64_t last, int down)
+{
+    const int64_t most = gates == 1 ? 4 : gates == 2 ? 2 : 1;
+    if (rows == 1) {
+        add_gates_of_row(c, next, a, b, k, gates, first, last, down);
+        return;
+    }
+    const int64_t deep = NEAR_WEIGHTS / (gates * UNITS);
+    const int is_far = k * next * gates > FAR_WEIGHTS;
+    for (; first < last; first += down ? 0 : most, last -= down ? most : 0) {
+        int64_t from = down && last - most > first ? last - most : first;
+        int64_t to = down || last - first < most ? last : first + most;
+        for (int64_t at = 0; at < k; at += deep)
+            add_gate_tile(c, c_step, next, a, a_step, b, (gate_depth){at, k - at < deep ? k : at + deep, k, is_far}, rows,
+                           gates, from, to, down);
+    }
+}
+
+/* c += a b for the gates of blocks from `first` up to `last`: a is [rows, k], c and b begin with block 0.
+   Blocks are in turn from the last one on if `down`. Sums do not depend on the division. */
+static void add_gates(float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step,
+                      const float *b, int64_t k, int64_t rows, int64_t gates, int64_t first, int64_t last,
+                      int down)
+{
+    switch (gates) {
+    case 1: add_gates_of(c, c_step, next, a, a_step, b, k, rows, 1, first, last, down); break;
+    case 2: add_gates_of(c, c_step, next, a, a_step, b, k, rows, 2, first, last, down); break;
+    case 3: add_gates_of(c, c_step, next, a, a_step, b, k, rows, 3, first, last, down); break;
+    default: add_gates_of(c, c_step, next, a, a_step, b, k, rows, 4, first, last, down);
+    }
+}
+
+#endif

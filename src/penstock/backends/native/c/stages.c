@@ -1,0 +1,126 @@
+/* Work in stages, such as the steps of a recurrent layer, of which each needs all of the one before.
+
+   The pieces of a stage are divided into shares of neighbours, one for each thread: a thread begins with
+   its own in every stage, so that what its pieces read, such as weights, stays in its caches. Then it
+   takes those of threads that are late. So nobody waits for a thread that has not come, or has lost its
+   core between two pieces; what cannot be helped is one that loses it within a piece.
+
+   A share is taken half by half:  |.......|  pieces 0-3, 4-5, 6, 7; in the next stage from the other
+   end, since the pieces that were last are those that caches still hold. */
+#define _GNU_SOURCE
+#include "stages.h"
+#if HAVE_TEAM
+#include <limits.h>
+#include <sched.h>
+#include "waiting.h"
+
+void stages_prepare(staged_work *work, stage_function function, const void *arguments, int64_t first,
+                    int64_t stages, int64_t pieces, int shares)
+{
+    work->function = function;
+    work->arguments = arguments;
+    work->first = first;
+    work->stages = stages;
+    work->pieces = pieces;
+    work->shares = shares;
+    atomic_init(&work->threads, 0);
+    atomic_init(&work->status, 0);
+    atomic_init(&work->stage, 1);
+    atomic_init(&work->waiting, 0);
+    atomic_init(&work->finished, 0);
+    for (int i = 0; i < shares; i++) {
+        atomic_init(&work->of[i].taken, 0);
+        atomic_init(&work->of[i].core, -1);
+    }
+}
+
+/* Take pieces of a share of `size`, from `*begun` on; returns how many, 0 if all are taken. */
+static int64_t take(share *from, int stage, int64_t size, int64_t *begun)
+{
+    unsigned long long seen = atomic_load(&from->taken);
+    for (;;) {
+        int at = (int)(seen >> 32);
+        int64_t taken = at == stage ? (int64_t)(seen & 0xffffffff) : 0, some = (size - taken + 1) / 2;
+        if (at > stage || !some)
+            return 0;
+        unsigned long long next = (unsigned long long)stage << 32 | (unsigned long long)(taken + some);
+        if (atomic_compare_exchange_weak(&from->taken, &seen, next)) {
+            *begun = taken;
+            return some;
+        }
+    }
+}
+
+/* Run the pieces of a stage that no one has taken; returns how many, or -1 where the work has failed. */
+static int64_t run_pieces(staged_work *work, int own, int stage)
+{
+    int64_t count = 0, some, begun;
+    for (int i = 0; i < work->shares; i++) {
+        int which = (own + i) % work->shares;
+        int64_t low = which * work->pieces / work->shares;
+        int64_t high = (which + 1) * work->pieces / work->shares;
+        while ((some = take(&work->of[which], stage, high - low, &begun))) {
+            int64_t number = work->first + stage - 1;
+            int64_t from = number % 2 ? high - begun - some : low + begun;
+            int status = work->function(work->arguments, number, from, from + some);
+            if (status) {
+                atomic_store(&work->status, status);
+                atomic_store(&work->stage, INT_MAX);
+                futex_wake(&work->stage, INT_MAX);
+                return -1;
+            }
+            count += some;
+        }
+    }
+    return count;
+}
+
+/* Whether a thread of another share was last seen on this core, and keeps from work who waits there. */
+static int is_shared(const staged_work *work, int own, int core)
+{
+    for (int i = 0; i < work->shares; i++)
+        if (i != own && atomic_load_explicit(&work->of[i].core, memory_order_relaxed) == core)
+            return 1;
+    return 0;
+}
+
+static void await_stage(staged_work *work, int own, int stage)
+{
+    int64_t end = 0;
+    for (int turn = 1; atomic_load(&work->stage) == stage; turn++) {
+        pause_turn();
+        if (turn % 32)
+            continue;
+        int64_t time = now();
+        int core = sched_getcpu();
+        atomic_store_explicit(&work->of[own].core, core, memory_order_relaxed);
+        end = end ? end : time + SPIN;
+        if (time < end && !is_shared(work, own, core))
+            continue;
+        atomic_fetch_add(&work->waiting, 1);
+        futex_wait(&work->stage, stage, PAUSE);
+        atomic_fetch_sub(&work->waiting, 1);
+    }
+}
+
+void stages_run(void *data)
+{
+    staged_work *work = data;
+    int own = atomic_fetch_add(&work->threads, 1) % work->shares, stage;
+    atomic_store_explicit(&work->of[own].core, sched_getcpu(), memory_order_relaxed);
+    while ((stage = atomic_load(&work->stage)) <= work->stages) {
+        int64_t count = run_pieces(work, own, stage);
+        if (count < 0)
+            return;
+        if (count && atomic_fetch_add(&work->finished, count) + count == stage * work->pieces) {
+            atomic_store(&work->stage, stage + 1);
+            if (atomic_load(&work->waiting))
+                futex_wake(&work->stage, INT_MAX);
+        }
+        else
+            await_stage(work, own, stage);
+    }
+}
+#else
+typedef int no_stages; /* a file has at least one declaration */
+#endif

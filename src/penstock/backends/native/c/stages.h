@@ -1,0 +1,42 @@
+/* Work in stages that follow one another, each of pieces that several threads share. */
+#ifndef PENSTOCK_STAGES_H
+#define PENSTOCK_STAGES_H
+
+#include "native.h"
+#include "team.h"
+
+#if HAVE_TEAM
+#include <stdatomic.h>
+
+enum { MOST_SHARES = 64 };
+
+/* What threads know of each other's share: the stage and how many of its pieces have been taken, and
+   the core of its thread. */
+typedef struct {
+    _Alignas(64) atomic_ullong taken;
+    atomic_int core;
+} share;
+
+typedef struct {
+    stage_function function;
+    const void *arguments;
+    int64_t first, stages, pieces; /* from which stage on, and how many */
+    int shares;
+    atomic_int threads, status;    /* that have come, and of the function */
+    _Alignas(64) atomic_int stage; /* counted from 1 */
+    atomic_int waiting;
+    atomic_llong finished; /* pieces of all stages */
+    share of[MOST_SHARES];
+} staged_work;
+
+#pragma GCC visibility push(hidden)
+/* Set up the work of `stages` stages from `first` on, for up to MOST_SHARES threads. */
+void stages_prepare(staged_work *work, stage_function function, const void *arguments, int64_t first,
+                    int64_t stages, int64_t pieces, int shares);
+
+/* Take part in the work, a `staged_work *`, until it is done. */
+void stages_run(void *work);
+#pragma GCC visibility pop
+#endif
+
+#endif

@@ -1,0 +1,467 @@
+"""Loops of recurrent cells, as one Recurrence before the loop.
+
+::
+
+    for i in range(n):                          ys, h = Recurrence(xs, u, h)
+        x = Gather(xs, i)                       for i in range(n):
+        h = GruCell(x, h @ u, h)                    y = Gather(ys, i)
+        y = h                                       y
+
+A cell is recognised if all that its gates add up is known before the loop but for products of its
+state by constant weights: rows (``loop_rows``), constants, and parts of these, whose gates may come
+from one product or several. What the loop carries for the cell leaves it, so that the states are
+rows for all that reads them: for another cell that stands upon this one, too. A step may be masked,
+by Where or by sums of products, and whoever reads a state before it is masked must be masked alike;
+what a loop carries that starts and is masked as the state does is the state. What a loop collects
+and is a row of its iterations is computed before it; a loop of which nothing is left is dead code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from penstock.algorithms.checkpoints import paced
+from penstock.algorithms.records import NamedTuple
+from penstock.ir.graph import Graph, Node, Value, all_reads
+from penstock.ir.op import Role
+from penstock.ops.internal.recurrence import RECURRENCE
+from penstock.ops.onnx.control_flow import ScanLayout, loop_carried
+from penstock.ops.registry import standard
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.dead_code import prune
+from penstock.passes.optimize.cell_gates import CellGates, CellMatcher, Columns, row_of
+from penstock.passes.optimize.loop_rows import LoopRows, trips_of
+from penstock.passes.rewrite import Substitution, argument, names_of, produced_by, swapped
+from penstock.types import BOOL, FLOAT32, TensorType
+
+_FEWEST_TRIPS = 2
+
+
+class HoistRecurrences(Pass):
+    """Move the cells of Loops and Scans in front of them, and what is computed for each row."""
+
+    name = "hoist_recurrences"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        if context.framed:
+            return False
+        taken, substitution, changed = names_of(graph), Substitution(), False
+        for outer in list(graph.graphs()):
+            nodes: list[Node] = []
+            for node in paced(outer.nodes):
+                if node.op.role in (Role.LOOP, Role.SCAN):
+                    hoister = _Hoister(node, taken, substitution)
+                    if hoister.hoist():
+                        nodes += hoister.before
+                        changed = True
+                nodes.append(node)
+            outer.nodes = nodes
+        if changed:
+            substitution.apply_throughout(graph)
+            prune(graph)
+        return changed
+
+
+class _Mask(NamedTuple):
+    """Steps that change the state: ``rows`` for all of them, by the value ``of`` each step."""
+
+    of: Value
+    rows: Value
+
+
+class _Hoister:
+    """Rewrites one loop; ``before`` are the nodes to be put in front of it."""
+
+    def __init__(self, loop: Node, taken: Counter[str], substitution: Substitution) -> None:
+        self.loop, self.taken, self.substitution = loop, taken, substitution
+        self.body: Graph = loop.attrs["body"]
+        self.before: list[Node] = []
+
+    def hoist(self) -> bool:
+        """Hoist what can be; return whether anything was."""
+        trips = trips_of(self.loop)
+        if trips is None or trips < _FEWEST_TRIPS:
+            return False
+        changed = False
+        while self._hoist_one(trips):
+            changed = True
+        return self._hoist_rows(trips) or changed
+
+    def _rows(self, trips: int) -> LoopRows:
+        return LoopRows(self.loop, trips, self.taken)
+
+    def _hoist_one(self, trips: int) -> bool:
+        rows = self._rows(trips)
+        entering, leaving = loop_carried(self.loop)
+        inside, updated = self.body.inputs[entering], self.body.outputs[leaving]
+        for state, after in zip(inside, updated, strict=True):
+            if _is_matrix(state) and _is_matrix(after) and state is not after:
+                cell = _CarriedCell(self.loop, rows, state, after)
+                if cell.hoist(self.substitution):
+                    self.before += rows.before
+                    return True
+        return False
+
+    def _hoist_rows(self, trips: int) -> bool:
+        """Compute what the loop collects of rows."""
+        rows, changed = self._rows(trips), False
+        first = len(self.body.inputs[loop_carried(self.loop)[0]])
+        begin = loop_carried(self.loop)[1].stop
+        layout = ScanLayout(self.loop) if self.loop.op.role is Role.SCAN else None
+        for i, value in enumerate(self.body.outputs[begin:]):
+            result = self.loop.outputs[first + i] if first + i < len(self.loop.outputs) else None
+            plain = layout is None or not (layout.output_axes[i] or layout.output_backward[i])
+            if result is None or not plain or self.substitution.of(result) is not result:
+                continue
+            if (known := rows.of(value)) is not None and known.const is None:
+                self.substitution[result] = self.substitution.of(known)
+                changed = True
+        if changed:
+            self.before += rows.before
+        return changed
+
+
+class _CarriedCell:
+    """What a loop carries as the ``state`` of a cell, ``after`` at the end of an iteration."""
+
+    def __init__(self, loop: Node, rows: LoopRows, state: Value, after: Value) -> None:
+        self.loop, self.rows, self.state, self.after = loop, rows, state, after
+        self.body: Graph = loop.attrs["body"]
+        entering, leaving = loop_carried(loop)
+        self.inside, self.updated = self.body.inputs[entering], self.body.outputs[leaving]
+        self.initial, self.finals = loop.inputs[entering], loop.outputs
+        assert isinstance(state.type, TensorType)
+        self.batch, self.units = state.type.dims
+
+    # Recognising.
+
+    def hoist(self, substitution: Substitution) -> bool:
+        """Compute all steps before the loop; return whether the cell was recognised."""
+        new, mask = self._unmasked()
+        node = new.producer
+        if node is None or node not in self.body.nodes:
+            return False
+        for gates, cell, following in CellMatcher(self.rows, self.state).cells(node):
+            carried = self._carried_cell(cell, following, mask) if cell is not None else None
+            if gates.cell == "LSTM" and carried is None:
+                continue
+            states = [self._place(self.state), *self._alike(new, mask)]
+            if not self._is_free(new, mask, states, carried):
+                continue
+            y, h, c = self._recurrence(gates, mask, carried)
+            if y is None:
+                continue
+            for place in states:
+                self._substitute(place, h, substitution)
+            if carried is not None:
+                self._substitute(carried, c, substitution)
+            self._replace(new, mask, y, states)
+            self._release([*states, *([] if carried is None else [carried])])
+            return True
+        return False
+
+    def _place(self, state: Value) -> int:
+        return self.inside.index(state)
+
+    def _substitute(self, place: int, last: Value | None, substitution: Substitution) -> None:
+        result = self.finals[place]
+        if result is not None and last is not None:
+            substitution[result] = last
+
+    def _unmasked(self) -> tuple[Value, _Mask | None]:
+        """The next state before it is masked, and the mask."""
+        for new, old, mask in self._selections(self.after):
+            if old is self.state:
+                return new, mask
+        return self.after, None
+
+    def _selections(self, value: Value) -> Iterator[tuple[Value, Value, _Mask]]:
+        """a, b and a mask, if ``value`` is Where(mask, a, b), or mask * a + (1 - mask) * b with a
+        mask of 0 and 1."""
+        node = value.producer
+        if node is None or node.control_inputs or node not in self.body.nodes:
+            return
+        if node.op.full_name == "Where":
+            condition, a, b = node.inputs
+            if (mask := self._mask(condition)) is not None and a is not None and b is not None:
+                yield a, b, mask
+            kept = argument(condition, "Not")
+            if (mask := self._mask(kept)) is not None and a is not None and b is not None:
+                yield b, a, mask
+        for left, right in swapped(node) if node.op.full_name == "Add" else ():
+            for a, share in swapped(produced_by(left, "Mul")):
+                for b, rest in swapped(produced_by(right, "Mul")):
+                    if a is None or b is None or not _are_complements(share, rest):
+                        continue
+                    if (mask := self._mask(share)) is not None:
+                        yield a, b, mask
+
+    def _mask(self, value: Value | None) -> _Mask | None:
+        """The mask that has an element for each row of the batch."""
+        if value is None or not isinstance(value.type, TensorType) or not value.type.static:
+            return None
+        if value.type.dims != (self.batch, 1) or value.type.dtype not in (BOOL, FLOAT32):
+            return None
+        rows = self.rows.of(value)
+        return None if rows is None else _Mask(value, rows)
+
+    # What else the loop carries.
+
+    def _carried_cell(self, cell: Value, following: Value | None, mask: _Mask | None) -> int | None:
+        """The place of the cell among what the loop carries, if it becomes ``following``."""
+        if cell not in self.inside or following is None:
+            return None
+        place = self._place(cell)
+        after = self.updated[place]
+        if mask is None:
+            return place if after is following else None
+        for new, old, other in self._selections(after):
+            if new is following and old is cell and other == mask:
+                return place
+        return None
+
+    def _alike(self, new: Value, mask: _Mask | None) -> list[int]:
+        """The places of what else the loop carries that is always the state."""
+        alike: list[int] = []
+        begin = self.initial[self._place(self.state)]
+        places = zip(self.inside, self.updated, self.initial, strict=True)
+        for place, (inside, after, initial) in enumerate(places):
+            if inside is self.state or not _is_same(initial, begin):
+                continue
+            if mask is None:
+                same = after is self.after
+            else:
+                same = after is self.after or any(
+                    a is new and b is inside and other == mask
+                    for a, b, other in self._selections(after)
+                )
+            if same:
+                alike.append(place)
+        return alike
+
+    def _is_free(
+        self, new: Value, mask: _Mask | None, states: Sequence[int], cell: int | None
+    ) -> bool:
+        """Whether nothing but the cell itself reads what the loop carries for it: whatever else
+        reads a state can be given rows. ``states`` are the places of states, ``cell`` is that of
+        the cell of an LSTM."""
+        _, leaving = loop_carried(self.loop)
+        known = {self.updated[i] for i in states}
+        if mask is None:
+            known.add(new)
+        places = [*states, *([] if cell is None else [cell])]
+        carried = {self.inside[i] for i in places}
+        skipped = {leaving.start + i for i in places}
+        left: list[Value] = [v for i, v in enumerate(self.body.outputs) if i not in skipped]
+        waiting, seen = list(self.body.targets), set[Node]()
+        while left or waiting:
+            if waiting:
+                node: Node | None = waiting.pop()
+            else:
+                value = left.pop()
+                if value in carried:
+                    return False
+                node = value.producer if value in self.rows.own and value not in known else None
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            waiting += node.control_inputs
+            masked = mask is not None and self._is_masked(node, new, mask)
+            left += [value for value in all_reads(node) if not (masked and value is new)]
+        return True
+
+    def _is_masked(self, node: Node, new: Value, mask: _Mask) -> bool:
+        """Whether ``node`` reads ``new`` only where the state is ``new``."""
+        if node.op.full_name == "Where":
+            condition, a, b = node.inputs
+            if condition is mask.of:
+                return a is new and b is not new
+            return argument(condition, "Not") is mask.of and b is new and a is not new
+        if node.op.full_name == "Mul" and mask.of.dtype == FLOAT32:
+            return [*node.inputs].count(new) == 1 and mask.of in node.inputs
+        return False
+
+    # Rewriting.
+
+    def _recurrence(
+        self, gates: CellGates, mask: _Mask | None, carried: int | None
+    ) -> tuple[Value | None, Value | None, Value | None]:
+        """The states of all steps, the last state and the last cell, before the loop."""
+        sums, inner, units, rows = gates.sums, gates.inner, self.units, self.rows
+        if any(not sum_.is_known for sum_ in sums) or not all(sum_.rows for sum_ in sums):
+            return None, None, None
+        if inner is not None and (not inner.is_known or sums[2].weights):
+            return None, None, None
+        of_state = [*sums[:2], inner] if inner is not None else sums
+        matrices = [_total(sum_.weights, (units, units)) for sum_ in of_state]
+        if not any(sum_.weights for sum_ in of_state):
+            return None, None, None
+        weights = np.concatenate([matrix.T for matrix in matrices])[None]
+        biases = [_total(sum_.constants, (units,)) for sum_ in sums]
+        products, places, added = self._products([sum_.rows for sum_ in sums])
+        biases = [bias + own for bias, own in zip(biases, added, strict=True)]
+        of_h = [np.zeros(units, FLOAT32) for _ in sums]
+        if inner is not None:
+            of_h[2] = _total(inner.constants, (units,))
+        bias = np.concatenate([*biases, *of_h])[None]
+        flags = None
+        if mask is not None:
+            flags = rows.reshaped(mask.rows, (rows.trips, self.batch))
+        begin = [self.initial[self._place(self.state)]]
+        if carried is not None:
+            begin.append(self.initial[carried])
+        constants = [rows.constant(np.ascontiguousarray(weights))]
+        constants.append(rows.constant(bias) if bias.any() else None)  # type: ignore[arg-type]
+        state = self.batch, units
+        outputs = [rows.value("states", (rows.trips, *state), FLOAT32)]
+        outputs += [rows.value(name, state, FLOAT32) for name in ("state", "cell")[: len(begin)]]
+        attrs = {
+            "cell": gates.cell,
+            "hidden_size": units,
+            "places": places,
+            "linear_before_reset": int(inner is not None),
+            "activations": (gates.activation,) if gates.cell == "RNN" else (),
+        }
+        inputs = [products, *constants, flags, *begin]
+        node = self.loop.derived(inputs, outputs, attrs, op=RECURRENCE, name=outputs[0].name)
+        rows.before.append(node)
+        return outputs[0], outputs[1], outputs[2] if carried is not None else None
+
+    def _products(
+        self, gates: Sequence[Sequence[Columns]]
+    ) -> tuple[Value, tuple[int, ...], Sequence[np.ndarray | float]]:
+        """A tensor [trips, batch, gates * units] of what is added to the gates, the place of each,
+        and a constant that is to be added as well."""
+        units, rows = self.units, self.rows
+        single = [gate[0] for gate in gates if len(gate) == 1]
+        tensors = list(dict.fromkeys([columns.value for columns in single]))
+        widths = [tensor.type.dims[-1] for tensor in tensors]  # type: ignore[union-attr]
+        whole = all(columns.begin % units == 0 for columns in single)
+        if len(single) < len(gates) or sum(widths) != len(gates) * units or not whole:
+            tensors = [self._added(gate) for gate in gates]
+            single = [Columns(tensor, 0) for tensor in tensors]
+            widths = [units] * len(gates)
+        firsts = dict(zip(tensors, np.cumsum([0, *widths[:-1]]).tolist(), strict=True))
+        places = tuple([(firsts[value] + begin) // units for value, begin in single])
+        none = [0.0] * len(gates)
+        if len(tensors) == 1:
+            return tensors[0], places, none
+        joined = _joined_product(tensors)
+        dims = rows.trips, self.batch, len(gates) * units
+        if joined is None:
+            return rows.emit("Concat", tensors, dims, FLOAT32, axis=2), places, none
+        x, matrix, bias = joined
+        product = rows.emit("MatMul", [x, rows.constant(matrix)], dims, FLOAT32)
+        added = [bias[place * units : (place + 1) * units] for place in places]
+        return product, places, added
+
+    def _added(self, columns: Sequence[Columns]) -> Value:
+        """The sum of ``columns``, [trips, batch, units]."""
+        rows, dims = self.rows, (self.rows.trips, self.batch, self.units)
+        total: Value | None = None
+        for value, begin in columns:
+            part = value
+            if value.shape != dims:
+                bounds = [np.array([n], np.int64) for n in (begin, begin + self.units, 2)]
+                numbers = [rows.constant(bound) for bound in bounds]
+                part = rows.emit("Slice", [value, *numbers], dims, FLOAT32)
+            total = part if total is None else rows.emit("Add", [total, part], dims, FLOAT32)
+        assert total is not None
+        return total
+
+    def _replace(self, new: Value, mask: _Mask | None, y: Value, states: Sequence[int]) -> None:
+        """Let the nodes of the body read the states at the places ``states`` as rows of ``y``."""
+        row, own = self._row_of(y), Substitution()
+        for value in {new if mask is None else self.after, *[self.updated[i] for i in states]}:
+            own[value] = row
+        for node in self.body.nodes if mask is not None else ():
+            if self._is_masked(node, new, mask):  # type: ignore[arg-type]
+                node.inputs = [row if x is new else x for x in node.inputs]
+        own.apply_throughout(self.body)
+
+    def _release(self, places: Sequence[int]) -> None:
+        """Carry what is at ``places`` unchanged, so that it is dropped."""
+        start = loop_carried(self.loop)[1].start
+        for place in places:
+            self.body.outputs[start + place] = self.inside[place]
+
+    def _row_of(self, y: Value) -> Value:
+        """A row of ``y``, in the body."""
+        loop, rows = self.loop, self.rows
+        row = rows.value("row", (self.batch, self.units), FLOAT32)
+        if loop.op.role is Role.LOOP:
+            inputs = [y, self.body.inputs[0]]
+            gather = loop.derived(inputs, [row], {"axis": 0}, op=standard("Gather"), name=row.name)
+            self.body.nodes.insert(0, gather)
+            return row
+        layout = ScanLayout(loop)
+        loop.attrs["scan_input_axes"] = [*layout.input_axes, 0]
+        loop.attrs["scan_input_directions"] = [*layout.input_backward, 0]
+        loop.attrs["num_scan_inputs"] += 1
+        loop.inputs.append(y)
+        self.body.inputs.append(row)
+        return row
+
+
+def _joined_product(
+    tensors: Sequence[Value],
+) -> tuple[Value, np.ndarray, np.ndarray] | None:
+    """x, weights and a bias with which one product has ``tensors`` side by side, each of which is
+    a product of x."""
+    xs: set[Value] = set()
+    matrices: list[np.ndarray] = []
+    biases: list[np.ndarray] = []
+    for tensor in tensors:
+        product, bias = tensor, None
+        for summand, added in swapped(produced_by(tensor, "Add")):
+            if summand is not None and added is not None and added.const is not None:
+                product, bias = summand, added.const
+        node = produced_by(product, "MatMul")
+        weights = None if node is None else node.const(1)
+        if node is None or node.inputs[0] is None or weights is None or weights.ndim != 2:
+            return None
+        width = weights.shape[1]
+        row = np.zeros(width, FLOAT32) if bias is None else row_of(bias, 0, width)
+        if row is None or product.shape != tensor.shape:
+            return None
+        xs.add(node.inputs[0])
+        matrices.append(weights)
+        biases.append(row)
+    if len(xs) != 1:
+        return None
+    return xs.pop(), np.concatenate(matrices, axis=1), np.concatenate(biases)
+
+
+def _is_matrix(value: Value) -> bool:
+    type_ = value.type
+    if not isinstance(type_, TensorType) or not type_.static or type_.dtype != FLOAT32:
+        return False
+    return len(type_.dims) == 2 and type_.elements > 0 and value.const is None
+
+
+def _total(arrays: Sequence[np.ndarray], dims: tuple[int, ...]) -> np.ndarray:
+    total = np.zeros(dims, FLOAT32)
+    for array in arrays:
+        total = total + array
+    return total
+
+
+def _are_complements(share: Value | None, rest: Value | None) -> bool:
+    """Whether one value is 1 where the other is 0: conditions that are cast to numbers."""
+    a, b = argument(share, "Cast"), argument(rest, "Cast")
+    if a is None or b is None or a.dtype != BOOL or b.dtype != BOOL:
+        return False
+    return argument(a, "Not") is b or argument(b, "Not") is a
+
+
+def _is_same(a: Value | None, b: Value | None) -> bool:
+    """Whether two values are known to be equal."""
+    if a is b or a is None or b is None:
+        return a is b and a is not None
+    if a.const is None or b.const is None or a.const.dtype != b.const.dtype:
+        return False
+    return np.array_equal(a.const, b.const)
