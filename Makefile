@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 # pyproject.toml they were made from, so that nothing happens where it did not change.
 INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check --editable
 PYTEST_ARGS ?=
-SECONDS ?= 120
+SECONDS ?= 60
 
 # Installations share one environment, and must not run at once: `make -j lint test` is serial too.
 .NOTPARALLEL:
@@ -25,7 +25,7 @@ help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
 	@echo "make test    run all tests; make test PYTEST_ARGS='tests/session/test_session.py -x' runs some"
 	@echo "make test-full  run what 'make test' runs only a sample of: the longest sweeps"
-	@echo "make fuzz    try damaged models for SECONDS=120; what breaks a promise goes to .cache/fuzz"
+	@echo "make fuzz    try damaged models for SECONDS=60; what breaks a promise goes to .cache/fuzz"
 	@echo "make lint    check format, style and types"
 	@echo "make docs    build the documentation into build/site, refusing links that lead nowhere"
 	@echo "make bench   measure against other runtimes, write bench/results.md; a few whole models"

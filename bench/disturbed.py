@@ -3,7 +3,7 @@
 Each engine runs each model in a process of its own, engines in turn: alone on the machine, beside
 a process that takes the second core away half of the time in slices of 5 ms, and beside one that
 takes all of it (``bench.disturber``). Medians and 99th percentiles of single runs are written to
-``bench/disturbed.md`` when all of them have been measured, which may be done in pieces:
+``bench/disturbed.md``; it may be measured in pieces (``bench.turns``):
 
     python -m bench.disturbed --only mobilenetv2 --share 0.5 --keep disturbed.json
 """
@@ -11,10 +11,10 @@ takes all of it (``bench.disturber``). Medians and 99th percentiles of single ru
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import date
 from itertools import product
 from pathlib import Path
@@ -22,11 +22,11 @@ from pathlib import Path
 import numpy as np
 
 from bench.disturber import disturbed
-from bench.exports import CACHE
 from bench.models import models
 from bench.peers import installed
 from bench.tables import OURS, Row, heading, judged, line, middle, milliseconds, missing
-from bench.trial import Job, Trial, measure
+from bench.trial import Job, Trial
+from bench.turns import UNFINISHED, Pieces, Rows, add_options, add_turn, turns_of_all
 from bench.versus import HERE, described
 
 MODELS = ("mobilenetv2", "resnet50", "minilm", "lstm")
@@ -36,45 +36,38 @@ MOST_LATE = 1.1
 ENGINES = (OURS, "onnxruntime", "openvino")
 THREADS, TURNS, SECONDS = 2, 3, 3.0
 
-Measured = dict[tuple[str, float], Row]
+
+def key_of(model: str, share: float) -> str:
+    return f"{model}, {SHARES[share]}"
 
 
-def measured(model: str, share: float, turns: int, seconds: float, threads: int) -> Row:
-    """The trials of one model beside one disturber."""
+def add(model: str, share: float, job: Job, row: Row) -> None:
+    """Add a turn of one model beside one disturber."""
     (chosen,) = [m for m in models() if m.name == model]
     path, feeds = chosen.path(), chosen.feeds()
-    row = Row(model, threads, {engine: [] for engine in ENGINES if installed(engine)})
-    with tempfile.TemporaryDirectory() as folder:
-        inputs = str(Path(folder) / "feeds.npz")
-        np.savez(inputs, *feeds.values())
-        for turn in range(turns):
-            print(f"{model}, taken: {SHARES[share]}, turn {turn + 1}, ms:", end="", flush=True)
-            for engine, trials in row.trials.items():
-                job = Job(engine, threads, str(path), list(feeds), inputs, seconds=seconds)
-                with disturbed(share):
-                    trials.append(trial := measure(job, CACHE))
-                print(f" {engine} {_cell([trial])}{trial.error or ''}", end="", flush=True)
-            print(flush=True)
-    return row
+    np.savez(job.feeds, *feeds.values())
+    title = f"{model}, taken: {SHARES[share]}"
+    job = replace(job, path=str(path), inputs=list(feeds))
+    add_turn(row, job, title, beside=lambda: disturbed(share))
 
 
-def markdown(rows: Measured, turns: int) -> list[str]:
-    engines = list(next(iter(rows.values())).trials)
+def markdown(rows: Rows) -> list[str]:
     lines = [
         "# Runs while a core comes and goes",
         "",
-        f"Measured on {date.today().isoformat()}: {described()}.",
-        f"Two threads; engines in turn, each in its own process; turns: {turns}. What is taken "
-        "away: nothing, the second core half of the time in slices of 5 ms, or always, by a "
-        "process of equal priority.",
+        f"Written on {date.today().isoformat()}: {described()}.",
+        "Two threads; engines in turn, each in its own process. What is taken away: nothing, the "
+        "second core half of the time in slices of 5 ms, or always, by a process of equal "
+        "priority. " + turns_of_all(rows, [key_of(*each) for each in product(MODELS, SHARES)]),
     ]
     lines += heading(
         "A run, ms: median / 99th percentile; ratios, each the median of the turns' ratios, are to "
         "the best peer.",
-        ["model", "taken", *engines, "median", "at most", "reached", "99 %", "at most", "reached"],
+        ["model", "taken", *ENGINES, "median", "at most", "reached", "99 %", "at most", "reached"],
     )
-    for (model, share), row in rows.items():
-        cells = [_cell(row.trials[engine]) or missing(row, engine) for engine in engines]
+    for model, share in product(MODELS, SHARES):
+        row = rows.get(key_of(model, share), Row(model, THREADS))
+        cells = [_cell(row.trials.get(engine, ())) or missing(row, engine) for engine in ENGINES]
         median = judged(row.run_ratio, MOST_MEDIAN[share])
         late = judged(row.ratio(lambda trial: trial.late), MOST_LATE)
         lines.append(line(model, SHARES[share], *cells, *median, *late))
@@ -88,50 +81,35 @@ def _cell(trials: Sequence[Trial]) -> str:
     )
 
 
-def kept(file: Path) -> Measured:
-    """The rows of a file that ``keep`` has written; none if there is no such file."""
-    if not file.exists():
-        return {}
-    return {
-        (model, share): Row(
-            model, threads, {e: [Trial(**t) for t in each] for e, each in trials.items()}
-        )
-        for model, share, threads, trials in json.loads(file.read_text())
-    }
-
-
-def keep(rows: Measured, file: Path) -> None:
-    written = [
-        (model, share, r.threads, {e: [asdict(t) for t in each] for e, each in r.trials.items()})
-        for (model, share), r in rows.items()
-    ]
-    file.write_text(json.dumps(written, indent=1) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.disturbed", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add = parser.add_argument
-    add("--only", nargs="+", metavar="NAME", choices=MODELS, default=MODELS, help="some models")
-    add("--share", type=float, nargs="+", choices=SHARES, default=list(SHARES), help="some shares")
-    add("--threads", type=int, default=THREADS, help=f"of each engine; {THREADS} by default")
-    add("--turns", type=int, default=TURNS, help=f"{TURNS} by default")
-    add("--seconds", type=float, default=SECONDS, help=f"of a trial; {SECONDS:g} by default")
-    add("--keep", type=Path, metavar="FILE", help="read what was measured before, and add to it")
+    add_option = parser.add_argument
+    add_option("--only", nargs="+", metavar="NAME", choices=MODELS, default=MODELS, help="models")
+    add_option("--share", type=float, nargs="+", choices=SHARES, default=list(SHARES), help="taken")
+    add_option("--threads", type=int, default=THREADS, help=f"of each engine; {THREADS} by default")
+    add_option("--seconds", type=float, default=SECONDS, help=f"of a trial; {SECONDS:g} by default")
+    add_options(parser, TURNS)
     arguments = parser.parse_args()
-    rows = kept(arguments.keep) if arguments.keep else {}
-    for model, share in product(arguments.only, arguments.share):
-        settings = arguments.turns, arguments.seconds, arguments.threads
-        rows[model, share] = measured(model, share, *settings)
-        if arguments.keep:
-            keep(rows, arguments.keep)
-    every = list(product(MODELS, SHARES))
-    rows = {key: rows[key] for key in every if key in rows}
-    lines = markdown(rows, arguments.turns)
+    pieces = Pieces(arguments)
+    chosen = {key_of(m, share): (m, share) for m, share in product(arguments.only, arguments.share)}
+    engines = [engine for engine in ENGINES if installed(engine)]
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = str(Path(folder) / "feeds.npz")
+        job = Job(OURS, arguments.threads, "", [], inputs, seconds=arguments.seconds)
+
+        def add_to(key: str, rows: Rows) -> None:
+            model, share = chosen[key]
+            row = rows.setdefault(key, Row(model, job.threads, {engine: [] for engine in engines}))
+            add(model, share, job, row)
+
+        finished = pieces.measure(list(chosen), add_to)
+    lines = markdown(pieces.rows)
     print("\n".join(["", *lines]))
-    complete = len(rows) == len(every) and {r.threads for r in rows.values()} == {THREADS}
-    if complete and all(len(row.trials) == len(ENGINES) for row in rows.values()):
+    every = {key_of(*each): THREADS for each in product(MODELS, SHARES)}
+    if arguments.write or pieces.complete(every, ENGINES):
         (HERE / "disturbed.md").write_text("\n".join(lines) + "\n")
+    sys.exit(0 if finished else UNFINISHED)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,10 @@ QUICK = {
     "swift-f0/model.onnx",
     "inception",
 }
-CLIENTS = {"resnet50", "mobilenetv2", "bert-base", "inception", "rapidocr/PP-OCRv6_det_small.onnx"}
+CLIENTS = {
+    *("resnet50", "mobilenetv2", "minilm", "lstm", "bert-base", "inception"),
+    "rapidocr/PP-OCRv6_det_small.onnx",
+}
 
 
 def models() -> list[Model]:

@@ -391,7 +391,8 @@ def _repeated(net: Net, x: str, groups: int, heads: int, size: int) -> str:
 
 
 def keras_loop(cell: str, steps: int, batch: int, width: int, units: int) -> onnx.ModelProto:
-    """As tf2onnx writes a Keras layer, "LSTM" or "GRU": a Loop that gathers a step of its input."""
+    """As tf2onnx writes a Keras layer, "LSTM", "GRU" or "GRU before", which resets its state before
+    the product: a Loop that gathers a step of its input."""
     net, body = Net(2), Net(3, "b")
     x = net.Transpose(net.input("x", [batch, steps, width]), perm=[1, 0, 2])
     gates = 4 if cell == "LSTM" else 3
@@ -401,6 +402,14 @@ def keras_loop(cell: str, steps: int, batch: int, width: int, units: int) -> onn
     if cell == "LSTM":
         both = body.Add(body.Add(body.MatMul(row, w), body.MatMul("h", u)), b)
         state = _lstm(body, both, 1)
+    elif cell == "GRU before":
+        z, r, n = body.Split(body.Add(body.MatMul(row, w), b), axis=-1, outputs=3)
+        both, last = (net.weight(units, count * units, scale=0.1) for count in (2, 1))
+        hz, hr = body.Split(body.MatMul("h", net.const(both)), axis=-1, outputs=2)
+        z, r = body.Sigmoid(body.Add(z, hz)), body.Sigmoid(body.Add(r, hr))
+        n = body.Tanh(body.Add(n, body.MatMul(body.Mul(r, "h"), net.const(last))))
+        kept = body.Mul(body.Sub(body.number(1), z), n)
+        state = {"h": body.Add(body.Mul(z, "h"), kept)}
     else:
         left, right = body.Add(body.MatMul(row, w), b), body.Add(body.MatMul("h", u), c)
         (z, r, n), (hz, hr, hn) = (body.Split(t, axis=-1, outputs=3) for t in (left, right))

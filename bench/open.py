@@ -76,10 +76,10 @@ def watch(clock: Clock) -> None:
     """Let the clock see the stages of all sessions."""
     from penstock.passes.lowering.assign_backends import AssignBackends
     from penstock.passes.lowering.fuse import Fuse
-    from penstock.session import lowering, scheduling, session, stages
+    from penstock.session import lowering, opening, scheduling, stages
     from penstock.session.compiler import Compiler
 
-    clock.replace(session, "load", "load")
+    clock.replace(opening, "load", "load")
     clock.replace(Compiler, "structure", "simplify")
     clock.replace(lowering, "optimize", "simplify")
     clock.replace(Fuse, "run", "fuse")

@@ -162,7 +162,13 @@ def report(rows: Sequence[Row], throughputs: Sequence[ClientsRow]) -> list[str]:
     return lines
 
 
-def run_table(rows: Sequence[Row], engines: Sequence[str]) -> list[str]:
+def run_table(
+    rows: Sequence[Row],
+    engines: Sequence[str],
+    title: str = "A run",
+    most: float = MOST_RUN,
+    most_mean: float = MOST_MEAN,
+) -> list[str]:
     def cell(row: Row, engine: str) -> str:
         median = middle(row.column(engine, lambda trial: trial.median))
         minimum = [t.minimum for t in row.trials.get(engine, ()) if t.minimum is not None]
@@ -171,17 +177,18 @@ def run_table(rows: Sequence[Row], engines: Sequence[str]) -> list[str]:
         return f"{milliseconds(median)} ({milliseconds(min(minimum))})"
 
     lines = heading(
-        "A run, ms: median of the turns' medians (and the least); the ratio is to the best peer.",
+        f"{title}, ms: median of the turns' medians (and the least); the ratio is to the best "
+        "peer.",
         ["model", "threads", *engines, "ratio", "at most", "reached"],
     )
     for row in rows:
         cells = [cell(row, engine) for engine in engines]
-        lines.append(line(row.model, row.threads, *cells, *judged(row.run_ratio, MOST_RUN)))
+        lines.append(line(row.model, row.threads, *cells, *judged(row.run_ratio, most)))
     blanks = [""] * len(engines)
     for threads in sorted({row.threads for row in rows}):
         ratios = [row.run_ratio for row in rows if row.threads == threads]
-        title = f"geometric mean of {len(ratios) - ratios.count(None)} of {len(ratios)}"
-        lines.append(line(title, threads, *blanks, *judged(geometric_mean(ratios), MOST_MEAN)))
+        mean = f"geometric mean of {len(ratios) - ratios.count(None)} of {len(ratios)}"
+        lines.append(line(mean, threads, *blanks, *judged(geometric_mean(ratios), most_mean)))
     return lines
 
 

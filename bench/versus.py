@@ -27,19 +27,18 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.exports import CACHE
 from bench.models import Model, models
-from bench.peers import ENGINES, PEERS, REFERENCE, installed
+from bench.peers import ENGINES, PEERS, installed
 from bench.run import machine
 from bench.tables import (
     OURS,
     ClientsRow,
     Row,
-    disagreement,
     geometric_mean,
     report,
 )
-from bench.trial import Job, Trial, measure
+from bench.trial import Job
+from bench.turns import add_turn, complain, next_trial, reference, shown
 
 HERE = Path(__file__).parent
 FEW_TURNS, TURNS = 3, 5
@@ -88,37 +87,19 @@ class Bench:
         inputs = self.folder / "feeds.npz"
         np.savez(inputs, *feeds.values())
         job = Job(OURS, 1, str(path), list(feeds), str(inputs), fed_back=model.fed_back)
-        wanted = self._reference(model, job)
+        wanted = reference(model.name, job)
         for threads in self.options.threads:
             self._compare(model, replace(job, threads=threads), wanted)
         if model.clients:
             for clients in self.options.clients:
                 self._throughput(model, replace(job, clients=clients))
 
-    def _reference(self, model: Model, job: Job) -> list[np.ndarray] | None:
-        outputs = self.folder / "reference.npz"
-        trial = measure(replace(job, engine=REFERENCE, outputs=str(outputs), once=True), CACHE)
-        if trial.error:
-            print(f"{model.name}: no reference: {trial.error}", flush=True)
-            return None
-        return _arrays(outputs)
-
     def _compare(self, model: Model, job: Job, wanted: list[np.ndarray] | None) -> None:
         engines = [e for e in self.options.engines if ENGINES[e].reads_files or model.exported]
         row = Row(model.name, job.threads, {engine: [] for engine in engines})
         self.rows.append(row)
-        for turn in range(self.options.turns):
-            print(f"{model.name}, threads {job.threads}, turn {turn + 1}, ms:", end="", flush=True)
-            for engine in engines:
-                outputs = self.folder / "outputs.npz"
-                first = job if turn else replace(job, outputs=str(outputs))
-                trial = _next(row.trials[engine], replace(first, engine=engine))
-                print(f" {engine} {_shown(trial.median, 1e3)}", end="", flush=True)
-                if not turn and not trial.error and wanted is not None:
-                    row.differences[engine] = disagreement(_arrays(outputs), wanted)
-            latest = replace(row, trials={e: each[-1:] for e, each in row.trials.items()})
-            print(f"; ratio {_shown(latest.run_ratio)}", flush=True)
-        _complain(row.trials)
+        for _ in range(self.options.turns):
+            add_turn(row, job, f"{model.name}, threads {job.threads}", wanted)
 
     def _throughput(self, model: Model, job: Job) -> None:
         # "openvino-throughput" is OpenVINO as it is set for many requests.
@@ -131,10 +112,10 @@ class Bench:
             print(f"{model.name}, clients {job.clients}, turn {turn + 1}, runs/s:", end="")
             for engine, threads in configurations:
                 job = replace(job, engine=engine, threads=threads)
-                trial = _next(row.trials[engine, threads], job)
-                print(f" {engine}:{threads} {_shown(trial.rate)}", end="", flush=True)
+                trial = next_trial(row.trials[engine, threads], job)
+                print(f" {engine}:{threads} {shown(trial.rate)}", end="", flush=True)
             print(flush=True)
-        _complain({f"{engine}:{threads}": t for (engine, threads), t in row.trials.items()})
+        complain({f"{engine}:{threads}": t for (engine, threads), t in row.trials.items()})
 
     def markdown(self) -> list[str]:
         lines = [
@@ -189,30 +170,9 @@ class Bench:
         }
 
 
-def _next(trials: list[Trial], job: Job) -> Trial:
-    """Another trial; an engine that failed in one turn fails in the others, and is not run."""
-    trials.append(trials[-1] if trials and trials[-1].error else measure(job, CACHE))
-    return trials[-1]
-
-
-def _arrays(path: Path) -> list[np.ndarray]:
-    with np.load(path) as arrays:
-        return list(arrays.values())
-
-
 def _finite(numbers: Sequence[float]) -> list[float | str]:
     """For JSON, which has no infinity."""
     return [number if math.isfinite(number) else "infinite" for number in numbers]
-
-
-def _complain(trials: dict[str, list[Trial]]) -> None:
-    for engine, trials_of_engine in trials.items():
-        for error in {trial.error for trial in trials_of_engine if trial.error}:
-            print(f"  {engine} fails: {error}", flush=True)
-
-
-def _shown(figure: float | None, scale: float = 1.0) -> str:
-    return "-" if figure is None else f"{figure * scale:.3g}"
 
 
 def described() -> str:

@@ -28,6 +28,7 @@ CONFINED = {
     "starlette": ("serving.app",),
     "prometheus_client": ("serving.metrics",),
     "uvicorn": ("cli.serve", "serving.connection"),
+    "httptools": ("serving.direct",),
     "google": ("frontends.onnx.file", "frontends.onnx.messages", "frontends.tensorflow.*"),
 }
 

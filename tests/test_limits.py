@@ -13,16 +13,26 @@ import penstock as ps
     ("name", "value", "needed"),
     [
         ("max_bytes", -1, "a whole number of at least 0 is needed, or None for no bound"),
+        ("max_nodes_per_byte", float("nan"), "a number of at least 0 is needed, or None"),
+    ],
+)
+def test_limit_below_zero_is_refused(name, value, needed):
+    with pytest.raises(ValueError, match=re.escape(f"Limits.{name} = {value!r}: {needed}")):
+        ps.Limits(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "needed"),
+    [
         ("max_bytes", "1", "a whole number of at least 0 is needed, or None for no bound"),
         ("max_bytes", 1e9, "a whole number of at least 0 is needed, or None for no bound"),
         ("max_nodes", True, "a whole number of at least 0 is needed, or None for no bound"),
         ("max_depth", None, "a whole number of at least 0 is needed"),
         ("max_dims", 1.5, "a whole number of at least 0 is needed"),
-        ("max_nodes_per_byte", float("nan"), "a number of at least 0 is needed, or None"),
     ],
 )
-def test_limit_of_another_kind_is_refused(name, value, needed):
-    with pytest.raises(ValueError, match=re.escape(f"Limits.{name} = {value!r}: {needed}")):
+def test_limit_of_another_type_is_refused(name, value, needed):
+    with pytest.raises(TypeError, match=re.escape(f"Limits.{name} = {value!r}: {needed}")):
         ps.Limits(**{name: value})
 
 

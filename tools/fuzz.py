@@ -1,9 +1,10 @@
-"""Fuzz Penstock: ``python -m tools.fuzz [--seconds 120] [--seed N] [--out FOLDER]``.
+"""Fuzz Penstock: ``python -m tools.fuzz [--seconds 60] [--seed N] [--out FOLDER]``.
 
 Cases are mutants of the models of the tests: ONNX files, GraphDefs, SavedModels, TFLite and Circle
 files, nnpackages as folders and zip files, and graphs as text. Each is loaded, compiled and run by
-every executor within tight limits, in a worker process that a watchdog observes. What must never
-happen is reported, with the smallest file that was found to show it under ``--out``:
+every executor within tight limits, in one of as many worker processes as there are cores, which
+watchdogs observe. What must never happen is reported, with the smallest file that was found to show
+it under ``--out``:
 
 - crash: the worker has died;
 - hang: loading, compiling and running by one executor took more than 10 s;
@@ -30,15 +31,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +60,7 @@ from penstock.frontends.load import load_text
 from penstock.frontends.nnpackage.package import MANIFEST
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedModel
+from penstock.host.threads import usable_cores
 from penstock.ir.graph import Model
 from penstock.ops.registry import registered
 from penstock.textual.printer import format_model
@@ -370,7 +376,12 @@ def disagreements(path: Path, outcomes: Mapping[str, Any]) -> list[tuple[str, st
     # How much memory and time there is, and what control flow can be structured, are no matters of
     # the model's meaning.
     excused = (ps.LimitExceeded, ps.DeadlineExceeded, ps.Unsupported)
-    counted = {e: o for e, o in outcomes.items() if not isinstance(o, excused)}
+    counted = {
+        e: o
+        for e, o in outcomes.items()
+        if not isinstance(o, excused)
+        and not isinstance(getattr(o, "__cause__", None), MemoryError)  # of the machine
+    }
     refused = {e: o for e, o in counted.items() if isinstance(o, ps.PenstockError)}
     ran = {e: o for e, o in counted.items() if e not in refused}
     if path.suffix == ".penstock":
@@ -380,13 +391,15 @@ def disagreements(path: Path, outcomes: Mapping[str, Any]) -> list[tuple[str, st
     if refused:
         error, *_ = refused.values()
         # Control edges to nodes without effects are dropped where structured control flow is run:
-        # what only they need, and fails, then does not run.
-        edges = path.suffix in (".pb", ".pbtxt") and b"^" in path.read_bytes()
+        # what only they need, and fails, then does not run. Calls of functions by their names have
+        # such edges to all nodes of the bodies.
+        graph = ps.load(path, limits=LIMITS).graph if path.suffix in (".pb", ".pbtxt") else None
+        edges = graph is not None and any(node.control_inputs for node in graph.walk())
         if edges and refused.keys() == {"frames"} and type(error) is ps.RunError:
             return []
         text = f"{', '.join(ran)} ran; {', '.join(refused)} did not: {type(error).__name__}: "
         return [("disagreement", f"{text}{str(error)[:300]}")]
-    first, *others = [executor for executor in ran if executor != "auto"]
+    first, *others = [executor for executor in ran if executor != "auto"] or ["auto"]
     for other in others:
         if not alike(ran[first], ran[other]):
             if other == "interpret" and is_of_rounding(path, first, ran[other]):
@@ -428,7 +441,7 @@ def are_finite(values: Any) -> bool:
         return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
     if isinstance(values, list | tuple | dict):
         return all(map(are_finite, values.values() if isinstance(values, dict) else values))
-    return True
+    return not isinstance(values, float) or isfinite(values)
 
 
 def alike(a: Any, b: Any, roundings: float = ROUNDINGS) -> bool:
@@ -453,6 +466,8 @@ def alike(a: Any, b: Any, roundings: float = ROUNDINGS) -> bool:
         return len(a) == len(b) and all(alike(x, y, roundings) for x, y in pairs)
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(alike(a[key], b[key], roundings) for key in a)
+    if isinstance(a, float):
+        return alike(np.array(a), np.array(b), roundings)
     return bool(a == b)
 
 
@@ -570,36 +585,50 @@ def minimal(case: Case, finding: tuple[str, str], worker: Worker, folder: Path) 
     return case
 
 
-def fuzz(seed: str, numbers: Callable[[], Sequence[int]], out: Path | None, args: Any) -> int:
-    """Try cases until the time is over; the number of different findings."""
-    counts, tries = Counter[str](), 0
-    end = time.monotonic() + args.seconds
-    with tempfile.TemporaryDirectory() as temporary, Worker() as worker:
-        folder = Path(temporary)
-        for number in numbers():
-            if time.monotonic() > end:
-                break
-            case = drawn(seed, number, args.suite)
-            tries += 1
-            for finding in worker.findings(case.write(folder)):
-                counts[signature(finding)] += 1
-                if counts[signature(finding)] > 1:
-                    continue
-                print(f"case {number}: {': '.join(finding)}", flush=True)
-                if out is not None:
-                    path = out / f"{finding[0]}-{seed}-{number}"
-                    small = minimal(case, finding, worker, folder).write(path)
-                    case.write(path / "original")
-                    print(f"  python -m tools.fuzz --file {small}", flush=True)
-            path = folder / case.name
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    print(f"seed {seed}: {tries} cases, {len(counts)} findings, {counts.total()} in all")
+def fuzz(seed: str, numbers: Iterable[int], out: Path | None, args: Any) -> int:
+    """Try cases until the time is over, as many at a time as there are cores; the number of
+    different findings."""
+    counts, tries, untried = Counter[str](), count(), iter(numbers)
+    end, lock = time.monotonic() + args.seconds, threading.Lock()
+
+    def report(case: Case, number: int, finding: tuple[str, str], worker: Worker) -> None:
+        with lock:
+            counts[signature(finding)] += 1
+            if counts[signature(finding)] > 1:
+                return
+            print(f"case {number}: {': '.join(finding)}", flush=True)
+        if out is not None:
+            path = out / f"{finding[0]}-{seed}-{number}"
+            with tempfile.TemporaryDirectory() as folder:
+                small = minimal(case, finding, worker, Path(folder)).write(path)
+            case.write(path / "original")
+            print(f"  python -m tools.fuzz --file {small}", flush=True)
+
+    def work_through() -> None:
+        with tempfile.TemporaryDirectory() as folder, Worker() as worker:
+            while time.monotonic() < end:
+                with lock:
+                    number = next(untried, None)
+                if number is None:
+                    return
+                case = drawn(seed, number, args.suite)
+                next(tries)
+                path = case.write(Path(folder))
+                for finding in worker.findings(path):
+                    report(case, number, finding, worker)
+                path = Path(folder) / case.name
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    with ThreadPoolExecutor(usable_cores()) as threads:
+        for job in [threads.submit(work_through) for _ in range(usable_cores())]:
+            job.result()
+    print(f"seed {seed}: {next(tries)} cases, {len(counts)} findings, {counts.total()} in all")
     return len(counts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", default=None, help="by default a new one, which is printed")
     parser.add_argument("--case", type=int, help="the number of one case to try again")
     parser.add_argument("--file", type=Path, help="a file or folder to try")
@@ -618,7 +647,7 @@ def main() -> None:
         seed = args.seed or secrets.token_hex(4)
         print(f"seed {seed}", flush=True)
         numbers = range(10**9) if args.case is None else [args.case]
-        sys.exit(bool(fuzz(seed, lambda: numbers, args.out, args)))
+        sys.exit(bool(fuzz(seed, numbers, args.out, args)))
 
 
 if __name__ == "__main__":

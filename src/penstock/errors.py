@@ -42,13 +42,25 @@ class OptionError(ValueError):
     """An option has a value that it cannot have, or not beside the others."""
 
 
-def check_count(option: str, value: Any, most: int | None = None) -> None:
-    """Raise ``OptionError`` unless the value of an option is a whole number from 1, up to ``most``
-    if given."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or value < 1 or (most is not None and value > most):
-        range_ = "of at least 1" if most is None else f"from 1 to {most:,}"
-        raise OptionError(f"{option}={shortened(repr(value))}: a whole number {range_} is needed")
+def check_count(option: str, value: Any, most: int | None = None, *, least: int = 1) -> None:
+    """Raise ``TypeError`` unless the value of an option is a whole number, and ``OptionError``
+    unless it is from ``least``, up to ``most`` if given."""
+    range_ = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+    needed = f"a whole number {range_}"
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise wrong_type(option, value, needed)
+    number = int(value)
+    if number < least or (most is not None and number > most):
+        raise OptionError(f"{option}={shortened(repr(value))}: {needed} is needed")
+
+
+def check_choice(option: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise ``TypeError`` unless the value of an option is a string, and ``OptionError`` unless it
+    is one of ``choices``."""
+    if not isinstance(value, str):
+        raise wrong_type(option, value, f"one of {', '.join(choices)}")
+    if value not in choices:
+        raise OptionError(f"{option} {shortened(value)!r} is not one of {', '.join(choices)}")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

@@ -64,12 +64,13 @@ class Limits:
             if value is None and unbounded:
                 continue
             kinds = (int, float) if "float" in str(limit.type) else int
-            if isinstance(value, bool) or not isinstance(value, kinds) or not value >= 0:
-                kind = "number" if "float" in str(limit.type) else "whole number"
-                raise ValueError(
-                    f"Limits.{limit.name} = {value!r}: a {kind} of at least 0 is needed"
-                    + (", or None for no bound" if unbounded else "")
-                )
+            kind = "number" if "float" in str(limit.type) else "whole number"
+            needed = f"Limits.{limit.name} = {value!r}: a {kind} of at least 0 is needed"
+            needed += ", or None for no bound" if unbounded else ""
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                raise TypeError(needed)
+            if not value >= 0:
+                raise ValueError(needed)
 
     def beyond(self, name: str, amount: int) -> str:
         """The end of a sentence about an ``amount`` that is more than a limit allows, else ""."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,14 @@ import onnx
 import pytest
 from bench.cases import chain
 from bench.clients import throughput
-from bench.disturbed import SHARES, keep, kept, markdown
+from bench.disturbed import SHARES, key_of
+from bench.disturbed import markdown as disturbed_page
 from bench.disturber import disturbed
 from bench.exports import RECIPES
 from bench.models import CLIENTS, QUICK, Model, models
 from bench.peers import ENGINES, PEERS, REFERENCE, environment, installed
+from bench.sequences import key_of as sequences_key
+from bench.sequences import markdown as sequences_page
 from bench.tables import (
     MEMORY_MODELS,
     OURS,
@@ -41,6 +45,8 @@ from bench.trial import (
     work,
 )
 from onnx.helper import tensor_dtype_to_np_dtype
+
+from bench import turns
 
 NAN, INF = math.nan, math.inf
 
@@ -305,14 +311,75 @@ def test_disturber_lasts_as_long_as_the_block(monkeypatch):
     assert started[0].poll() is not None
 
 
-def test_disturbed_rows_are_kept_and_judged_by_median_and_99th_percentile(tmp_path):
+def test_disturbed_rows_are_judged_by_median_and_99th_percentile():
     def row(share: float) -> Row:
         ours = [Trial(median=1.0 + share, late=3.0)]
         return Row("lstm", 2, {OURS: ours, "onnxruntime": [Trial(median=1.0, late=2.0)]})
 
-    rows = {("lstm", share): row(share) for share in SHARES}
-    keep(rows, tmp_path / "rows.json")
-    assert kept(tmp_path / "rows.json") == rows
-    assert kept(tmp_path / "none.json") == {}
-    lines = markdown(rows, turns=1)[-3:]
-    assert [line.count("**no**") for line in lines] == [1, 2, 2]
+    lines = disturbed_page({key_of("lstm", share): row(share) for share in SHARES})
+    assert [line.count("**no**") for line in lines[-3:]] == [1, 2, 2]
+    assert [line.count("| - |") for line in lines[-6:-3]] == [4] * 3  # of another model
+
+
+class Counted:
+    """Rows of one engine that had some turns; each turn takes ten seconds by ``clock``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock, self.order = 0.0, []
+        monkeypatch.setattr(turns.time, "monotonic", lambda: self.clock)
+
+    def add(self, key: str, rows: dict[str, Row]) -> None:
+        self.clock += 10
+        self.order.append(key)
+        trials = rows.setdefault(key, Row(key, 2, {OURS: []})).trials[OURS]
+        trials.append(Trial(median=1.0))
+
+
+def pieces(**options) -> turns.Pieces:
+    return turns.Pieces(Namespace(**{"keep": None, "turns": 2, "within": None, **options}))
+
+
+def test_pieces_give_every_row_a_turn_before_one_has_its_second(monkeypatch):
+    counted = Counted(monkeypatch)
+    assert pieces().measure(["a", "b"], counted.add)
+    assert counted.order == ["a", "b", "a", "b"]
+
+
+def test_pieces_go_on_where_the_time_of_the_last_call_was_up(monkeypatch, tmp_path):
+    counted, file = Counted(monkeypatch), tmp_path / "rows.json"
+    assert not pieces(keep=file, within=35).measure(["a", "b"], counted.add)
+    assert counted.order == ["a", "b", "a"]
+    again = pieces(keep=file, within=35)
+    assert not again.complete({"a": 2, "b": 2}, [OURS])
+    assert again.measure(["a", "b"], counted.add)
+    assert counted.order == ["a", "b", "a", "b"]
+    assert again.complete({"a": 2, "b": 2}, [OURS])
+    assert not again.complete({"a": 1}, [OURS])
+    assert not again.complete({"a": 2}, [OURS, "onnxruntime"])
+    assert not again.complete({"c": 2}, [OURS])
+
+
+def test_rows_are_read_as_they_were_written(tmp_path):
+    trials = {OURS: [Trial(median=1.0, late=3.0)], "openvino": [Trial(error="none")]}
+    rows = {"a": Row("a", 2, trials, {OURS: (1e-6, math.inf)})}
+    turns.write(rows, tmp_path / "rows.json")
+    assert turns.read(tmp_path / "rows.json") == rows
+    assert turns.read(tmp_path / "none.json") == {}
+
+
+def test_engine_that_failed_is_not_run_again(monkeypatch):
+    ran = []
+    monkeypatch.setattr(turns, "measure", lambda job, cache: ran.append(job) or Trial(error="no"))
+    trials: list[Trial] = []
+    for _ in range(3):
+        turns.next_trial(trials, Job(OURS, 1, "", [], ""))
+    assert (len(ran), len(trials)) == (1, 3)
+
+
+def test_page_of_sequences_shows_rows_that_were_not_measured():
+    row = Row("gpt2 int4, 16 positions", 2, {OURS: [Trial(median=1.0, minimum=0.9)]})
+    lines = sequences_page({sequences_key(row.model, 2): row})
+    (shown, *_) = [line for line in lines if line.startswith(f"| {row.model} | 2 |")]
+    assert "1000 (900)" in shown
+    (other, *_) = [line for line in lines if line.startswith(f"| {row.model} | 1 |")]
+    assert "1000" not in other

@@ -45,6 +45,18 @@ def test_compile_without_shapes_keeps_the_graph(model):
     assert model.with_suffix(".penstock").exists()
 
 
+def test_compiled_model_is_replaced_only_if_it_is_named_as_output(model):
+    invoke(model)
+    path = model.with_suffix(".penstock")
+    before = path.read_bytes()
+    done = invoke(path, "--shape", "x=1x3", "--shape", "z=1x3")
+    assert done.exit_code == 2
+    assert "name another file with --output" in " ".join(done.stderr.split())
+    assert path.read_bytes() == before
+    done = invoke(path, "-o", path, "--shape", "x=1x3", "--shape", "z=1x3", "--json")
+    assert json.loads(done.output)["plans"] == [{"x": [1, 3], "z": [1, 3]}]
+
+
 def test_compile_needs_all_dims(model):
     done = invoke(model, "--shape", "x=1x3")
     assert done.exit_code == 1

@@ -208,7 +208,7 @@ def no_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             (convolution, "_packed"),
             (integers, "integer_panels"),
             (matmul, "_padded"),
-            (recurrent, "_panels"),
+            (recurrent, "_blocks"),
         ):
             patch.setattr(module, name, refuse)
         yield
@@ -461,7 +461,32 @@ def test_attribute_that_is_no_data_cannot_be_saved(path: Path) -> None:
     assert not list(path.parent.iterdir())
 
 
+@pytest.mark.parametrize("place", ["missing/file.penstock", "folder"])
+def test_session_that_cannot_be_saved_names_the_file_and_leaves_none(
+    tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    session = compile_text("g (float[2] x) => (float[2] y) { y = Neg (x) }")
+    with pytest.raises(OSError, match=r"No such file|Is a directory") as raised:
+        session.save(tmp_path / place)
+    assert raised.value.filename == str(tmp_path / place)
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
 # Opening.
+
+
+@pytest.mark.parametrize("executor", ["linear", "parallel", "interpret", "frames"])
+def test_sizes_of_saved_graphs_are_checked_before_plans_are_compiled(
+    path: Path, executor: str
+) -> None:
+    text = """g (float[1, 1, 6, 6] x, float[1, 1, 3, 3] w) => (float[N, C, H, W] y)
+        { c = Conv<pads = [100000, 1, 1, 1]>(x, w) y = MaxPool<kernel_shape = [2, 2]>(c) }"""
+    compile_text(text, backends=["numpy"]).save(path)
+    session = ps.compile(path, executor=executor, limits=ps.Limits(max_bytes=10_000))
+    feeds = {"x": np.ones((1, 1, 6, 6), np.float32), "w": np.ones((1, 1, 3, 3), np.float32)}
+    with pytest.raises(ps.LimitExceeded, match=r"'c', float32.*100005.*takes 2400120 bytes"):
+        session.run(feeds)
 
 
 def test_plans_for_another_machine_or_other_options_are_compiled_anew(path: Path) -> None:
@@ -593,10 +618,11 @@ def test_large_arrays_of_mapped_files_are_checked_when_asked(path: Path) -> None
     assert "another checksum" in done.output
 
 
-def test_options_of_a_file_name_backends_that_there_are(path: Path) -> None:
-    net(backends=["numpy"]).save(path)
+@pytest.mark.parametrize(("old", "new"), [(b'"numpy"', b'"other"'), (b'"native"', b'"numpy" ')])
+def test_options_of_a_file_name_backends_that_there_are(path: Path, old: bytes, new: bytes) -> None:
+    net(backends=["native", "numpy"]).save(path)
     file = path.read_bytes()
-    path.write_bytes(with_document(file, "head", b'"numpy"', b'"other"'))
+    path.write_bytes(with_document(file, "head", old, new))
     with pytest.raises(ps.InvalidModel, match="names backends that there are not"):
         ps.open(path)
 

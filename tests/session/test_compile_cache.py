@@ -26,7 +26,7 @@ from penstock.artifact import container
 from penstock.backends.numpy import NumpyBackend
 from penstock.cli import main
 from penstock.plan.grouping import ClusteredGrouping
-from penstock.session import compile_cache, compiler, session
+from penstock.session import compile_cache, compiler, opening
 from penstock.tuning.measure import CostModel
 from tests.support.onnx_text import model_from_text
 from tests.support.tflite_cases import cases
@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 @contextmanager
 def nothing_is_compiled() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "load", None)
+        patch.setattr(opening, "load", None)
         patch.setattr(compiler.Compiler, "compile", None)
         yield
 
@@ -112,14 +112,14 @@ def test_digest_of_file_that_was_written_just_now_is_not_kept(
 def test_file_that_changes_before_it_is_read_is_not_kept(
     model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, read = model.read_bytes(), session.load
+    before, read = model.read_bytes(), opening.load
 
     def load(*arguments: Any, **options: Any) -> Any:
         model.write_bytes(dense(2.0).SerializeToString())
         return read(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "load", load)
+        patch.setattr(opening, "load", load)
         ps.compile(model, cache=folder).run(X)
     model.write_bytes(before)
     assert ps.compile(model, cache=folder).run(X)["y"][0, 0] == 12
@@ -235,7 +235,7 @@ def test_options_that_are_objects_are_not_told_apart_and_keep_nothing(
 def test_file_that_changes_while_it_is_compiled_is_not_kept(
     model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = session.load
+    loaded = opening.load
 
     def load(*arguments: Any, **options: Any) -> Any:
         read = loaded(*arguments, **options)
@@ -243,7 +243,7 @@ def test_file_that_changes_while_it_is_compiled_is_not_kept(
         return read
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "load", load)
+        patch.setattr(opening, "load", load)
         first = ps.compile(model, cache=folder).run(X)["y"]
     assert not list(folder.glob("*.penstock"))
     np.testing.assert_array_equal(ps.compile(model, cache=folder).run(X)["y"], 2 * first)

@@ -3,6 +3,7 @@ ONNX Runtime whatever else callers do with old caches."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.native.library import library
+from penstock.limits import Limits
 from penstock.session.varying_shapes import GROWN
 from tests.support.onnx_text import model_from_text
 
@@ -85,6 +87,16 @@ def copied(past: Cache, present: Cache) -> int:
     return sum(x.nbytes for n, x in past.items() if not np.shares_memory(x, present[n]))
 
 
+def row_bytes(past: Cache) -> int:
+    """Bytes of a position in all caches."""
+    return sum(16 * x.itemsize for x in past.values())
+
+
+def rooms_of(past: Cache) -> int:
+    """Bytes of the memory in which the caches of one sample lie."""
+    return sum(x.strides[0] for x in past.values())
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_step_copies_only_its_row_but_where_the_room_is_doubled(name):
     decoder = Decoder(name)
@@ -154,6 +166,43 @@ def test_clients_that_continue_one_cache_at_once_do_not_meet(name):
         for outputs, each in zip(threads.map(decoder.session.run, feeds), wanted, strict=True):
             for n, x in zip(decoder.outputs, each, strict=True):
                 np.testing.assert_allclose(outputs[n], x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_rooms_of_caches_that_callers_hold_are_memory_of_the_session(name):
+    decoder = Decoder(name)
+    past = deque(decoder.steps(decoder.empty(), 40), 1).pop()
+    assert decoder.session.memory.caches == rooms_of(past) > 60 * row_bytes(past)
+    other = deque(decoder.steps(decoder.empty(), 20), 1).pop()
+    assert decoder.session.memory.caches == rooms_of(past) + rooms_of(other)
+    del past, other
+    assert decoder.session.memory.caches == 0
+
+
+def test_room_that_is_too_large_for_the_limit_has_no_rows_to_spare():
+    """After 134 positions twice as many would be needed. Growing in place needs nothing."""
+    size = row_bytes(Decoder("plain").empty())
+    decoder = Decoder("plain", limits=Limits(max_bytes=200 * size))
+    past, moves = decoder.empty(), []
+    for present in decoder.steps(past, 160):
+        if copied(past, present):
+            moves.append(present["past_k"].shape[1])
+        past = present
+    assert [length for length in moves if length > 100] == list(range(135, 161))
+    assert rooms_of(past) == 160 * size
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_step_whose_cache_grows_past_the_limit_raises_limit_exceeded(name):
+    size = row_bytes(Decoder(name).empty())
+    limit = 100 * size
+    decoder = Decoder(name, limits=Limits(max_bytes=limit))
+    past = decoder.empty()
+    with pytest.raises(ps.LimitExceeded, match=rf"of Limits.max_bytes = {limit} only"):
+        for present in decoder.steps(past, 160):
+            past = present
+    assert 60 < past["past_k"].shape[-2] < 100
+    list(Decoder(name).steps(past, 3))  # a session without that limit goes on
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -42,6 +42,15 @@ def test_report_has_every_step_on_the_time_line(executor):
         assert 0 <= begin <= begin + duration <= document["timeline"]["duration"]
 
 
+def test_report_keeps_no_costs_and_profile_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    session = compiled()
+    session.report(FEEDS, runs=1)
+    assert not [*tmp_path.iterdir()]
+    session.profile(FEEDS, runs=1)
+    assert [path.name for path in tmp_path.glob("*.sqlite")] == ["costs.sqlite"]
+
+
 def test_peak_of_arena_is_the_sum_of_the_buffers_that_make_it():
     arena = compiled(executor="linear").report(FEEDS, runs=1).document["arena"]
     peak = arena["peak"]

@@ -35,6 +35,11 @@ def ones(n: int = 3) -> dict[str, np.ndarray]:
     return {"x": np.ones(n, np.float32)}
 
 
+def test_stream_of_the_host_has_no_stream_of_torch():
+    with pytest.raises(ps.PenstockError, match="device="):
+        _ = ps.Stream().torch
+
+
 def test_stream_runs_in_order(double, gate):
     stream, seen = ps.Stream(), []
     stream.call(gate.wait)

@@ -119,6 +119,33 @@ def test_submit_takes_no_more_runs_than_max_pending(package, workers, monkeypatc
     assert len(waiting) == 1
 
 
+def test_runs_that_are_not_submitted_are_not_bounded_by_max_pending(
+    package, workers, monkeypatch
+) -> None:
+    blocked = Blocked(package, workers(1), monkeypatch, 1)
+    submitted = blocked.session.submit(feeds(1))
+    assert blocked.entered.wait(WAIT_S)
+    ended: list[Any] = []
+    done = threading.Semaphore(0)
+
+    def tell(outputs: Any, error: Any) -> None:
+        ended.append(error)
+        done.release()
+
+    stream = ps.Stream()
+    for number in (2, 3):
+        blocked.session.run_async(tell, feeds(number))
+    streamed = [stream.run(blocked.session, feeds(number)) for number in (4, 5)]
+    assert blocked.session.stats.pending == 1
+    assert not submitted.done() and not ended
+    blocked.go.set()
+    assert len(blocked.session.run(feeds(6))) == 1
+    assert [done.acquire(timeout=WAIT_S) for _ in range(2)] == [True, True]
+    assert ended == [None, None]
+    for future in [submitted, *streamed]:
+        future.result(WAIT_S)
+
+
 def test_place_is_waited_for_no_longer_than_its_timeout_when_woken_in_vain(monkeypatch) -> None:
     """Each wait ends at once, as if for a place that another thread then takes first."""
     places, waits = Places(1), []

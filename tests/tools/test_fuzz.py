@@ -16,12 +16,15 @@ import pytest
 from onnx.backend.test.loader import load_model_tests
 
 import penstock as ps
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef
 from penstock.types import dtypes
+from tests.support import tf_cases
 from tools.fuzz import (
     ROUNDINGS,
     Case,
     Worker,
     alike,
+    are_finite,
     disagreements,
     drawn,
     graph_def_case,
@@ -60,9 +63,27 @@ def test_disagreements_are_other_answers_and_other_verdicts(tmp_path):
     assert disagreements(path, {"linear": one, "frames": same}) == []
     assert disagreements(path, {"linear": refused, "frames": refused}) == []
     assert disagreements(path, {"linear": one, "frames": ps.LimitExceeded("much")}) == []
+    lack = ps.RunError("much")
+    lack.__cause__ = MemoryError()
+    assert disagreements(path, {"auto": one, "linear": lack, "frames": lack}) == []
     for pair in ((one, other), (one, refused)):
         ((category, _),) = disagreements(path, dict(zip(("linear", "frames"), pair, strict=True)))
         assert category == "disagreement"
+
+
+def test_failing_node_that_only_a_call_by_name_runs_is_no_disagreement(tmp_path):
+    path = tmp_path / "func_unneeded_assert.pb"
+    graph = GraphDef.FromString((tf_cases.FOLDER / path.name).read_bytes())
+    (check,) = [x for x in graph.library.function[0].node_def if x.op == "Assert"]
+    check.op = "TensorListResize"  # which has no effects, and fails as x is no list
+    del check.input[2:]
+    check.attr.clear()
+    path.write_bytes(graph.SerializeToString())
+    answers = {executor: outcome(path, executor) for executor in ("linear", "frames")}
+    assert isinstance(answers["frames"], ps.RunError)
+    assert isinstance(answers["linear"], list)
+    assert disagreements(path, answers) == []
+    assert disagreements(path, {"linear": answers["frames"], "frames": answers["linear"]})
 
 
 def test_overflow_in_16_bits_is_no_disagreement_if_rounding_each_value_gives_it_too(tmp_path):
@@ -98,6 +119,10 @@ def test_rounding_in_16_bits_is_no_disagreement_if_the_last_bits_of_feeds_matter
 def test_alike_values_have_equal_types_shapes_and_nans():
     x = np.array([1, np.nan], np.float32)
     assert alike({"y": [x]}, {"y": [x.copy()]})
+    probabilities = [{0: 0.25, 1: float("nan")}]  # as a ZipMap gives them
+    assert alike(probabilities, [{0: 0.25 + 1e-9, 1: float("nan")}])
+    assert not alike(probabilities, [{0: 0.25, 1: 0.75}])
+    assert not are_finite(probabilities)
     for y in (x[:1], x.astype(np.float64), np.array([1, 2], np.float32), None):
         assert not alike(x, y)
     rounded = dtypes()["bfloat16"].type(1.03)

@@ -111,17 +111,28 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     processes that have the old one open keep it."""
     import tempfile
 
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with _named(path):
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
-        os.replace(name, path)
+        with _named(path):
+            os.replace(name, path)
     except BaseException:
         os.unlink(name)
         raise
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Let errors of the system name ``path``, not the file beside it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

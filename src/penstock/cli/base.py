@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +17,7 @@ from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.algorithms.checkpoints import told
 from penstock.cli.commands import main
 from penstock.errors import InvalidInput, OptionError, PenstockError
+from penstock.frontends.load import load
 from penstock.ir.graph import Model
 from penstock.session.options import EXECUTORS, CompileOptions, help_of
 from penstock.types import TensorType
@@ -122,6 +125,17 @@ def planner_option(*more: str, note: str = "") -> Callable[[Any], Any]:
 
 
 PLANNER = planner_option()
+
+
+def read_model(
+    path: str | Path, signature: str | None, options: Mapping[str, Any]
+) -> tuple[Model, dict[str, Any]]:
+    """The model at a path, read within the limits and the time of the options of compiling, and
+    these options with the time that is left."""
+    begin, timeout = time.monotonic(), options.get("timeout")
+    model = load(path, signature=signature, limits=options.get("limits"), timeout=timeout)
+    left = {} if timeout is None else {"timeout": timeout - (time.monotonic() - begin)}
+    return model, {**options, **left}
 
 
 def read_dims(text: str) -> tuple[int, ...]:

@@ -13,10 +13,9 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.cli.base import command, show_assumed, show_table
+from penstock.cli.base import command, read_model, show_assumed, show_table
 from penstock.cli.options import compile_options
 from penstock.cli.run import model_and_inputs, read_feeds
-from penstock.frontends.load import load
 from penstock.host.threads import core_budget
 from penstock.session.feeds import convert
 from penstock.session.options import EXECUTORS
@@ -108,7 +107,7 @@ def bench(
     Inputs that are not given are random; an unknown first dim of theirs is 1.
     """
     begin = time.perf_counter()
-    loaded = load(model, signature=signature)
+    loaded, options = read_model(model, signature, options)
     load_ms = 1e3 * (time.perf_counter() - begin)
     with compile(loaded, **options) as session:
         assumed: dict[str, str] = {}

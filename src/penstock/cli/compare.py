@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import command, show_assumed, show_table
+from penstock.cli.base import command, read_model, show_assumed, show_table
 from penstock.cli.options import comparison_options, compile_options
 from penstock.cli.run import model_and_inputs, read_feeds
-from penstock.frontends.load import load
 from penstock.session.session import compile
 from penstock.types import type_of
 
@@ -76,7 +75,7 @@ def compare(
     first. Inputs that are not given are random."""
     if not against:
         raise click.UsageError("name what to compare with, as in --against backends=numpy")
-    loaded = load(model, signature=signature)
+    loaded, options = read_model(model, signature, options)
     session = compile(loaded, **options)
     assumed: dict[str, str] = {}
     feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)

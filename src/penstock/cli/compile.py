@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import MODEL, SIGNATURE, command, read_shapes
-from penstock.cli.options import compile_options, file_option
-from penstock.frontends.load import load
+from penstock.cli.base import MODEL, SIGNATURE, command, read_model, read_shapes
+from penstock.cli.options import check_writable, compile_options, file_option
 from penstock.ir.describe import format_bytes
 from penstock.session import session as sessions
 from penstock.types import TensorType
@@ -24,6 +23,17 @@ def _show_compiled(result: Mapping[str, Any]) -> None:
         click.echo(f"  {' '.join(dims) or 'no inputs'}")
     if not result["plans"]:
         click.echo("  nothing yet: name dims with --shape")
+
+
+def _beside(model: Path) -> Path:
+    """The file that a model is compiled into by default."""
+    path = model.with_suffix(".penstock")
+    if path == model:
+        raise click.UsageError(
+            f"{model} is a compiled model already; name another file with --output, or the same "
+            "one to replace it"
+        )
+    return check_writable(path)
 
 
 @command(_show_compiled)
@@ -53,13 +63,13 @@ def compile(
 
     Without --shape there is a plan if the model says all dims of its inputs.
     """
-    loaded = load(model, signature=signature)
+    path = output or _beside(Path(model))
+    loaded, options = read_model(model, signature, options)
     types = {value.name: value.type for value in loaded.graph.inputs}
     static = all(isinstance(t, TensorType) and t.static for t in types.values())
     plans = read_shapes(loaded, shapes) if shapes else [{}] if static else []
     begin = time.perf_counter()
     with sessions.compile(loaded, shapes=plans, **options) as session:
-        path = output or Path(model).with_suffix(".penstock")
         session.save(path)
     known = {name: t.shape or () for name, t in types.items() if isinstance(t, TensorType)}
     dims = [{name: list(plan.get(name, known[name])) for name in known} for plan in plans]

@@ -12,10 +12,17 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.cli.base import SHAPES, SIGNATURE, all_shapes, command, show_assumed, show_table
+from penstock.cli.base import (
+    SHAPES,
+    SIGNATURE,
+    all_shapes,
+    command,
+    read_model,
+    show_assumed,
+    show_table,
+)
 from penstock.cli.options import compile_options
 from penstock.errors import InvalidInput, PenstockError
-from penstock.frontends.load import load
 from penstock.host.threads import core_budget
 from penstock.ir.describe import format_bytes
 from penstock.ir.graph import Graph, Model, clone
@@ -23,6 +30,9 @@ from penstock.version import VERSION
 
 # Packages whose versions matter to a report of a fault.
 _PACKAGES = ("numpy", "ml_dtypes", "onnx", "protobuf", "threadpoolctl", "onednn-cpu-gomp")
+
+# Options that bound how the file is read.
+_OF_READING = {"limits", "timeout"}
 
 
 def _show_info(result: Mapping[str, Any]) -> None:
@@ -95,9 +105,9 @@ def info(
         if shapes or signature or planned or options:
             raise click.UsageError("these options are for a MODEL: name one")
         return _installation()
-    if options and not (planned or shapes):
+    if options.keys() - _OF_READING and not (planned or shapes):
         raise click.UsageError("options of compiling are for --plan, or a --shape to plan for")
-    loaded = load(model, signature=signature)
+    loaded, options = read_model(model, signature, options)
     graph = loaded.graph
     constants = _constants(graph)
     result: dict[str, Any] = {

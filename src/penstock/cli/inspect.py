@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,19 +18,24 @@ from penstock.cli.base import (
     all_shapes,
     command,
     planner_option,
+    read_model,
     show_table,
 )
 from penstock.cli.cluster import cluster_options, describe_forecast, show_forecast
-from penstock.cli.options import IMPORT, compile_options, file_option
+from penstock.cli.options import compile_options, file_option
 from penstock.cluster.simulated import SimulatedCluster
 from penstock.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.frontends.common.model_files import open_path
-from penstock.frontends.load import load, load_text
+from penstock.frontends.load import load_text
 from penstock.ir.describe import format_bytes
 from penstock.ir.graph import Graph, Model, clone
+from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.passes.context import Pass
 from penstock.passes.pipeline import PASSES
 from penstock.session.session import Session, compile
+
+if TYPE_CHECKING:
+    from penstock.inspect.gantt import Schedule
 
 # check
 
@@ -46,15 +51,16 @@ def _show_check(result: Mapping[str, Any]) -> None:
 
 @command(_show_check)
 @MODEL
-@IMPORT
-def check(model: str) -> dict[str, Any]:
-    """Verify a model and report everything that is wrong with it."""
+@SIGNATURE
+@compile_options()
+def check(model: str, signature: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Verify a model and report everything that is wrong with it, or that no backend can run."""
     result: dict[str, Any] = {"ok": True, "problems": [], "unsupported": []}
     try:
-        loaded = load(model)
+        loaded, options = read_model(model, signature, options)
         if loaded.artifact is not None:
             loaded.artifact.check()
-        compile(loaded)
+        compile(loaded, **options)
     except InvalidModel as error:
         result |= {"ok": False, "problems": list(error.problems)}
     except Unsupported as error:
@@ -66,6 +72,8 @@ def check(model: str) -> dict[str, Any]:
 
 
 def _show_plan(result: Mapping[str, Any]) -> None:
+    for name, note in result["assumed"].items():
+        click.echo(f"input {name}: {note}; --shape names others", err=True)  # not part of a text
     if "text" in result:
         click.echo(result["text"], nl=False)
         return
@@ -144,10 +152,9 @@ def plan(
     """How a model will run: its steps and their memory, or the generated program, its streams, a
     forecast for one machine or for a cluster, or the arenas of all memory planners; or its graph
     after a compiler pass."""
-    from penstock.inspect.gantt import format_charts
     from penstock.textual.printer import format_graph
 
-    loaded = _loaded(model, text_file, signature)
+    loaded, options = _loaded(model, text_file, signature, options)
     _check_one_question(
         {
             "--after": after is not None,
@@ -166,36 +173,47 @@ def plan(
         if not streams and svg is None:
             raise click.UsageError("--max-streams is for --streams, or --executor streams")
         options = {name: value for name, value in options.items() if name != "max_streams"}
+    assumed: dict[str, str] = {}
+    dims = all_shapes(loaded, shapes, assumed)
     if cluster is not None:
         spread = compile(loaded, cluster=cluster, **options)
-        return describe_forecast(spread, cluster, all_shapes(loaded, shapes))
-    compiled: Callable[..., Session] = partial(
-        compile, loaded, shapes=all_shapes(loaded, shapes), **options
-    )
+        return {"assumed": assumed, **describe_forecast(spread, cluster, dims)}
+    compiled: Callable[..., Session] = partial(compile, loaded, shapes=dims, **options)
     if after is not None:
-        graph = _graph_after(after, compiled)
-        return {"pass": after, "text": format_graph(graph, max_elements) + "\n"}
+        text = format_graph(_graph_after(after, compiled), max_elements) + "\n"
+        return {"assumed": assumed, "pass": after, "text": text}
     if planner == "all":
-        return _arenas(compiled)
+        return {"assumed": assumed, **_arenas(compiled)}
     session = compiled() if planner is None else compiled(memory_planner=planner)
     if simulate is not None:
-        return asdict(session.forecast(simulate))
+        return {"assumed": assumed, **asdict(session.forecast(simulate))}
     if streams or svg is not None:
-        charts = session.schedule(most)
-        if svg is not None:
-            svg.write_text(charts.to_svg(), encoding="utf-8")
-        return {"text": format_charts(charts), "blocks": [asdict(chart) for chart in charts]}
+        return {"assumed": assumed, **_charts(session.schedule(most), svg)}
     if source:
-        return {"text": session.source}
-    return {"text": session.explain(reasons=reasons), "plan": session.describe()}
+        return {"assumed": assumed, "text": session.source}
+    text = session.explain(reasons=reasons)
+    return {"assumed": assumed, "text": text, "plan": session.describe()}
 
 
-def _loaded(model: Path | None, text_file: Path | None, signature: str | None) -> Model:
-    """The model at a path, or that of a text file."""
+def _charts(charts: Schedule, svg: Path | None) -> dict[str, Any]:
+    """The time lines of streams, which are drawn into the file ``svg`` if there is one."""
+    from penstock.inspect.gantt import format_charts
+
+    if svg is not None:
+        svg.write_text(charts.to_svg(), encoding="utf-8")
+    return {"text": format_charts(charts), "blocks": [asdict(chart) for chart in charts]}
+
+
+def _loaded(
+    model: Path | None, text_file: Path | None, signature: str | None, options: Mapping[str, Any]
+) -> tuple[Model, Mapping[str, Any]]:
+    """The model at a path, or that of a text file, and the options of compiling it."""
     if model is not None and text_file is None:
-        return load(model, signature=signature)
+        return read_model(model, signature, options)
     if text_file is not None and model is None:
-        return _read_text(text_file)
+        if signature is not None:
+            raise click.UsageError("--signature is for a MODEL: the text of a graph has none")
+        return _read_text(text_file, options.get("limits") or DEFAULT_LIMITS), options
     raise click.UsageError("name either a MODEL or a text file with --from")
 
 
@@ -231,11 +249,11 @@ def _graph_after(name: str, compiled: Callable[..., Session]) -> Graph:
     return snapshots[0]
 
 
-def _read_text(path: Path) -> Model:
+def _read_text(path: Path, limits: Limits) -> Model:
     """The model that a file has in text form, verified and sorted as ``load`` does."""
     try:
         with open_path(path) as file:
-            return load_text(file.read().decode())
+            return load_text(file.read().decode(), limits)
     except UnicodeDecodeError as error:
         raise InvalidModel(f"{path} is not a text file: {error}") from error
     except InvalidModel as error:

@@ -43,7 +43,7 @@ def _limits(context: click.Context, parameter: click.Parameter, texts: Sequence[
             raise click.BadParameter(f"{name}={text}: a number or none is needed") from None
     try:
         return Limits(**values) if values else None
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise click.BadParameter(str(error)) from error
 
 
@@ -166,16 +166,19 @@ comparison_options = click.option(
 
 
 def _written_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Any:
+    return None if path is None else check_writable(path)
+
+
+def check_writable(path: Path) -> Path:
     """A path that can be written, as far as opening it shows."""
-    if path is not None:
-        existed = path.exists()
-        try:
-            with path.open("ab"):
-                pass
-        except OSError as error:
-            raise click.BadParameter(f"cannot write {path}: {error.strerror}") from error
-        if not existed:
-            path.unlink()
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise click.BadParameter(f"cannot write {path}: {error.strerror}") from error
+    if not existed:
+        path.unlink()
     return path
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from penstock.cli.base import command, show_assumed, show_table
-from penstock.cli.options import compile_options, file_option
+from penstock.cli.options import check_writable, compile_options, file_option
 from penstock.cli.run import model_and_inputs, read_feeds, runs_option
 from penstock.observers.profile import Row, StepRow
 from penstock.observers.trace import Trace
@@ -40,9 +40,7 @@ def _show_profile(result: Mapping[str, Any]) -> None:
             f"{row['share']:.1%}",
             _rate(row["gflops_per_s"]),
             _rate(row["gbytes_per_s"]),
-            f"{row['share_of_peak']:.1%}"
-            if row["flops"] and row["share_of_peak"] is not None
-            else "",
+            _share(row["share_of_peak"] if row["flops"] else None),
         )
         for row in steps[:_MAX_ROWS]
     ]
@@ -116,12 +114,13 @@ def profile(
     """
     if no_trace and trace is not None:
         raise click.UsageError("--trace names a file, and --no-trace says to write none")
+    if not no_trace:
+        trace = trace or check_writable(Path(f"{Path(model).stem}.trace.json"))
     session = compile(model, signature=signature, **options)
     assumed: dict[str, str] = {}
     feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
     measured = session.profile(feeds, runs=runs)
-    if not no_trace:
-        trace = trace or Path(f"{Path(model).stem}.trace.json")
+    if trace is not None:
         recording = Trace()
         session.run(feeds, trace=recording)
         recording.save(trace)
@@ -147,7 +146,7 @@ def profile(
             "gflops_per_s": peak.flops_per_s * 1e-9,
             "gbytes_per_s": peak.bytes_per_s * 1e-9,
         },
-        "trace": None if no_trace else str(trace),
+        "trace": None if trace is None else str(trace),
         "costs": path if os.path.exists(path) else None,
         "costs_path": path,
     }

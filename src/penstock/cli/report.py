@@ -8,10 +8,14 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import command, show_assumed
-from penstock.cli.options import comparison_options, compile_options, file_option
+from penstock.cli.base import command, read_model, show_assumed
+from penstock.cli.options import (
+    check_writable,
+    comparison_options,
+    compile_options,
+    file_option,
+)
 from penstock.cli.run import model_and_inputs, read_feeds, runs_option
-from penstock.frontends.load import load
 from penstock.session.session import compile
 from penstock.types import type_of
 
@@ -50,13 +54,13 @@ def report(
     With --against options, all is run with these as well, and the values of both are compared.
     Inputs that are not given are random.
     """
-    loaded = load(model, signature=signature)
+    output = output or check_writable(Path(f"{Path(model).stem}.report.html"))
+    loaded, options = read_model(model, signature, options)
     session = compile(loaded, **options)
     assumed: dict[str, str] = {}
     feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
     other = compile(loaded, **{**options, **against}) if against else None
     made = session.report(feeds, runs=runs, against=other)
-    output = output or Path(f"{Path(model).stem}.report.html")
     made.save(output)
     compared = made.document.get("comparison", {"values": []})["values"]
     keys = ("name", "operation", "relative", "largest")

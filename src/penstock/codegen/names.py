@@ -284,7 +284,7 @@ def _function_of(
     if kernel.settle is not None and ahead is not None and not step.into:
         function = _settling(step, function, kernel.settle, ahead)
     if is_counted and not step.into:
-        function = counted(step.node, function)
+        function = counted(step.node, function, kernel.reserves)
     if step.contract is not None and not step.into:
         function = Guard(step.contract, function, kernel.begin is not None)
         function.replace = partial(_replace, name)

@@ -127,7 +127,9 @@ class _CheckedInterpreter(Interpreter):
                     kernel = guarded(step.contract, kernel)
                 if kernel.begin is not None:
                     kernel = Kernel(partial(_awaited, control, kernel.begin))
-                outputs = evaluate(node, inputs, Kernel(counted(node, kernel.function)))
+                outputs = evaluate(
+                    node, inputs, Kernel(counted(node, kernel.function, kernel.reserves))
+                )
         except Exception as error:
             if getattr(error, "__notes__", None):
                 raise  # a node of its sub-graphs has explained it

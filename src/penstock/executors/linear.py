@@ -99,7 +99,15 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
     def observed(self) -> LinearExecutor:
         executor = LinearExecutor(self._program.with_observers(), *self._arguments)
         executor.otherwise = self.otherwise
+        executor._share.follow(self._share)
         return executor
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the next run serves to choose the number of threads, so that it may take longer
+        than others."""
+        tuner = self._share.tuner
+        return tuner is not None and self._share.tries and tuner.undecided
 
     @property
     def takes_outputs(self) -> bool:
@@ -158,7 +166,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
 
     def _took(self, threads: int, seconds: float) -> None:
         """Note that the kernels of a run took ``seconds`` with ``threads`` threads each."""
-        if self._share.tuner is not None:
+        if self._share.tuner is not None and self._share.tries:
             self._share.tuner.took(threads, seconds)
         if self._may_wait:
             seconds *= threads

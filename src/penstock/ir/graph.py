@@ -287,6 +287,10 @@ class Model:
     scopes: dict[str, str] = field(default_factory=dict)
     artifact: Any = None
 
+    def __repr__(self) -> str:
+        file = "" if self.path is None else f", path={str(self.path)!r}"
+        return f"Model({self.graph}{file})"
+
     @property
     def graph(self) -> Graph:
         """The graph that a run starts with."""

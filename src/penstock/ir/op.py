@@ -100,6 +100,10 @@ class Kernel:
     of its own; ``let_go()`` makes it hold them in that order alone, and returns functions that give
     them back, by input.
 
+    ``reserves``: ``function`` asks the budget of the run before it allocates what is large
+    (``host.current_run``). ``room_bytes()``: memory that outputs it has returned can grow into, and
+    lie in, which lives as long as they.
+
     ``operands``: the dtype to which it rounds the operands of products, "" if it does not.
 
     ``code_bytes``: about what it keeps in memory of a native library, such as generated code;
@@ -130,6 +134,8 @@ class Kernel:
     code_bytes: int = 0
     cached_bytes: Callable[[], int] | None = None
     late_flops: int = 0
+    reserves: bool = False
+    room_bytes: Callable[[], int] | None = None
     absorbed: tuple[int, ...] = ()
     let_go: Callable[[], Mapping[int, Callable[[], np.ndarray]]] | None = None
 

@@ -78,21 +78,27 @@ _FAMILIES: Mapping[str, str] = {
         onnx_ml.trees: TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor
     """,
     "tensorflow": """
-        tensorflow.arrays: All Any BroadcastArgs ConcatOffset ConcatV2 Const Fill GatherV2
-            IdentityN InvertPermutation LinSpace MatrixTranspose OneHot Pack Rank ReverseV2
-            ScatterNd Select Shape ShapeN Size Slice Split SplitV StridedSlice Transpose
-            Unique UniqueWithCounts Unpack Where
+        tensorflow.arrays: All Any BroadcastArgs ConcatOffset ConcatV2 Const EnsureShape Fill
+            GatherV2 IdentityN InvertPermutation LinSpace MatrixTranspose NonNegative OneHot
+            Pack Rank ReverseV2 Roll ScatterNd Select Shape ShapeN Size Slice Split SplitV
+            StridedSlice TensorScatterMax TensorScatterMin TensorScatterSub Transpose Unpack
+            Where
         tensorflow.blocks: BatchToSpaceND DepthToSpace FusedBatchNorm MirrorPad
             SpaceToBatchND SpaceToDepth
+        tensorflow.colors: AdjustHue AdjustSaturation HSVToRGB RGBToHSV
+        tensorflow.counting: DenseBincount InTopKV2 LowerBound RaggedBincount Unique
+            UniqueWithCounts UpperBound
         tensorflow.control_flow: Call ControlTrigger Enter Exit LoopCond Merge NextIteration
             NoOp RefEnter RefExit RefMerge RefNextIteration RefSwitch Switch _SwitchN
+        tensorflow.crosses: SparseCross
         tensorflow.images: CombinedNonMaxSuppression CropAndResize NonMaxSuppression
+        tensorflow.incomplete: Betainc Igamma Igammac
         tensorflow.lists: EmptyTensorList TensorListConcatV2 TensorListElementShape
             TensorListFromTensor TensorListGather TensorListGetItem TensorListLength
             TensorListPopBack TensorListPushBack TensorListReserve TensorListResize
             TensorListScatterV2 TensorListSetItem TensorListSplit TensorListStack
         tensorflow.math: ApproximateEqual Assert Atan2 BiasAddGrad BranchIndex
-            BroadcastGradientArgs CheckNumerics ComplexAbs Conj Div DivNoNan Expm1
+            BroadcastGradientArgs CheckNumerics ComplexAbs Conj Cross Div DivNoNan Expm1
             FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars
             FakeQuantWithMinMaxVarsPerChannel FloorDiv FloorMod Imag InvGrad IsFinite L2Loss
             LeftShift Log1p MulNoNan NotEqual OnesLike Real ReciprocalGrad Relu6Grad
@@ -100,7 +106,12 @@ _FAMILIES: Mapping[str, str] = {
             TanhGrad ToBool TruncateDiv TruncateMod Xdivy Xlogy ZerosLike
         tensorflow.matrices: MatrixBandPart MatrixDiag MatrixDiagPartV3 MatrixDiagV3
             MatrixSetDiagV3
+        tensorflow.patches: ExtractImagePatches
+        tensorflow.ragged: RaggedTensorToTensor StringNGrams UnicodeDecode UnicodeEncode
+        tensorflow.resize: ResizeArea ResizeBicubic
+        tensorflow.segments: Segment
         tensorflow.signal: Complex FFT IFFT IRFFT RFFT
+        tensorflow.special: Digamma Erfinv Lgamma Ndtri
         tensorflow.state: Assign AssignAdd AssignAddVariableOp AssignSub AssignSubVariableOp
             AssignVariableOp DestroyResourceOp IsVariableInitialized ReadVariableOp
             VarHandleOp VarIsInitializedOp VariableShape VariableV2
@@ -108,6 +119,9 @@ _FAMILIES: Mapping[str, str] = {
             TensorArrayCloseV3 TensorArrayConcatV3 TensorArrayGatherV3 TensorArrayGradV3
             TensorArrayReadV3 TensorArrayScatterV3 TensorArraySizeV3 TensorArraySplitV3
             TensorArrayV3 TensorArrayWriteV3
+        tensorflow.text: AsString RegexReplace StringFormat StringJoin StringLength
+            StringLower StringSplitV2 StringStrip StringToHashBucketFast
+            StringToHashBucketStrong StringToNumber StringUpper Substr
         tensorflow.windows: Conv2DBackpropInput Conv3DBackpropInputV2
     """,
     "penstock": """

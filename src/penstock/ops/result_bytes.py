@@ -44,8 +44,9 @@ _SCALES = frozenset({"Range", "Resize", "Upsample"})
 _ndarray = np.ndarray
 
 
-def counted(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, a kernel's, with its results counted against the budget of the current run."""
+def counted(node: Node, function: Callable[..., Any], reserves: bool = False) -> Callable[..., Any]:
+    """``function``, a kernel's, with its results counted against the budget of the current run; it
+    ``reserves`` them if it asks for them itself."""
     factor = _ITEM * _growth_of_attributes(node)
     alike = node.op.elementwise and len(node.inputs) == 1  # never larger than the input
     by_value = not (node.op.elementwise or node.op.view or node.op.name in _PLACES)
@@ -63,7 +64,7 @@ def counted(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
         if budget is None:
             return function(*inputs)
         bound = factor
-        for x in () if alike else inputs:
+        for x in () if alike or reserves else inputs:
             if x.__class__ is _ndarray:
                 size = x.size
                 if size > 1:
@@ -72,7 +73,7 @@ def counted(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
                     bound *= _product(x.reshape(-1).tolist(), "f" in kinds)
                 elif squares:
                     bound *= size
-        if bound > budget.left:
+        if bound > budget.left and not reserves:
             reserve(result_bytes(node, inputs))
         result = function(*inputs)
         if result.__class__ is _ndarray:

@@ -163,6 +163,10 @@ class Step:
     def control(self) -> bool:
         return self.kernel is None
 
+    def __repr__(self) -> str:
+        """Without the kernel, which holds all that it needs."""
+        return f"Step({self.node!r}, backend={self.backend!r})"
+
 
 @dataclass(frozen=True, eq=False)
 class StepTable:
@@ -221,8 +225,19 @@ class StepTable:
                 seen[-1 - id(array)] = nbytes
         return sum(seen.values())
 
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of the caches that kernels returned and callers hold (``Kernel.room_bytes``)."""
+        kernels = [step.kernel for step in self.walk()]
+        return sum([k.room_bytes() for k in kernels if k is not None and k.room_bytes is not None])
 
-@dataclass(frozen=True, eq=False)
+    def __repr__(self) -> str:
+        """Short: a plan has thousands of steps; ``Session.explain`` tells of them."""
+        sizes = f"{len(self.steps)} steps, {len(self.slots)} slots"
+        return f"{type(self).__name__}({self.name!r}, {sizes})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan(StepTable):
     """A compiled graph. ``steps`` are in an order in which they can run."""
 
@@ -238,10 +253,6 @@ class Plan(StepTable):
     """what backends have to make functions of programs run in their settings"""
     captures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """what backends on devices have to capture functions into graphs, by the backend's name"""
-
-    def __repr__(self) -> str:
-        """Short: a plan has thousands of steps; ``Session.explain`` tells of them."""
-        return f"Plan({self.name!r}, {len(self.steps)} steps, {len(self.slots)} slots)"
 
 
 def walk(steps: Sequence[Step]) -> Iterator[Step]:

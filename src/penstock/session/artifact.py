@@ -227,6 +227,7 @@ class Artifact:
             check_schemas(Model({"main": graph}, "main"))
             for value, port in zip(graph.inputs, inputs, strict=True):
                 value.type = port.type
+            infer_types(graph)  # the stages that follow take it for as simple as its types allow
             return graph
 
         inputs, outputs = self._ports("inputs"), self._ports("outputs")
@@ -318,8 +319,9 @@ def saved_options(model: Model, options: CompileOptions) -> CompileOptions:
                 texts += where if isinstance(where, list) else [where]
             if type(x) is not _SAVED_OPTIONS[name] or {*map(type, texts)} - {str}:
                 raise TypeError(f"{name} is {x!r:.80}")
-        if not {*saved.get("backends", ())} <= BACKENDS.keys():
-            raise ValueError("it names backends that there are not")
+        names = saved.get("backends", ())
+        if not {*names} <= BACKENDS.keys() or len({*names}) < len(names):
+            raise ValueError("it names backends that there are not, or one twice")
         return options.filled(saved)
     except _WRONG as error:
         raise model.artifact.damaged(f"its options: {error}") from error

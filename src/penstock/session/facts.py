@@ -33,12 +33,15 @@ class Port:
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes that a session holds: constants, which its plans share; arenas, with workspaces of
-    streams on devices; plans, about, with their programs; and how many plans there are."""
+    streams on devices; plans, about, with their programs; and how many plans there are. ``caches``:
+    the memory of caches that its runs returned, with the room that they have to grow: of all that
+    callers still hold."""
 
     weights: int
     arenas: int
     plans: int
     count: int
+    caches: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ import numpy as np
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.algorithms.records import KW_ONLY, dataclass, field, fields, replace
-from penstock.errors import OptionError, check_count, wrong_type
+from penstock.errors import OptionError, check_choice, check_count, wrong_type
 from penstock.limits import Limits
 from penstock.observers.base import Observer
 
@@ -123,8 +123,9 @@ class CompileOptions:
     )
     backends: Sequence[str | Backend] | None = option(
         None,
-        "Backends by name or as objects, the preferred first; by default oneDNN, where there is "
-        "one, then NumPy. Where several can run a node, costs decide.",
+        'Backends by name or as objects, the preferred first; by default "onednn", "native" '
+        '(compiled kernels) and "numpy", as far as they are there. Where several can run a node, '
+        "costs decide.",
         _is_list,
     )
     place: Mapping[str, str | Sequence[str]] | None = option(
@@ -281,8 +282,7 @@ class CompileOptions:
         }
         for name, allowed in choices.items():
             value = getattr(self, name)
-            if not isinstance(value, str) or value not in allowed:
-                raise OptionError(f"{name} {value!r} is not one of {', '.join(allowed)}")
+            check_choice(name, value, allowed)
         for name, most in {"threads": None, "max_streams": None, "max_pending": 1_000_000}.items():
             if (value := getattr(self, name)) is not None or most is not None:
                 check_count(name, value, most)
@@ -363,8 +363,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.out is not None and not _by_name(self.out, _is_array):
             raise wrong_type("out", self.out, "a mapping of names to arrays")
-        if self.returns not in RETURNS:
-            raise OptionError(f"returns {self.returns!r} is not one of {', '.join(RETURNS)}")
+        check_choice("returns", self.returns, RETURNS)
         if self.out is not None and self.returns != "numpy":
             raise OptionError("out= has arrays to write into, and returns= asks for new tensors")
         if not isinstance(self.observers, Iterable):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.algorithms.checkpoints import stopped_by
 from penstock.executors.base import Done, Executor
-from penstock.executors.control import begin_run, end_run
+from penstock.executors.control import Control, begin_run, end_run
 from penstock.executors.turn import Turn
 from penstock.observers.base import ObservedRun, Observers
 from penstock.session.environment import trace
@@ -33,15 +33,16 @@ class Run:
     """A run with a deadline, a token that cancels it, and observers.
 
     The deadline counts from the construction, and holds for compiling, too. A run with observers
-    (``observed``) needs an executor that tells them of its steps.
+    (``observed``) needs an executor that tells them of its steps. A ``control`` that is given has
+    the deadline and the token, instead of the options.
     """
 
-    def __init__(self, options: RunOptions) -> None:
+    def __init__(self, options: RunOptions, control: Control | None = None) -> None:
         self._began = False
         everything = trace()
         observers = (*((everything,) if everything else ()), *options.all_observers)
         self.observed = bool(observers)
-        self.control = begin_run(options.timeout, options.cancel)
+        self.control = control or begin_run(options.timeout, options.cancel)
         if observers:
             self.control.observer = Observers(observers)
 

@@ -22,6 +22,7 @@ from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
 from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds, is_chain
+from penstock.plan.plan import step_dag
 from penstock.plan.tasks import Grouping, Tasks, are_asynchronous
 from penstock.session.stages import (
     LONG_S,
@@ -218,6 +219,17 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
         program = programmed.program.with_observers()
         return LinearExecutor(program, context.hosts, context.limits, threads=1)
 
+    def promising(serial: float, profile: Profile) -> bool:
+        plan = planned.plan
+        if context.accelerators or _may_overlap(plan, context):
+            return True
+        from penstock.algorithms.heft import bound
+
+        best = {entry.step.node: entry.best for entry in profile}
+        seconds = [best.get(step.node, 0.0) for step in plan.steps]
+        least = bound(step_dag(plan.slots, plan.steps), seconds, context.workers)
+        return least <= _SIMULATED[context.executor] * serial
+
     def reconsidered(serial: float, profile: Profile) -> Executor | None:
         long = {entry.step.node.name for entry in profile if entry.best >= LONG_S}
         if long and context.reframed is not None and _may_overlap(planned.plan, context):
@@ -229,5 +241,5 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
             return None
         return bind(generate_program(replace(schedule, trial=None), context), context)
 
-    margin = TRIED[context.executor]
-    return RunSampler(planned, observed, reconsidered, margin, context.pool, context.adopt)
+    margin, pool, adopt = TRIED[context.executor], context.pool, context.adopt
+    return RunSampler(planned, observed, promising, reconsidered, margin, pool, adopt)

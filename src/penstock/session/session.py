@@ -14,7 +14,6 @@ import numpy as np
 from penstock.algorithms.checkpoints import Progress, stopped_by, tell_progress, told
 from penstock.algorithms.records import fields, replace
 from penstock.backends.native.library import library
-from penstock.backends.registry import backends_of
 from penstock.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -25,22 +24,22 @@ from penstock.errors import (
     wrong_type,
 )
 from penstock.executors.base import Executor
-from penstock.executors.control import NEVER, CancelToken
+from penstock.executors.control import NEVER, CancelToken, Control
 from penstock.executors.linear import LinearExecutor
-from penstock.frontends.common.model_files import opened_files
-from penstock.frontends.load import entered, is_artifact, load
+from penstock.frontends.load import is_artifact
 from penstock.host import gc_pause
 from penstock.host.fork import renewed
 from penstock.host.malloc import keep_memory
 from penstock.host.on_demand import imported
 from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import Places, Workers, on_worker, pool
-from penstock.ir.graph import Graph, Model
-from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.ir.graph import Model
+from penstock.limits import DEFAULT_LIMITS
 from penstock.plan.plan import StepTable
 from penstock.session.compiler import Compiler, progress_of
-from penstock.session.environment import save_trace, trace, with_environment
+from penstock.session.environment import save_trace, trace
 from penstock.session.executors import Executors
+from penstock.session.opening import open_model
 from penstock.session.options import (
     CompileOptions,
     InputShapes,
@@ -52,7 +51,7 @@ from penstock.session.options import (
 from penstock.session.plan_cache import PlanCache
 from penstock.session.stages import CompileContext
 from penstock.session.subgraphs import Subgraphs
-from penstock.session.wishes import with_wishes
+from penstock.types import TensorType, Type
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
     from penstock.inspect.report_page import Report
     from penstock.ir.tables import DisplayTable
     from penstock.observers.profile import Profile
-    from penstock.session.compile_cache import CacheEntry
     from penstock.session.device_ports import DeviceOrder, DevicePorts
     from penstock.session.facts import Memory, Port, Stats
     from penstock.session.granted import Granted
@@ -90,15 +88,6 @@ RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
 """Takes the outputs of a run by name, or else the error that it ended with."""
 
 
-def _own_stores(graphs: dict[str, Graph], own: dict[Any, Any]) -> dict[str, Graph]:
-    """The graphs by name, with variables of their own."""
-    if not any("store" in node.attrs for graph in graphs.values() for node in graph.walk()):
-        return graphs
-    from penstock.ops.tensorflow.state import own_stores
-
-    return own_stores(graphs, own)
-
-
 def _device_ports(context: CompileContext) -> DevicePorts | None:
     """What finds feeds on devices, if the session has backends that take such."""
     if all(getattr(backend, "adopt", None) is None for backend in context.backends):
@@ -107,16 +96,6 @@ def _device_ports(context: CompileContext) -> DevicePorts | None:
     from penstock.session.device_ports import DevicePorts, adopting
 
     return DevicePorts(adopting(context.backends), context.executor in AFTER_LOWERING)
-
-
-def _spread(options: CompileOptions, model: Model) -> tuple[CompileOptions, dict[str, Any]]:
-    """The options without what they say of workers, which contexts of compiling have."""
-    if options.cluster is None:
-        return options, {}
-    from penstock.session.spread import worker_places
-
-    options, pins, named = worker_places(options, model)
-    return options, {"pins": pins, "named": named}
 
 
 class Session:
@@ -143,45 +122,24 @@ class Session:
         self._plans = PlanCache(self.limits.max_plans_bytes)
         with stopped_by(stop), gc_pause.paused(), told(progress_of(options.progress)):
             tell_progress("read the model", 0, 1)
-            entry = _cache_entry(model, options)
-            self.model = model = _loaded(model, options, self.limits, entry)
-            options, file = with_wishes(options, model), model.artifact
-            if file is not None:
-                from penstock.artifact.decode import decode_stores
-                from penstock.session.artifact import Artifact, saved_options
-
-                options = saved_options(model, options)
-            options, spread = _spread(with_environment(options, model), model)
-            options.check_use()
-            self.options = options
-            backends = _backends(options, late=file is not None)
-            functions: Mapping[str, Graph]
-            own: dict[Any, Any] = {} if options.variables is None else options.variables.of(model)
-            if file is not None and not decode_stores(file):  # graphs are decoded when needed
-                functions, graph = model.functions, partial(getattr, model, "graph")
-            else:
-                functions = _own_stores({"": model.graph, **model.functions}, own)
-                graph = partial(dict.pop, functions, "")
-            adopt = WeakMethod(self._plans.replace)
-            context = CompileContext(
-                options, backends, self.limits, functions, adopt=adopt, **spread
-            )
-            self._stores = own
-            self._compiler = Compiler(context)
-            artifact = None if file is None else Artifact(model, context, own)
+            opened = open_model(model, options, self.limits, WeakMethod(self._plans.replace))
+            self.model, self._stores = opened.model, opened.stores
+            self.options = options = opened.context.options
+            self._compiler = Compiler(opened.context)
+            artifact = opened.artifact
             main = None if artifact is None else artifact.main()
             structure, drop = self._compiler.structure, self._plans.drop
-            self._subgraphs = Subgraphs(graph, model.aliases, structure, drop, main)
-            self._subgraphs.devices = _device_ports(context)
+            self._subgraphs = Subgraphs(opened.graph, self.model.aliases, structure, drop, main)
+            self._subgraphs.devices = _device_ports(opened.context)
             self._executors = Executors(
-                model, self._compiler, self._subgraphs, self._plans, artifact, entry
+                self.model, self._compiler, self._subgraphs, self._plans, artifact, opened.entry
             )
             self._main, native = self._subgraphs.main, library()
             self._functions: Any = None if native is None else native.functions
             if options.place:
                 from penstock.tuning.placement import check_overrides
 
-                check_overrides(options.place, self._subgraphs.graph, backends)
+                check_overrides(options.place, self._subgraphs.graph, opened.context.backends)
             self._executors.compile_ahead(options.shapes)
         self._places = Places(options.max_pending)
         self._runs = count()  # whose next() is atomic
@@ -220,13 +178,51 @@ class Session:
             executor = self._executors.get(request.subgraph, key, values)
         return request.named(executor.run(values, NEVER))
 
-    def _run(self, options: RunOptions) -> dict[str, Any]:
+    def compile_ahead(self) -> bool:
+        """Compile the plan of the model's outputs now, rather than in the first run. Whether that
+        was possible: all dims of inputs must be fixed, and the plan not on a cluster."""
+        types = [port.type for port in self.inputs]
+        fixed = self.options.cluster is None and all(map(_is_fixed, types))
+        if fixed:
+            self._executors.compile_ahead({})
+        return fixed
+
+    def run_under(
+        self,
+        control: Control,
+        feeds: Mapping[str, Any],
+        fetches: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """``run`` under a control that the caller has begun (``begin_run``), and ends.
+
+        Args:
+            control: What stops the run: its deadline and its cancellation.
+            feeds: As for ``run``.
+            fetches: As for ``run``.
+
+        Returns:
+            Arrays by the name of the output.
+        """
+        self._count_run()
+        if fetches is None and not self._traced:
+            _, last, expected = self._main.last
+            if expected is not None and last is not None:
+                values = self._functions.taken(expected, feeds)
+                if values is not None:
+                    outputs = last.run(values, control)
+                    if control.late() is not None:
+                        control.stop()
+                    named: dict[str, Any] = self._functions.named(self._main.outputs, outputs)
+                    return named
+        return self._run(RunOptions(feeds, fetches), control)
+
+    def _run(self, options: RunOptions, control: Control | None = None) -> dict[str, Any]:
         """Run on the calling thread, stopped or observed as the options say."""
         if self._closed:
             raise PenstockError("the session is closed")
         from penstock.session.run import Run
 
-        run = Run(options)
+        run = Run(options, control)
         executor, values, request = run.prepare(partial(self._prepare, options))
         return request.named(run.run_inline(executor, values))
 
@@ -519,6 +515,7 @@ class Session:
             sum(e.arena_bytes for e in executors),
             sum(e.plan_bytes for e in executors),
             len(executors),
+            sum(e.table.room_bytes for e in executors),
         )
 
     @property
@@ -765,37 +762,8 @@ def _unpickled(
     return session
 
 
-def _loaded(model: Any, options: CompileOptions, limits: Limits, entry: CacheEntry | None) -> Model:
-    """The model that is given, that of a file, or that which is kept in the cache."""
-    kept = None if entry is None else entry.load()
-    if kept is not None:
-        return kept
-    if isinstance(model, Model):
-        return model if options.signature is None else entered(model, options.signature)
-    with opened_files() as opened:
-        loaded = load(
-            model, limits=limits, map_weights=options.map_weights, signature=options.signature
-        )
-    if entry is not None:
-        entry.opened = opened
-    return loaded
-
-
-def _backends(options: CompileOptions, *, late: bool) -> tuple[Backend, ...]:
-    """The backends that the options ask for; ``late``: saved plans may not need their libraries."""
-    chosen = options.backends, options.precision, options.cuda_devices
-    backends = tuple(backends_of(*chosen, (options.place or {}).values(), late=late))
-    if options.precision == "bf16":
-        from penstock.session.granted import warn_of_precision
-
-        warn_of_precision(options.precision, backends)
-    return backends
-
-
-def _cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
-    """The place that ``cache=`` gives a model, if it is given."""
-    if not options.cache:
-        return None
-    from penstock.session.compile_cache import cache_entry
-
-    return cache_entry(model, options)
+def _is_fixed(type_: Type) -> bool:
+    """Whether there is one shape and dtype that a value of a type has."""
+    if not isinstance(type_, TensorType) or type_.dtype is None or type_.shape is None:
+        return False
+    return all(isinstance(dim, int) for dim in type_.shape)

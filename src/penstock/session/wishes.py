@@ -31,7 +31,7 @@ _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def with_wishes(options: CompileOptions, model: Model) -> CompileOptions:
     """``options`` with those of the model's file. Warns of keys and values without a meaning."""
-    nodes = [*model.graph.walk()] if model.options else []
+    nodes = [*model.graph.walk()]
     wishes: dict[str, Any] = {}
     ignored = []
     for key, text in model.options.items():

@@ -29,9 +29,10 @@ from penstock.ops.common.reference import reference_op
 from penstock.ops.internal.append import APPEND
 from penstock.ops.internal.attend import ATTEND
 from penstock.ops.internal.case import CASE, expand_case
-from penstock.ops.internal.cells import GRU_CELL, LSTM_CELL
+from penstock.ops.internal.cells import CELLS
 from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.ops.internal.fused import FUSED, fused
+from penstock.ops.internal.recurrence import RECURRENCE
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.textual.printer import CONSTANTS, NAME, WORDS, WRAPPERS, filled, number
 from penstock.types import ANY, STRING, Dim, MapType, Shape, TensorType, Type, dtype_name, dtypes
@@ -40,7 +41,7 @@ Find: TypeAlias = Callable[[str, str, int | None], ops.Op | None]
 
 _INTERNAL = {
     (op.name, op.domain): op
-    for op in (APPEND, ATTEND, CASE, CHOSEN_MATMUL, FUSED, GRU_CELL, LSTM_CELL, ZERO_NAN)
+    for op in (APPEND, ATTEND, CASE, CHOSEN_MATMUL, FUSED, *CELLS, RECURRENCE, ZERO_NAN)
 }  # in no table
 
 

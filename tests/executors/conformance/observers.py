@@ -108,7 +108,9 @@ class Observers(ExecutorTests):
         starts = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
         assert all(starts[e["id"]] <= e["ts"] for e in events if e["ph"] == "f")
 
-    def test_error_of_an_observer_ends_the_run(self):
+    @pytest.mark.parametrize("submitted", [False, True])
+    @pytest.mark.parametrize("error", [ps.RunError, ps.InvalidInput])
+    def test_penstock_error_of_an_observer_ends_the_run_as_it_is(self, error, submitted):
         session = self.compile(
             model_from_text("g (float[2] x) => (float[2] y) { t = Neg(x) y = Exp(t) }")
         )
@@ -117,11 +119,13 @@ class Observers(ExecutorTests):
         class Refuses(Observer):
             def step_end(self, run, step, outputs):
                 if step.node.op.name == "Neg":
-                    raise ps.RunError("no Neg")
+                    raise error("no Neg")
 
-        seen = Recorder()
-        with pytest.raises(ps.RunError, match="no Neg"):
-            session.run({"x": x}, observers=[seen, Refuses()])
+        seen, observers = Recorder(), [Refuses()]
+        with pytest.raises(error, match="no Neg"):
+            if submitted:
+                session.submit({"x": x}, observers=[seen, *observers]).result(10)
+            session.run({"x": x}, observers=[seen, *observers])
         assert [str(error) for error in seen.runs] == ["no Neg"]
         self.assert_same(session(x), np.exp(-x))
 

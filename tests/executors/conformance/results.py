@@ -22,7 +22,7 @@ def of_any_type(name: str) -> onnx.ValueInfoProto:
 class Results(ExecutorTests):
     """What a run returns: the interpreter's values, in arrays of the caller's own."""
 
-    @pytest.mark.parametrize("examples", scaled(100, 1000))
+    @pytest.mark.parametrize("examples", scaled(60, 1000))
     def test_random_graph_equals_the_interpreter(self, examples):
         @settings(max_examples=examples, suppress_health_check=INHERITED)
         @given(graph=graphs(), seed=st.integers(0, 3))

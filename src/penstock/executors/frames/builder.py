@@ -176,9 +176,9 @@ class FrameGraphBuilder:
         if not self._limits.count_runs or all(map(_is_small, node.outputs)):
             return kernel
         if isinstance(kernel.function, Guard):
-            kernel.function.function = counted(node, kernel.function.function)
+            kernel.function.function = counted(node, kernel.function.function, kernel.reserves)
             return kernel
-        return replace(kernel, function=counted(node, kernel.function))
+        return replace(kernel, function=counted(node, kernel.function, kernel.reserves))
 
     def _call(self, node: Node) -> StartCall:
         """The call of a function, which may be the one that is being compiled."""

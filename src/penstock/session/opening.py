@@ -1,0 +1,139 @@
+"""From a model, or the path of one, and options to what sessions are made of: the model, the graphs
+and the context to compile them in, and the plans that it was saved with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.algorithms.records import dataclass
+from penstock.backends.registry import backends_of
+from penstock.frontends.common.model_files import opened_files
+from penstock.frontends.load import entered, load
+from penstock.ir.graph import Graph, Model
+from penstock.limits import Limits
+from penstock.session.environment import with_environment
+from penstock.session.options import CompileOptions
+from penstock.session.stages import CompileContext
+
+if TYPE_CHECKING:
+    from penstock.backends.base import Backend
+    from penstock.session.artifact import Artifact
+    from penstock.session.compile_cache import CacheEntry
+    from penstock.tuning.run_sampler import Adopt
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a session is made of.
+
+    ``graph`` gives the main graph, which is decoded then if it was saved; ``stores`` has the
+    session's variables by the stores of the model; ``entry`` is its place in the cache.
+    """
+
+    model: Model
+    context: CompileContext
+    graph: Callable[[], Graph]
+    stores: dict[Any, Any]
+    artifact: Artifact | None
+    entry: CacheEntry | None
+
+
+def open_model(
+    model: Model | str | Any, options: CompileOptions, limits: Limits, adopt: Adopt
+) -> Opened:
+    """Read a model, unless it is one, and decide what its options are: those that are given, that
+    its file wishes for, that it was saved with, or of the environment. ``adopt``: see
+    ``CompileContext``."""
+    entry = _cache_entry(model, options)
+    model = _loaded(model, options, limits, entry)
+    if model.options:
+        from penstock.session.wishes import with_wishes
+
+        options = with_wishes(options, model)
+    file = model.artifact
+    if file is not None:
+        from penstock.session.artifact import saved_options
+
+        options = saved_options(model, options)
+    options, spread = _spread(with_environment(options, model), model)
+    options.check_use()
+    backends = _backends(options, late=file is not None)
+    stores: dict[Any, Any] = {} if options.variables is None else options.variables.of(model)
+    functions, graph = _graphs(model, stores)
+    context = CompileContext(options, backends, limits, functions, adopt=adopt, **spread)
+    artifact = None
+    if file is not None:
+        from penstock.session.artifact import Artifact
+
+        artifact = Artifact(model, context, stores)
+    return Opened(model, context, graph, stores, artifact, entry)
+
+
+def _graphs(
+    model: Model, stores: dict[Any, Any]
+) -> tuple[Mapping[str, Graph], Callable[[], Graph]]:
+    """The functions of a model, and what gives its main graph."""
+    if model.artifact is not None:
+        from penstock.artifact.decode import decode_stores
+
+        if not decode_stores(model.artifact):  # graphs are decoded when needed
+            return model.functions, partial(getattr, model, "graph")
+    functions = _own_stores({"": model.graph, **model.functions}, stores)
+    return functions, partial(functions.pop, "")
+
+
+def _cache_entry(model: Any, options: CompileOptions) -> CacheEntry | None:
+    """The place that ``cache=`` gives a model, if it is given."""
+    if not options.cache:
+        return None
+    from penstock.session.compile_cache import cache_entry
+
+    return cache_entry(model, options)
+
+
+def _loaded(model: Any, options: CompileOptions, limits: Limits, entry: CacheEntry | None) -> Model:
+    """The model that is given, that of a file, or that which is kept in the cache."""
+    kept = None if entry is None else entry.load()
+    if kept is not None:
+        return kept
+    if isinstance(model, Model):
+        return model if options.signature is None else entered(model, options.signature)
+    with opened_files() as opened:
+        loaded = load(
+            model, limits=limits, map_weights=options.map_weights, signature=options.signature
+        )
+    if entry is not None:
+        entry.opened = opened
+    return loaded
+
+
+def _spread(options: CompileOptions, model: Model) -> tuple[CompileOptions, dict[str, Any]]:
+    """The options without what they say of workers, which contexts of compiling have."""
+    if options.cluster is None:
+        return options, {}
+    from penstock.session.spread import worker_places
+
+    options, pins, named = worker_places(options, model)
+    return options, {"pins": pins, "named": named}
+
+
+def _backends(options: CompileOptions, *, late: bool) -> tuple[Backend, ...]:
+    """The backends that the options ask for; ``late``: saved plans may not need their libraries."""
+    chosen = options.backends, options.precision, options.cuda_devices
+    backends = tuple(backends_of(*chosen, (options.place or {}).values(), late=late))
+    if options.precision == "bf16":
+        from penstock.session.granted import warn_of_precision
+
+        warn_of_precision(options.precision, backends)
+    return backends
+
+
+def _own_stores(graphs: dict[str, Graph], own: dict[Any, Any]) -> dict[str, Graph]:
+    """The graphs by name, with variables of their own."""
+    if not any("store" in node.attrs for graph in graphs.values() for node in graph.walk()):
+        return graphs
+    from penstock.ops.tensorflow.state import own_stores
+
+    return own_stores(graphs, own)

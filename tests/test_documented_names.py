@@ -1,0 +1,149 @@
+"""What the prose of the documents names exists: files, functions, options, flags, targets of make.
+
+Blocks of code are run by ``test_readme``; here are the pieces of code within sentences and tables.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import penstock as ps
+from penstock.cli import main
+from penstock.cli.commands import COMMANDS
+from penstock.session.session import Session
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted(p for p in ROOT.glob("docs/**/*.md") if p.parent.name != "decisions"),
+]
+FOLDERS = (ROOT, ROOT / "src/penstock", ROOT / "tests", ROOT / "examples")
+EXAMPLES = {"passes/optimize/cancel_negations.py"}  # which a page writes
+GROUPS = {"penstock.operations", "penstock.backends"}  # of entry points
+FOREIGN = re.compile(r"^docs/(coming-from|how-to/migrate-).*")  # tables with names of others
+CALLED = {
+    "compile": ps.compile,
+    "open": ps.open,
+    "load": ps.load,
+    "run": Session.run,
+    "submit": Session.submit,
+    **{
+        name: getattr(ps, name)
+        for name in ("Limits", "Cluster", "SimulatedCluster", "Replicas", "NanGuard", "Stream")
+    },
+}
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def pieces(path: Path) -> Iterator[str]:
+    """The inline code of a page; of tables with names of others, that of Penstock's column."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for paragraph in text.split("\n\n"):
+        for line in paragraph.splitlines() if paragraph.startswith("|") else [paragraph]:
+            if line.startswith("|") and FOREIGN.match(name(path)):
+                line = "|".join(line.split("|")[2:3])
+            yield from (re.sub(r"\s+", " ", code) for code in re.findall(r"`([^`]+)`", line))
+
+
+@pytest.fixture(params=PAGES, ids=name)
+def codes(request) -> list[str]:
+    return list(pieces(request.param))
+
+
+def test_files_in_prose_exist(codes):
+    for code in codes:
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/[\w.-]*\.(py|md|toml|c|js|txt|json)", code):
+            assert code in EXAMPLES or any((f / code).exists() for f in FOLDERS), code
+        elif re.fullmatch(r"(\w+/)+", code):
+            assert any((folder / code).is_dir() for folder in FOLDERS), code
+
+
+def resolve(dotted: str) -> Any:
+    """What a dotted name stands for; raises ``AttributeError`` or ``ImportError``."""
+    parts = dotted.split(".")
+    found: Any = import_module(parts[0])
+    for i, part in enumerate(parts[1:], 2):
+        if not hasattr(found, part):
+            import_module(".".join(parts[:i]))
+        found = getattr(found, part)
+    return found
+
+
+def test_dotted_names_in_prose_exist(codes):
+    for code in codes:
+        for dotted in re.findall(r"(?<![\w.\"'/-])((?:penstock|ps)(?:\.[A-Za-z_]\w*)+)", code):
+            if dotted not in GROUPS:
+                resolve(re.sub(r"^ps\b", "penstock", dotted))
+
+
+def test_members_of_sessions_in_prose_exist(codes):
+    for code in codes:
+        for own, member in re.findall(r"\b(session|Session)\.([a-z_]\w*)", code):
+            if not hasattr(Session, member):
+                assert own == "session" and member in ("py", "pool", "md"), code
+
+
+def keywords(code: str) -> Iterator[tuple[str, str]]:
+    """Functions of ``CALLED`` in a piece of code, with the keywords they are called with."""
+    for match in re.finditer(r"(?<!\w)(\w+)\(", code):
+        depth, end = 1, match.end()
+        while end < len(code) and depth:
+            depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(code[end], 0)
+            end += 1
+        inside = re.sub(r"[\[({].*?[\])}]|\"[^\"]*\"", "", code[match.end() : end - 1])
+        yield from ((match[1], word) for word in re.findall(r"(?<![\w.])(\w+)=", inside))
+
+
+def test_keywords_of_calls_in_prose_are_options(codes):
+    for code in codes:
+        for function, keyword in keywords(code):
+            if function in CALLED:
+                parameters = inspect.signature(CALLED[function]).parameters
+                allowed = {*parameters}
+                if function in ("Replicas", "Cluster", "open"):
+                    allowed |= {*inspect.signature(ps.compile).parameters}
+                assert keyword in allowed, code
+
+
+@cache
+def flags() -> dict[str, set[str]]:
+    """The options of each command."""
+    context = click.Context(main)
+    commands = {command: main.get_command(context, command) for command in COMMANDS}
+    return {
+        title: {flag for parameter in command.params for flag in parameter.opts}
+        for title, command in commands.items()
+        if command is not None
+    }
+
+
+def test_flags_in_prose_are_options_of_a_command(codes):
+    known = set().union(*flags().values(), {"--help", "--version"})
+    for code in codes:
+        for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", code):
+            if code.startswith(("--", "penstock")):
+                assert flag in known, code
+        command = re.match(r"penstock ([a-z]+)\b", code)
+        if command is not None and command[1] != "serve]":
+            assert command[1] in COMMANDS, code
+            given = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", code))
+            assert given <= flags()[command[1]] | {"--help"}, code
+
+
+def test_targets_of_make_in_prose_exist(codes):
+    makefile = (ROOT / "Makefile").read_text()
+    for code in codes:
+        for target in re.findall(r"^make ([a-z][\w-]*)", code):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), code
