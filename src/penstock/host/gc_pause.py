@@ -51,10 +51,11 @@ def _make_modules_old() -> None:
     """Put all objects into the oldest generation if modules were imported: the next collection
     would walk tens of thousands, a tenth of the time until the first answer of a process."""
     global _modules
-    if len(sys.modules) > _modules and not gc.get_freeze_count():  # what users froze stays frozen
+    if len(sys.modules) > _modules:
         _modules = len(sys.modules)
-        gc.freeze()
-        gc.unfreeze()
+        if not gc.get_freeze_count():  # what users froze stays frozen; to count it is to walk it
+            gc.freeze()
+            gc.unfreeze()
 
 
 @in_child
