@@ -26,6 +26,11 @@ enum { MOST_PARTS = 1024 };
    where there are more threads than parts. */
 static const int64_t FIRST_NAP = 50000, LAST_NAP = 800000, SURPLUS_NAP = 6400000;
 
+/* Nanoseconds for which a thread that is done with its part waits for the others of a region without a
+   nap: parts are not equally long, and one that naps comes late to the next region. No longer, since a
+   thread that has lost its core may be brought to that of one that naps. */
+static const int64_t UNEQUAL = 400000;
+
 static struct {
     _Alignas(64) atomic_int taken;    /* whether a thread has the team */
     _Alignas(64) atomic_ullong open;  /* the region's number, its parts, and those that are started */
@@ -87,16 +92,19 @@ static int is_in_the_way(void)
     return sched_getcpu() == atomic_load_explicit(&team.core, memory_order_relaxed);
 }
 
-/* Wait until there are parts that have not been started, SPIN at most, and not if that is in the way. */
+/* Wait until there are parts that have not been started, up to SPIN behind the end of a region, and not
+   if that is in the way. */
 static int await_parts(void)
 {
-    int64_t end = 0;
+    int64_t end = 0, latest = 0;
     for (int turn = 1; !is_open(); turn++) {
         pause_turn();
         if (turn % 32)
             continue;
         int64_t time = now();
-        end = end ? end : time + SPIN;
+        latest = latest ? latest : time + UNEQUAL;
+        if (!end || (time < latest && atomic_load(&team.unfinished)))
+            end = time + SPIN;
         if (time >= end || is_in_the_way())
             return 0;
     }
@@ -173,6 +181,7 @@ static void forget_parent(void)
     mine.parts = 0;
     atomic_store(&team.taken, 0);
     atomic_store(&team.open, 0);
+    atomic_store(&team.unfinished, 0);
     atomic_store(&team.asleep, 0);
 }
 
