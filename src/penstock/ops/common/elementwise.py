@@ -223,7 +223,7 @@ def carrying(
             columns = []
             for i in range(len(types)):
                 dtype = tensor(types, i).dtype
-                column = ints(types, consts, i)
+                column = ints(types, consts, i, None)
                 if column is None or dtype is None or dtype.kind not in "biu":
                     return None
                 columns.append(column)

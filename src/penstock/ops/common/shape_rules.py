@@ -57,16 +57,22 @@ def all_constant(node: Node, indices: Iterable[int]) -> bool:
     return all(value is None or value.const is not None for value in values)
 
 
-def ints(types: Types, consts: Consts, index: int) -> tuple[Dim, ...] | None:
-    """The contents of an integer input, as far as known from a constant or shape arithmetic."""
+def ints(
+    types: Types, consts: Consts, index: int, most_dims: int | None = 1
+) -> tuple[Dim, ...] | None:
+    """The contents of an integer input, as far as known from a constant or shape arithmetic.
+    Raises ``ShapeError`` if it is known to have more than ``most_dims`` dims, which None allows."""
     const = consts[index] if index < len(consts) else None
+    type_ = types[index] if index < len(types) else None
+    shape = const.shape if const is not None else getattr(type_, "shape", None)
+    if most_dims is not None and shape is not None and len(shape) > most_dims:
+        raise ShapeError(
+            f"input {index} has shape {list(shape)}, and is to have at most {most_dims} "
+            + ("dim" if most_dims == 1 else "dims")
+        )
     if const is not None:
         return _whole_numbers(const)
-    if index < len(types):
-        type_ = types[index]
-        if isinstance(type_, TensorType):
-            return type_.data
-    return None
+    return type_.data if isinstance(type_, TensorType) else None
 
 
 def _whole_numbers(const: np.ndarray) -> tuple[int, ...] | None:
@@ -95,7 +101,7 @@ def known_ints(node: Node, types: Types, index: int) -> tuple[int, ...] | None:
     value = node.inputs[index]
     if value is not None and value.const is not None:
         return _whole_numbers(value.const)
-    return all_known(ints(types, (), index))
+    return all_known(ints(types, (), index, None))
 
 
 # The dtypes that ``TensorProto.DataType`` numbers, in its order; 0 is undefined.

@@ -42,7 +42,7 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorTyp
         return (TensorType(data.dtype),)
     shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
     type_ = TensorType(data.dtype, shape)
-    positions = rules.ints(types, consts, 1)
+    positions = rules.ints(types, consts, 1, None)
     if data.data is None or positions is None or len(shape) > 1:
         return (type_,)
     contents: list[Dim] = []

@@ -124,7 +124,7 @@ def _infer_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         axes = rules.all_known(rules.ints(types, consts, 3))
         if axes is None:
             return (TensorType(x.dtype, (None,) * rank),)
-    pads = rules.ints(types, consts, 1)
+    pads = rules.ints(types, consts, 1, 2)
     by_axis = _by_axis(rank, pads or (None,) * (2 * (rank if axes is None else len(axes))), axes)
     dims: list[Dim] = []
     for dim, (before, after) in zip(x.shape, by_axis, strict=True):

@@ -269,7 +269,7 @@ def _infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None) -> Infer:
             return (_any_axes(type_, rules.tensor(types, 1), attrs),)
         taken = _known_axes(axes, attrs)
         result = reduced_type(type_, taken, bool(attrs.get("keepdims", 1)))
-        data = rules.ints(types, consts, 0)
+        data = rules.ints(types, consts, 0, None)
         if combine is None or type_.rank != 1 or taken == () or data is None:
             return (result,)
         cell = in_range(combine(data), type_.dtype)

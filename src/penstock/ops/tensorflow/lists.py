@@ -83,7 +83,7 @@ def _elements(index: int, before: int = 0) -> Infer:
         if dtype is None:
             return (ANY,)
         const, type_ = consts[index], types[index]
-        dims = ints(types, consts, index)
+        dims = ints(types, consts, index, None)
         rank = const.ndim if const is not None else tensor((type_,), 0).rank
         if dims is None or rank != 1:
             return (TensorType(dtype),)
