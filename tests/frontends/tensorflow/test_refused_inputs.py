@@ -342,3 +342,24 @@ def test_bucketize_with_boundaries_that_fall_is_refused() -> None:
     g = graph("Bucketize", [X], {"T": Type("float32"), "boundaries": [1.0, 0.5]})
     with pytest.raises(ps.InvalidModel, match=r"y in the model .* are not sorted; sort them"):
         ps.compile(g.bytes())
+
+
+@pytest.mark.parametrize("policy", ["", "DEFAULT", "ERROR", "IGNORE"])
+@pytest.mark.parametrize(
+    ("op", "inputs", "attrs"),
+    [
+        ("GatherNd", [X, whole([1])], types(Tparams="float32", Tindices="int32")),
+        ("ScatterNd", [whole([1]), X[:1], whole(4, 2)], DENSE),
+        *[
+            (f"TensorScatter{name}", [X, whole([1]), X[:1]], DENSE)
+            for name in ("Update", "Add", "Sub", "Max", "Min")
+        ],
+    ],
+)
+def test_bad_indices_are_errors_and_are_not_to_be_ignored(op, inputs, attrs, policy) -> None:
+    content = graph(op, inputs, attrs | {"bad_indices_policy": policy}).bytes()
+    if policy == "IGNORE":
+        with pytest.raises(ps.PenstockError, match=r"y in the model.*bad_indices_policy 'IGNORE'"):
+            ps.compile(content)
+    else:
+        assert ps.compile(content).run({f"x{i}": x for i, x in enumerate(inputs)})

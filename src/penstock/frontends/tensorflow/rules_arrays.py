@@ -129,8 +129,23 @@ _BY_TUPLES: dict[str, tuple[str, dict[str, int | str]]] = {
 }
 
 
+def _check_policy(c: Conversion) -> None:
+    """Refuse a node that ignores indices which are out of bounds: they are errors here, as they
+    are by default on a CPU."""
+    policy = c.attrs.get("bad_indices_policy", "")
+    if policy not in ("", "DEFAULT", "ERROR"):
+        raise NodeError(f"has bad_indices_policy {policy!r}; only 'DEFAULT' and 'ERROR' are known")
+
+
+@rule("ScatterNd", "TensorScatterSub", "TensorScatterMax", "TensorScatterMin")
+def by_own_tuples(c: Conversion) -> None:
+    _check_policy(c)
+    c.emit_same_op(())
+
+
 @rule(*_BY_TUPLES)
 def by_tuples(c: Conversion) -> None:
+    _check_policy(c)
     x, indices, *updates = c.inputs
     known = c.input_constant(1)
     if known is None:
