@@ -209,7 +209,7 @@ def bind_names(
         if slot.kind in (SlotKind.DYNAMIC, SlotKind.CONSTANT):
             values.append(LateArray(slot.strides))
             if slot.kind is SlotKind.CONSTANT and name in read:
-                namespace[name] = slot.const
+                namespace[name] = slot.borrowed
             continue
         if name not in namespace:
             place = memory_name(plan, slot)
@@ -254,7 +254,7 @@ def _bound(plan: Plan, values: Sequence[Any], step: Step) -> Any:
     kernel = step.kernel
     assert kernel is not None
     inputs = [
-        plan.slots[index].const
+        plan.slots[index].borrowed
         if index >= 0 and plan.slots[index].kind is SlotKind.CONSTANT and i not in kernel.absorbed
         else values[index]
         for i, index in enumerate(step.inputs)

@@ -58,6 +58,7 @@ class StepWriter:
         tasks: Tasks | None,
         observed: bool,
         capture: bool = True,
+        inputs_observed: bool = True,
     ) -> None:
         self.plan = plan
         self.slots = plan.slots
@@ -69,6 +70,7 @@ class StepWriter:
         self.lifetimes = lifetimes
         self.max_iterations = max_iterations
         self.observed = observed
+        self._inputs_observed = inputs_observed
         self.counts = False
         self.given: Mapping[int, str] = {}
         self.in_tasks = tasks is not None
@@ -161,7 +163,7 @@ class StepWriter:
     def _steps(self, steps: Sequence[Step]) -> None:
         for step in paced(steps):
             self._wait(step)
-            self._observe("began", step, step.inputs)
+            self._observe("began", step, step.inputs if self._inputs_observed else ())
             if step.control:
                 self._control_flow(self, step)
             else:

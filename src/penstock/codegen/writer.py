@@ -102,11 +102,11 @@ class Program:
         code = sum(kernel.code_bytes for kernel in kernels)
         return _LINE_BYTES * len(self.steps) + code
 
-    def with_observers(self) -> Program:
-        """The program of the same plan that tells observers of its steps."""
-        return write_program(
-            self.plan, self.arena_plan, self.limits, tasks=self.tasks, observed=True
-        )
+    def with_observers(self, inputs: bool = True) -> Program:
+        """The program of the same plan that tells observers of its steps, and of their ``inputs``:
+        to tell them of weights is to read all again that kernels hold in an order of their own."""
+        parts = self.plan, self.arena_plan, self.limits
+        return write_program(*parts, tasks=self.tasks, observed=True, inputs_observed=inputs)
 
     def with_given(self, outputs: Sequence[int]) -> Program:
         """The program of the same plan, one function, that takes arrays for these outputs behind
@@ -158,6 +158,7 @@ def write_program(
     *,
     tasks: Tasks | None = None,
     observed: bool = False,
+    inputs_observed: bool = True,
     given: Sequence[int] = (),
     capture: bool = True,
 ) -> Program:
@@ -166,7 +167,8 @@ def write_program(
     Without ``tasks`` it is one function, ``run(control, *inputs) -> outputs``. With them each is a
     function ``t<number>(control, V)``, with ``S`` and ``emit`` if there are signals, and
     ``results(V)`` returns the outputs. Loops and allocations are within ``limits``. If
-    ``observed``, the program calls the control's observer for each step. The outputs ``given`` are
+    ``observed``, the program calls the control's observer for each step, with its inputs if they
+    are ``inputs_observed``, else with none. The outputs ``given`` are
     written into arrays, ``o<number>``, which ``run`` takes behind the inputs. ``capture``: whether
     steps on devices that can are captured into graphs.
     """
@@ -175,7 +177,8 @@ def write_program(
     allocated = allocations(plan, arena_plan.size, limits)
     names = program_names(plan, arena_plan, shared, allocated.steps)
     lifetimes, most = Lifetimes(plan, order, tasks), limits.max_iterations
-    writer = StepWriter(plan, names, lifetimes, _write_control_flow, most, tasks, observed, capture)
+    calls = observed, capture, inputs_observed
+    writer = StepWriter(plan, names, lifetimes, _write_control_flow, most, tasks, *calls)
     writer.counts = allocated.counts
     writer.given = _given_slots(plan, given)
     functions = _write_tasks(writer, tasks) if tasks else _write_run(writer, order, given)

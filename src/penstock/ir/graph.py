@@ -66,6 +66,24 @@ class Value:
         return held
 
     @property
+    def is_constant(self) -> bool:
+        """Whether it has contents, held here or not."""
+        try:
+            return _HELD(self) is not None
+        except AttributeError:
+            return True
+
+    @property
+    def borrowed(self) -> np.ndarray | None:
+        """The contents of a constant, which are not held here from now on if they were not
+        before."""
+        try:
+            held: np.ndarray | None = _HELD(self)
+        except AttributeError:
+            return self._give_back()
+        return held
+
+    @property
     def dtype(self) -> np.dtype | None:
         """The dtype of a tensor, None if it is unknown."""
         return self.type.dtype if isinstance(self.type, TensorType) else None

@@ -102,6 +102,11 @@ class Slot:
         return None if self.constant is None else self.constant.const
 
     @property
+    def borrowed(self) -> np.ndarray | None:
+        """The contents of a constant, for a reader that holds them itself (``Value.borrowed``)."""
+        return None if self.constant is None else self.constant.borrowed
+
+    @property
     def nbytes(self) -> int:
         """Bytes of a tensor of known size."""
         assert isinstance(self.type, TensorType)

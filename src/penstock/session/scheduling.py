@@ -212,12 +212,14 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
 
     if context.options.cost_model is not None:
         return None
-    # Without the values that the profiler of this compilation measures on.
+    # Without the values that the profiler of this compilation measures on, and its kernels, which
+    # hold weights that the plan does not.
+    program = programmed.program
     planned = Planned(programmed.schedule.plan, CostModel(context.backends))
 
     def observed() -> Executor:
-        program = programmed.program.with_observers()
-        return LinearExecutor(program, context.hosts, context.limits, threads=1)
+        timed = program.with_observers(inputs=False)
+        return LinearExecutor(timed, context.hosts, context.limits, threads=1)
 
     def promising(serial: float, profile: Profile) -> bool:
         plan = planned.plan

@@ -50,7 +50,7 @@ def _kernel_away(node: Node, among: Sequence[Backend], kernels: KernelTable) -> 
 
 def _is_arithmetic(node: Node, on_host: set[Value]) -> bool:
     """Whether all that a node reads is on the host, and its results are a few whole numbers."""
-    read = [value for value in node.inputs if value is not None and value.const is None]
+    read = [value for value in node.inputs if value is not None and not value.is_constant]
     results = [value.type for value in node.outputs if value is not None]
     return (
         bool(read)

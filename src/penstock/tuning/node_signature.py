@@ -55,7 +55,7 @@ def node_signature(node: Node) -> NodeSignature | None:
         total += type_.nbytes
         dtypes.append(dtype_name(type_.dtype))
         # Constants are marked: kernels may prepare them in advance.
-        shapes.append("x".join(map(str, type_.dims)) + "=" * (value.const is not None))
+        shapes.append("x".join(map(str, type_.dims)) + "=" * value.is_constant)
     inputs = len(node.inputs)
     exact = f"{', '.join(shapes[:inputs])} -> {', '.join(shapes[inputs:])}"
     attrs = [f"{key}={x!r}" for key, x in sorted(node.attrs.items()) if _is_plain(x)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper, numpy_helper, parser
 
 import penstock as ps
 from penstock.backends.onednn.library import library
@@ -115,6 +116,39 @@ def test_weights_that_another_plan_has_read_are_let_go_by_trim_and_after_many_pl
         held.append(value.held is not None)
     assert held == [False, *[True] * 6, False, True]
     session.trim()
+    assert value.held is None
+
+
+def test_weights_are_held_once_while_runs_show_how_they_are_best_run() -> None:
+    """With two threads runs are timed, observed on one thread and run as tasks, for a while."""
+    graph = """g (float[256, 256] x) => (float[256, 256] y) {
+        a = MatMul(x, w) b = Neg(x) c = MatMul(b, w) d = Sin(a) e = Cos(c) y = Mul(d, e) }"""
+    proto = parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]>\n{graph}')
+    weights = normal(256, 256)
+    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    model, value = loaded(proto)
+    file_order = weakref.ref(value.held)
+    session, x = ps.compile(model, threads=2, backends=BACKENDS), normal(256, 256)
+    expected = np.sin(x @ weights) * np.cos(-x @ weights)
+    runs_sampled = 0
+    for _ in range(60):
+        np.testing.assert_allclose(session.run({"x": x})["y"], expected, atol=1e-3)
+        assert value.held is None
+        assert file_order() is None, "another object holds the weights in the order of the file"
+        runs_sampled += getattr(session.latest, "sampler", None) is not None
+    assert runs_sampled > 5  # the first that is observed is the fifth
+
+
+def test_weights_that_an_observer_has_seen_are_let_go_with_the_observed_plan() -> None:
+    model, value = loaded(net("MatMul", [50, 70], normal(70, 130)))
+    session = ps.compile(model, threads=1, backends=BACKENDS)
+    session.run({"x": normal(50, 70)})
+    observed = session.latest.observed()
+    assert value.held is None
+    seen = weakref.ref(value.borrowed)
+    assert seen() is not None, "the observed plan holds them"
+    del observed
+    assert seen() is None
     assert value.held is None
 
 

@@ -234,7 +234,7 @@ class ValueNumbers:
         begin, end = (tuple(map(self.slot, values)) for values in (inputs, outputs))
         kinds = {True: SlotKind.CONSTANT, False: SlotKind.DYNAMIC}
         slots = [
-            Slot(v.name, v.type, kinds[v.const is not None], None if v.const is None else v)
+            Slot(v.name, v.type, kinds[v.is_constant], v if v.is_constant else None)
             if isinstance(v, Value)
             else v
             for v in self._values
@@ -386,7 +386,7 @@ class FrameGraph:
             self._place_merge(node, values, readers)
             return
         for value in values:
-            if value is not None and value.const is None:
+            if value is not None and not value.is_constant:
                 # Others wait for what is sent: it goes before this part goes on.
                 own = readers.setdefault(value, [])
                 first = 0 if node.rule is TokenRule.SEND else len(own)
@@ -407,7 +407,7 @@ class FrameGraph:
             index.flags.writeable = False  # all runs share it
             if value is None:
                 continue
-            if value.const is None:
+            if not value.is_constant:
                 readers.setdefault(value, []).append((node, index))
                 node.data_inputs += 1
             elif node.waits:
@@ -474,7 +474,7 @@ def isolate(node: Node) -> tuple[Graph, list[int]]:
     a constant in the place of an output that is left out, so that both have as many."""
     indices: dict[Value, int] = {}
     for i, value in enumerate(all_inputs(node)):
-        if value is not None and value.const is None:
+        if value is not None and not value.is_constant:
             indices.setdefault(value, i)
     none = Value("", const=np.empty(0))
     outputs = [none if value is None else value for value in node.outputs]
