@@ -24,6 +24,7 @@ from penstock.executors.control import begin_run
 from tests.cluster.test_cluster import answer, convnet, halves, images, reference
 from tests.cluster.test_lost_workers import kill, lost, on_workers
 from tests.executors.frames.test_partitioned import endless
+from tests.support.processes import stop
 from tests.support.timing import SOON, wait_until
 
 
@@ -59,7 +60,7 @@ def test_worker_that_dies_while_it_compiles_a_part_gets_it_again(ray_started, mo
         def killing(handle, registered, worker, timeout):
             if not killed:
                 killed.append(cluster.processes[worker])
-                os.kill(killed[0], signal.SIGSTOP)  # it can never answer
+                stop(killed[0])  # it can never answer
                 threading.Timer(0.01, os.kill, (killed[0], signal.SIGKILL)).start()
             register(handle, registered, worker, timeout)
 
@@ -395,7 +396,7 @@ def test_deadline_ends_a_run_whose_parts_are_being_registered(ray_started):
         cluster.start()
         session = ps.compile(source, cluster=cluster, place=halves(source))
         process = cluster.processes[1]
-        os.kill(process, signal.SIGSTOP)
+        stop(process)
         try:
             with pytest.raises(ps.DeadlineExceeded):
                 session.run({"x": images()}, timeout=0.05)
@@ -466,9 +467,10 @@ def test_address_of_another_ray_than_the_one_in_use_is_refused(ray_started):
 def test_ray_that_is_shut_down_while_a_part_is_registered_ends_the_run():
     printed = program(
         """
-import os, signal, threading
+import threading
+from tests.support.processes import stop
 other = ps.compile(b.model(), cluster=cluster)
-os.kill(cluster.processes[0], signal.SIGSTOP)
+stop(cluster.processes[0])
 error = []
 def register():
     try:

@@ -14,6 +14,7 @@ import penstock as ps
 from penstock.ir.graph import Model
 from tests.cluster.test_cluster import answer, convnet, counter, halves, images
 from tests.executors.frames.test_partitioned import endless
+from tests.support.processes import stop
 from tests.support.timing import SOON, wait_until
 
 
@@ -132,7 +133,7 @@ def test_worker_that_hangs_counts_as_dead(ray_started):
         session = ps.compile(source, cluster=cluster, place=halves(source))
         want = answer(session, images())
         process = cluster.processes[1]
-        os.kill(process, signal.SIGSTOP)
+        stop(process)
         np.testing.assert_array_equal(answer(session, images()), want)
         assert process not in cluster.processes
 
@@ -143,7 +144,7 @@ def test_deadline_ends_a_run_on_a_worker_that_hangs(ray_started):
         session = ps.compile(source, cluster=cluster, place=halves(source))
         answer(session, images())
         process = cluster.processes[1]
-        os.kill(process, signal.SIGSTOP)
+        stop(process)
         try:
             for _ in range(5):
                 with pytest.raises(ps.DeadlineExceeded):

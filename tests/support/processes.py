@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.support.timing import wait_until
 
 
 def end_of(program: str, *arguments: str) -> str:
@@ -43,6 +46,25 @@ def load_in_child(path: Path, similar: Path) -> tuple[int, str]:
     the error, or "loaded". ``similar`` is a small model, which is loaded first."""
     size, _, text = end_of(LOAD, str(path), str(similar)).rstrip("\n").partition(" ")
     return int(size), text
+
+
+def stop(process: int) -> None:
+    """Let a process stand still, and return when all of its threads do: until the kernel comes to
+    them they may answer what is asked afterwards."""
+    os.kill(process, signal.SIGSTOP)
+    wait_until(lambda: set(_states(process)) <= {"T"})
+
+
+def _states(process: int) -> list[str]:
+    """A letter for each thread of a process; none where there is no /proc."""
+    states = []
+    for path in Path(f"/proc/{process}/task").glob("*/stat"):
+        try:
+            stat = path.read_text()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+        states.append(stat.rpartition(")")[2].split()[0])
+    return states
 
 
 def in_child(job: Callable[[], object]) -> bool:
