@@ -468,8 +468,15 @@ def test_ray_that_is_shut_down_while_a_part_is_registered_ends_the_run():
     printed = program(
         """
 import threading
+from penstock.cluster import members
 from tests.support.processes import stop
 other = ps.compile(b.model(), cluster=cluster)
+wait_for, waits = members.wait_for, threading.Event()
+def waiting(*arguments, **options):
+    if threading.current_thread() is thread:
+        waits.set()
+    return wait_for(*arguments, **options)
+members.wait_for = waiting
 stop(cluster.processes[0])
 error = []
 def register():
@@ -479,8 +486,8 @@ def register():
         error.append(str(raised))
 thread = threading.Thread(target=register)
 thread.start()
-while len(cluster._graphs) < 2:
-    pass
+waits.wait(60)  # in a call of Ray, the process would end
+assert len(cluster._graphs) == 2
 ray.shutdown()
 thread.join(60)
 print(error, thread.is_alive(), ray.is_initialized())

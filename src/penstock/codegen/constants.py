@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from penstock.codegen.names import prepares
-from penstock.plan.plan import Plan
+from penstock.codegen.names import absorbed_inputs
+from penstock.plan.plan import StepTable
 
 
-def let_go_constants(plan: Plan) -> int:
-    """Drop the contents of constants that all steps of ``plan`` read in another order, after it was
-    bound to memory. Later readers get them back from the kernels. Returns about how many bytes
-    that frees, unless another object holds them."""
+def let_go_constants(table: StepTable) -> int:
+    """Drop the contents of constants that all steps of ``table`` read in another order, after its
+    program was bound to memory. Later readers get them back from the kernels. Returns about how
+    many bytes that frees, unless another object holds them."""
     give_back: dict[int, Callable[[], np.ndarray]] = {}
-    read = set(plan.outputs)
-    for step in plan.walk():
+    read = set(table.outputs)
+    for step in table.walk():
         kernel = step.kernel
         held: Mapping[int, Callable[[], np.ndarray]] = {}
-        if kernel is not None and kernel.let_go is not None and prepares(step):
+        if kernel is not None and kernel.let_go is not None and absorbed_inputs(table, step):
             held = kernel.let_go()
         for i, slot in enumerate(step.inputs):
             if i in held:
@@ -30,7 +30,7 @@ def let_go_constants(plan: Plan) -> int:
             read.update(block.outputs)
     freed = 0
     for index in give_back.keys() - read:
-        constant = plan.slots[index].constant
+        constant = table.slots[index].constant
         if constant is not None and constant.held is not None:
             freed += constant.held.nbytes
             constant.let_go(give_back[index])

@@ -48,7 +48,7 @@ from penstock.ops.internal.fused import parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.result_bytes import counted
 from penstock.plan.arena_layout import ArenaPlan
-from penstock.plan.plan import Plan, Slot, SlotKind, Step
+from penstock.plan.plan import Plan, Slot, SlotKind, Step, StepTable
 from penstock.types import TensorType
 
 MOST_AHEAD = 256
@@ -111,8 +111,9 @@ def program_names(
     calls: dict[Step, Call] = {}
     for number, step in enumerate(paced(plan.walk())):
         if step.kernel is not None:
-            function = _function_name(number, step, step.kernel, step in counted)
-            arguments = _arguments(plan, number, step, slots)
+            is_counted = step in counted
+            function = _function_name(number, step, step.kernel, is_counted)
+            arguments = _arguments(plan, number, step, slots, is_counted)
             calls[step] = Call(function, arguments, step.kernel.begin is not None)
     return ProgramNames(tuple(slots), calls, counted)
 
@@ -148,6 +149,16 @@ def runtime_slots(plan: Plan, step: Step) -> tuple[int, ...]:
     return tuple([i for i in bound_slots(step) if i >= 0 and slots[i].kind is SlotKind.DYNAMIC])
 
 
+def absorbed_inputs(table: StepTable, step: Step) -> tuple[int, ...]:
+    """The constants among the inputs of a step that the call of its kernel does not read
+    (``Kernel.absorbed``)."""
+    kernel, inputs, slots = step.kernel, step.inputs, table.slots
+    if kernel is None or (step.into and not prepares(step)):
+        return ()
+    given = [i for i in kernel.absorbed if inputs[i] >= 0]
+    return tuple([i for i in given if slots[inputs[i]].kind is SlotKind.CONSTANT])
+
+
 def prepares(step: Step) -> bool:
     """Whether the kernel of ``step`` prepares arguments of its own when it is bound."""
     return step.into and step.kernel is not None and step.kernel.prepares
@@ -168,11 +179,14 @@ def _function_name(number: int, step: Step, kernel: Kernel, is_counted: bool) ->
     return f"{name if name.isascii() and name.isidentifier() else 'operation'}_{number}"
 
 
-def _arguments(plan: Plan, number: int, step: Step, names: list[str]) -> str:
+def _arguments(plan: Plan, number: int, step: Step, names: list[str], is_counted: bool) -> str:
     if prepares(step):
         runtime = runtime_slots(plan, step)
         return ", ".join([names[i] for i in runtime]) if runtime else f"*a{number}"
     texts = [names[i] for i in bound_slots(step)]
+    if not is_counted:  # else a bound of the results is one of the inputs' sizes
+        for i in absorbed_inputs(plan, step):
+            texts[i] = "None"
     for i in step.copied:
         texts[i] = f"own({texts[i]})"
     return ", ".join(texts)

@@ -96,9 +96,9 @@ class Kernel:
     reads them. A value that is several inputs of the node may be reused only if all of them are
     listed: other inputs are read while the output is written.
 
-    ``absorbed``: constant inputs that ``bind`` does not look at, as the kernel has them in an order
-    of its own; ``let_go()`` makes it hold them in that order alone, and returns functions that give
-    them back, by input.
+    ``absorbed``: constant inputs that neither ``bind`` nor ``function`` looks at, as the kernel has
+    them in an order of its own: None may stand for them. ``let_go()`` makes it hold them in that
+    order alone, and returns functions that give them back, by input.
 
     ``reserves``: ``function`` asks the budget of the run before it allocates what is large
     (``host.current_run``). ``room_bytes()``: memory that outputs it has returned can grow into, and

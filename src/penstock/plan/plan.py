@@ -184,7 +184,7 @@ class StepTable:
     slots: tuple[Slot, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    constants: tuple[np.ndarray, ...] = ()
+    constants: tuple[Value | np.ndarray, ...] = ()
 
     def walk(self) -> Iterator[Step]:
         """Every step, those of blocks after the step that carries them."""
@@ -214,14 +214,14 @@ class StepTable:
     def constant_bytes(self) -> int:
         """Bytes of the memory behind the constants, each piece of memory counted once."""
         seen: dict[int, int] = {}
-        arrays = [x for step in self.walk() for x in step.node.attrs.values()]
-        arrays += self.constants
-        for slot in self.slots:
-            if slot.constant is not None:
-                arrays.append(slot.constant.held)
-                if arrays[-1] is None:  # held by kernels
-                    seen[-1 - len(seen)] = slot.nbytes
-        for array in arrays:
+        constants = [x for step in self.walk() for x in step.node.attrs.values()]
+        constants += [slot.constant for slot in self.slots]
+        for constant in [*constants, *self.constants]:
+            array = constant
+            if isinstance(constant, Value):
+                array = constant.held
+                if array is None and isinstance(constant.type, TensorType):  # held by kernels
+                    seen[-1 - id(constant)] = constant.type.nbytes
             if isinstance(array, np.ndarray):
                 while isinstance(array.base, np.ndarray):
                     array = array.base

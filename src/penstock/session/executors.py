@@ -23,7 +23,6 @@ from penstock.host.malloc import give_back_memory
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Model, clone
 from penstock.ops.internal.fused import operation_name
-from penstock.plan.plan import Plan
 from penstock.session.compiler import AFTER_LOWERING, Compiler
 from penstock.session.plan_cache import PlanCache
 from penstock.session.subgraphs import Subgraph, Subgraphs
@@ -217,7 +216,7 @@ class Executors:
         # let go ever more seldom.
         count = self._compiled
         once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
-        if once and _let_go_constants(executor) > _MANY_BYTES:
+        if once and let_go_constants(executor.table) > _MANY_BYTES:
             give_back_memory()
         if is_logged(INFO):
             self._log(executor, perf_counter() - begin)
@@ -258,7 +257,7 @@ class Executors:
         save_session(self._model, context, main, plans, writer)
         write(writer)
         for executor in plans.values():  # which have given their constants back
-            _let_go_constants(executor)
+            let_go_constants(executor.table)
 
     def keep(self) -> None:
         """Keep the session where ``cache=`` says, if it can be kept."""
@@ -281,7 +280,7 @@ class Executors:
         """Give back memory that no run holds (``Session.trim``)."""
         for executor in self._plans.executors():
             executor.trim()
-            _let_go_constants(executor)
+            let_go_constants(executor.table)
         self.save_memory()
 
     def save_memory(self) -> None:
@@ -298,10 +297,6 @@ def _anew(method: WeakMethod[Any], subgraph: ref[Subgraph], *arguments: Any) -> 
         raise PenstockError("the session is closed")
     outputs: tuple[Any, ...] = begin(own, *arguments)
     return outputs
-
-
-def _let_go_constants(executor: Executor) -> int:
-    return let_go_constants(executor.table) if isinstance(executor.table, Plan) else 0
 
 
 def _sizes(types: Sequence[Type], shapes: InputShapes) -> dict[str, int]:

@@ -119,16 +119,55 @@ def test_weights_that_another_plan_has_read_are_let_go_by_trim_and_after_many_pl
     assert value.held is None
 
 
-def test_weights_are_held_once_while_runs_show_how_they_are_best_run() -> None:
-    """With two threads runs are timed, observed on one thread and run as tasks, for a while."""
-    graph = """g (float[256, 256] x) => (float[256, 256] y) {
-        a = MatMul(x, w) b = Neg(x) c = MatMul(b, w) d = Sin(a) e = Cos(c) y = Mul(d, e) }"""
+def two_products(n: int = 256) -> tuple[Model, Any, weakref.ref[Any], np.ndarray]:
+    """The model, the value of its weights, their array in the order of the file, and the same."""
+    graph = f"""g (float[{n}, {n}] x) => (float[{n}, {n}] y) {{
+        a = MatMul(x, w) b = Neg(x) c = MatMul(b, w) d = Sin(a) e = Cos(c) y = Mul(d, e) }}"""
     proto = parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]>\n{graph}')
-    weights = normal(256, 256)
+    weights = normal(n, n)
     proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
     model, value = loaded(proto)
-    file_order = weakref.ref(value.held)
-    session, x = ps.compile(model, threads=2, backends=BACKENDS), normal(256, 256)
+    return model, value, weakref.ref(value.held), weights
+
+
+@pytest.mark.parametrize("backends", [BACKENDS, ["onednn", "native", "numpy"]])
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "frames", "streams"])
+def test_weights_are_held_once_by_each_executor(executor: Any, backends: list[str]) -> None:
+    model, value, file_order, weights = two_products()
+    session, x = (
+        ps.compile(model, executor=executor, threads=2, backends=backends),
+        normal(256, 256),
+    )
+    expected = np.sin(x @ weights) * np.cos(-x @ weights)
+    for _ in range(3):
+        np.testing.assert_allclose(session.run({"x": x})["y"], expected, atol=1e-3)
+        assert value.held is None
+        assert file_order() is None, "another object holds the weights in the order of the file"
+    assert session.memory.weights == weights.nbytes
+    trace = ps.Trace()
+    np.testing.assert_allclose(session.run({"x": x}, trace=trace)["y"], expected, atol=1e-3)
+    np.testing.assert_array_equal(session.run({}, ["w"])["w"], weights)
+
+
+def test_results_that_count_against_a_budget_are_bounded_by_the_sizes_of_weights() -> None:
+    model, _, _, weights = two_products()
+    most = 4 * weights.nbytes  # not all results at once
+    options: dict[str, Any] = {"executor": "dataflow", "backends": BACKENDS}
+    session = ps.compile(model, limits=ps.Limits(max_bytes=most), **options)
+    x = normal(256, 256)
+    expected = np.sin(x @ weights) * np.cos(-x @ weights)
+    np.testing.assert_allclose(session.run({"x": x})["y"], expected, atol=1e-3)
+    assert "None)" not in session.latest.source
+    unlimited = ps.compile(model, **options)
+    unlimited.run({"x": x})
+    assert "None)" in unlimited.latest.source
+
+
+def test_weights_are_held_once_while_runs_show_how_they_are_best_run() -> None:
+    """With two threads runs are timed, observed on one thread and run as tasks, for a while."""
+    n = 248  # the costs of such nodes are known from no other test
+    model, value, file_order, weights = two_products(n)
+    session, x = ps.compile(model, threads=2, backends=BACKENDS), normal(n, n)
     expected = np.sin(x @ weights) * np.cos(-x @ weights)
     runs_sampled = 0
     for _ in range(60):

@@ -136,6 +136,8 @@ class PrimitiveCache:
 
     def let_go(self) -> dict[int, Callable[[], np.ndarray]]:
         """Hold weights in the layouts of primitives alone: what gives them back, by input."""
+        if not all(weights.is_copied for weights in self.spec.weights.values()):
+            self.packed.fixed()  # no call has needed them yet
         functions = {i: weights.let_go() for i, weights in self.spec.weights.items()}
         return {i: function for i, function in functions.items() if function is not None}
 

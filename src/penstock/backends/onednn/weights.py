@@ -115,6 +115,11 @@ class Weights:
         """Whether primitives see int8."""
         return self._dtype == INT8
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether it is in the layout of a primitive."""
+        return bool(self._copies)
+
     def memory(
         self, library: Library, descriptor: Any, rounded: bool = False, reader: str = ""
     ) -> Any:

@@ -74,7 +74,7 @@ class FrameGraphBuilder:
         self._limits = limits
         self._functions = FrameFunctions()
         self._called: list[str] = []  # functions that are yet to be compiled
-        self._constants: list[np.ndarray] = []
+        self._constants: list[Value | np.ndarray] = []
         self._asynchronous = False  # whether one of the called graphs has an asynchronous kernel
 
     def build(
@@ -129,9 +129,8 @@ class FrameGraphBuilder:
         self, graph: Graph, paths: Mapping[Node, FramePath], numbers: ValueNumbers
     ) -> FrameGraph:
         for node in graph.walk():
-            arrays = [value.held for value in node.inputs if value is not None]
-            arrays += node.attrs.values()
-            self._constants += [x for x in arrays if isinstance(x, np.ndarray)]
+            self._constants += [v for v in node.inputs if v is not None and v.is_constant]
+            self._constants += [x for x in node.attrs.values() if isinstance(x, np.ndarray)]
         workers = self._workers
         return FrameGraph(graph, paths, self._kernel, self._call, numbers, workers)
 

@@ -228,7 +228,7 @@ class ValueNumbers:
         steps: Sequence[Step],
         inputs: Sequence[Value],
         outputs: Sequence[Value],
-        constants: Sequence[np.ndarray],
+        constants: Sequence[Value | np.ndarray],
     ) -> StepTable:
         """The table of ``steps`` whose values were numbered here."""
         begin, end = (tuple(map(self.slot, values)) for values in (inputs, outputs))
