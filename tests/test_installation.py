@@ -120,6 +120,7 @@ def test_installation_with_compiler_has_compiled_kernels(tmp_path):
     assert str(tmp_path) in "".join(shown.split())
 
 
+@pytest.mark.full
 def test_models_of_exporters_run_without_compiled_kernels():
     files = ["tests/models/test_zoo.py", "tests/executors/test_linear.py"]
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -25,6 +25,7 @@ from tests.cluster.test_cluster import answer, convnet, halves, images, referenc
 from tests.cluster.test_lost_workers import kill, lost, on_workers
 from tests.executors.frames.test_partitioned import endless
 from tests.support.processes import stop
+from tests.support.sweeps import sweep
 from tests.support.timing import SOON, wait_until
 
 
@@ -326,6 +327,7 @@ def test_ray_that_is_shut_down_ends_runs_and_is_not_started_again():
     assert printed == "WorkerLost Ray was shut down, and all workers with it\nFalse\n"
 
 
+@pytest.mark.full
 def test_ray_that_is_started_anew_is_not_that_of_workers_before():
     printed = program(
         """
@@ -367,7 +369,7 @@ cluster.close()
     assert rest == ["0", "1.0"]
 
 
-@pytest.mark.parametrize("end", ["sys.exit(0)", "del cluster, s", "cluster.close()"])
+@pytest.mark.parametrize("end", sweep(["sys.exit(0)", "del cluster, s", "cluster.close()"], 1))
 def test_process_ends_with_runs_in_flight_and_takes_its_workers_with_it(end):
     printed = program(f"print(*cluster.processes); fs = [s.submit(x) for _ in range(30)]; {end}")
     processes = [int(process) for process in printed.split()]

@@ -108,8 +108,11 @@ def answer(program: str, runtime: str, folder: Path | None, tmp_path: Path) -> d
     return json.loads(done.stdout.splitlines()[-1])
 
 
+*QUICK, LONG = PROGRAMS
+
+
 @pytest.mark.models
-@pytest.mark.parametrize("package", PROGRAMS)
+@pytest.mark.parametrize("package", [*QUICK, pytest.param(LONG, marks=pytest.mark.full)])
 def test_package_gives_the_same_answers_on_penstock(package, tmp_path):
     folder = folder_of(package)
     program = PROGRAMS[package]

@@ -13,6 +13,7 @@ import penstock as ps
 from penstock.host.threads import core_budget
 from tests.executors.conformance.base import ENDLESS, ExecutorTests
 from tests.support.onnx_text import model_from_text
+from tests.support.sweeps import scaled
 
 
 class Concurrency(ExecutorTests):
@@ -62,7 +63,8 @@ class Concurrency(ExecutorTests):
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(job, range(8)))
 
-    def test_concurrent_runs_of_all_kinds_equal_runs_alone(self):
+    @pytest.mark.parametrize("rounds", scaled(20, 60))
+    def test_concurrent_runs_of_all_kinds_equal_runs_alone(self, rounds):
         """Shapes, fetches, failures and trims in any mix, while plans are dropped and made again."""
         session = self.compile(
             model_from_text("""g (float[N] x, int64 n, int64[1] i) => (float[N] y, float[1] z, float[K, N] rows) {
@@ -86,7 +88,7 @@ class Concurrency(ExecutorTests):
 
         def job(seed: int) -> int:
             choose = random.Random(seed)
-            for _ in range(60):
+            for _ in range(rounds):
                 x = np.random.default_rng(seed).standard_normal(choose.randint(1, 9))
                 x, n, fails = x.astype(np.float32), choose.randrange(5), choose.random() < 0.1
                 i = len(x) if fails else choose.randrange(len(x))

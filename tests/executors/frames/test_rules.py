@@ -15,6 +15,7 @@ import pytest
 import penstock as ps
 from penstock.executors.frames.rendezvous import Rendezvous
 from tests.support.frame_runs import inputs, loop_counts, ran, refused
+from tests.support.sweeps import scaled
 from tests.support.tf_graphs import Type
 
 
@@ -320,7 +321,7 @@ def test_frame_without_a_loop_passes_values_on(constant: bool, dead: bool) -> No
     assert counts == {"switch": 1, "merge": 1, **inside}
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 63, 64, 20_000])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 63, *scaled(64, 20_000)])
 @pytest.mark.parametrize("live", [True, False])
 def test_merge_waits_for_any_number_of_control_inputs(count: int, live: bool) -> None:
     """Half of them are dead, which makes no difference.

@@ -250,7 +250,7 @@ def test_external_data_of_attributes_is_read(folder: Path) -> None:
     assert np.array_equal(model.graph.outputs[0].const, VALUES.reshape(2, 3))
 
 
-@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("mapped", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_external_data_beyond_2_gb_is_read(tmp_path, mapped):
     count = 2**29 + 16  # float32: 2 GiB and a little; the file is sparse, and takes no room
     with open(tmp_path / "large.bin", "wb") as file:

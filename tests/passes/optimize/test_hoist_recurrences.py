@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -13,6 +15,7 @@ from onnx import TensorProto
 
 import penstock as ps
 from penstock.passes.pipeline import optimize
+from tests.support.sweeps import sweep
 
 CELLS = ("lstm", "lstm of gates", "gru after", "gru before", "gru of gates", "gru of joined", "rnn")
 LOOPS = ("loop", "counter", "while", "down", "scan", "sequence")
@@ -195,11 +198,10 @@ def compare(model: onnx.ModelProto, **options) -> None:
         np.testing.assert_allclose(y, want, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("cell", CELLS)
-def test_loop_of_a_cell_is_one_recurrence_and_a_product(cell, loop, mask):
-    model = Form(cell, loop, mask, 5, 2, 3, 4).model()
+@pytest.mark.parametrize("case", sweep(product(CELLS, LOOPS, MASKS), 56), ids=str)
+def test_loop_of_a_cell_is_one_recurrence_and_a_product(case):
+    _, loop, _ = case
+    model = Form(*case, 5, 2, 3, 4).model()
     names = operations(model)
     assert names.count("Recurrence") == 1
     # Products of rows in another order than theirs are sliced, each its own.
