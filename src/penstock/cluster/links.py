@@ -43,6 +43,8 @@ _HEAD_BYTES = 16 << 10
 _BESIDE_BYTES = 1 << 10
 # What Ray stores beside a message, by which the reader tells it from objects of Ray's own.
 _MARK = b"penstock"
+# Answers that are read at once.
+_MOST_ANSWERS = 64
 # A new channel has room for messages that are larger by this factor.
 _ROOM = 1.25
 
@@ -86,10 +88,10 @@ class Link:
         self._bell = bell
         self._lock = threading.Lock()
         self._closed = False
-        self._last: object = None
-        self._taken = True
+        self._written = self._taken = 0  # messages
         self._poster: Workers | None = None
         self._posting = threading.Lock()
+        self._posted = 0  # what it has not written yet
 
     def send(self, message: Message) -> None:
         """Write a message, once the reader has taken the one before. Raises ``LinkClosed``, and
@@ -98,44 +100,49 @@ class Link:
         with self._lock:
             self._write(packed)
 
-    def post(self, message: Message, tag: object = None, failed: Failed = report_failure) -> None:
-        """Write a message now if it is known that the reader has taken those before, else soon. A
-        link that is closed drops it. ``took`` is called when there is an answer to the ``tag``;
-        ``failed``, if Ray cannot write it, with the reason. Raises what pickling raises for a value
-        that is no data."""
+    def post(self, message: Message, failed: Failed = report_failure) -> None:
+        """Write a message now if the reader has taken those before, else soon. A link that is
+        closed drops it. ``failed`` is called if Ray cannot write it, with the reason. Raises what
+        pickling raises for a value that is no data."""
         packed = _packed(message)
-        if self._taken and self._lock.acquire(blocking=False):
+        if self._lock.acquire(blocking=False):
             try:
-                self._write_now(packed, tag, failed)
+                if not self._posted and self._is_taken():
+                    self._write_now(packed, failed)
+                    return
             finally:
                 self._lock.release()
-            return
         with self._posting:
             if self._closed:
                 return
             if self._poster is None:
                 self._poster = Workers("cluster-link", 1)
-            self._poster.submit(partial(self._post, packed, tag, failed))
+            self._posted += 1
+            self._poster.submit(partial(self._post, packed, failed))
 
-    def _post(self, packed: Any, tag: object, failed: Failed) -> None:
+    def _post(self, packed: Any, failed: Failed) -> None:
         with self._lock:
-            self._write_now(packed, tag, failed)
+            self._write_now(packed, failed)
+        with self._posting:
+            self._posted -= 1
 
-    def _write_now(self, packed: Any, tag: object, failed: Failed) -> None:
-        before = self._last, self._taken
-        self._last, self._taken = tag, False
+    def _write_now(self, packed: Any, failed: Failed) -> None:
         try:
             self._write(packed)
         except LinkClosed:
             pass
         except Exception as error:
-            self._last, self._taken = before
             failed(error)
 
-    def took(self, tag: object) -> None:
-        """Note that the reader has answered a message, and so has taken it."""
-        if tag == self._last:
-            self._taken = True
+    def _is_taken(self) -> bool:
+        """Whether the reader has taken all messages: it answers each with a byte."""
+        with suppress(OSError):
+            while self._taken < self._written:
+                answers = self._bell.recv(_MOST_ANSWERS, socket.MSG_DONTWAIT)
+                if not answers:  # the reader is gone
+                    return False
+                self._taken += len(answers)
+        return self._taken == self._written
 
     def _channel(self, nbytes: int) -> Channel:
         """A channel to the reader for messages of up to ``nbytes``."""
@@ -152,8 +159,10 @@ class Link:
                 outgrown, self.channel = self.channel, wider
                 self._outgrown.append(outgrown)
                 outgrown.write(self.channel)
+            self._is_taken()  # so that answers never fill the memory of the socket
             self.channel.write(packed)
             self._bell.sendall(b"!")
+            self._written += 1
         except (RayChannelError, OSError) as error:
             raise LinkClosed from error
         except Exception:
@@ -196,7 +205,8 @@ def close_channel(channel: Channel) -> None:
 class LinkReader:
     """The end of a link that is read: a thread that calls ``take`` with each message, whenever the
     ``bell`` rings, until the link is closed. With ``then``, which may take long, it calls this
-    after each one, while a second thread reads; and each thread calls it before all others."""
+    after each one, and a second thread waits for the bell as well; each thread calls it before all
+    others. The bell wakes one of them, and messages are taken in their order, whichever it is."""
 
     def __init__(
         self,
@@ -211,7 +221,7 @@ class LinkReader:
         self._take = take
         self._then = then
         self._bell = bell
-        self._turn = threading.Lock()  # to read, and to take, so that messages stay in order
+        self._turn = threading.Lock()  # to read, and to take
         for i in range(1 if then is None else 2):
             thread = f"penstock-link-{name}-{i}"
             threading.Thread(target=self._read, name=thread, daemon=True).start()
@@ -221,27 +231,27 @@ class LinkReader:
         while goes_on:
             if self._then is not None:
                 self._then()
-            with self._turn:
-                goes_on = self._take_next()
+            goes_on = rang(self._bell) and self._take_next()
 
     def _take_next(self) -> bool:
-        """Wait for the next message and take it; False if there will be none."""
-        if not rang(self._bell):
-            return False
-        try:
-            packed = self._next()
-        except RayChannelError:
-            return False
-        if packed is None:
-            return False
-        try:
-            # What is read refers to the buffer, which is free when nothing does.
-            message = _unpacked(packed)
-            del packed
-            self._take(message)
-        except Exception:
-            report_thread_exception()
-        return True
+        """Take the next message; False if there will be none."""
+        with self._turn:
+            try:
+                packed = self._next()
+            except RayChannelError:
+                return False
+            if packed is None:
+                return False
+            try:
+                # What is read refers to the buffer, which is free when nothing does.
+                message = _unpacked(packed)
+                del packed
+                with suppress(OSError):  # nobody waits for it
+                    self._bell.send(b"!", socket.MSG_DONTWAIT)
+                self._take(message)
+            except Exception:
+                report_thread_exception()
+            return True
 
     def _next(self) -> Any:
         """What the next message is packed in; None if the store of Ray is gone."""

@@ -129,7 +129,7 @@ class Runs:
             message = ("run", run.handle, number, oldest, feeds, timeout)
             failed = partial(self._not_sent, run, part.worker)
             try:
-                self.members.members[part.worker].link.post(message, number, failed)
+                self.members.members[part.worker].link.post(message, failed)
             except Exception as error:  # a feed is no data
                 failed(error)
 
@@ -165,7 +165,6 @@ class Runs:
     def take(self, worker: int, message: Message) -> None:
         """A message of a worker."""
         kind, number, *rest = message
-        assert self.members is not None
         if kind == "ended":  # parts that had nothing to answer
             for each, sent, received in number:
                 with self._lock:
@@ -173,7 +172,6 @@ class Runs:
                 if run is not None:
                     self._ended(run, each, worker, (), None, sent, received)
             return
-        self.members.members[worker].link.took(number)
         with self._lock:
             run = self._steps.get(number)
         if run is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.algorithms.checkpoints import await_release
 from penstock.algorithms.records import dataclass
+from penstock.backends.native.library import contiguous
 from penstock.codegen.helpers import unshared
 from penstock.errors import Cancelled
 from penstock.executors.base import Done, Executor, budget_of, outputs_of, quiet
@@ -194,11 +195,13 @@ class FramesExecutor:
             finally:
                 del error, run, runs  # the traceback holds this frame
         outputs: list[Any] = [None] * len(self.table.outputs)
+        # What goes to another process is copied on its way.
+        own = unshared if barrier.rendezvous is None else contiguous()
         for part, run in zip(self.parts, runs, strict=True):
             fetched = part.graph.graph.outputs
             for i, value, result in zip(part.outputs, fetched, run.outputs(), strict=True):
                 try:
-                    outputs[i] = outputs_of(unshared, result, barrier.control)
+                    outputs[i] = outputs_of(own, result, barrier.control)
                 except MemoryError as lack:
                     raise run_error(_producer(value), lack) from lack
         return tuple(outputs)
