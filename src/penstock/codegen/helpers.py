@@ -94,6 +94,11 @@ def unshared(value: Any) -> Any:
     return value if clone is None else clone()
 
 
+def sent(value: Any) -> Any:
+    """A value that goes to another process, which copies it: a tensor in C order."""
+    return contiguous()(value)
+
+
 def put(target: np.ndarray, value: Any) -> np.ndarray:
     """``target``, an array of the caller's, after ``value`` is copied into it."""
     np.copyto(target, value)

@@ -11,8 +11,7 @@ from typing import Any
 
 from penstock.algorithms.checkpoints import await_release
 from penstock.algorithms.records import dataclass
-from penstock.backends.native.library import contiguous
-from penstock.codegen.helpers import unshared
+from penstock.codegen.helpers import sent, unshared
 from penstock.errors import Cancelled
 from penstock.executors.base import Done, Executor, budget_of, outputs_of, quiet
 from penstock.executors.control import Control
@@ -195,8 +194,7 @@ class FramesExecutor:
             finally:
                 del error, run, runs  # the traceback holds this frame
         outputs: list[Any] = [None] * len(self.table.outputs)
-        # What goes to another process is copied on its way.
-        own = unshared if barrier.rendezvous is None else contiguous()
+        own = unshared if barrier.rendezvous is None else sent
         for part, run in zip(self.parts, runs, strict=True):
             fetched = part.graph.graph.outputs
             for i, value, result in zip(part.outputs, fetched, run.outputs(), strict=True):
