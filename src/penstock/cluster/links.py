@@ -121,10 +121,12 @@ class Link:
             self._poster.submit(partial(self._post, packed, failed))
 
     def _post(self, packed: Any, failed: Failed) -> None:
-        with self._lock:
-            self._write_now(packed, failed)
-        with self._posting:
-            self._posted -= 1
+        try:
+            with self._lock:
+                self._write_now(packed, failed)
+        finally:
+            with self._posting:
+                self._posted -= 1
 
     def _write_now(self, packed: Any, failed: Failed) -> None:
         try:
