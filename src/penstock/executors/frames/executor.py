@@ -179,8 +179,7 @@ class FramesExecutor:
             FramesRun(p.graph, [inputs[i] for i in p.inputs], p.workers, observe, limits, barrier)
             for p in self.parts
         ]
-        far = barrier.rendezvous is not None
-        barrier.begin(runs, listens=self._listens or far)
+        barrier.begin(runs, listens=self._listens or barrier.is_far)
 
     def _end(self, barrier: Barrier) -> tuple[Any, ...]:
         """The outputs of a run that is over; raises the error that it ended with."""
@@ -194,7 +193,7 @@ class FramesExecutor:
             finally:
                 del error, run, runs  # the traceback holds this frame
         outputs: list[Any] = [None] * len(self.table.outputs)
-        own = unshared if barrier.rendezvous is None else sent
+        own = sent if barrier.is_far else unshared
         for part, run in zip(self.parts, runs, strict=True):
             fetched = part.graph.graph.outputs
             for i, value, result in zip(part.outputs, fetched, run.outputs(), strict=True):
