@@ -201,16 +201,3 @@ def test_outputs_of_a_part_are_not_copied_before_they_are_sent():
     ((outputs, error),) = ended
     assert error is None
     assert np.shares_memory(outputs[0], x)
-
-
-def test_outputs_of_parts_in_one_process_are_copies():
-    b = GraphBuilder()
-    x = b.input("x", np.float32, [4])
-    for i in range(2):
-        with b.device(f"/device:CPU:{i}"):
-            b.output(f"y{i}", b.op("Identity", x))
-    session = ps.compile(b.model(), executor="frames", devices=2)
-    fed = np.ones(4, np.float32)
-    outputs = session.run({"x": fed})
-    assert len(session.latest.parts) == 2
-    assert not any(np.shares_memory(output, fed) for output in outputs.values())

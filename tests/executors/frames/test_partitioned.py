@@ -52,6 +52,19 @@ def parted(session: ps.Session) -> bool:
     return any(isinstance(x, FramesExecutor) and len(x.parts) > 1 for x in executors)
 
 
+def test_outputs_of_several_parts_are_copies() -> None:
+    b = GraphBuilder()
+    x = b.input("x", np.float32, [4])
+    for i in range(2):
+        with b.device(f"/device:CPU:{i}"):
+            b.output(f"y{i}", b.op("Identity", x))
+    session = ps.compile(b.model(), "frames", [Unknown()], devices=2)
+    fed = np.ones(4, np.float32)
+    outputs = session.run({"x": fed})
+    assert parted(session)
+    assert not any(np.shares_memory(output, fed) for output in outputs.values())
+
+
 class TestPartitioned(test_executor.TestFrames):
     def compile(self, source, **options):
         loaded = source if isinstance(source, Model) else ps.load(source)
