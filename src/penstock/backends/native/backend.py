@@ -42,6 +42,8 @@ def _of(name: str) -> Callable[..., Any]:
     return imported(f"penstock.backends.native.{name}")
 
 
+_ATTENTION_CALL = _of("heads.attention_call")
+_ATTENTION_SECONDS = _of("heads.attention_seconds")
 _CODE_CONVOLUTION = _of("code_convolution.code_convolution")
 _CODE_SECONDS = _of("code_convolution.code_seconds")
 _IMAGE_CONVOLUTION = _of("image_convolution.image_convolution")
@@ -57,6 +59,11 @@ def _is_product_of_codes(node: Node) -> bool:
     names = [part.op.full_name for part in parts(node)]
     product = "Conv" in names or "Gemm" in names
     return names[0] == "DequantizeLinear" and product and names[-1] == "QuantizeLinear"
+
+
+def _is_attention(node: Node) -> bool:
+    """Whether a fused node is one that ``heads`` may have a kernel for."""
+    return any(part.op.name == "Softmax" for part in parts(node)[1:])
 
 
 def _below_numpy(node: Node) -> float:
@@ -88,6 +95,8 @@ def _by_result(node: Node) -> float:
 def _by_program(node: Node) -> float:
     if parts(node)[0].op.full_name == "Conv":
         return float(_IMAGE_SECONDS(node))
+    if _is_attention(node):
+        return float(_ATTENTION_SECONDS(node))
     if _is_product_of_codes(node):
         return float(_CODE_SECONDS(node))
     element_ns = estimated_ns(node)
@@ -97,6 +106,8 @@ def _by_program(node: Node) -> float:
 def _fused_call(site: Site) -> NativeCall | None:
     if parts(site.node)[0].op.full_name == "Conv":
         return _IMAGE_CONVOLUTION(site)
+    if _is_attention(site.node):
+        return _ATTENTION_CALL(site)
     return (_CODE_CONVOLUTION if _is_product_of_codes(site.node) else elementwise_call)(site)
 
 

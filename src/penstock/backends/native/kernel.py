@@ -82,7 +82,8 @@ class NativeCall:
     ``can_fail`` reports inputs that are at fault, and the NumPy kernel raises the error.
     ``restrided(strides)``, if given, returns the call for tensors that have these strides (in
     elements; None for those without gaps), or raises ``UnsupportedError``: memory in any order of
-    dims is then read and written where it is, best in ``dims_order``.
+    dims is then read and written where it is, best in ``dims_order``, or, with ``any_layout``, the
+    output in the order that its reader prefers.
 
     ``texts``: strings of output 0, whose indices (int64) the kernel computes in its place.
     ``writes``: the types of what the kernel writes in place of the outputs, which ``finish`` makes
@@ -106,6 +107,7 @@ class NativeCall:
     keep: Any = None
     reordered: Mapping[int, Reordered] = field(default_factory=dict)
     dims_order: tuple[int, ...] = ()
+    any_layout: bool = False
     restrided: Callable[[Sequence[tuple[int, ...] | None]], NativeCall] | None = None
 
 
@@ -177,7 +179,8 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         into,
         workspace=call.workspace,
         contiguous=call.restrided is None,
-        dims_order=call.dims_order,
+        dims_order=tuple(range(len(site.output().dims))) if call.any_layout else call.dims_order,
+        any_layout=call.any_layout,
         contiguous_inputs=dense if call.restrided is None or call.dims_order else (),
         binder=binder,
         compiled_call=site.library.call_of,

@@ -8,7 +8,6 @@ heads of its own: the products are too small to be divided well.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -40,13 +39,12 @@ from penstock.backends.onednn.primitive import (
     post_argument,
     reorder_primitive,
 )
-from penstock.backends.onednn.softmax import SINGLE_AXIS
 from penstock.host.current_run import working_for
 from penstock.host.threads import fulfil, pool
 from penstock.ir.graph import Node
 from penstock.ir.layout import ALIGNMENT, LateArray, address
 from penstock.ir.op import Kernel
-from penstock.ops.internal.zero_nan import ZERO_NAN
+from penstock.ops.internal.attention_region import AttentionRegion, attention_region
 from penstock.types import FLOAT32, TensorType, Type
 
 # Bytes of scores in a block, which the cache of a core has room for beside keys and values; and
@@ -64,37 +62,26 @@ _SCRATCH = 1 << 17
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attention:
-    """A fused node: softmax(post_ops(``query`` @ ``key``)) @ ``value``, by the indices of its
-    inputs, which have these ``types``. ``guarded``: rows of NaN become 0."""
+    """Attention of a fused node, in which ``post_ops`` follow the first product."""
 
-    types: tuple[TensorType, ...]
-    query: int
-    key: int
-    value: int
+    region: AttentionRegion
     post_ops: tuple[PostOp, ...]
-    guarded: bool
-
-    @property
-    def dims(self) -> tuple[int, int, int, int, int]:
-        """Heads, queries, the width of a query, keys, and the width of a value."""
-        q, v = self.types[self.query].dims, self.types[self.value].dims
-        return math.prod(q[:-2]), q[-2], q[-1], v[-2], v[-1]
 
     def flops(self, heads: int) -> int:
         """The operations of the products of some heads."""
-        _, queries, width, keys, out = self.dims
+        _, queries, width, keys, out = self.region.dims
         return 2 * heads * queries * keys * (width + out)
 
     @property
     def operands(self) -> list[int]:
         """The inputs that post-ops read, of more than one element."""
         read = [post.tensor for post in self.post_ops if post.eltwise is None]
-        return [i for i in read if self.types[i].dims]
+        return [i for i in read if self.region.types[i].dims]
 
     @property
     def rows(self) -> int:
         """Queries in a block, such that the blocks are about equal."""
-        _, queries, _, keys, _ = self.dims
+        _, queries, _, keys, _ = self.region.dims
         most = max(16, _BLOCK // (ITEM * keys))
         return -(-queries // -(-queries // most))
 
@@ -102,7 +89,7 @@ class Attention:
     def offsets(self) -> list[int]:
         """The beginnings of the parts of a workspace: queries, keys, values and results of a head,
         a block of scores, and scratch memory of primitives."""
-        _, queries, width, keys, out = self.dims
+        _, queries, width, keys, out = self.region.dims
         offsets = [0]
         for size in (queries * width, 2 * width * keys, 2 * keys * out, queries * out):
             offsets.append(_aligned(offsets[-1] + ITEM * size))
@@ -119,33 +106,18 @@ def _aligned(offset: int) -> int:
 
 
 def _attention_of(node: Node, types: Sequence[Type | None]) -> Attention | None:
-    region = node.attrs["region"]
-    nodes = list(region.nodes)
-    guarded = nodes[-2].op is ZERO_NAN
-    if guarded:
-        del nodes[-2]
-    if [node.op.name for node in (nodes[0], *nodes[-2:])] != ["MatMul", "Softmax", "MatMul"]:
+    region = attention_region(node, types)
+    if region is None:
         return None
-    first, *chain, softmax, last = nodes
-    tensors = [t for t in types if isinstance(t, TensorType) and t.static and t.dtype == FLOAT32]
-    place = {value: i for i, value in enumerate(region.inputs)}
-    read = [place.get(operand, -1) for operand in (*first.inputs, last.inputs[1])]
-    if len(tensors) < len(types) or -1 in read:
-        return None
-    query, key, value = read
-    q, k, v = (tensors[i].dims for i in read)
-    rank = len(q)
-    if not 3 <= rank == len(k) == len(v) or not q[:-2] == k[:-2] == v[:-2] or not all(q + k + v):
-        return None
-    if softmax.op.since < SINGLE_AXIS or softmax.attrs.get("axis", -1) not in (-1, rank - 1):
-        return None
-    post_ops = post_ops_of([first, *chain], place, tensors) if chain else ()
+    chain = [region.product, *region.between]
+    post_ops = post_ops_of(chain, region.place, list(region.types)) if region.between else ()
     if post_ops is None or any(post.binary == PRELU for post in post_ops):
         return None
-    head = ITEM * q[-2] * v[-2]
-    if head < _WORTH_HEAD or head * math.prod(q[:-2]) < _WORTH:
+    heads, queries, _, keys, _ = region.dims
+    head = ITEM * queries * keys
+    if head < _WORTH_HEAD or head * heads < _WORTH:
         return None
-    return Attention(tuple(tensors), query, key, value, post_ops, guarded)
+    return Attention(region, post_ops)
 
 
 def attention_kernel(library: Library, node: Node, types: Sequence[Type | None]) -> Kernel | None:
@@ -158,7 +130,7 @@ def attention_kernel(library: Library, node: Node, types: Sequence[Type | None])
         return None
     constant = [value is not None and value.const is not None for value in node.inputs]
     binder = AttentionBinder(library, attention, constant, output.dims)
-    example = [np.empty(type_.dims, FLOAT32) for type_ in (*attention.types, output)]
+    example = [np.empty(type_.dims, FLOAT32) for type_ in (*attention.region.types, output)]
     with _one_thread(library):
         room = np.empty(attention.nbytes, np.uint8)
         _Program(library, attention, example[:-1], example[-1], room, range(1))
@@ -197,7 +169,7 @@ class AttentionBinder:
     @property
     def teams(self) -> int:
         """The threads among which heads are divided, of those that kernels have now."""
-        return min(self.library.threads, self.attention.dims[0])
+        return min(self.library.threads, self.attention.region.dims[0])
 
     def bind(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
@@ -210,13 +182,13 @@ class AttentionBinder:
             np.ascontiguousarray(x)
             if i in scattered
             else _placed(x, type_.dims, in_order=i in attention.operands)
-            for i, (type_, x) in enumerate(zip(attention.types, inputs, strict=True))
+            for i, (type_, x) in enumerate(zip(attention.region.types, inputs, strict=True))
         ]
         output = _placed(outputs[0], self.dims)
         size = count * attention.nbytes
         if workspace is None or workspace.nbytes < size:
             workspace = np.empty(size, np.uint8)
-        heads = range(attention.dims[0])
+        heads = range(attention.region.dims[0])
         with _one_thread(library):
             programs = [
                 _Program(library, attention, arrays, output, room, heads[i::count])
@@ -373,8 +345,9 @@ class _Program:
 
     def _calls(self, output: np.ndarray, heads: range) -> Iterator[tuple[Any, ...]]:
         attention, library = self.attention, self.library
-        _, queries, width, keys, out = attention.dims
-        read = [self.inputs[i] for i in (attention.query, attention.key, attention.value)]
+        region = attention.region
+        _, queries, width, keys, out = region.dims
+        read = [self.inputs[i] for i in (region.query, region.key, region.value)]
         *sources, results = map(_by_head, (*read, output))
         own_q, own_y = (
             self.places[i][: queries * n].reshape(queries, n) for i, n in ((0, width), (3, out))
@@ -430,7 +403,7 @@ class _Program:
         """The primitives of a block. Products take their weights in the layouts of those of the
         primitives ``first`` and ``second``, if these are given."""
         library = self.library
-        _, _, width, keys, out = self.attention.dims
+        _, _, width, keys, out = self.attention.region.dims
 
         def product(inner: int, columns: int, like: Primitive | None, attr: Any) -> Primitive:
             any_layout = descriptor(library, (inner, columns), FLOAT32)
@@ -439,7 +412,7 @@ class _Program:
             return Primitive(library, "matmul", [ends[0], weights, None, ends[1]], attr)
 
         attr = attributes(library)
-        if self.attention.guarded:
+        if self.attention.region.guarded:
             append_post_ops(library, attr, [NAN_TO_ZERO.call(library)])
         block = self._plain(rows, keys)
         softmax = Primitive(library, "softmax_forward", ["softmax_accurate", block, block, 1], attr)
@@ -463,10 +436,10 @@ class _Program:
 
     def _operand(self, post: PostOp, head: int, start: int, stop: int) -> np.ndarray:
         """The operand of a post-op for some rows of a head: one row, if all have the same."""
-        array, query = self.inputs[post.tensor], self.attention.types[self.attention.query].dims
-        whole = array.reshape(padded(array.shape, len(query)))
-        batch = np.broadcast_to(whole, (*query[:-2], *whole.shape[-2:]))
-        matrix = batch[np.unravel_index(head, query[:-2])]
+        array, lead = self.inputs[post.tensor], self.attention.region.lead
+        whole = array.reshape(padded(array.shape, len(lead) + 2))
+        batch = np.broadcast_to(whole, (*lead, *whole.shape[-2:]))
+        matrix = batch[np.unravel_index(head, lead)]
         return matrix if matrix.shape[0] == 1 else matrix[start:stop]
 
     def _plain(self, rows: int, columns: int) -> Any:

@@ -27,6 +27,7 @@ static const kernel_entry *const families[] = {
     cumulative_kernels,
     deformable_kernels,
     features_kernels,
+    heads_kernels,
     image_convolution_kernels,
     index_kernels,
     integers_kernels,

@@ -47,6 +47,7 @@ extern const kernel_entry cumulative_kernels[];
 extern const kernel_entry deformable_kernels[];
 extern const kernel_entry elementwise_kernels[];
 extern const kernel_entry features_kernels[];
+extern const kernel_entry heads_kernels[];
 extern const kernel_entry image_convolution_kernels[];
 extern const kernel_entry index_kernels[];
 extern const kernel_entry integers_kernels[];

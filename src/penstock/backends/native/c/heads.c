@@ -1,0 +1,311 @@
+/* Attention of short sequences: softmax(scale q k + terms) v for each head, whose scores stay in the
+   first-level cache. An item is a head. Compiled with contraction to fused multiply-add. */
+#include <string.h>
+#include "copies.h"
+#include "math32.h"
+#include "native.h"
+#include "vectors.h"
+
+/* At most: rows of queries that are computed together, keys, also numbers of a result, and elements of a
+   copy of keys or of values. The number of terms. */
+enum { LANES = VECTOR_BYTES / 4, ROWS = 6, KEYS = 256, COPIED = 16384, TERMS = 2 };
+
+/* Vectors of a row that are computed together: with those of six rows, and what they are made of, they fill
+   the registers. */
+#if defined(__AVX512F__)
+enum { VECTORS = 4 };
+#else
+enum { VECTORS = 2 };
+#endif
+
+#define ALIGNED __attribute__((aligned(64)))
+
+typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
+
+struct heads {
+    const float *q, *k, *v;    /* of each head: [queries, width], [width, keys], [keys, out] */
+    const float *terms[TERMS]; /* of each head: [queries, keys]; null: none */
+    float *y;                  /* of each head: [queries, out] */
+    int64_t rank;              /* dims of the heads, ... */
+    const int64_t *dims;       /* ... and what they are */
+    const int64_t *steps; /* of q, k, v, the terms and y: elements from one to the next along these dims, along
+                             rows, and along columns */
+    int64_t queries, width, keys, out;
+    double scale;
+    int64_t guarded; /* rows of weights that are NaN become 0 */
+};
+
+/* The first element of a head of the tensor with these steps. */
+static int64_t first_of(const struct heads *h, const int64_t *steps, int64_t head)
+{
+    int64_t at = 0;
+    for (int64_t i = h->rank - 1; i >= 0; i--) {
+        at += head % h->dims[i] * steps[i];
+        head /= h->dims[i];
+    }
+    return at;
+}
+
+static inline int64_t whole_vectors(int64_t n)
+{
+    return (n + LANES - 1) / LANES * LANES;
+}
+
+/* A matrix to one whose rows go on to whole vectors, which must have zeros there. */
+static void copy(float *to, const float *from, int64_t rows, int64_t columns, const int64_t *steps)
+{
+    copy_plan plan = {2, sizeof *to, {rows, columns}, {0}, {whole_vectors(columns) * sizeof *to, sizeof *to}};
+    plan.from[0] = steps[0] * sizeof *to;
+    plan.from[1] = steps[1] * sizeof *to;
+    copy_elements(&plan, (const char *)from, (char *)to);
+}
+
+/* c = a b for some rows and some vectors of columns, constant numbers of both. */
+static inline __attribute__((always_inline)) void block(const float *a, int64_t a_row, int64_t a_column,
+                                                        const float *b, int64_t b_row, int64_t n,
+                                                        float *c, int64_t c_row, const int rows,
+                                                        const int vectors)
+{
+    vector sums[ROWS * VECTORS], x[VECTORS];
+#pragma GCC unroll 32
+    for (int i = 0; i < rows * vectors; i++)
+        sums[i] = (vector){0};
+    for (int64_t k = 0; k < n; k++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++)
+            memcpy(&x[j], b + k * b_row + j * LANES, sizeof *x);
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            float factor = a[i * a_row + k * a_column];
+#pragma GCC unroll 4
+            for (int j = 0; j < vectors; j++)
+                sums[i * vectors + j] += factor * x[j];
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++)
+            memcpy(c + i * c_row + j * LANES, &sums[i * vectors + j], sizeof *x);
+}
+
+/* The same for whole rows of b. */
+static inline __attribute__((always_inline)) void product(const float *a, int64_t a_row, int64_t a_column,
+                                                          const float *b, int64_t b_row, int64_t n,
+                                                          float *c, int64_t c_row, const int rows)
+{
+    int64_t rest = b_row / LANES;
+    for (; rest >= VECTORS; rest -= VECTORS, b += VECTORS * LANES, c += VECTORS * LANES)
+        block(a, a_row, a_column, b, b_row, n, c, c_row, rows, VECTORS);
+    if (rest == 3)
+        block(a, a_row, a_column, b, b_row, n, c, c_row, rows, VECTORS > 3 ? 3 : 1);
+    if (rest == 2)
+        block(a, a_row, a_column, b, b_row, n, c, c_row, rows, 2);
+    if (rest == 1)
+        block(a, a_row, a_column, b, b_row, n, c, c_row, rows, 1);
+}
+
+/* The vector whose lanes are those of x that differ in one bit of their number. */
+#define OTHER(l, bit) (l) ^ (bit), ((l) + 1) ^ (bit), ((l) + 2) ^ (bit), ((l) + 3) ^ (bit)
+#if defined(__AVX512F__)
+#define OTHERS(bit) OTHER(0, bit), OTHER(4, bit), OTHER(8, bit), OTHER(12, bit)
+#elif defined(__AVX__)
+#define OTHERS(bit) OTHER(0, bit), OTHER(4, bit)
+#else
+#define OTHERS(bit) OTHER(0, bit)
+#endif
+#define SWAPPED(x, bit) __builtin_shuffle(x, (lanes){OTHERS(bit)})
+#define FOLDED(x, join) (x = join(x, SWAPPED(x, 1)), x = join(x, SWAPPED(x, 2)), FOLDED_WIDE(x, join))
+#if defined(__AVX512F__)
+#define FOLDED_WIDE(x, join) (x = join(x, SWAPPED(x, 4)), x = join(x, SWAPPED(x, 8)), x)
+#elif defined(__AVX__)
+#define FOLDED_WIDE(x, join) (x = join(x, SWAPPED(x, 4)), x)
+#else
+#define FOLDED_WIDE(x, join) (x)
+#endif
+
+/* The elements of a where the mask is set, and else those of b. */
+static inline vector chosen_of(lanes mask, vector a, vector b)
+{
+    return (vector)(((lanes)a & mask) | ((lanes)b & ~mask));
+}
+
+static inline vector higher(vector a, vector b)
+{
+    return chosen_of(a > b, a, b);
+}
+
+static inline vector total_of(vector a, vector b)
+{
+    return a + b;
+}
+
+static inline vector read(const float *x)
+{
+    vector lanes;
+    memcpy(&lanes, x, sizeof lanes);
+    return lanes;
+}
+
+static inline void write(float *x, vector lanes)
+{
+    memcpy(x, &lanes, sizeof lanes);
+}
+
+/* The last elements of a row of a term, from j on; what lies behind the row is not read. */
+static __attribute__((noinline)) vector read_last(const float *row, int64_t step, int64_t j, int64_t n)
+{
+    vector x;
+    lanes places;
+    if (step != 1 || n < LANES) {
+        for (int l = 0; l < LANES; l++)
+            x[l] = row[(j + l < n ? j + l : n - 1) * step];
+        return x;
+    }
+    /* Those before come along, and are rotated behind the others. */
+    for (int l = 0; l < LANES; l++)
+        places[l] = (l + (int)(j + LANES - n)) % LANES;
+    return __builtin_shuffle(read(row + n - LANES), places);
+}
+
+/* Products of some queries, a constant number, with all keys to weights. Where an element is NaN, or the
+   highest is infinite, the sum is NaN, and so are all weights. `terms` are those of these queries. */
+static inline __attribute__((always_inline)) void weigh(const struct heads *h, float *scores,
+                                                        const float *const *terms, const int rows)
+{
+    int64_t wide = whole_vectors(h->keys), each = h->rank + 2;
+    const int64_t *steps = h->steps + 3 * each + h->rank;
+    vector tops[ROWS], totals[ROWS], lowest = (vector){0} - INFINITY;
+    lanes within;
+    for (int l = 0; l < LANES; l++)
+        within[l] = wide - LANES + l < h->keys ? -1 : 0;
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+        tops[i] = lowest, totals[i] = (vector){0};
+    for (int64_t j = 0; j < wide; j += LANES) {
+        vector x[ROWS];
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++)
+            x[i] = read(scores + i * wide + j) * (float)h->scale;
+#pragma GCC unroll 2
+        for (int t = 0; t < TERMS; t++) {
+            const float *term = terms[t];
+            int64_t row = steps[t * each], step = steps[t * each + 1];
+            if (term && step == 1 && j + LANES <= h->keys)
+#pragma GCC unroll 8
+                for (int i = 0; i < rows; i++)
+                    x[i] += read(term + i * row + j);
+            else if (term)
+#pragma GCC unroll 8
+                for (int i = 0; i < rows; i++)
+                    x[i] += read_last(term + i * row, step, j, h->keys);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            x[i] = j + LANES <= h->keys ? x[i] : chosen_of(within, x[i], lowest);
+            tops[i] = higher(x[i], tops[i]);
+            write(scores + i * wide + j, x[i]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+        tops[i] = FOLDED(tops[i], higher);
+    for (int64_t j = 0; j < wide; j += LANES)
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++)
+            write(scores + i * wide + j, read(scores + i * wide + j) - tops[i]);
+    for (int64_t j = 0; j < rows * wide; j++)
+        scores[j] = exp32(scores[j]);
+    for (int64_t j = 0; j < wide; j += LANES)
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++)
+            totals[i] += read(scores + i * wide + j);
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) {
+        totals[i] = 1 / FOLDED(totals[i], total_of);
+        if (h->guarded && totals[i][0] != totals[i][0]) {
+            totals[i] = (vector){0};
+            memset(scores + i * wide, 0, wide * sizeof *scores);
+        }
+    }
+    for (int64_t j = 0; j < wide; j += LANES)
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++)
+            write(scores + i * wide + j, read(scores + i * wide + j) * totals[i]);
+}
+
+/* One head, as the arrays of its first elements; keys and values are without gaps, and go on with zeros to
+   whole vectors. */
+struct head {
+    const float *q, *keys, *values, *terms[TERMS];
+    float *y;
+};
+
+#define SOME(rows)                                                                                     \
+    static __attribute__((noinline)) void some_##rows(const struct heads *h, const struct head *of,    \
+                                                      int64_t row)                                     \
+    {                                                                                                  \
+        const int64_t rank = h->rank, each = rank + 2, *steps = h->steps + rank;                       \
+        const int64_t *y_steps = steps + (3 + TERMS) * each;                                           \
+        int64_t wide = whole_vectors(h->keys), out = whole_vectors(h->out);                            \
+        float ALIGNED scores[ROWS * KEYS], ALIGNED results[ROWS * KEYS], *y = of->y + row * y_steps[0]; \
+        const float *terms[TERMS];                                                                     \
+        for (int t = 0; t < TERMS; t++)                                                                \
+            terms[t] = of->terms[t] ? of->terms[t] + row * steps[(3 + t) * each] : NULL;               \
+        product(of->q + row * steps[0], steps[0], steps[1], of->keys, wide, h->width, scores, wide,    \
+                rows);                                                                                 \
+        weigh(h, scores, terms, rows);                                                                 \
+        if (y_steps[1] == 1 && out == h->out) {                                                        \
+            product(scores, wide, 1, of->values, out, h->keys, y, y_steps[0], rows);                   \
+            return;                                                                                    \
+        }                                                                                              \
+        product(scores, wide, 1, of->values, out, h->keys, results, out, rows);                        \
+        for (int i = 0; i < rows; i++)                                                                 \
+            for (int64_t j = 0; j < h->out; j++)                                                       \
+                y[i * y_steps[0] + j * y_steps[1]] = results[i * out + j];                             \
+    }
+
+SOME(1)
+SOME(2)
+SOME(3)
+SOME(4)
+SOME(5)
+SOME(6)
+
+static int short_attention(const void *arguments, int64_t begin, int64_t end)
+{
+    static void (*const some[])(const struct heads *, const struct head *, int64_t) = {some_1, some_2, some_3,
+                                                                                        some_4, some_5, some_6};
+    const struct heads *h = arguments;
+    const int64_t rank = h->rank, each = rank + 2, *steps = h->steps;
+    const int64_t *k_steps = steps + each + rank, *v_steps = k_steps + each;
+    int64_t wide = whole_vectors(h->keys), out = whole_vectors(h->out);
+    int64_t blocks = (h->queries + ROWS - 1) / ROWS;
+    int dense = v_steps[1] == 1 && v_steps[0] == out;
+    float ALIGNED keys[COPIED], ALIGNED values[COPIED];
+    memset(keys, 0, h->width * wide * sizeof *keys);
+    memset(values, 0, dense ? 0 : h->keys * out * sizeof *values);
+    for (int64_t i = begin; i < end; i++) {
+        struct head of = {h->q + first_of(h, steps, i), keys, values, {0}, NULL};
+        const float *v = h->v + first_of(h, steps + 2 * each, i);
+        copy(keys, h->k + first_of(h, steps + each, i), h->width, h->keys, k_steps);
+        if (dense)
+            of.values = v;
+        else
+            copy(values, v, h->keys, h->out, v_steps);
+        for (int t = 0; t < TERMS; t++)
+            of.terms[t] = h->terms[t] ? h->terms[t] + first_of(h, steps + (3 + t) * each, i) : NULL;
+        of.y = h->y + first_of(h, steps + (3 + TERMS) * each, i);
+        for (int64_t j = 0; j < blocks; j++) {
+            int64_t row = h->queries * j / blocks;
+            some[h->queries * (j + 1) / blocks - row - 1](h, &of, row);
+        }
+    }
+    return 0;
+}
+
+const kernel_entry heads_kernels[] = {
+    KERNEL(short_attention, heads),
+    END_OF_KERNELS,
+};

@@ -1,0 +1,148 @@
+"""Attention of short sequences: a product, its softmax, and a product of that, a head at a time.
+
+oneDNN takes each of these steps for all heads, and longer for its calls than to compute. Here the
+scores of a few queries stay in the first-level cache, and so do the keys and values of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from penstock.algorithms.records import NamedTuple
+from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.ir.graph import Node
+from penstock.ir.layout import packed_strides
+from penstock.ops.internal.attention_region import AttentionRegion, attention_region
+from penstock.types import FLOAT32
+
+_KEYS, _COPIED, _TERMS, _LANES = 256, 16384, 2, 16  # as in c/heads.c
+
+# Approximate costs on one core: of a call, operations of products a second, a score, and an element
+# of keys and values.
+_CALL_S, _FLOPS_PER_S = 0.35e-6, 90e9
+_SCORE_S, _COPY_S = 0.25e-9, 0.3e-9
+
+
+class _Scores(NamedTuple):
+    """What follows the first product: a factor, and the indices of tensors that are added then."""
+
+    scale: float
+    terms: tuple[int, ...]
+
+
+def attention_call(site: Site) -> NativeCall | None:
+    """Attention of at most 256 keys, whose copies of keys and values fit the second-level cache."""
+    types = site.tensors[: len(site.constants)]
+    region = attention_region(site.node, types)
+    scores = None if region is None else _scores(region, site)
+    if region is None or scores is None or site.output().dtype != FLOAT32:
+        return None
+    _, _, width, keys, out = region.dims
+    copied = max(width * _padded(keys), keys * _padded(out))
+    if keys > _KEYS or out > _KEYS or copied > _COPIED:
+        return None
+    return _call(site, region, scores, (None,) * len(site.tensors))
+
+
+def attention_seconds(node: Node) -> float:
+    """The estimate for a fused node with a softmax; infinite where there is no kernel."""
+    types = [None if value is None else value.type for value in node.inputs]
+    region = attention_region(node, types)
+    if region is None:
+        return math.inf
+    heads, queries, width, keys, out = region.dims
+    products = 2 * queries * _padded(keys) * width + 2 * queries * keys * _padded(out)
+    each = products / _FLOPS_PER_S + queries * _padded(keys) * _SCORE_S
+    return _CALL_S + heads * (each + keys * (width + out) * _COPY_S)
+
+
+def _padded(n: int) -> int:
+    return -(-n // _LANES) * _LANES
+
+
+def _scores(region: AttentionRegion, site: Site) -> _Scores | None:
+    """What the nodes between the products compute; None for what the kernel does not."""
+    scale, terms, last = 1.0, [], region.product.outputs[0]
+    for node in region.between:
+        others = [value for value in node.inputs if value is not last]
+        if len(others) != 1 or len(node.inputs) != 2 or node.op.name not in ("Add", "Div", "Mul"):
+            return None
+        i = -1 if others[0] is None else region.place.get(others[0], -1)
+        if node.op.name == "Add":
+            terms.append(i)
+        else:
+            factor = None if i < 0 else site.constant(i)
+            turned = node.op.name == "Div" and node.inputs[0] is not last
+            if factor is None or factor.size != 1 or terms or turned:
+                return None
+            number = float(factor.reshape(()))
+            if node.op.name == "Div" and not number:
+                return None
+            scale = scale / number if node.op.name == "Div" else scale * number
+        last = node.outputs[0]
+    if -1 in terms or len(terms) > _TERMS:
+        return None
+    whole = (*region.lead, *region.dims[1:4:2])
+    if any(_broadcast(region.types[i].dims, whole) is None for i in terms):
+        return None
+    return _Scores(scale, tuple(terms))
+
+
+def _broadcast(dims: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, ...] | None:
+    """``dims`` with as many as ``whole`` has; None where they do not broadcast to these."""
+    if len(dims) > len(whole):
+        return None
+    padded = (1,) * (len(whole) - len(dims)) + dims
+    return padded if all(n in (1, m) for n, m in zip(padded, whole, strict=True)) else None
+
+
+def _call(
+    site: Site,
+    region: AttentionRegion,
+    scores: _Scores,
+    strides: Sequence[tuple[int, ...] | None],
+) -> NativeCall:
+    """The call for tensors of these strides."""
+    heads, queries, width, keys, out = region.dims
+    lead, output = region.lead, len(site.constants)
+
+    def steps_of(i: int, whole: tuple[int, ...]) -> list[int]:
+        type_ = site.tensors[i]
+        assert type_ is not None
+        own = strides[i] or packed_strides(type_.dims, 1)
+        more = len(whole) - len(type_.dims)
+        pairs = zip((1,) * more + type_.dims, (0,) * more + tuple(own), strict=True)
+        return [0 if n == 1 else step for n, step in pairs]
+
+    square = (*lead, queries, keys)
+    shapes = [
+        (region.query, (*lead, queries, width)),
+        (region.key, (*lead, width, keys)),
+        (region.value, (*lead, keys, out)),
+        *[(i, square) for i in scores.terms],
+    ]
+    steps = [steps_of(i, whole) for i, whole in shapes]
+    steps += [[0] * len(square)] * (_TERMS - len(scores.terms))
+    steps.append(steps_of(output, (*lead, queries, out)))
+    missing = (None,) * (_TERMS - len(scores.terms))
+    each_s = attention_seconds(site.node) / heads
+    return NativeCall(
+        "short_attention",
+        (
+            *[Tensor(i) for i, _ in shapes],
+            *missing,
+            site.result(),
+            len(lead),
+            np.array(lead, np.int64),
+            np.array(steps, np.int64),
+            *(queries, width, keys, out, scores.scale, int(region.guarded)),
+        ),
+        items=heads,
+        item_ns=each_s * 1e9,
+        any_layout=True,
+        restrided=partial(_call, site, region, scores),
+    )

@@ -1,0 +1,216 @@
+"""Compiled attention of short sequences against NumPy's kernels of its parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.backends.native.backend import NativeBackend
+from penstock.ir.graph import Node, Value
+from penstock.ops.internal.fused import fused
+from penstock.ops.internal.zero_nan import ZERO_NAN
+from penstock.types import TensorType
+from tests.support.native_kernels import (
+    LIBRARIES,
+    check,
+    expected,
+    kernel_of,
+    node_of,
+    pytestmark,  # noqa: F401
+    threads_of,
+)
+from tests.support.onnx_text import compile_text
+
+CLOSE = {"rtol": 2e-5, "atol": 2e-6}
+rng = np.random.default_rng(5)
+
+# Heads, queries, the width of a query, keys, and the width of a value.
+SIZES = [
+    ((1,), 1, 1, 1, 1),
+    ((3,), 7, 5, 3, 2),
+    ((2, 3), 49, 32, 49, 32),
+    ((2, 2, 1), 13, 8, 17, 24),
+    ((4,), 6, 64, 16, 16),
+    ((2,), 12, 64, 256, 64),
+    ((1, 2), 5, 33, 100, 90),
+    ((2,), 30, 40, 31, 3),
+]
+
+
+def draw(*dims: int) -> np.ndarray:
+    return rng.normal(size=dims).astype(np.float32)
+
+
+def attention(q, k, v, *between, guarded: bool = False) -> tuple[Node, list[np.ndarray]]:
+    """A fused node and its inputs. ``between`` are operations of the scores, with their constant or
+    other operand."""
+    nodes, arrays = [node_of("MatMul", [q, k])], [q, k]
+    scores = np.empty(nodes[0].outputs[0].type.dims, q.dtype)
+
+    def follow(node: Node) -> None:
+        node.inputs = (nodes[-1].outputs[0], *node.inputs[1:])
+        nodes.append(node)
+
+    for name, operand, constant in between:
+        follow(node_of(name, [scores, operand], constants=[1] if constant else []))
+        arrays.append(operand)
+    follow(node_of("Softmax", [scores], axis=-1))
+    if guarded:
+        follow(node_of(ZERO_NAN, [scores]))
+    follow(node_of("MatMul", [scores, v]))
+    return fused(nodes), [*arrays, v]
+
+
+def heads_of(lead, queries, width, keys, out):
+    return draw(*lead, queries, width), draw(*lead, width, keys), draw(*lead, keys, out)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_attention_of_any_sizes_equals_numpy(sizes):
+    check(*attention(*heads_of(*sizes)), CLOSE)
+
+
+@pytest.mark.parametrize("name, factor", [("Mul", 0.25), ("Div", -3.0)])
+def test_scores_are_scaled_before_terms_are_added(name, factor):
+    q, k, v = heads_of((2, 3), 20, 8, 49, 16)
+    factor = np.array(factor, np.float32)
+    terms = [("Add", draw(1, 3, 20, 49), True), ("Add", draw(2, 1, 1, 49), False)]
+    check(*attention(q, k, v, (name, factor, True), *terms), CLOSE)
+
+
+@pytest.mark.parametrize("keys", [3, 16, 49])
+@pytest.mark.parametrize("dims", [(), (1,), (20, 1), (1, "keys"), (3, 20, "keys"), (2, 1, 20, 1)])
+def test_terms_broadcast(dims, keys):
+    q, k, v = heads_of((2, 3), 20, 8, keys, 16)
+    term = draw(*[keys if n == "keys" else n for n in dims])
+    check(*attention(q, k, v, ("Add", term, False)), CLOSE)
+
+
+@pytest.mark.parametrize("layout", ["heads inside", "keys outside", "rows apart"])
+def test_memory_in_any_order_is_read_and_written_where_it_is(layout):
+    q, k, v = heads_of((2, 3), 20, 16, 49, 16)
+    term = draw(1, 3, 20, 49)
+    node, arrays = attention(q, k, v, ("Add", term, False))
+    (wanted,) = expected(node, arrays)
+
+    def laid(x):
+        if layout == "heads inside":  # as transposed from [batch, positions, heads, width]
+            return np.moveaxis(np.moveaxis(x, -3, -2).copy(), -2, -3)
+        if layout == "keys outside":
+            return x.swapaxes(-1, -2).copy().swapaxes(-1, -2)
+        wide = np.zeros((*x.shape[:-1], x.shape[-1] + 5), x.dtype)
+        wide[..., :-5] = x
+        return wide[..., :-5]
+
+    for library in LIBRARIES:
+        kernel = kernel_of(node, library)
+        assert kernel is not None
+        y = laid(np.zeros_like(wanted))
+        function, arguments = kernel.bind([laid(x) for x in arrays], [y], None)
+        assert not arguments
+        function()
+        np.testing.assert_allclose(y, wanted, **CLOSE, err_msg=library.level)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_special_numbers_are_those_of_numpy(special, guarded):
+    q, k, v = heads_of((2,), 20, 8, 35, 16)
+    term = draw(2, 20, 35)
+    term[0, 3, [2, 33]] = term[1, [1, 19], 7] = term[1, 11] = special
+    check(*attention(q, k, v, ("Add", term, False), guarded=guarded), CLOSE)
+
+
+def test_masked_keys_have_no_weight():
+    q, k, v = heads_of((2,), 20, 8, 35, 16)
+    term = np.where(rng.random((2, 20, 35)) < 0.5, -np.inf, draw(2, 20, 35)).astype(np.float32)
+    node, arrays = attention(q, k, v, ("Add", term, False))
+    check(node, arrays, CLOSE)
+    v[...] = np.where(np.isneginf(term).all(1)[..., None], np.float32(1e38), v)
+    check(node, arrays, CLOSE)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_results_do_not_depend_on_the_number_of_threads(threads):
+    node, arrays = attention(*heads_of((64, 3), 49, 32, 49, 32))
+    for library in LIBRARIES:
+        kernel = kernel_of(node, library)
+        assert kernel is not None
+        alone = kernel.function(*arrays)
+        with threads_of(library, threads):
+            np.testing.assert_array_equal(kernel.function(*arrays), alone)
+
+
+TOO_MANY = {
+    "keys": ((2,), 4, 8, 257, 8),
+    "values": ((2,), 4, 8, 8, 257),
+    "keys times width": ((2,), 4, 100, 200, 8),
+    "keys times values": ((2,), 4, 8, 200, 100),
+}
+
+
+@pytest.mark.parametrize("what", TOO_MANY)
+def test_longer_sequences_are_left_to_others(what):
+    node, _ = attention(*heads_of(*TOO_MANY[what]))
+    assert not NativeBackend(LIBRARIES[0]).supports(node)
+
+
+OTHERS = {
+    "scale behind a term": [("Add", draw(49), False), ("Mul", np.array(2, np.float32), True)],
+    "factors": [("Mul", draw(49), True)],
+    "a fed factor": [("Mul", draw(1), False)],
+    "division by 0": [("Div", np.zeros(1, np.float32), True)],
+    "three terms": [("Add", draw(49), False)] * 3,
+    "another operation": [("Max", draw(1), True)],
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_other_operations_of_scores_are_left_to_others(what):
+    node, _ = attention(*heads_of((2,), 20, 8, 49, 16), *OTHERS[what])
+    assert not NativeBackend(LIBRARIES[0]).supports(node)
+
+
+def test_division_by_scores_is_left_to_others():
+    node, _ = attention(*heads_of((2,), 20, 8, 49, 16), ("Div", np.ones(1, np.float32), True))
+    divided = node.attrs["region"].nodes[1]
+    divided.inputs = tuple(divided.inputs[::-1])
+    assert not NativeBackend(LIBRARIES[0]).supports(node)
+
+
+def test_float64_is_left_to_others():
+    q, k, v = [x.astype(float) for x in heads_of((2,), 20, 8, 49, 16)]
+    node, _ = attention(q, k, v)
+    assert not NativeBackend(LIBRARIES[0]).supports(node)
+
+
+def test_softmax_of_all_axes_is_left_to_others():
+    q, k, v = heads_of((2,), 20, 8, 49, 16)
+    node, _ = attention(q, k, v)
+    first, _, last = node.attrs["region"].nodes
+    old = node_of("Softmax", [np.empty((2, 20, 49), np.float32)], version=12, axis=-1)
+    old.inputs = tuple(first.outputs)
+    last.inputs = (old.outputs[0], last.inputs[1])
+    assert not NativeBackend(LIBRARIES[0]).supports(fused([first, old, last]))
+
+
+def test_sessions_run_it():
+    text = """g (float[8, 3, 49, 32] q, float[8, 3, 49, 32] k, float[8, 3, 49, 32] v, float[49, 49] m)
+        => (float[8, 49, 3, 32] y) <float c = {0.2}> {
+            t = Transpose <perm = [0, 1, 3, 2]> (k) s = Mul(q, c) a = MatMul(s, t) b = Add(a, m)
+            p = Softmax <axis = -1> (b) z = MatMul(p, v) y = Transpose <perm = [0, 2, 1, 3]> (z) }"""
+    session = compile_text(text)
+    feeds = {name: draw(8, 3, 49, 32) for name in "qkv"} | {"m": draw(49, 49)}
+    numpy = compile_text(text, backends=["numpy"]).run(feeds)
+    np.testing.assert_allclose(session.run(feeds)["y"], numpy["y"], **CLOSE)
+    (fused_step,) = [
+        e.step for e in session.profile(feeds, runs=1) if e.step.node.op.name == "Fused"
+    ]
+    assert fused_step.backend == "native"
+
+
+def test_unknown_types_have_no_kernel():
+    node, _ = attention(*heads_of((2,), 4, 8, 8, 8))
+    q = node.inputs[0]
+    node.inputs = (Value("q", TensorType(q.type.dtype, (2, None, 8))), *node.inputs[1:])
+    assert not NativeBackend(LIBRARIES[0]).supports(node)
