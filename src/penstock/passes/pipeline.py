@@ -31,7 +31,7 @@ from penstock.passes.lowering.fuse import Fuse
 from penstock.passes.lowering.insert_transfers import InsertTransfers
 from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
 from penstock.passes.optimize.fold_constants import FoldConstants
-from penstock.passes.optimize.simplify import Simplify
+from penstock.passes.optimize.simplify import RESHAPES, Simplify
 from penstock.passes.optimize.widen_halves import WidenHalves
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
 
@@ -89,6 +89,7 @@ OPTIMIZE: tuple[Pass, ...] = (
     ImportedPass("optimize.collect_rows", "SequenceInsert"),
     ImportedPass("optimize.hoist_products", Role.LOOP, Role.SCAN),
     ImportedPass("optimize.sink_transposes", "Transpose"),
+    ImportedPass("optimize.cancel_reshapes", *RESHAPES),
     ImportedPass("optimize.decompose_attention", "Attention"),
     ImportedPass("optimize.decompose_einsum", "Einsum"),
     ImportedPass("optimize.split_reductions", *_REDUCTIONS),

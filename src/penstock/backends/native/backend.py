@@ -21,7 +21,7 @@ from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
 from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
-from penstock.ops.internal.fused import FUSED, parts
+from penstock.ops.internal.fused import FUSED, has_softmax, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT, TENSORFLOW
 from penstock.types import TensorType, Type
@@ -61,11 +61,6 @@ def _is_product_of_codes(node: Node) -> bool:
     return names[0] == "DequantizeLinear" and product and names[-1] == "QuantizeLinear"
 
 
-def _is_attention(node: Node) -> bool:
-    """Whether a fused node is one that ``heads`` may have a kernel for."""
-    return any(part.op.name == "Softmax" for part in parts(node)[1:])
-
-
 def _below_numpy(node: Node) -> float:
     """Half of NumPy's time: compiled kernels are there because they are faster."""
     return _NUMPY.seconds(node) / 2
@@ -95,7 +90,7 @@ def _by_result(node: Node) -> float:
 def _by_program(node: Node) -> float:
     if parts(node)[0].op.full_name == "Conv":
         return float(_IMAGE_SECONDS(node))
-    if _is_attention(node):
+    if has_softmax(node):
         return float(_ATTENTION_SECONDS(node))
     if _is_product_of_codes(node):
         return float(_CODE_SECONDS(node))
@@ -106,7 +101,7 @@ def _by_program(node: Node) -> float:
 def _fused_call(site: Site) -> NativeCall | None:
     if parts(site.node)[0].op.full_name == "Conv":
         return _IMAGE_CONVOLUTION(site)
-    if _is_attention(site.node):
+    if has_softmax(site.node):
         return _ATTENTION_CALL(site)
     return (_CODE_CONVOLUTION if _is_product_of_codes(site.node) else elementwise_call)(site)
 

@@ -110,10 +110,17 @@ def _call(
     heads, queries, width, keys, out = region.dims
     lead, output = region.lead, len(site.constants)
 
+    # Constants whose rows have gaps are copied; elements of others are read one by one.
+    copies = {
+        i: np.ascontiguousarray(term)
+        for i in scores.terms
+        if (term := site.constant(i)) is not None and (strides[i] or (1,))[-1] != 1
+    }
+
     def steps_of(i: int, whole: tuple[int, ...]) -> list[int]:
         type_ = site.tensors[i]
         assert type_ is not None
-        own = strides[i] or packed_strides(type_.dims, 1)
+        own = (None if i in copies else strides[i]) or packed_strides(type_.dims, 1)
         more = len(whole) - len(type_.dims)
         pairs = zip((1,) * more + type_.dims, (0,) * more + tuple(own), strict=True)
         return [0 if n == 1 else step for n, step in pairs]
@@ -133,7 +140,7 @@ def _call(
     return NativeCall(
         "short_attention",
         (
-            *[Tensor(i) for i, _ in shapes],
+            *[copies.get(i, Tensor(i)) for i, _ in shapes],
             *missing,
             site.result(),
             len(lead),

@@ -10,6 +10,7 @@ from penstock.backends.native.kernel import NativeCall, Site, Tensor, Unsupporte
 from penstock.backends.native.reduce import around
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.onnx.shape import flatten_axis
+from penstock.ops.onnx.softmax import SINGLE_AXIS
 
 _BLOCK, _COLUMNS = 2048, 256  # as in c/softmax.c
 _LINE, _CACHED = 16, 2**17  # elements of a line of the cache, and of a block of columns
@@ -31,7 +32,7 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
     if strides[0] != strides[1]:
         raise UnsupportedError
     rank = len(x.dims)
-    if site.node.op.since < 13:
+    if site.node.op.since < SINGLE_AXIS:
         axes = range(flatten_axis(site.node.attrs, rank), rank)
     else:
         axis = normalize_axis(site.attr("axis", -1), rank)

@@ -22,7 +22,7 @@ from penstock.host.on_demand import imported
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
-from penstock.ops.internal.fused import is_fused, parts
+from penstock.ops.internal.fused import has_softmax, is_fused, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import flops, layout_seconds
@@ -188,11 +188,6 @@ def _short_rows(types_: Sequence[Type]) -> int:
     return sizes[-1] if len(sizes) > 1 and sizes[0] <= _SHORT_ROW * sizes[-1] else 0
 
 
-def _is_attention(node: Node) -> bool:
-    """Whether a fused node is a product, a Softmax and maybe another product."""
-    return any(part.op.name == "Softmax" for part in parts(node)[1:])
-
-
 class OneDnnBackend(SpecialisingBackend):
     """Runs the operations that oneDNN has primitives for. With ``precision="bf16"`` operands of
     convolutions and of products with constants are rounded to bfloat16, and summed in float32, if
@@ -252,7 +247,7 @@ class OneDnnBackend(SpecialisingBackend):
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         try:
-            if _is_attention(node):
+            if has_softmax(node):
                 return _ATTENTION(self.library, node, types)
             in_parts = _IN_PARTS.get(parts(node)[0].op.full_name)
             if in_parts is not None:
@@ -278,7 +273,7 @@ class OneDnnBackend(SpecialisingBackend):
 
     def supports(self, node: Node) -> bool:
         types = [None if value is None else value.type for value in node.inputs]
-        if _is_attention(node):
+        if has_softmax(node):
             return self.static_kernel(node, types) is not None
         return self._spec(node, types) is not None
 

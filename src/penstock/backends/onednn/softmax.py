@@ -8,9 +8,7 @@ from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ir.layout import channels_last
 from penstock.ops.common.shape_rules import normalize_axis
-
-SINGLE_AXIS = 13
-"""the version since which Softmax is over one axis, and not over all from that axis on"""
+from penstock.ops.onnx.softmax import SINGLE_AXIS
 
 
 def softmax(desc: OpDesc) -> PrimitiveSpec | None:

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from penstock.algorithms.records import dataclass
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.zero_nan import ZERO_NAN
+from penstock.ops.onnx.softmax import SINGLE_AXIS
 from penstock.types import FLOAT32, TensorType, Type
-
-_SINGLE_AXIS = 13  # the version since which Softmax is along one axis
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +61,7 @@ def attention_region(node: Node, types: Sequence[Type | None]) -> AttentionRegio
     rank = len(q)
     if not 3 <= rank == len(k) == len(v) or not q[:-2] == k[:-2] == v[:-2] or not all(q + k + v):
         return None
-    if softmax.op.since < _SINGLE_AXIS or softmax.attrs.get("axis", -1) not in (-1, rank - 1):
+    if softmax.op.since < SINGLE_AXIS or softmax.attrs.get("axis", -1) not in (-1, rank - 1):
         return None
     chain = first, tuple(between)
     return AttentionRegion(tuple(tensors), query, key, value, *chain, guarded, place)

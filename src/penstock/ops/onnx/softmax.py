@@ -96,6 +96,9 @@ def _rows(normalize: Normalize, x: np.ndarray, out: np.ndarray, dtype: np.dtype)
             np.copyto(target, block, casting="unsafe")
 
 
+SINGLE_AXIS = 13
+"""the version since which these are over one axis, and not over all from that axis on"""
+
 _NORMALIZE: Mapping[str, Normalize]
 _NORMALIZE = {"Softmax": _softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}
 

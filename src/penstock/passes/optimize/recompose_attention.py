@@ -25,6 +25,7 @@ from penstock.algorithms.records import dataclass, replace
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.internal.attend import ATTEND
 from penstock.ops.internal.zero_nan import ZERO_NAN
+from penstock.ops.onnx.softmax import SINGLE_AXIS
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
@@ -34,7 +35,6 @@ _MOST_QUERIES = 32
 _MOST_TERMS = 8
 _LOWEST = -1e30
 """numbers from which on downwards float32 has no digits for scores"""
-_SINGLE_AXIS = 13  # the version from which on Softmax is along one axis
 
 _Term: TypeAlias = "tuple[Value, Value | None, bool]"
 """a bias, or the condition, the number and whether that is for what holds, of a Where"""
@@ -151,7 +151,7 @@ def _softmax(node: Node) -> Node | None:
     if guard is not None and guard.op is ZERO_NAN and not guard.control_inputs:
         value = guard.inputs[0]
     softmax = _producer(value, "Softmax")
-    if softmax is None or softmax.op.since < _SINGLE_AXIS:
+    if softmax is None or softmax.op.since < SINGLE_AXIS:
         return None
     return softmax if softmax.attrs.get("axis", -1) in (-1, 3) else None
 

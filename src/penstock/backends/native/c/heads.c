@@ -1,6 +1,9 @@
 /* Attention of short sequences: softmax(scale q k + terms) v for each head, whose scores stay in the
    first-level cache. An item is a head. Compiled with contraction to fused multiply-add. */
 #include <string.h>
+#ifdef __SSE__
+#include <immintrin.h>
+#endif
 #include "copies.h"
 #include "math32.h"
 #include "native.h"
@@ -133,7 +136,15 @@ static inline vector chosen_of(lanes mask, vector a, vector b)
 
 static inline vector higher(vector a, vector b)
 {
+#if defined(__AVX512F__)
+    return (vector)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (vector)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE__)
+    return (vector)_mm_max_ps((__m128)a, (__m128)b);
+#else
     return chosen_of(a > b, a, b);
+#endif
 }
 
 static inline vector total_of(vector a, vector b)
@@ -151,6 +162,22 @@ static inline vector read(const float *x)
 static inline void write(float *x, vector lanes)
 {
     memcpy(x, &lanes, sizeof lanes);
+}
+
+/* As exp32, for what is not above 0. Results below 2^-118 are 0, so that weights are never subnormal, which
+   processors are slow with. */
+static inline vector exp_of(vector x)
+{
+    vector rounded = x * 1.44269504f + ROUNDER, n = rounded - ROUNDER;
+    vector r = n * 2.12194440e-4f + (n * -0.693359375f + x);
+    vector p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    p *= (vector)(((lanes)rounded << 23) + (127 << 23));
+    return chosen_of(x < -81.79f, (vector){0}, p);
 }
 
 /* The last elements of a row of a term, from j on; what lies behind the row is not read. */
@@ -211,28 +238,25 @@ static inline __attribute__((always_inline)) void weigh(const struct heads *h, f
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
         tops[i] = FOLDED(tops[i], higher);
-    for (int64_t j = 0; j < wide; j += LANES)
 #pragma GCC unroll 8
-        for (int i = 0; i < rows; i++)
-            write(scores + i * wide + j, read(scores + i * wide + j) - tops[i]);
-    for (int64_t j = 0; j < rows * wide; j++)
-        scores[j] = exp32(scores[j]);
-    for (int64_t j = 0; j < wide; j += LANES)
-#pragma GCC unroll 8
-        for (int i = 0; i < rows; i++)
-            totals[i] += read(scores + i * wide + j);
+    for (int i = 0; i < rows; i++)
+        for (int64_t j = 0; j < wide; j += LANES) {
+            vector x = exp_of(read(scores + i * wide + j) - tops[i]);
+            write(scores + i * wide + j, x);
+            totals[i] += x;
+        }
+    float factors[ROWS];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++) {
-        totals[i] = 1 / FOLDED(totals[i], total_of);
-        if (h->guarded && totals[i][0] != totals[i][0]) {
-            totals[i] = (vector){0};
-            memset(scores + i * wide, 0, wide * sizeof *scores);
-        }
+        float total = FOLDED(totals[i], total_of)[0];
+        factors[i] = 1 / total;
+        if (h->guarded && total != total)
+            memset(scores + i * wide, 0, wide * sizeof *scores), factors[i] = 0;
     }
     for (int64_t j = 0; j < wide; j += LANES)
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++)
-            write(scores + i * wide + j, read(scores + i * wide + j) * totals[i]);
+            write(scores + i * wide + j, read(scores + i * wide + j) * factors[i]);
 }
 
 /* One head, as the arrays of its first elements; keys and values are without gaps, and go on with zeros to
