@@ -34,6 +34,8 @@ SIZES = [
     ((2,), 12, 64, 256, 64),
     ((1, 2), 5, 33, 100, 90),
     ((2,), 30, 40, 31, 3),
+    ((1,), 300, 8, 20, 16),
+    ((3,), 97, 8, 20, 9),
 ]
 
 
@@ -130,9 +132,10 @@ def test_masked_keys_have_no_weight():
     check(node, arrays, CLOSE)
 
 
+@pytest.mark.parametrize("lead, queries", [((64, 3), 49), ((1,), 5000)])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_results_do_not_depend_on_the_number_of_threads(threads):
-    node, arrays = attention(*heads_of((64, 3), 49, 32, 49, 32))
+def test_results_do_not_depend_on_the_number_of_threads(threads, lead, queries):
+    node, arrays = attention(*heads_of(lead, queries, 32, 49, 32))
     for library in LIBRARIES:
         kernel = kernel_of(node, library)
         assert kernel is not None
@@ -160,6 +163,7 @@ OTHERS = {
     "factors": [("Mul", draw(49), True)],
     "a fed factor": [("Mul", draw(1), False)],
     "division by 0": [("Div", np.zeros(1, np.float32), True)],
+    "a factor out of range": [("Mul", np.array(1e20, np.float32), True)],
     "three terms": [("Add", draw(49), False)] * 3,
     "another operation": [("Max", draw(1), True)],
 }

@@ -21,6 +21,9 @@ from penstock.types import FLOAT32
 
 _KEYS, _COPIED, _TERMS, _LANES = 256, 16384, 2, 16  # as in c/heads.c
 
+_LEAST = 1e-18  # the least factor of scores
+_PART = 96  # queries of an item, at most: keys are copied for each
+
 # Approximate costs on one core: of a call, operations of products a second, a score, and an element
 # of keys and values.
 _CALL_S, _FLOPS_PER_S = 0.35e-6, 90e9
@@ -74,17 +77,19 @@ def _scores(region: AttentionRegion, site: Site) -> _Scores | None:
         i = -1 if others[0] is None else region.place.get(others[0], -1)
         if node.op.name == "Add":
             terms.append(i)
-        else:
+        else:  # of numbers before the terms
             factor = None if i < 0 else site.constant(i)
             turned = node.op.name == "Div" and node.inputs[0] is not last
             if factor is None or factor.size != 1 or terms or turned:
                 return None
             number = float(factor.reshape(()))
-            if node.op.name == "Div" and not number:
-                return None
+            if not _LEAST < abs(number) < 1 / _LEAST:
+                return None  # steps apart may overflow where one does not, and the other way round
             scale = scale / number if node.op.name == "Div" else scale * number
         last = node.outputs[0]
     if -1 in terms or len(terms) > _TERMS:
+        return None
+    if not _LEAST < abs(scale) < 1 / _LEAST:
         return None
     whole = (*region.lead, *region.dims[1:4:2])
     if any(_broadcast(region.types[i].dims, whole) is None for i in terms):
@@ -136,7 +141,8 @@ def _call(
     steps += [[0] * len(square)] * (_TERMS - len(scores.terms))
     steps.append(steps_of(output, (*lead, queries, out)))
     missing = (None,) * (_TERMS - len(scores.terms))
-    each_s = attention_seconds(site.node) / heads
+    parts = -(-queries // _PART)
+    each_s = attention_seconds(site.node) / (heads * parts)
     return NativeCall(
         "short_attention",
         (
@@ -146,9 +152,9 @@ def _call(
             len(lead),
             np.array(lead, np.int64),
             np.array(steps, np.int64),
-            *(queries, width, keys, out, scores.scale, int(region.guarded)),
+            *(queries, width, keys, out, parts, scores.scale, int(region.guarded)),
         ),
-        items=heads,
+        items=heads * parts,
         item_ns=each_s * 1e9,
         any_layout=True,
         restrided=partial(_call, site, region, scores),

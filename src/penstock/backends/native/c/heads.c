@@ -1,5 +1,5 @@
 /* Attention of short sequences: softmax(scale q k + terms) v for each head, whose scores stay in the
-   first-level cache. An item is a head. Compiled with contraction to fused multiply-add. */
+   first-level cache. An item is a part of the queries of a head. Compiled with contraction to fused multiply-add. */
 #include <string.h>
 #ifdef __SSE__
 #include <immintrin.h>
@@ -35,6 +35,7 @@ struct heads {
     const int64_t *steps; /* of q, k, v, the terms and y: elements from one to the next along these dims, along
                              rows, and along columns */
     int64_t queries, width, keys, out;
+    int64_t parts; /* of about as many queries, each an item */
     double scale;
     int64_t guarded; /* rows of weights that are NaN become 0 */
 };
@@ -304,26 +305,29 @@ static int short_attention(const void *arguments, int64_t begin, int64_t end)
     const struct heads *h = arguments;
     const int64_t rank = h->rank, each = rank + 2, *steps = h->steps;
     const int64_t *k_steps = steps + each + rank, *v_steps = k_steps + each;
-    int64_t wide = whole_vectors(h->keys), out = whole_vectors(h->out);
-    int64_t blocks = (h->queries + ROWS - 1) / ROWS;
+    int64_t wide = whole_vectors(h->keys), out = whole_vectors(h->out), copied = -1;
     int dense = v_steps[1] == 1 && v_steps[0] == out;
     float ALIGNED keys[COPIED], ALIGNED values[COPIED];
     memset(keys, 0, h->width * wide * sizeof *keys);
     memset(values, 0, dense ? 0 : h->keys * out * sizeof *values);
-    for (int64_t i = begin; i < end; i++) {
+    for (int64_t item = begin; item < end; item++) {
+        int64_t i = item / h->parts, part = item % h->parts;
+        int64_t first = h->queries * part / h->parts, n = h->queries * (part + 1) / h->parts - first;
         struct head of = {h->q + first_of(h, steps, i), keys, values, {0}, NULL};
         const float *v = h->v + first_of(h, steps + 2 * each, i);
-        copy(keys, h->k + first_of(h, steps + each, i), h->width, h->keys, k_steps);
+        if (copied != i)
+            copy(keys, h->k + first_of(h, steps + each, i), h->width, h->keys, k_steps);
         if (dense)
             of.values = v;
-        else
+        else if (copied != i)
             copy(values, v, h->keys, h->out, v_steps);
+        copied = i;
         for (int t = 0; t < TERMS; t++)
             of.terms[t] = h->terms[t] ? h->terms[t] + first_of(h, steps + (3 + t) * each, i) : NULL;
         of.y = h->y + first_of(h, steps + (3 + TERMS) * each, i);
-        for (int64_t j = 0; j < blocks; j++) {
-            int64_t row = h->queries * j / blocks;
-            some[h->queries * (j + 1) / blocks - row - 1](h, &of, row);
+        for (int64_t j = 0, blocks = (n + ROWS - 1) / ROWS; j < blocks; j++) {
+            int64_t row = n * j / blocks;
+            some[n * (j + 1) / blocks - row - 1](h, &of, first + row);
         }
     }
     return 0;
