@@ -90,7 +90,7 @@ def test_message_is_not_waited_for_by_its_sender_and_none_overtakes_it(link):
     made, reader = link
     made._poster = waiting = Jobs()
     made.post((0,))
-    made.post((1,))  # nobody has taken the first one
+    made.post((1,))  # the first one has not been read
     assert made.channel.messages == [(0,)]
     reader.sendall(b"!")
     made.post((2,))

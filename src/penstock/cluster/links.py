@@ -248,7 +248,7 @@ class LinkReader:
                 # What is read refers to the buffer, which is free when nothing does.
                 message = _unpacked(packed)
                 del packed
-                with suppress(OSError):  # nobody waits for it
+                with suppress(OSError):  # the writer is gone
                     self._bell.send(b"!", socket.MSG_DONTWAIT)
                 self._take(message)
             except Exception:

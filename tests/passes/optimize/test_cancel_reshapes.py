@@ -94,6 +94,15 @@ def test_chains_of_pairs():
     assert operations(text) == ["Add", "Mul"]
 
 
+def test_numbers_stay_numbers():
+    text = """g (float[6, 4] x) => (float[6, 4] y)
+        <int64[2] s = {8, 3}, int64[2] t = {6, 4}, float low = {-0.5}, float high = {0.5}>
+        { a = Reshape(x, s) b = Clip(a, low, high) y = Reshape(b, t) }"""
+    assert operations(text) == ["Clip"]
+    (step,) = ps.compile(model_from_text(text), backends=["numpy"]).plan.walk()
+    assert [value.const.shape for value in step.node.inputs[1:]] == [(), ()]
+
+
 def test_what_others_read_keeps_its_shape():
     text = """g (float[6, 4] x) => (float[6, 4] y, float[8, 3] z)
         <int64[2] s = {8, 3}, int64[2] t = {6, 4}, float[8, 1] c = {1, 2, 3, 4, 5, 6, 7, 8}> {

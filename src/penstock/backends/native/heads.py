@@ -1,7 +1,7 @@
 """Attention of short sequences: a product, its softmax, and a product of that, a head at a time.
 
-oneDNN takes each of these steps for all heads, and longer for its calls than to compute. Here the
-scores of a few queries stay in the first-level cache, and so do the keys and values of a head.
+In steps, the scores of all heads would be written to memory and read again. Here those of a few
+queries stay in the first-level cache, and the keys and values of a head in the second-level one.
 """
 
 from __future__ import annotations
@@ -44,23 +44,28 @@ def attention_call(site: Site) -> NativeCall | None:
     scores = None if region is None else _scores(region, site)
     if region is None or scores is None or site.output().dtype != FLOAT32:
         return None
-    _, _, width, keys, out = region.dims
-    copied = max(width * _padded(keys), keys * _padded(out))
-    if keys > _KEYS or out > _KEYS or copied > _COPIED:
+    if not _is_short(region):
         return None
     return _call(site, region, scores, (None,) * len(site.tensors))
 
 
 def attention_seconds(node: Node) -> float:
-    """The estimate for a fused node with a softmax; infinite where there is no kernel."""
+    """The estimate for a fused node with a softmax; infinite if it is no attention, or too long."""
     types = [None if value is None else value.type for value in node.inputs]
     region = attention_region(node, types)
-    if region is None:
+    if region is None or not _is_short(region):
         return math.inf
     heads, queries, width, keys, out = region.dims
     products = 2 * queries * _padded(keys) * width + 2 * queries * keys * _padded(out)
     each = products / _FLOPS_PER_S + queries * _padded(keys) * _SCORE_S
     return _CALL_S + heads * (each + keys * (width + out) * _COPY_S)
+
+
+def _is_short(region: AttentionRegion) -> bool:
+    """Whether the kernel has room for the keys and values of a head."""
+    _, _, width, keys, out = region.dims
+    copied = max(width * _padded(keys), keys * _padded(out))
+    return max(keys, out) <= _KEYS and copied <= _COPIED
 
 
 def _padded(n: int) -> int:

@@ -44,47 +44,53 @@ def _cancelled(last: Node, readers: dict[Value, list[Node | None]]) -> Replaceme
     operations between the two are changed."""
     if last.op.full_name not in RESHAPES or last.control_inputs:
         return None
-    result, output = last.inputs[0], last.outputs[0]
-    outside = None if output is None else _dims(output)
-    if result is None or output is None or outside is None:
+    value, output = last.inputs[0], last.outputs[0]
+    if value is None or output is None:
         return None
-    inside = _dims(result)
-    moved: list[tuple[Node, list[Value | None]]] = []
-    value, reader = result, last
-    while readers.get(value) == [reader] and inside is not None and value.shape == inside:
+    inside, outside = _dims(value), _dims(output)
+    between: list[Node] = []
+    reader = last
+    while inside and outside and readers.get(value) == [reader] and value.shape == inside:
         node = value.producer
         if node is None or node.control_inputs:
             return None
         if node.op.full_name in RESHAPES:
             source = node.inputs[0]
-            if not moved or source is None or source.shape != outside:
+            if not between or source is None or source.shape != outside:
                 return None
-            return _applied(moved, source, output, readers)
+            return _moved(between[::-1], inside, source, output, readers)
         operand = _only_operand(node)
-        inputs = None if operand is None else _inputs(node, inside, outside)
-        if operand is None or inputs is None:
+        if operand is None:
             return None
-        moved.append((node, inputs))
+        between.append(node)
         value, reader = operand, node
     return None
 
 
-def _applied(
-    moved: Sequence[tuple[Node, list[Value | None]]],
+def _moved(
+    nodes: Sequence[Node],
+    inside: Dims,
     source: Value,
     output: Value,
     readers: dict[Value, list[Node | None]],
 ) -> Replacement:
-    """Give the nodes, the last one first, these inputs, where None stands for the operand, which is
-    ``source`` for the first."""
-    for node, inputs in reversed(moved):
-        node.inputs = [source if value is None else value for value in inputs]
+    """Let a chain of operations, of which each reads the result of the one before, begin with
+    ``source``, which has the shape of ``output``. None, if constants would be too large."""
+    outside = _dims(output)
+    assert outside is not None
+    constants = [_constants(node, inside, outside) for node in nodes]
+    if None in constants:
+        return None
+    value = source
+    for node, moved in zip(nodes, constants, strict=True):
+        assert moved is not None
+        node.inputs = [moved.get(i, value) for i in range(len(node.inputs))]
         (result,) = node.outputs
         assert result is not None
-        result.type = TensorType(result.dtype, output.shape)
-        source = result
-    readers[source] = readers.get(output, [])
-    return (source,)
+        result.type = TensorType(result.dtype, outside)
+        value = result
+    readers[value] = readers.get(output, [])
+    return (value,)
 
 
 def _only_operand(node: Node) -> Value | None:
@@ -95,18 +101,19 @@ def _only_operand(node: Node) -> Value | None:
     return others[0] if len(others) == 1 else None
 
 
-def _inputs(node: Node, inside: Dims, outside: Dims) -> list[Value | None] | None:
-    """The inputs of an operation on another shape; None for its operand."""
-    inputs: list[Value | None] = []
+def _constants(node: Node, inside: Dims, outside: Dims) -> dict[int, Value] | None:
+    """The constant inputs of an operation on another shape, by their indices."""
+    constants: dict[int, Value] = {}
     for i, value in enumerate(node.inputs):
         if value is None or value.const is None:
-            inputs.append(None)
             continue
-        const = _reshaped(value.const, inside, outside)
-        if const is None:
-            return None
-        inputs.append(Value(f"{node.name or value.name}/reshaped{i}", const=const))
-    return inputs
+        constants[i] = value
+        if value.const.ndim:  # numbers, such as the bounds of a Clip, stay numbers
+            const = _reshaped(value.const, inside, outside)
+            if const is None:
+                return None
+            constants[i] = Value(f"{node.name or value.name}/reshaped{i}", const=const)
+    return constants
 
 
 def _dims(value: Value) -> Dims | None:
@@ -119,9 +126,7 @@ def _dims(value: Value) -> Dims | None:
 
 def _reshaped(const: np.ndarray, dims: Dims, others: Dims) -> np.ndarray | None:
     """A constant that broadcasts to ``dims``, as one that broadcasts to the same elements in the
-    shape ``others``; None if it would be too large, or does not broadcast to ``dims`` alone."""
-    if const.ndim > len(dims):
-        return None
+    shape ``others``; None if it would be too large."""
     own = (1,) * (len(dims) - const.ndim) + const.shape
     repeated: list[int] = []
     result: list[int] = []

@@ -102,7 +102,7 @@ static inline __attribute__((always_inline)) void product(const float *a, int64_
     int64_t rest = b_row / LANES;
     for (; rest >= VECTORS; rest -= VECTORS, b += VECTORS * LANES, c += VECTORS * LANES)
         block(a, a_row, a_column, b, b_row, n, c, c_row, rows, VECTORS);
-    if (rest == 3)
+    if (rest == 3) /* only with four vectors */
         block(a, a_row, a_column, b, b_row, n, c, c_row, rows, VECTORS > 3 ? 3 : 1);
     if (rest == 2)
         block(a, a_row, a_column, b, b_row, n, c, c_row, rows, 2);
