@@ -88,6 +88,22 @@ def test_terms_broadcast(dims, keys):
     check(*attention(q, k, v, ("Add", term, False)), CLOSE)
 
 
+@pytest.mark.parametrize("same", ["values", "values and keys", "values and term"])
+def test_a_tensor_may_be_several_operands(same):
+    q = draw(3, 16, 16)
+    between = [("Add", q, False)] if same == "values and term" else []
+    node, _ = attention(q, q if same == "values and keys" else draw(3, 16, 16), q, *between)
+    first, *_, last = nodes = node.attrs["region"].nodes
+    value = first.inputs[0]
+    if same == "values and keys":
+        first.inputs = (value, value)
+    if same == "values and term":
+        nodes[1].inputs = (nodes[1].inputs[0], value)
+    last.inputs = (last.inputs[0], value)
+    node = fused(nodes)
+    check(node, [q, draw(3, 16, 16)][: len(node.inputs)], CLOSE)
+
+
 @pytest.mark.parametrize("layout", ["heads inside", "keys outside", "rows apart"])
 def test_memory_in_any_order_is_read_and_written_where_it_is(layout):
     q, k, v = heads_of((2, 3), 20, 16, 49, 16)

@@ -46,7 +46,8 @@ def convolution(
         f"""g (float{list(x_dims)} x{more}) => ({result})
         <float{list(w_dims)} w = {{{texts["w"]}}}, float[{w_dims[0]}] b = {{{texts["b"]}}},
          float low = {{-0.5}}, float high = {{2}}>
-        {{ i = Identity(x) c = Conv {attrs} (i, w{", b" * bias}) {AFTER[after]} }}""",
+        {{ i = Identity(x) c = Conv {attrs} (i, w{", b" * bias})
+           {AFTER.get(after, after)} }}""",
         opset=21,
     )
     graph = ps.load(model).graph
@@ -94,6 +95,13 @@ def test_convolution_of_channels_innermost_agrees_with_numpy(name, after):
 @pytest.mark.parametrize("after", AFTER)
 def test_convolution_of_positions_and_what_follows_agrees_with_numpy(after):
     check(*convolution((1, 16, 3, 5), (24, 16, 1, 1), after=after, bias=False), CLOSE)
+
+
+@pytest.mark.parametrize("name", ["positions", "each channel"])
+def test_the_image_itself_may_be_added(name):
+    x_dims, w_dims, attrs = SHAPES[name]
+    w_dims = (x_dims[1], *w_dims[1:])
+    check(*convolution(x_dims, w_dims, attrs, after="y = Add(c, i)"), CLOSE)
 
 
 def test_bounds_of_a_convolution_leave_nan():

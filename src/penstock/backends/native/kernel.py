@@ -294,7 +294,7 @@ class _CallBinder:
         count, behind = len(site.constants), len(arrays)
         words: list[Any] = list(native.words)
         given = range(behind + (1 if native.workspace else 0)) if every else late
-        places: dict[int, int] = {}
+        places: dict[int, int] = {}  # bits of the words that a tensor is
         of_call: Sequence[Any] = native.words
         for place, word in enumerate(of_call):
             if word.__class__ is Tensor:
@@ -304,7 +304,7 @@ class _CallBinder:
             else:
                 continue
             if index in given:
-                places[index] = place
+                places[index] = places.get(index, 0) | 1 << place
                 words[place] = None
             else:
                 words[place] = workspace if index == behind else arrays[index]
@@ -314,7 +314,7 @@ class _CallBinder:
         return site.library.call(
             native.kernel,
             tuple(words),
-            tuple([(places.get(i, -1), sizes[i], i >= count) for i in given]),
+            tuple([(places.get(i, 0), sizes[i], i >= count) for i in given]),
             tuple([(t.dtype, t.dims) for t in outputs if t is not None]) if makes else (),
             native.items,
             float(native.item_ns),

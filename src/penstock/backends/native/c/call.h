@@ -21,7 +21,7 @@ typedef union {
 } word;
 
 typedef struct {
-    int64_t word; /* -1 if the kernel does not look at it */
+    uint64_t words; /* those that it is: a bit of each, none if the kernel does not look at it */
     int64_t nbytes;
     int64_t written;
 } late_array;

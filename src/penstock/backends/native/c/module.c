@@ -232,14 +232,16 @@ PyObject *call_run(Call *self, PyObject *const *arguments, Py_ssize_t count)
     }
     memcpy(words, self->words, sizeof(word) * self->kernel->words);
     for (; used < count; used++) {
-        if (self->late[used].word < 0) {
+        uint64_t places = self->late[used].words;
+        if (!places) {
             arrays[used] = NULL;
             continue;
         }
         arrays[used] = usable(arguments[used], &self->late[used]);
         if (!arrays[used])
             goto done;
-        words[self->late[used].word].pointer = PyArray_DATA(arrays[used]);
+        for (; places; places &= places - 1)
+            words[__builtin_ctzll(places)].pointer = PyArray_DATA(arrays[used]);
     }
     if (call_run_words(self, words, &status) < 0)
         goto done;
@@ -322,15 +324,17 @@ static int set_late(Call *self, PyObject *late)
         return -1;
     }
     for (self->n_late = 0; self->n_late < count; self->n_late++) {
-        long long place, nbytes;
+        unsigned long long places;
+        long long nbytes;
         int written;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(late, self->n_late), "LLp", &place, &nbytes, &written))
+        if (!PyArg_ParseTuple(PyTuple_GetItem(late, self->n_late), "KLp", &places, &nbytes, &written))
             return -1;
-        if (place < -1 || place >= self->kernel->words) {
-            PyErr_Format(PyExc_ValueError, "kernel %s has no argument %lld", self->kernel->name, place);
+        if (self->kernel->words < 64 && places >> self->kernel->words) {
+            PyErr_Format(PyExc_ValueError, "kernel %s has no argument %lld", self->kernel->name,
+                         63LL - __builtin_clzll(places));
             return -1;
         }
-        self->late[self->n_late] = (late_array){place, nbytes, written};
+        self->late[self->n_late] = (late_array){places, nbytes, written};
     }
     return 0;
 }
