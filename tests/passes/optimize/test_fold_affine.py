@@ -50,6 +50,20 @@ def test_fold_affine_scales_and_terms_of_channels_are_folded_into_the_weights(op
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("third", ["", ", c", ", d"])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("op", ["Add", "Sub", "Mul"])
+def test_fold_affine_factor_of_what_a_gemm_adds_is_not_that_of_a_term(op, beta, third):
+    model = model_from_text(
+        f"""g (float[2, 3] x) => (float[2, 2] y)
+        <float[3, 2] w = {{1, 2, 3, 4, 5, 6}}, float[2] c = {{7, 8}}, float d = {{9}}, float[2] k = {{2, 3}}>
+        {{ a = Gemm <alpha = 2.0, beta = {beta}> (x, w{third}) y = {op}(a, k) }}"""
+    )
+    x = rng.standard_normal((2, 3)).astype(np.float32)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(ps.compile(model).run({"x": x})["y"], wanted, rtol=1e-5)
+
+
 def test_fold_affine_value_with_other_readers_stays():
     body = """<float[1, 2, 1, 1] w = {2, 3}, float k = {3}>
         { a = Conv(x, w) b = Mul(a, k) c = Neg(a) y = Add(b, c) }"""

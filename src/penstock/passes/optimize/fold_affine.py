@@ -105,6 +105,8 @@ def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
     weights, bias = _constant(node, 1), _constant(node, 2)
     if weights is None or (node.input(2) is not None and bias is None):
         return None
+    if node.attrs.get("beta", 1.0) != 1:  # of a Gemm, whose third input, if any, it multiplies
+        return None
     group = node.attrs.get("group", 1)
     axis = 0 if node.attrs.get("transB", 0) else _CHANNELS[node.op.name]
     channels = weights.shape[0] if axis == 0 else weights.shape[1] * group
@@ -112,7 +114,7 @@ def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
         return None
     scale, shift = (np.broadcast_to(vector, channels) for vector in affine)
     if bias is not None:
-        if node.attrs.get("beta", 1.0) != 1 or bias.size not in (1, bias.shape[-1]):  # of a Gemm
+        if bias.size not in (1, *bias.shape[-1:]):  # of a Gemm
             return None
         shift = shift + scale * bias.reshape(-1)
     name = node.outputs[0].name if node.outputs[0] is not None else node.name
