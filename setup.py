@@ -38,6 +38,7 @@ _PRODUCTS = (
     "cells.c",
     "convolution.c",
     "deformable.c",
+    "dense.c",
     "heads.c",
     "image_convolution.c",
     "matmul.c",

@@ -20,7 +20,7 @@ BACKENDS = {
     "torch": "penstock.backends.torch.backend.TorchBackend",
 }
 """the class of each backend, by its name"""
-_WITH_PRECISION = {"onednn", "torch"}
+_WITH_PRECISION = {"native", "onednn", "torch"}
 LATE = frozenset({"onednn"})
 """backends whose library takes long to load, and can be loaded for the first node that needs it"""
 

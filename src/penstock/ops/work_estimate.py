@@ -12,6 +12,9 @@ from penstock.types import STRING, TensorType, Type
 WORTH_THREADS = 500_000
 """operations of a node that are worth more than one thread: 5 us"""
 
+WORTH_ROUNDING = 5_000_000
+"""operations of a product from which on rounding its operands to bfloat16 saves time"""
+
 # Of one core, roughly: floating-point operations of products per second, bytes per second through
 # memory, and seconds for a call that does nothing.
 _FLOPS_PER_S = 20e9

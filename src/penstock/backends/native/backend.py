@@ -24,6 +24,7 @@ from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.internal.fused import FUSED, has_softmax, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT, TENSORFLOW
+from penstock.ops.work_estimate import WORTH_ROUNDING, flops
 from penstock.types import TensorType, Type
 
 Seconds = Callable[[Node], float]
@@ -46,8 +47,12 @@ _ATTENTION_CALL = _of("heads.attention_call")
 _ATTENTION_SECONDS = _of("heads.attention_seconds")
 _CODE_CONVOLUTION = _of("code_convolution.code_convolution")
 _CODE_SECONDS = _of("code_convolution.code_seconds")
+_DENSE_CALL = _of("dense.dense_call")
+_DENSE_SECONDS = _of("dense.dense_seconds")
 _IMAGE_CONVOLUTION = _of("image_convolution.image_convolution")
 _IMAGE_SECONDS = _of("image_convolution.image_seconds")
+_PRODUCT = _of("matmul.product")
+_PRODUCT_SECONDS = _of("matmul.product_seconds")
 _LATE_FUNCTION = _of("late.late_function")
 _VIEW_KERNEL = _of("late.late_view")
 _PLANE_CONVOLUTION = _of("convolution.convolution_call")
@@ -92,6 +97,8 @@ def _by_program(node: Node) -> float:
         return float(_IMAGE_SECONDS(node))
     if has_softmax(node):
         return float(_ATTENTION_SECONDS(node))
+    if parts(node)[0].op.full_name in _PRODUCTS:
+        return float(_DENSE_SECONDS(node))
     if _is_product_of_codes(node):
         return float(_CODE_SECONDS(node))
     element_ns = estimated_ns(node)
@@ -103,7 +110,19 @@ def _fused_call(site: Site) -> NativeCall | None:
         return _IMAGE_CONVOLUTION(site)
     if has_softmax(site.node):
         return _ATTENTION_CALL(site)
+    if parts(site.node)[0].op.full_name in _PRODUCTS:
+        return _DENSE_CALL(site)
     return (_CODE_CONVOLUTION if _is_product_of_codes(site.node) else elementwise_call)(site)
+
+
+def _product_seconds(node: Node) -> float:
+    seconds = float(_DENSE_SECONDS(node))
+    return seconds if seconds < math.inf else float(_PRODUCT_SECONDS(node))
+
+
+def _product_call(site: Site) -> NativeCall | None:
+    """With a constant matrix, or of small ones."""
+    return _DENSE_CALL(site) or _PRODUCT(site)
 
 
 def _convolution_seconds(node: Node) -> float:
@@ -134,6 +153,7 @@ _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", 
 _POOLINGS = tuple(
     [p + name for name in ("AveragePool", "LpPool", "MaxPool") for p in ("", "Global")]
 )
+_PRODUCTS = ("Gemm", "MatMul")
 _ML = "ai.onnx.ml."
 _TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
 _VECTOR_MODELS = ("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor")
@@ -179,7 +199,7 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("MatMulInteger", "QLinearMatMul", f"{MICROSOFT}.QGemm"): Family(
         _of("integers.integer_product"), _of("integers.integer_seconds")
     ),
-    ("Gemm", "MatMul"): Family(_of("matmul.product"), _of("matmul.product_seconds")),
+    _PRODUCTS: Family(_product_call, _product_seconds),
     ("Pad",): Family(_of("resize.pad"), _by_memory),
     ("Hardmax", "LogSoftmax", "Softmax"): Family(
         _of("softmax.softmax_call"), partial(_by_memory, element_ns=0.2)
@@ -253,7 +273,8 @@ def _touches_objects(site: Site, call: NativeCall) -> bool:
 
 
 class NativeBackend(SpecialisingBackend):
-    """Penstock's compiled kernels: those in ``loaded``, by default those for this processor. Raises
+    """Penstock's compiled kernels: those in ``loaded``, by default those for this processor. With
+    ``precision="bf16"`` large products are left to backends that round their operands. Raises
     ``PenstockError`` if they were not compiled when Penstock was installed."""
 
     name = "native"
@@ -262,8 +283,9 @@ class NativeBackend(SpecialisingBackend):
     order_lacking = -1
     threads_of_caller = True  # as with OpenMP
 
-    def __init__(self, loaded: NativeLibrary | None = None) -> None:
+    def __init__(self, loaded: NativeLibrary | None = None, *, precision: str = "float32") -> None:
         super().__init__()
+        self._rounds = precision == "bf16"
         loaded = loaded or library()
         if loaded is None:
             raise PenstockError(
@@ -278,7 +300,12 @@ class NativeBackend(SpecialisingBackend):
         if node.op.full_name in _OF_ANY_SHAPES:
             return _below_numpy(node)
         family = FAMILIES.get(node.op.full_name)
-        return math.inf if family is None else family.seconds(node)
+        return math.inf if family is None or self._leaves(node) else family.seconds(node)
+
+    def _leaves(self, node: Node) -> bool:
+        """Whether a node is left to backends that round the operands of products."""
+        is_product = parts(node)[0].op.full_name in _PRODUCTS
+        return self._rounds and is_product and flops(node) >= WORTH_ROUNDING
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         if node.op.full_name in _VIEWS:
@@ -302,7 +329,7 @@ class NativeBackend(SpecialisingBackend):
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = FAMILIES.get(node.op.full_name)
-        if family is None:
+        if family is None or self._leaves(node):
             return None
         site = site_of(self.library, node, types, data_dependent=family.data_dependent)
         call = None if site is None else family.choose(site)

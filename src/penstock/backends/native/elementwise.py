@@ -115,6 +115,22 @@ def late_program(site: Site) -> bytes | None:
         return None
 
 
+def program_behind(site: Site, first: int) -> NativeCall | None:
+    """The call of the parts of a fused node from ``first`` on, in place on its result, which has
+    what the part before computes; None if there is none. Input 0 of the program and its output are
+    left out. An item is a part of a row."""
+    output = site.output()
+    try:
+        program = _Program(site)
+        result = program.finished(program.result(first), output)
+        call = program.call(result, output, in_rows=True)
+    except UnsupportedError:
+        return None
+    words = list(call.words)
+    words[0] = words[_MOST_INPUTS] = None
+    return replace(call, words=tuple(words))
+
+
 def estimated_ns(node: Node) -> float | None:
     """Roughly the time of an element of the result of ``node``, which may be fused; None if it is
     not elementwise."""
@@ -185,8 +201,9 @@ class _Program:
 
         self.values = [value_of(i) for i in range(len(site.constants))]
 
-    def result(self) -> Term:
-        """The value that the node computes."""
+    def result(self, first: int = 0) -> Term:
+        """The value that the node computes; from what lies in its output where ``first``, the part
+        to begin with, is not 0."""
         site = self.site
         node = site.node
         known: dict[Any, Term | None] = {}
@@ -194,7 +211,10 @@ class _Program:
             return self._apply(node, self.values)
         known = dict(zip(node.attrs["region"].inputs, self.values, strict=True))
         value: Term | None = None
-        for part in parts(node):
+        if first:
+            self.inputs = {Term("f4"): len(site.constants), **self.inputs}
+            known[parts(node)[first - 1].outputs[0]] = next(iter(self.inputs))
+        for part in parts(node)[first:]:
             value = self._apply(part, [None if v is None else known[v] for v in part.inputs])
             known[part.outputs[0]] = _rounded(value, part.outputs[0])
         assert value is not None
@@ -267,10 +287,16 @@ class _Program:
         return result
 
     def call(
-        self, result: Term, output: TensorType, strides: Sequence[Any] | None = None
+        self,
+        result: Term,
+        output: TensorType,
+        strides: Sequence[Any] | None = None,
+        *,
+        in_rows: bool = False,
     ) -> NativeCall:
         """The call of the program that computes ``result``; of tensors with these ``strides``, in
-        elements, None for those that are dense with their dims in order."""
+        elements, None for those that are dense with their dims in order. ``in_rows``: tiles are
+        parts of rows."""
         order = _in_order(result)
         held = [value for value in self.inputs if value in order]
         operands = [self.inputs[value] for value in held]
@@ -283,7 +309,12 @@ class _Program:
         widest = max(_size(value.kind) for value in order)
         registers, instructions = self._allocate(order, result)
         most = _REGISTER_BYTES // widest
-        tile, modes, row, items = _tiles(dims, steps, most, len(instructions))
+        if in_rows:
+            dims, steps = _with_rows(dims, steps, output.dims[-1])
+            tile, modes, row = most, _modes_of_rows(dims, steps), dims[-1]
+            items = -(-size // tile)
+        else:
+            tile, modes, row, items = _tiles(dims, steps, most, len(instructions))
         unused = [0] * (_MOST_RANK - len(dims))
         placed = zip(held, modes, steps, strict=True)
         table = [
@@ -530,9 +561,26 @@ def _tiles(
     in_place = any(mode == _GATHERED and own[-1] == 1 for mode, own in pairs)
     if not in_place or row * (_REGISTER_BYTES // most) < _LEAST_ROW * (1 + instructions):
         return tile, modes, 0, -(-size // tile)
-    modes = [mode if mode == _DIRECT or not any(own) else _GATHERED for mode, own in pairs]
     parts = -(-row // most)
-    return -(-row // parts), modes, row, size // row * parts
+    return -(-row // parts), _modes_of_rows(dims, strides), row, size // row * parts
+
+
+def _modes_of_rows(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
+    """How each operand comes into a register where tiles end with rows."""
+    dense = _dense(dims)
+    return [_DIRECT if list(own) == dense else _GATHERED if any(own) else _ONCE for own in strides]
+
+
+def _with_rows(
+    dims: list[int], strides: Sequence[list[int]], row: int
+) -> tuple[list[int], list[list[int]]]:
+    """``dims`` and ``strides`` with ``row``, of which the last dim is a multiple, as the last."""
+    if dims[-1] == row:
+        return dims, list(strides)
+    if len(dims) == _MOST_RANK:
+        raise UnsupportedError
+    apart = [[*own[:-1], own[-1] * row, own[-1]] for own in strides]
+    return [*dims[:-1], dims[-1] // row, row], apart
 
 
 def _tile(

@@ -25,7 +25,7 @@ from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import has_softmax, is_fused, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT
-from penstock.ops.work_estimate import flops, layout_seconds
+from penstock.ops.work_estimate import WORTH_ROUNDING, flops, layout_seconds
 from penstock.types import ANY, FLOAT32, TensorType, Type
 
 if TYPE_CHECKING:
@@ -94,6 +94,9 @@ _SHORT_ROW, _SHORT_ROW_S = 64, 0.13e-6
 """of a reduction: elements that are reduced to one, and the seconds that as few take at least"""
 _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 100e9
+_MULTIPLIED_PER_S, _WEIGHTS_PER_S, _CACHED = 157e9, 60e9, 1 << 18
+"""of products with constant matrices: operations, and bytes of these for which other kernels wait
+less, a second; bytes that caches have"""
 _CONVOLVED_PER_S, _DEPTHWISE_PER_S, _FILTERS, _IMAGE_BYTES_PER_S = 180e9, 75e9, 16, 60e9
 """of convolutions, which compute filters in blocks of as many, and move bytes of images"""
 _CONVOLUTION_S = 0.65e-6  # of a small one among others (``codegen.sequences``)
@@ -108,9 +111,8 @@ _STEP_S, _STEPS_PER_S, _WAIT_ROWS = 0.35e-6, 160e9, 0.9
 """of recurrent layers: seconds of a step, operations a second of many rows, and rows that take as
 long as waiting for the weights"""
 
-# Operations of a product from which on rounding its operands to bfloat16 takes less than it saves.
-_WORTH_ROUNDING = 5_000_000
-_ROUNDED = ("Conv", "Gemm", "MatMul")
+_PRODUCTS = ("Gemm", "MatMul")
+_ROUNDED = ("Conv", *_PRODUCTS)
 
 
 def _convolution_seconds(node: Node, moved: int) -> float:
@@ -153,6 +155,14 @@ def _codes_seconds(node: Node, amx: bool) -> float | None:
         result.elements / max(w.dims[0], 1) * _CODES_POSITION_S + w.elements / _CODE_WEIGHTS_PER_S
     )
     return seconds + flops(node) / (_TILES_PER_S if amx else _CODES_PER_S)
+
+
+def _matrix_bytes(node: Node) -> int:
+    """The size of the constant matrix of a product in float32; 0 for other nodes."""
+    value = node.inputs[1] if node.op.name in _PRODUCTS else None
+    if value is None or not value.is_constant or not isinstance(value.type, TensorType):
+        return 0
+    return value.type.nbytes if value.type.dtype == FLOAT32 else 0
 
 
 def _matrices_of_codes(node: Node) -> int:
@@ -235,6 +245,11 @@ class OneDnnBackend(SpecialisingBackend):
             codes_s = _codes_seconds(node, "AMX" in self.library.isa)
             if codes_s is not None:
                 return codes_s
+        weights = _matrix_bytes(parts(node)[0])
+        if weights:
+            rounded = self.narrow and flops(node) >= WORTH_ROUNDING
+            each_s = flops(node) / _MULTIPLIED_PER_S + max(weights - _CACHED, 0) / _WEIGHTS_PER_S
+            return _CALL_S + moved / _IMAGE_BYTES_PER_S + each_s / (1 + rounded)
         estimate = _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
         estimate += _matrices_of_codes(node) * _CODES_MATRIX_S
         if name in _RECURRENT:
@@ -261,7 +276,7 @@ class OneDnnBackend(SpecialisingBackend):
 
     def _rounds(self, node: Node, desc: OpDesc) -> bool:
         """Whether operands of a product are rounded to bfloat16."""
-        return self.narrow and desc.scaling is None and flops(node) >= _WORTH_ROUNDING
+        return self.narrow and desc.scaling is None and flops(node) >= WORTH_ROUNDING
 
     def _told(self, kernel: Kernel | None, node: Node, desc: OpDesc | None) -> Kernel | None:
         """``kernel``, which says to which dtype it rounds operands."""

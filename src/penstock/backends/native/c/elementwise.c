@@ -24,7 +24,7 @@
     X(asin_f4, float, float, asin32(a))                                                           \
     X(acos_f4, float, float, acos32(a))                                                           \
     X(erf_f4, float, float, erf32(a))                                                             \
-    X(gelu_f4, float, float, 0.5f * a * (1.0f + erf32(a * 0.707106781f)))                         \
+    X(gelu_f4, float, float, gelu32(a))                                                           \
     X(sqrt_f4, float, float, sqrtf(a))                                                            \
     X(floor_f4, float, float, floorf(a))                                                          \
     X(ceil_f4, float, float, ceilf(a))                                                            \
@@ -360,53 +360,92 @@ static void *part_of_row(void *copy, const struct elementwise *a, int64_t i, con
     return copy;
 }
 
-static int elementwise(const void *arguments, int64_t begin, int64_t end)
-{
-    const struct elementwise *a = arguments;
+typedef struct {
     _Alignas(64) char memory[REGISTERS][REGISTER_BYTES];
-    void *registers[REGISTERS];
-    int64_t tile = a->tile;
-    for (int r = 0; r < REGISTERS; r++)
-        registers[r] = memory[r];
+    void *of[REGISTERS];
+} registers;
+
+/* Fill the registers that are the same for each tile. */
+static void begin_program(const struct elementwise *a, registers *r)
+{
+    const int64_t n = a->tile < a->size ? a->tile : a->size;
     const constant *constants = a->constants;
+    for (int i = 0; i < REGISTERS; i++)
+        r->of[i] = r->memory[i];
     for (int64_t i = 0; i < a->n_constants; i++)
-        spread(registers[constants[i].to], constants[i].size, constants[i].bits,
-               tile < a->size ? tile : a->size);
+        spread(r->of[constants[i].to], constants[i].size, constants[i].bits, n);
     for (int64_t i = 0; i < a->n_inputs; i++) {
         const operand *input = &a->operands[i];
         if (input->mode == ONCE)
-            gather(registers[input->to], a->inputs[i], a, input, 0, tile < a->size ? tile : a->size);
+            gather(r->of[input->to], a->inputs[i], a, input, 0, n);
     }
-    const int64_t parts = a->row ? (a->row + tile - 1) / tile : 0, last = a->rank - 1;
-    int64_t index[PROGRAM_RANK]; /* of the first element of an item, where tiles end with rows */
-    for (int64_t axis = last - 1, rest = parts ? begin / parts : 0; axis >= 0; rest /= a->dims[axis--])
-        index[axis] = rest % a->dims[axis];
-    index[last] = parts ? begin % parts * tile : 0;
+}
+
+/* Compute n elements from element `at` of the result on, which is `index` where tiles end with rows. */
+static void run_tile(const struct elementwise *a, registers *r, const int64_t *index, int64_t at,
+                     int64_t n)
+{
+    r->of[0] = (char *)a->output + at * a->output_size;
+    for (int64_t i = 0; i < a->n_inputs; i++) {
+        const operand *input = &a->operands[i];
+        if (input->mode == DIRECT)
+            r->of[input->to] = (char *)a->inputs[i] + at * input->size;
+        else if (input->mode == GATHERED && a->row)
+            r->of[input->to] = part_of_row(r->memory[input->to], a, i, index, at, n);
+        else if (input->mode == GATHERED)
+            gather(r->memory[input->to], a->inputs[i], a, input, at, n);
+    }
+    for (int64_t i = 0; i < a->n_instructions; i++) {
+        const instruction *next = &a->instructions[i];
+        loops[next->operation](r->of[next->to], r->of[next->a], r->of[next->b], r->of[next->c], n);
+    }
+}
+
+/* Set the index of the first element of a row. */
+static void find_row(const struct elementwise *a, int64_t row, int64_t *index)
+{
+    for (int64_t axis = a->rank - 2; axis >= 0; row /= a->dims[axis--])
+        index[axis] = row % a->dims[axis];
+    index[a->rank - 1] = 0;
+}
+
+static int elementwise(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct elementwise *a = arguments;
+    const int64_t tile = a->tile, last = a->rank - 1;
+    const int64_t parts = a->row ? (a->row + tile - 1) / tile : 0;
+    registers r;
+    int64_t index[PROGRAM_RANK];
+    begin_program(a, &r);
+    if (parts) {
+        find_row(a, begin / parts, index);
+        index[last] = begin % parts * tile;
+    }
     for (int64_t item = begin; item < end; item++) {
         int64_t at = parts ? item / parts * a->row + index[last] : item * tile;
-        int64_t left = parts ? a->row - index[last] : a->size - at, n = left < tile ? left : tile;
-        registers[0] = (char *)a->output + at * a->output_size;
-        for (int64_t i = 0; i < a->n_inputs; i++) {
-            const operand *input = &a->operands[i];
-            if (input->mode == DIRECT)
-                registers[input->to] = (char *)a->inputs[i] + at * input->size;
-            else if (input->mode == GATHERED && parts)
-                registers[input->to] = part_of_row(memory[input->to], a, i, index, at, n);
-            else if (input->mode == GATHERED)
-                gather(memory[input->to], a->inputs[i], a, input, at, n);
-        }
-        for (int64_t i = 0; i < a->n_instructions; i++) {
-            const instruction *next = &a->instructions[i];
-            loops[next->operation](registers[next->to], registers[next->a], registers[next->b],
-                                   registers[next->c], n);
-        }
+        int64_t left = parts ? a->row - index[last] : a->size - at;
+        run_tile(a, &r, index, at, left < tile ? left : tile);
+        if (!parts)
+            continue;
         index[last] += tile;
-        for (int64_t axis = last; parts && index[axis] >= a->dims[axis] && axis; axis--) {
+        for (int64_t axis = last; index[axis] >= a->dims[axis] && axis; axis--) {
             index[axis] = 0;
             index[axis - 1]++;
         }
     }
     return 0;
+}
+
+void run_in_rows(const struct elementwise *a, int64_t first, int64_t rows, int64_t begin, int64_t end)
+{
+    registers r;
+    int64_t index[PROGRAM_RANK];
+    begin_program(a, &r);
+    for (int64_t row = first; row < first + rows; row++) {
+        find_row(a, row, index);
+        index[a->rank - 1] = begin;
+        run_tile(a, &r, index, row * a->row + begin, end - begin);
+    }
 }
 
 /* Sums and products of codes of one type as such codes, which programs take twice as long for. */

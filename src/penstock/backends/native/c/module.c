@@ -26,6 +26,7 @@ static const kernel_entry *const families[] = {
     convolution_kernels,
     cumulative_kernels,
     deformable_kernels,
+    dense_kernels,
     features_kernels,
     heads_kernels,
     image_convolution_kernels,
@@ -58,24 +59,50 @@ static int threads_of_caller(void)
 #endif
 }
 
-/* Items of a call, in chunks that threads take in turn. */
+/* Items of a call, in chunks. Each part has a share of them, since what lies side by side is often read
+   by the same thread before and after; then it takes chunks of the others. */
 typedef struct {
     const Call *call;
     const word *words;
     int64_t begin, items, chunks;
-    atomic_llong next;
+    int parts;
     atomic_int status;
+    struct {
+        _Alignas(64) atomic_llong next;
+        int64_t end;
+    } shares[MOST_SHARES];
 } division;
+
+static void run_chunk(division *work, int64_t i)
+{
+    int64_t each = work->items / work->chunks, more = work->items % work->chunks;
+    int64_t first = work->begin + each * i + (i < more ? i : more);
+    int status = work->call->kernel->run(work->words, first, first + each + (i < more));
+    if (status)
+        atomic_store(&work->status, status);
+}
+
+static int part_of_thread(void)
+{
+#if HAVE_TEAM
+    if (team_parts())
+        return team_part();
+#endif
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
 
 static void run_chunks(void *data)
 {
     division *work = data;
-    int64_t each = work->items / work->chunks, more = work->items % work->chunks, i;
-    while ((i = atomic_fetch_add(&work->next, 1)) < work->chunks) {
-        int64_t first = work->begin + each * i + (i < more ? i : more);
-        int status = work->call->kernel->run(work->words, first, first + each + (i < more));
-        if (status)
-            atomic_store(&work->status, status);
+    int64_t chunk;
+    for (int i = 0, own = part_of_thread(); i < work->parts; i++) {
+        int share = (own + i) % work->parts;
+        while ((chunk = atomic_fetch_add(&work->shares[share].next, 1)) < work->shares[share].end)
+            run_chunk(work, chunk);
     }
 }
 
@@ -118,8 +145,17 @@ static int run_items(const Call *call, const word *words, int64_t begin, int64_t
     int64_t threads = chunks < 2 ? 1 : threads_of_caller();
     if (threads < 2)
         return call->kernel->run(words, begin, end);
-    division work = {call, words, begin, end - begin, chunks < 16 * threads ? chunks : 16 * threads, 0, 0};
-    int parts = (int)(chunks < threads ? chunks : threads);
+    chunks = chunks < 16 * threads ? chunks : 16 * threads;
+    threads = threads < MOST_SHARES ? threads : MOST_SHARES;
+    const int parts = (int)(chunks < threads ? chunks : threads);
+    division work;
+    work.call = call, work.words = words, work.begin = begin, work.items = end - begin;
+    work.chunks = chunks, work.parts = parts;
+    atomic_init(&work.status, 0);
+    for (int i = 0; i < parts; i++) {
+        atomic_init(&work.shares[i].next, chunks * i / parts);
+        work.shares[i].end = chunks * (i + 1) / parts;
+    }
 #if HAVE_TEAM
     if (team_begin(run_chunks, &work, parts)) {
         run_chunks(&work);

@@ -45,6 +45,7 @@ extern const kernel_entry code_convolution_kernels[];
 extern const kernel_entry convolution_kernels[];
 extern const kernel_entry cumulative_kernels[];
 extern const kernel_entry deformable_kernels[];
+extern const kernel_entry dense_kernels[];
 extern const kernel_entry elementwise_kernels[];
 extern const kernel_entry features_kernels[];
 extern const kernel_entry heads_kernels[];

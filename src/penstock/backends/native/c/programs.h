@@ -31,6 +31,12 @@ struct elementwise {
     int64_t row; /* where tiles end with each row: its elements, else 0 */
 };
 
+#pragma GCC visibility push(hidden)
+/* Run a program whose tiles end with rows for `rows` rows from `first` on: the same elements of each, from
+   `begin` to `end`, at most those of a tile. */
+void run_in_rows(const struct elementwise *a, int64_t first, int64_t rows, int64_t begin, int64_t end);
+#pragma GCC visibility pop
+
 typedef struct {
     int32_t to, size;
     uint64_t bits;

@@ -5,10 +5,10 @@
 #include "native.h"
 #include "team.h"
 
+enum { MOST_SHARES = 64 }; /* of several threads in the same work */
+
 #if HAVE_TEAM
 #include <stdatomic.h>
-
-enum { MOST_SHARES = 64 };
 
 /* What threads know of each other's share: the stage and how many of its pieces have been taken, and
    the core of its thread. */

@@ -1,0 +1,208 @@
+"""Dense layers: products with constant matrices, and what follows them.
+
+A matrix is read from memory while it is computed with (``c/dense.c``), which is most of the time of
+a product of few rows.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from penstock.algorithms.records import NamedTuple
+from penstock.backends.native.elementwise import program_behind
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
+from penstock.backends.native.library import in_c_order
+from penstock.ir.graph import Node, Value
+from penstock.ir.layout import ALIGNMENT
+from penstock.ops.common.constant_cache import Reordered, reordered
+from penstock.ops.internal.fused import is_fused, parts
+from penstock.types import FLOAT32, TensorType
+
+_PANEL, _GRAIN, _BLOCK = 64, 16, 192  # as in c/dense.c
+_PROGRAM_WORDS = 30  # of struct elementwise
+_BLOCK_ELEMENTS = 1 << 19  # of the rows of an item, at most
+_LEAST_ITEMS, _LEAST_BLOCK = 8, 24  # for threads; and rows of an item that is divided for them
+
+# Approximate costs on one core: of a call, operations and bytes of a matrix a second, and of an
+# element of the result where rows do not fill whole vectors.
+_CALL_S, _FLOPS_PER_S, _BYTES_PER_S, _ODD_S = 0.2e-6, 160e9, 25e9, 0.2e-9
+
+
+class _Layer(NamedTuple):
+    """A product, and the tensors that it reads; ``bias`` and ``addend`` are added to it, and the
+    parts from ``first`` on follow."""
+
+    x: int
+    w: int
+    transposed: bool
+    bias: np.ndarray | None
+    addend: int | None
+    first: int
+
+
+class _Dims(NamedTuple):
+    rows: int
+    inner: int
+    columns: int
+
+
+def dense_call(site: Site) -> NativeCall | None:
+    """MatMul and Gemm of float32 with a constant matrix, and the elementwise operations behind them
+    in a fused node."""
+    dims = _dims(site.node)
+    layer = None if dims is None else _layer(site)
+    w = None if layer is None else site.constant(layer.w)
+    if dims is None or layer is None or w is None:
+        return None
+    words: tuple[Word, ...] = (None,) * _PROGRAM_WORDS
+    program_ns, count = 0.0, len(parts(site.node))
+    if layer.first < count:
+        program = program_behind(site, layer.first)
+        if program is None:
+            return None
+        words, program_ns = program.words, program.item_ns * program.items / site.output().elements
+    rows, inner, columns = dims
+    panels = math.ceil(columns / _PANEL)
+    blocks = max(math.ceil(rows / _BLOCK), math.ceil(rows * inner / _BLOCK_ELEMENTS))
+    blocks = max(blocks, min(math.ceil(_LEAST_ITEMS / panels), rows // _LEAST_BLOCK))
+    block = math.ceil(rows / blocks)
+    weights = _panels(w, layer.transposed)
+    bias = None
+    if layer.bias is not None:
+        bias = np.zeros(panels * _PANEL, FLOAT32)
+        bias[:columns] = layer.bias
+    # The matrix is read while it is multiplied, and one of the two takes longer.
+    multiplied_s = inner * columns * max(2 * block / _FLOPS_PER_S, 4 / _BYTES_PER_S)
+    return NativeCall(
+        "dense",
+        (
+            *(Tensor(layer.x), *weights.arrays, bias),
+            *(None if layer.addend is None else Tensor(layer.addend), site.result()),
+            *(rows, inner, columns, block, int(layer.first < count), *words),
+        ),
+        items=math.ceil(rows / block) * panels,
+        item_ns=multiplied_s / panels * 1e9 + block * _PANEL * program_ns,
+        reordered={layer.w: weights},
+    )
+
+
+def dense_seconds(node: Node) -> float:
+    """The estimate for a node that begins with a product; infinite where there is no kernel."""
+    dims = _dims(node)
+    if dims is None:
+        return math.inf
+    rows, inner, columns = dims
+    odd_s = rows * columns * _ODD_S if columns % _GRAIN else 0
+    # No backend's estimate has the time that reading the matrix takes.
+    return _CALL_S + 2 * rows * inner * _padded(columns) / _FLOPS_PER_S + odd_s
+
+
+def _padded(columns: int) -> int:
+    return math.ceil(columns / _GRAIN) * _GRAIN
+
+
+def _dims(node: Node) -> _Dims | None:
+    """The product of a node; None for one that is not of float32 with a constant matrix."""
+    product = parts(node)[0]
+    x, w = product.inputs[:2]
+    if x is None or w is None or x.is_constant or not w.is_constant:
+        return None
+    left, matrix = x.type, w.type
+    if not isinstance(left, TensorType) or not isinstance(matrix, TensorType):
+        return None
+    if not left.static or len(left.dims) < 2 or len(matrix.dims) != 2 or not left.elements:
+        return None
+    if left.dtype != FLOAT32 or matrix.dtype != FLOAT32:
+        return None
+    attrs = product.attrs
+    if attrs.get("transA", 0) or attrs.get("alpha", 1.0) != 1:
+        return None
+    inner, columns = matrix.dims[::-1] if attrs.get("transB", 0) else matrix.dims
+    if inner != left.dims[-1] or not columns:
+        return None
+    return _Dims(left.elements // inner, inner, columns)
+
+
+def _layer(site: Site) -> _Layer | None:
+    """What a node computes; None if it is nothing that there is a kernel for."""
+    node = site.node
+    product, *others = parts(node)
+    inputs = node.attrs["region"].inputs if is_fused(node) else node.inputs
+    place: dict[Value | None, int] = {value: i for i, value in enumerate(inputs)}
+    result, output = product.outputs[0], site.output()
+    bias, addend, first = None, None, 1
+    columns = output.dims[-1]
+    if any(part.outputs[0] is None or part.outputs[0].type != output for part in parts(node)):
+        return None
+
+    def term(value: Value | None, factor: float = 1.0) -> bool:
+        """Add a tensor; returns whether it can be."""
+        nonlocal bias, addend
+        i = place.get(value)
+        type_ = None if i is None else site.tensors[i]
+        if i is None or type_ is None or type_.dtype != FLOAT32:
+            return False
+        const = site.constant(i)
+        is_row = const is not None and (const.size == 1 or const.size == const.shape[-1] == columns)
+        if const is not None and is_row and bias is None and addend is None:
+            bias = const * FLOAT32.type(factor)
+            return True
+        if addend is None and factor == 1 and type_.dims == output.dims:
+            addend = i
+            return True
+        return False
+
+    third, factor = product.input(2), float(product.attrs.get("beta", 1.0))
+    if third is not None and factor and not term(third, factor):
+        return None
+    for part in others:
+        added = [value for value in part.inputs if value is not result]
+        if part.op.name != "Add" or len(added) != 1 or not term(added[0]):
+            break
+        result, first = part.outputs[0], first + 1
+    transposed = bool(product.attrs.get("transB", 0))
+    x, w = place[product.inputs[0]], place[product.inputs[1]]
+    return _Layer(x, w, transposed, bias, addend, first)
+
+
+def _panels(w: np.ndarray, transposed: bool) -> Reordered:
+    """The panels of a matrix."""
+    inner, columns = w.shape[::-1] if transposed else w.shape
+    type_ = TensorType(FLOAT32, (inner * _padded(columns),))
+    back = partial(_unpacked, w.shape, transposed)
+    return reordered(("dense", transposed), w, partial(_packed, transposed), back, [type_])
+
+
+def _parts_of(panels: np.ndarray, inner: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Views of the panels of 64 columns, as [inner, panel, 64], and of the last one."""
+    whole = (columns - 1) // _PANEL
+    split = whole * inner * _PANEL
+    first = panels[:split].reshape(whole, inner, _PANEL).swapaxes(0, 1)
+    return first, panels[split:].reshape(inner, -1)
+
+
+def _packed(transposed: bool, w: np.ndarray) -> tuple[np.ndarray]:
+    matrix = in_c_order()(w.T) if transposed else w
+    inner, columns = matrix.shape
+    size = inner * _padded(columns)
+    memory = np.empty(4 * size + ALIGNMENT, np.uint8)
+    panels: np.ndarray = memory[-memory.ctypes.data % ALIGNMENT :][: 4 * size].view(FLOAT32)
+    whole, last = _parts_of(panels, inner, columns)
+    count = whole.shape[1] * _PANEL
+    whole[...] = matrix[:, :count].reshape(whole.shape)
+    last[:, : columns - count] = matrix[:, count:]
+    last[:, columns - count :] = 0
+    return (panels,)
+
+
+def _unpacked(shape: tuple[int, ...], transposed: bool, panels: np.ndarray) -> np.ndarray:
+    inner, columns = shape[::-1] if transposed else shape
+    whole, last = _parts_of(panels, inner, columns)
+    count = whole.shape[1] * _PANEL
+    matrix = np.empty((inner, columns), FLOAT32)
+    matrix[:, :count].reshape(whole.shape)[...] = whole
+    matrix[:, count:] = last[:, : columns - count]
+    return np.ascontiguousarray(matrix.T) if transposed else matrix
