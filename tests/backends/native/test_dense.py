@@ -9,6 +9,8 @@ import pytest
 from onnx import numpy_helper
 
 import penstock as ps
+from penstock.backends.native import dense
+from penstock.backends.native.kernel import site_of
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import copies_of
 from penstock.ops.internal.fused import fused, parts
@@ -165,6 +167,28 @@ def test_wide_layers_are_close_to_sums_in_float64():
         assert np.abs(kernel.function(x, w) - wanted).max() < 3e-6
 
 
+def test_items_are_enough_for_all_cores(monkeypatch):
+    counts = {}
+    for cores in (1, 2, 16):
+        monkeypatch.setattr(dense, "core_budget", lambda cores=cores: cores)
+        for rows, columns in ((8, 768), (128, 768), (2000, 64)):
+            node, _ = layer(rows, 32, columns)
+            types = [value.type for value in node.inputs]
+            site = site_of(LIBRARIES[0], node, types)
+            counts[cores, rows] = dense.dense_call(site).items
+    assert counts == {
+        (1, 8): 12,
+        (1, 128): 12,
+        (1, 2000): 11,
+        (2, 8): 12,
+        (2, 128): 12,
+        (2, 2000): 11,
+        (16, 8): 12,
+        (16, 128): 36,
+        (16, 2000): 32,
+    }
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("sizes", [(1, 700, 3000), (300, 128, 64), (49, 768, 768)], ids=str)
 def test_results_do_not_depend_on_the_number_of_threads(threads, sizes):
@@ -181,6 +205,7 @@ OTHERS = {
     "vector": (draw(40), draw(40, 40), "MatMul", {}),
     "float64": (np.ones((9, 40)), np.ones((40, 40)), "MatMul", {}),
     "several matrices": (draw(2, 9, 40), draw(2, 40, 40), "MatMul", {}),
+    "long and narrow": (draw(2, 20000), draw(20000, 3), "MatMul", {}),
     "no columns": (draw(9, 40), draw(40, 0), "MatMul", {}),
     "no rows": (draw(0, 40), draw(40, 40), "MatMul", {}),
     "transposed": (draw(40, 9), draw(40, 40), "Gemm", {"transA": 1}),

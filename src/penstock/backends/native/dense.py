@@ -15,6 +15,7 @@ from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.elementwise import program_behind
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
 from penstock.backends.native.library import in_c_order
+from penstock.host.threads import core_budget
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import ALIGNMENT
 from penstock.ops.common.constant_cache import Reordered, reordered
@@ -24,7 +25,9 @@ from penstock.types import FLOAT32, TensorType
 _PANEL, _GRAIN, _BLOCK = 64, 16, 192  # as in c/dense.c
 _PROGRAM_WORDS = 30  # of struct elementwise
 _BLOCK_ELEMENTS = 1 << 19  # of the rows of an item, at most
-_LEAST_ITEMS, _LEAST_BLOCK = 8, 24  # for threads; and rows of an item that is divided for them
+# Of a product, and of each core, for threads; and rows of an item that is divided for them.
+_LEAST_ITEMS, _ITEMS_OF_CORE, _LEAST_BLOCK = 8, 2, 24
+_MOST_PADDING = 1 << 18  # elements of a matrix of which more than half are zeros, at most
 
 # Approximate costs on one core: of a call, operations and bytes of a matrix a second, and of an
 # element of the result where rows do not fill whole vectors.
@@ -67,7 +70,8 @@ def dense_call(site: Site) -> NativeCall | None:
     rows, inner, columns = dims
     panels = math.ceil(columns / _PANEL)
     blocks = max(math.ceil(rows / _BLOCK), math.ceil(rows * inner / _BLOCK_ELEMENTS))
-    blocks = max(blocks, min(math.ceil(_LEAST_ITEMS / panels), rows // _LEAST_BLOCK))
+    items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * core_budget())
+    blocks = max(blocks, min(math.ceil(items / panels), rows // _LEAST_BLOCK))
     block = math.ceil(rows / blocks)
     weights = _panels(w, layer.transposed)
     bias = None
@@ -105,7 +109,8 @@ def _padded(columns: int) -> int:
 
 
 def _dims(node: Node) -> _Dims | None:
-    """The product of a node; None for one that is not of float32 with a constant matrix."""
+    """The product of a node; None for one that is not of float32 with a constant matrix, or whose
+    matrix is long and narrow."""
     product = parts(node)[0]
     x, w = product.inputs[:2]
     if x is None or w is None or x.is_constant or not w.is_constant:
@@ -122,6 +127,8 @@ def _dims(node: Node) -> _Dims | None:
         return None
     inner, columns = matrix.dims[::-1] if attrs.get("transB", 0) else matrix.dims
     if inner != left.dims[-1] or not columns:
+        return None
+    if _padded(columns) > 2 * columns and inner * _padded(columns) > _MOST_PADDING:
         return None
     return _Dims(left.elements // inner, inner, columns)
 
