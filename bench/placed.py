@@ -1,9 +1,9 @@
 """Attention and dense layers as placed, beside oneDNN and NumPy: ``python -m bench.placed``.
 
 Microseconds of a run, the least of several turns, of dense float32 tensors: as Penstock places it,
-and with the backends onednn and numpy alone. These take attention in steps, and longer heads in
-blocks of rows. Attention is softmax(q k / c + mask) v on one thread. Dense layers follow one
-another, up to 16, with different weights, as in a network: those of wide ones are 38 MB.
+and with the backends onednn and numpy alone, which take attention in steps. Attention is
+softmax(q k / c + mask) v on one thread. Dense layers follow one another, up to 16, with different
+weights, as in a network: those of wide ones are 38 MB.
 
 ``ONEDNN_MAX_CPU_ISA=AVX2 PENSTOCK_NATIVE=x86-64-v3`` measures processors without AVX-512.
 """
@@ -28,6 +28,8 @@ ATTENTION = {
     "BERT, 128 positions": (12, 128, 64),
     "ViT, 197 positions": (12, 197, 64),
     "BERT, 256 positions": (12, 256, 64),
+    "BERT, 512 positions": (12, 512, 64),
+    "whisper, 1500 positions": (6, 1500, 64),
 }
 # Rows, features, and those between two layers.
 LAYERS = [

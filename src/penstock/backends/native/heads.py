@@ -1,7 +1,8 @@
-"""Attention of short sequences: a product, its softmax, and a product of that, a head at a time.
+"""Attention: a product, its softmax, and a product of that, a head at a time.
 
 In steps, the scores of all heads would be written to memory and read again. Here those of a few
-queries stay in the first-level cache, and the keys and values of a head in the second-level one.
+queries with a block of keys stay in the first-level cache, and these keys with their values in the
+second-level one.
 """
 
 from __future__ import annotations
@@ -14,20 +15,23 @@ import numpy as np
 
 from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
 from penstock.ops.internal.attention_region import AttentionRegion, attention_region
 from penstock.types import FLOAT32
 
-_KEYS, _COPIED, _TERMS, _LANES = 256, 16384, 2, 16  # as in c/heads.c
+_KEYS, _COPIED, _MOST_PART, _TERMS, _LANES = 256, 32768, 768, 2, 16  # as in c/heads.c
 
 _LEAST = 1e-18  # the least factor of scores
-_PART = 96  # queries of an item, at most: keys are copied for each
+# Queries of an item, at most, where a thread copies a head's keys once, and where threads have
+# enough items; and items of all threads, and of each core.
+_PART, _LEAST_ITEMS, _ITEMS_OF_CORE = 96, 8, 4
 
 # Approximate costs on one core: of a call, operations of products a second, a score, and an element
 # of keys and values.
-_CALL_S, _FLOPS_PER_S = 0.35e-6, 90e9
-_SCORE_S, _COPY_S = 0.25e-9, 0.3e-9
+_CALL_S, _FLOPS_PER_S = 0.35e-6, 150e9
+_SCORE_S, _COPY_S = 0.2e-9, 0.3e-9
 
 
 class _Scores(NamedTuple):
@@ -38,34 +42,47 @@ class _Scores(NamedTuple):
 
 
 def attention_call(site: Site) -> NativeCall | None:
-    """Attention of at most 256 keys, whose copies of keys and values fit the second-level cache."""
+    """Attention of heads of at most 256 values and 2,048 numbers of a query."""
     types = site.tensors[: len(site.constants)]
     region = attention_region(site.node, types)
     scores = None if region is None else _scores(region, site)
     if region is None or scores is None or site.output().dtype != FLOAT32:
         return None
-    if not _is_short(region):
+    if _block(region) is None:
         return None
     return _call(site, region, scores, (None,) * len(site.tensors))
 
 
 def attention_seconds(node: Node) -> float:
-    """The estimate for a fused node with a softmax; infinite if it is no attention, or too long."""
+    """The estimate for a fused node with a softmax; infinite if there is no kernel for it."""
     types = [None if value is None else value.type for value in node.inputs]
     region = attention_region(node, types)
-    if region is None or not _is_short(region):
+    block = None if region is None else _block(region)
+    if region is None or block is None:
         return math.inf
     heads, queries, width, keys, out = region.dims
     products = 2 * queries * _padded(keys) * width + 2 * queries * keys * _padded(out)
     each = products / _FLOPS_PER_S + queries * _padded(keys) * _SCORE_S
-    return _CALL_S + heads * (each + keys * (width + out) * _COPY_S)
+    copies = 1 if keys <= block else _parts(region, block)
+    return _CALL_S + heads * (each + copies * keys * (width + out) * _COPY_S)
 
 
-def _is_short(region: AttentionRegion) -> bool:
-    """Whether the kernel has room for the keys and values of a head."""
-    _, _, width, keys, out = region.dims
-    copied = max(width * _padded(keys), keys * _padded(out))
-    return max(keys, out) <= _KEYS and copied <= _COPIED
+def _block(region: AttentionRegion) -> int | None:
+    """The most keys of a block; None if there is no room for the keys and values of any."""
+    _, _, width, _, out = region.dims
+    block = min(_KEYS, _COPIED // max(width, _padded(out)) // _LANES * _LANES)
+    return block if block and out <= _KEYS else None
+
+
+def _parts(region: AttentionRegion, block: int) -> int:
+    """Into how many parts the queries of a head are divided. Each has copies of its keys, if these
+    are several blocks."""
+    heads, queries, _, keys, _ = region.dims
+    most = math.ceil(queries / _PART)
+    if keys <= block:
+        return most
+    items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * core_budget())
+    return max(math.ceil(queries / _MOST_PART), min(most, math.ceil(items / heads)))
 
 
 def _padded(n: int) -> int:
@@ -146,10 +163,12 @@ def _call(
     steps += [[0] * len(square)] * (_TERMS - len(scores.terms))
     steps.append(steps_of(output, (*lead, queries, out)))
     missing = (None,) * (_TERMS - len(scores.terms))
-    parts = -(-queries // _PART)
+    block = _block(region)
+    assert block is not None
+    parts = _parts(region, block)
     each_s = attention_seconds(site.node) / (heads * parts)
     return NativeCall(
-        "short_attention",
+        "attention_of_heads",
         (
             *[copies.get(i, Tensor(i)) for i, _ in shapes],
             *missing,
@@ -157,7 +176,8 @@ def _call(
             len(lead),
             np.array(lead, np.int64),
             np.array(steps, np.int64),
-            *(queries, width, keys, out, parts, scores.scale, int(region.guarded)),
+            *(queries, width, keys, out, parts, math.ceil(keys / block)),
+            *(scores.scale, int(region.guarded)),
         ),
         items=heads * parts,
         item_ns=each_s * 1e9,

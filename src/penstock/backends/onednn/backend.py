@@ -22,7 +22,7 @@ from penstock.host.on_demand import imported
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
-from penstock.ops.internal.fused import has_softmax, is_fused, parts
+from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import WORTH_ROUNDING, flops, layout_seconds
@@ -55,7 +55,7 @@ _IN_PARTS = {
     ),
     **dict.fromkeys(_RECURRENT, _of("recurrent_parts.recurrent_in_parts")),
 }
-_KERNEL_OF, _ATTENTION = _of("kernel.kernel_of"), _of("attention.attention_kernel")
+_KERNEL_OF = _of("kernel.kernel_of")
 _OP_DESC_OF, _CODES_DESC = _of("op_desc.op_desc_of"), _of("quantized.codes_desc")
 _QUANTIZED = _of("quantized.quantized")
 _STEPS_AND_ROWS = imported("penstock.ops.onnx.recurrent.steps_and_rows")
@@ -262,8 +262,6 @@ class OneDnnBackend(SpecialisingBackend):
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         try:
-            if has_softmax(node):
-                return _ATTENTION(self.library, node, types)
             in_parts = _IN_PARTS.get(parts(node)[0].op.full_name)
             if in_parts is not None:
                 desc, make = self._desc(node, types), partial(self._spec, node, types)
@@ -288,8 +286,6 @@ class OneDnnBackend(SpecialisingBackend):
 
     def supports(self, node: Node) -> bool:
         types = [None if value is None else value.type for value in node.inputs]
-        if has_softmax(node):
-            return self.static_kernel(node, types) is not None
         return self._spec(node, types) is not None
 
     def _desc(self, node: Node, types: Sequence[Type | None]) -> OpDesc | None:

@@ -1,5 +1,7 @@
-/* Attention of short sequences: softmax(scale q k + terms) v for each head, whose scores stay in the
-   first-level cache. An item is a part of the queries of a head. Compiled with contraction to fused multiply-add. */
+/* Attention: softmax(scale q k + terms) v for each head, some keys at a time, so that scores stay in the
+   first-level cache. An item is a part of the queries of a head. Compiled with contraction to fused
+   multiply-add. */
+#include <float.h>
 #include <string.h>
 #ifdef __SSE__
 #include <immintrin.h>
@@ -9,9 +11,9 @@
 #include "native.h"
 #include "vectors.h"
 
-/* At most: rows of queries that are computed together, keys, also numbers of a result, and elements of a
-   copy of keys or of values. The number of terms. */
-enum { LANES = VECTOR_BYTES / 4, ROWS = 6, KEYS = 256, COPIED = 16384, TERMS = 2 };
+/* At most: rows of queries that are computed together, keys of a block, also numbers of a result, elements
+   of a copy of keys or of values, and queries of an item. The number of terms. */
+enum { LANES = VECTOR_BYTES / 4, ROWS = 6, KEYS = 256, COPIED = 32768, PART = 768, TERMS = 2 };
 
 /* Vectors of a row that are computed together: with those of six rows, and what they are made of, they fill
    the registers. */
@@ -35,7 +37,8 @@ struct heads {
     const int64_t *steps; /* of q, k, v, the terms and y: elements from one to the next along these dims, along
                              rows, and along columns */
     int64_t queries, width, keys, out;
-    int64_t parts; /* of about as many queries, each an item */
+    int64_t parts;  /* of about as many queries, each an item */
+    int64_t blocks; /* of about as many keys */
     double scale;
     int64_t guarded; /* rows of weights that are NaN become 0 */
 };
@@ -65,10 +68,12 @@ static void copy(float *to, const float *from, int64_t rows, int64_t columns, co
     copy_elements(&plan, (const char *)from, (char *)to);
 }
 
-/* c = a b for some rows and some vectors of columns, constant numbers of both. */
+/* c = a b factor + c keep for some rows, each with its factors, and some vectors of columns, constant numbers
+   of both; without `keep`, c is not read. */
 static inline __attribute__((always_inline)) void block(const float *a, int64_t a_row, int64_t a_column,
                                                         const float *b, int64_t b_row, int64_t n,
-                                                        float *c, int64_t c_row, const int rows,
+                                                        float *c, int64_t c_row, const float *factors,
+                                                        const float *keep, const int rows,
                                                         const int vectors)
 {
     vector sums[ROWS * VECTORS], x[VECTORS];
@@ -87,27 +92,36 @@ static inline __attribute__((always_inline)) void block(const float *a, int64_t 
                 sums[i * vectors + j] += factor * x[j];
         }
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++)
-            memcpy(c + i * c_row + j * LANES, &sums[i * vectors + j], sizeof *x);
+    __asm__("" : "+m"(*(float(*)[ROWS])factors) : : ); /* or the compiler reads factors before the loop */
+#pragma GCC unroll 32
+    for (int i = 0; i < rows * vectors; i++)
+        sums[i] *= factors[i / vectors];
+    if (keep)
+#pragma GCC unroll 32
+        for (int i = 0; i < rows * vectors; i++) {
+            memcpy(x, c + i / vectors * c_row + i % vectors * LANES, sizeof *x);
+            sums[i] += keep[i / vectors] * *x;
+        }
+#pragma GCC unroll 32
+    for (int i = 0; i < rows * vectors; i++)
+        memcpy(c + i / vectors * c_row + i % vectors * LANES, &sums[i], sizeof *x);
 }
 
 /* The same for whole rows of b. */
 static inline __attribute__((always_inline)) void product(const float *a, int64_t a_row, int64_t a_column,
                                                           const float *b, int64_t b_row, int64_t n,
-                                                          float *c, int64_t c_row, const int rows)
+                                                          float *c, int64_t c_row, const float *factors,
+                                                          const float *keep, const int rows)
 {
     int64_t rest = b_row / LANES;
     for (; rest >= VECTORS; rest -= VECTORS, b += VECTORS * LANES, c += VECTORS * LANES)
-        block(a, a_row, a_column, b, b_row, n, c, c_row, rows, VECTORS);
+        block(a, a_row, a_column, b, b_row, n, c, c_row, factors, keep, rows, VECTORS);
     if (rest == 3) /* only with four vectors */
-        block(a, a_row, a_column, b, b_row, n, c, c_row, rows, VECTORS > 3 ? 3 : 1);
+        block(a, a_row, a_column, b, b_row, n, c, c_row, factors, keep, rows, VECTORS > 3 ? 3 : 1);
     if (rest == 2)
-        block(a, a_row, a_column, b, b_row, n, c, c_row, rows, 2);
+        block(a, a_row, a_column, b, b_row, n, c, c_row, factors, keep, rows, 2);
     if (rest == 1)
-        block(a, a_row, a_column, b, b_row, n, c, c_row, rows, 1);
+        block(a, a_row, a_column, b, b_row, n, c, c_row, factors, keep, rows, 1);
 }
 
 /* The vector whose lanes are those of x that differ in one bit of their number. */
@@ -165,20 +179,18 @@ static inline void write(float *x, vector lanes)
     memcpy(x, &lanes, sizeof lanes);
 }
 
-/* As exp32, for what is not above 0. Results below 2^-118 are 0, so that weights are never subnormal, which
-   processors are slow with. */
-static inline vector exp_of(vector x)
+/* e^x / 256 for what is not above 0, within a relative error of 4e-7: sums of up to 256 are at most 1. The
+   polynomial approximates e^r for |r| up to log(2) / 2 within 8e-8. Results below 2^-126 are 0, so that
+   weights are never subnormal, which processors are slow with. */
+static inline vector weight_of(vector x)
 {
-    vector rounded = x * 1.44269504f + ROUNDER, n = rounded - ROUNDER;
-    vector r = n * 2.12194440e-4f + (n * -0.693359375f + x);
-    vector p = 1.9875691500e-4f * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    p *= (vector)(((lanes)rounded << 23) + (127 << 23));
-    return chosen_of(x < -81.79f, (vector){0}, p);
+    vector rounded = x * 1.44269504f + ROUNDER, n = rounded - ROUNDER, r = n * -0.693147181f + x;
+    vector p = 8.29765511e-3f / 256 * r + 4.19153826e-2f / 256;
+    p = p * r + 0.166675747f / 256;
+    p = p * r + 0.499988948f / 256;
+    p = p * r + 0.999999692f / 256;
+    p = p * r + 1.00000007f / 256;
+    return chosen_of(x < -81.79f, (vector){0}, (vector)((lanes)p + ((lanes)rounded << 23)));
 }
 
 /* The last elements of a row of a term, from j on; what lies behind the row is not read. */
@@ -197,41 +209,60 @@ static __attribute__((noinline)) vector read_last(const float *row, int64_t step
     return __builtin_shuffle(read(row + n - LANES), places);
 }
 
-/* Products of some queries, a constant number, with all keys to weights. Where an element is NaN, or the
-   highest is infinite, the sum is NaN, and so are all weights. `terms` are those of these queries. */
-static inline __attribute__((always_inline)) void weigh(const struct heads *h, float *scores,
-                                                        const float *const *terms, const int rows)
+/* A head and a block of its keys: the arrays of its first elements, of the terms for the first of these keys.
+   Keys and values are without gaps, and go on with zeros to whole vectors. */
+struct head {
+    const float *q, *keys, *values, *terms[TERMS];
+    float *y;
+    int64_t n;   /* keys of the block */
+    int first, last; /* whether it is the first block, and the last */
+};
+
+/* Of a query and the blocks so far: the highest score, and the sum of weights without a common factor. */
+struct row {
+    float top, total;
+};
+
+/* Products of some queries, a constant number, with the keys of a block to weights, with which the weights
+   of the blocks before are to be multiplied by `keep`. So the weights of all blocks so far always add up to
+   1, and large values do not overflow. Where a score is NaN, or the highest is infinite, the sum is NaN, and
+   so are all weights from then on. Scores that are all negative infinity have no sum that they could be
+   divided by; other blocks may have one. */
+static inline __attribute__((always_inline)) void weigh(const struct heads *h, const struct head *of,
+                                                        float *scores, const float *const *terms,
+                                                        struct row *states, float *factors,
+                                                        float *keep, const int rows)
 {
-    int64_t wide = whole_vectors(h->keys), each = h->rank + 2;
+    int64_t wide = whole_vectors(of->n), each = h->rank + 2;
     const int64_t *steps = h->steps + 3 * each + h->rank;
     vector tops[ROWS], totals[ROWS], lowest = (vector){0} - INFINITY;
     lanes within;
     for (int l = 0; l < LANES; l++)
-        within[l] = wide - LANES + l < h->keys ? -1 : 0;
+        within[l] = wide - LANES + l < of->n ? -1 : 0;
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
-        tops[i] = lowest, totals[i] = (vector){0};
+        tops[i] = (vector){0} + states[i].top, totals[i] = (vector){0};
     for (int64_t j = 0; j < wide; j += LANES) {
         vector x[ROWS];
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++)
-            x[i] = read(scores + i * wide + j) * (float)h->scale;
+            x[i] = read(scores + i * wide + j);
 #pragma GCC unroll 2
         for (int t = 0; t < TERMS; t++) {
             const float *term = terms[t];
             int64_t row = steps[t * each], step = steps[t * each + 1];
-            if (term && step == 1 && j + LANES <= h->keys)
+            if (term && step == 1 && j + LANES <= of->n)
 #pragma GCC unroll 8
                 for (int i = 0; i < rows; i++)
                     x[i] += read(term + i * row + j);
             else if (term)
 #pragma GCC unroll 8
                 for (int i = 0; i < rows; i++)
-                    x[i] += read_last(term + i * row, step, j, h->keys);
+                    x[i] += read_last(term + i * row, step, j, of->n);
         }
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
-            x[i] = j + LANES <= h->keys ? x[i] : chosen_of(within, x[i], lowest);
+            x[i] = j + LANES <= of->n ? x[i] : chosen_of(within, x[i], lowest);
             tops[i] = higher(x[i], tops[i]);
             write(scores + i * wide + j, x[i]);
         }
@@ -242,50 +273,51 @@ static inline __attribute__((always_inline)) void weigh(const struct heads *h, f
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
         for (int64_t j = 0; j < wide; j += LANES) {
-            vector x = exp_of(read(scores + i * wide + j) - tops[i]);
+            vector x = weight_of(read(scores + i * wide + j) - tops[i]);
             write(scores + i * wide + j, x);
             totals[i] += x;
         }
-    float factors[ROWS];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++) {
         float total = FOLDED(totals[i], total_of)[0];
+        if (!of->first) {
+            float before = states[i].total * 256 * weight_of((vector){0} + states[i].top - tops[i])[0];
+            total += before;
+            keep[i] = before / total;
+        }
         factors[i] = 1 / total;
-        if (h->guarded && total != total)
-            memset(scores + i * wide, 0, wide * sizeof *scores), factors[i] = 0;
+        int nothing = total != total || total == 0;
+        if (nothing && (h->guarded || (total == 0 && !of->last)))
+            memset(scores + i * wide, 0, wide * sizeof *scores), factors[i] = keep[i] = 0;
+        states[i] = (struct row){tops[i][0], total};
     }
-    for (int64_t j = 0; j < wide; j += LANES)
-#pragma GCC unroll 8
-        for (int i = 0; i < rows; i++)
-            write(scores + i * wide + j, read(scores + i * wide + j) * factors[i]);
 }
-
-/* One head, as the arrays of its first elements; keys and values are without gaps, and go on with zeros to
-   whole vectors. */
-struct head {
-    const float *q, *keys, *values, *terms[TERMS];
-    float *y;
-};
 
 #define SOME(rows)                                                                                     \
     static __attribute__((noinline)) void some_##rows(const struct heads *h, const struct head *of,    \
-                                                      int64_t row)                                     \
+                                                      int64_t row, struct row *states)                 \
     {                                                                                                  \
         const int64_t rank = h->rank, each = rank + 2, *steps = h->steps + rank;                       \
         const int64_t *y_steps = steps + (3 + TERMS) * each;                                           \
-        int64_t wide = whole_vectors(h->keys), out = whole_vectors(h->out);                            \
+        int64_t wide = whole_vectors(of->n), out = whole_vectors(h->out);                              \
         float ALIGNED scores[ROWS * KEYS], ALIGNED results[ROWS * KEYS], *y = of->y + row * y_steps[0]; \
+        float scales[ROWS], factors[ROWS], kept[ROWS], *keep = of->first ? NULL : kept;                \
         const float *terms[TERMS];                                                                     \
+        for (int i = 0; i < rows; i++)                                                                 \
+            scales[i] = (float)h->scale;                                                               \
         for (int t = 0; t < TERMS; t++)                                                                \
             terms[t] = of->terms[t] ? of->terms[t] + row * steps[(3 + t) * each] : NULL;               \
         product(of->q + row * steps[0], steps[0], steps[1], of->keys, wide, h->width, scores, wide,    \
-                rows);                                                                                 \
-        weigh(h, scores, terms, rows);                                                                 \
+                scales, NULL, rows);                                                                   \
+        weigh(h, of, scores, terms, states, factors, kept, rows);                                      \
         if (y_steps[1] == 1 && out == h->out) {                                                        \
-            product(scores, wide, 1, of->values, out, h->keys, y, y_steps[0], rows);                   \
+            product(scores, wide, 1, of->values, out, of->n, y, y_steps[0], factors, keep, rows);      \
             return;                                                                                    \
         }                                                                                              \
-        product(scores, wide, 1, of->values, out, h->keys, results, out, rows);                        \
+        for (int i = 0; keep && i < rows; i++)                                                         \
+            for (int64_t j = 0; j < out; j++)                                                          \
+                results[i * out + j] = j < h->out ? y[i * y_steps[0] + j * y_steps[1]] : 0;            \
+        product(scores, wide, 1, of->values, out, of->n, results, out, factors, keep, rows);                    \
         for (int i = 0; i < rows; i++)                                                                 \
             for (int64_t j = 0; j < h->out; j++)                                                       \
                 y[i * y_steps[0] + j * y_steps[1]] = results[i * out + j];                             \
@@ -298,42 +330,56 @@ SOME(4)
 SOME(5)
 SOME(6)
 
-static int short_attention(const void *arguments, int64_t begin, int64_t end)
+static int attention_of_heads(const void *arguments, int64_t begin, int64_t end)
 {
-    static void (*const some[])(const struct heads *, const struct head *, int64_t) = {some_1, some_2, some_3,
-                                                                                        some_4, some_5, some_6};
+    static void (*const some[])(const struct heads *, const struct head *, int64_t, struct row *) = {
+        some_1, some_2, some_3, some_4, some_5, some_6};
     const struct heads *h = arguments;
     const int64_t rank = h->rank, each = rank + 2, *steps = h->steps;
     const int64_t *k_steps = steps + each + rank, *v_steps = k_steps + each;
-    int64_t wide = whole_vectors(h->keys), out = whole_vectors(h->out), copied = -1;
+    int64_t out = whole_vectors(h->out), copied = -1;
     int dense = v_steps[1] == 1 && v_steps[0] == out;
     float ALIGNED keys[COPIED], ALIGNED values[COPIED];
-    memset(keys, 0, h->width * wide * sizeof *keys);
-    memset(values, 0, dense ? 0 : h->keys * out * sizeof *values);
+    struct row states[PART];
+    int64_t most = whole_vectors((h->keys + h->blocks - 1) / h->blocks);
+    memset(keys, 0, h->width * most * sizeof *keys);
+    memset(values, 0, dense ? 0 : most * out * sizeof *values);
     for (int64_t item = begin; item < end; item++) {
         int64_t i = item / h->parts, part = item % h->parts;
         int64_t first = h->queries * part / h->parts, n = h->queries * (part + 1) / h->parts - first;
-        struct head of = {h->q + first_of(h, steps, i), keys, values, {0}, NULL};
-        const float *v = h->v + first_of(h, steps + 2 * each, i);
-        if (copied != i)
-            copy(keys, h->k + first_of(h, steps + each, i), h->width, h->keys, k_steps);
-        if (dense)
-            of.values = v;
-        else if (copied != i)
-            copy(values, v, h->keys, h->out, v_steps);
-        copied = i;
-        for (int t = 0; t < TERMS; t++)
-            of.terms[t] = h->terms[t] ? h->terms[t] + first_of(h, steps + (3 + t) * each, i) : NULL;
-        of.y = h->y + first_of(h, steps + (3 + TERMS) * each, i);
-        for (int64_t j = 0, blocks = (n + ROWS - 1) / ROWS; j < blocks; j++) {
-            int64_t row = n * j / blocks;
-            some[n * (j + 1) / blocks - row - 1](h, &of, first + row);
+        for (int64_t j = 0; j < n; j++)
+            states[j] = (struct row){-FLT_MAX, 0};
+        for (int64_t at = 0; at < h->blocks; at++) {
+            int64_t key = h->keys * at / h->blocks;
+            struct head of = {h->q + first_of(h, steps, i), keys, values, {0}, NULL, 0, 0, 0};
+            const float *k = h->k + first_of(h, steps + each, i) + key * k_steps[1];
+            const float *v = h->v + first_of(h, steps + 2 * each, i) + key * v_steps[0];
+            of.n = h->keys * (at + 1) / h->blocks - key;
+            of.first = !at;
+            of.last = at == h->blocks - 1;
+            if (copied != i * h->blocks + at)
+                copy(keys, k, h->width, of.n, k_steps);
+            if (dense)
+                of.values = v;
+            else if (copied != i * h->blocks + at)
+                copy(values, v, of.n, h->out, v_steps);
+            copied = i * h->blocks + at;
+            for (int t = 0; t < TERMS; t++) {
+                const int64_t *term_steps = steps + (3 + t) * each;
+                if (h->terms[t])
+                    of.terms[t] = h->terms[t] + first_of(h, term_steps, i) + key * term_steps[rank + 1];
+            }
+            of.y = h->y + first_of(h, steps + (3 + TERMS) * each, i);
+            for (int64_t j = 0, groups = (n + ROWS - 1) / ROWS; j < groups; j++) {
+                int64_t row = n * j / groups;
+                some[n * (j + 1) / groups - row - 1](h, &of, first + row, states + row);
+            }
         }
     }
     return 0;
 }
 
 const kernel_entry heads_kernels[] = {
-    KERNEL(short_attention, heads),
+    KERNEL(attention_of_heads, heads),
     END_OF_KERNELS,
 };
