@@ -2,19 +2,20 @@
 
    The matrix is in panels of 64 columns, [panel][inner][64]; the last one has as few as hold what is left,
    a multiple of GRAIN, with zeros behind it. An item is a panel, for a block of rows. It is multiplied DEPTH
-   rows of the panel at a time, which the first-level cache holds, by as many rows of x at a time as
+   rows of the panel at a time, which the second-level cache holds, by as many rows of x at a time as
    registers have room for their sums.
 
    Where x has few rows, reading the matrix from memory takes longer than multiplying. The processor fetches
    ahead only in the first of several passes over the same part of a panel, and leaves memory idle in the
-   others. So each pass fetches some of the next part into the second-level cache. Compiled with
-   contraction to fused multiply-add. */
+   others. So each pass fetches some of the next part into the second-level cache. A single pass leaves that
+   to the processor: it has more lines under way than a program can ask for. Results are stored to lines that
+   were fetched while they were computed. Compiled with contraction to fused multiply-add. */
 #include <string.h>
 #include "native.h"
 #include "programs.h"
 #include "vectors.h"
 
-enum { PANEL = 64, GRAIN = 16, DEPTH = 128, ROWS = 12, BLOCK = 192, LINE = 64 };
+enum { PANEL = 64, GRAIN = 16, DEPTH = 256, ROWS = 12, BLOCK = 192, LINE = 64 };
 
 #if defined(__AVX512F__)
 enum { MOST_VECTORS = 4, SUMS = 24 };
@@ -154,6 +155,17 @@ static void multiply_some(const float *x, int64_t x_step, const float *w, int64_
 #endif
 }
 
+/* Fetch some vectors of the rows that a pass is to write, and of what it adds to them. */
+static inline void fetch_rows(const target *to, int64_t rows, int64_t vectors)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = 0; j < vectors * VECTOR_BYTES; j += LINE) {
+            __builtin_prefetch((const char *)(to->y + r * to->step) + j, 1);
+            if (to->addend)
+                __builtin_prefetch((const char *)(to->addend + r * to->step) + j, 0);
+        }
+}
+
 static inline const float *moved(const float *from, int64_t count)
 {
     return from ? from + count : NULL;
@@ -172,7 +184,7 @@ static void multiply_panel(const float *x, int64_t rows, int64_t inner, const fl
         const int64_t lines = 4 * width * 4 / LINE;
         fetching f = {(const char *)(last ? next : w + (k + depth) * width),
                       (lines + passes - 1) / passes};
-        int64_t left = depth / 4 * lines;
+        int64_t left = passes > 1 ? depth / 4 * lines : 0;
         for (int64_t row = 0, tile = tiles, some; row < rows; row += some, tile--) {
             some = (rows - row + tile - 1) / tile;
             for (int64_t column = 0; column < width; column += TOGETHER) {
@@ -182,9 +194,12 @@ static void multiply_panel(const float *x, int64_t rows, int64_t inner, const fl
                     last ? y.y + at : own, last ? y.step : width, width, k ? own : NULL,
                     last ? moved(y.bias, column) : NULL, last ? moved(y.addend, at) : NULL,
                 };
+                const int64_t vectors = smaller(TOGETHER, width - column) / LANES;
                 f.lines = left > 0 ? f.lines : 0;
+                if (last)
+                    fetch_rows(&to, some, vectors);
                 multiply_some(x + row * inner + k, inner, w + k * width + column, width, depth, &to,
-                              f, some, smaller(TOGETHER, width - column) / LANES);
+                              f, some, vectors);
                 f.next += depth / 4 * f.lines * LINE;
                 left -= depth / 4 * f.lines;
             }
