@@ -64,7 +64,14 @@ def attention_seconds(node: Node) -> float:
     products = 2 * queries * _padded(keys) * width + 2 * queries * keys * _padded(out)
     each = products / _FLOPS_PER_S + queries * _padded(keys) * _SCORE_S
     copies = 1 if keys <= block else _parts(region, block)
-    return _CALL_S + heads * (each + copies * keys * (width + out) * _COPY_S)
+    copied = 0
+    for i, size in ((region.key, width), (region.value, out)):
+        operand = node.inputs[i]
+        source = None if operand is None else operand.producer
+        # In steps, a transposed operand would be copied, too: once.
+        transposed = source is not None and source.op.name == "Transpose"
+        copied += keys * size * (copies - transposed)
+    return _CALL_S + heads * (each + copied * _COPY_S)
 
 
 def _block(region: AttentionRegion) -> int | None:
