@@ -106,6 +106,18 @@ def test_attention_reads_and_writes_given_arrays_where_they_are(monkeypatch):
         np.testing.assert_allclose(y, reference.run(feeds)["y"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("n", [8, 16])
+def test_attention_over_few_transposed_keys_is_one_step(n):
+    text = f"""g (float[{n}, 12, 64] q, float[{n}, 12, 64] k, float[{n}, 12, 64] v)
+        => (float[12, {n}, 64] y) <float c = {{8}}> {{
+            q1 = Transpose <perm = [1, 0, 2]> (q) k1 = Transpose <perm = [1, 2, 0]> (k)
+            v1 = Transpose <perm = [1, 0, 2]> (v) a = MatMul(q1, k1) b = Div(a, c)
+            p = Softmax <axis = -1> (b) z = MatMul(p, v1) y = Neg(z) }}"""
+    session = close(text, {name: draw(n, 12, 64) for name in "qkv"})
+    assert "MatMul Div Softmax MatMul" in steps(session)
+    assert "Reorder" not in steps(session)
+
+
 @pytest.mark.parametrize("where", ["<float[40, 50] m>", ", float[40, 50] m"])
 def test_attention_with_a_transposed_mask_equals_numpy(where):
     fed, constant = ("", where) if where[0] == "<" else (where, "")
