@@ -24,7 +24,6 @@ from penstock.frontends.onnx.importer import load_onnx
 from penstock.frontends.onnx.upgrades import meaning, microsoft_rules
 from penstock.ir.graph import Node
 from penstock.testing import check_results
-from penstock.types import constant_type
 
 
 def node_model(
@@ -110,7 +109,7 @@ def check_node(
     for i in constants:
         value = node.inputs[i]
         assert value is not None
-        value.const, value.type = inputs[i], constant_type(inputs[i])
+        value.fix(inputs[i])
     values = [None if v is None else by_name.get(v.name, v.const) for v in node.inputs]
     return check_results(node, values, wanted, rtol, atol)
 

@@ -17,7 +17,7 @@ def check_sizes(graph: Graph, limits: Limits) -> None:
     Nodes of nested graphs count too: a plan reserves memory for them whether they run or not."""
     fitting: set[int] = set()  # many values share a type; all of these outlive this loop
     for node in graph.walk():
-        constants = [v for v in node.inputs if v is not None and v.const is not None]
+        constants = [v for v in node.inputs if v is not None and v.is_constant]
         for value in (*node.outputs, *constants):
             if value is None or id(value.type) in fitting:
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from penstock.algorithms.checkpoints import paced
 from penstock.errors import PenstockError
 from penstock.ir.describe import compile_error
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Contents, Graph, Node, Value
 from penstock.ir.op import Role
 from penstock.ops.onnx.control_flow import ScanLayout, loop_carried, read_trip_count
 from penstock.types import (
@@ -61,7 +61,7 @@ def node_types(
         return node.op.infer(
             [None if v is None else v.type for v in inputs],
             node.attrs,
-            [None if v is None else v.const for v in inputs],
+            Contents(inputs),
         )
     except PenstockError:
         raise

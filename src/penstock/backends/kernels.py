@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from penstock.algorithms.checkpoints import checkpoint
 from penstock.algorithms.records import dataclass
 from penstock.backends.base import Backend, stack_kernel
 from penstock.ir.contract import checked_kernel
-from penstock.ir.graph import Node, same_objects
+from penstock.ir.graph import Node, Value, same_objects
 from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import (
     HOST,
@@ -30,11 +28,11 @@ class _Answer:
     backend has none, and ``error`` if it raised."""
 
     types: list[Type | None]
-    constants: list[np.ndarray | None]
+    constants: list[Value | None]
     kernel: Kernel | None
     error: Exception | None
 
-    def holds(self, types: list[Type | None], constants: list[np.ndarray | None]) -> bool:
+    def holds(self, types: list[Type | None], constants: list[Value | None]) -> bool:
         return types == self.types and same_objects(constants, self.constants)
 
 
@@ -77,7 +75,7 @@ class KernelTable:
         answer = self._answers.get(key)
         inputs = node.inputs
         types = [None if v is None else v.type for v in (*inputs, *node.outputs)]
-        constants = [None if v is None else v.const for v in inputs]
+        constants = [v if v is not None and v.is_constant else None for v in inputs]
         if answer is None or not answer.holds(types, constants):
             checkpoint()  # a library may take milliseconds to choose a kernel
             kernel, error = None, None

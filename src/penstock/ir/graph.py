@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from operator import is_, length_hint
-from typing import Any
+from typing import Any, overload
 from weakref import ref
 
 import numpy as np
@@ -28,9 +28,10 @@ class Value:
     """A named result of a node, an input of a graph (no producer), or a constant (``const``). Nodes
     own their values, not the reverse: a graph that is dropped is freed at once, with its constants,
     without waiting for the garbage collector. A constant that is held in another form as well may
-    be held there alone (``let_go``): it is given back from there when it is read."""
+    be held there alone (``let_go``): it is given back from there when it is read. ``is_constant``
+    says whether it has contents, ``is_held`` whether reading them gives nothing back."""
 
-    __slots__ = ("_give_back", "_producer", "const", "name", "type")
+    __slots__ = ("_give_back", "_producer", "const", "is_constant", "is_held", "name", "type")
 
     def __init__(
         self,
@@ -43,10 +44,18 @@ class Value:
         self.type = constant_type(const) if const is not None and type is ANY else type
         self._producer = None if producer is None else ref(producer)
         self.const = const
+        self.is_constant = const is not None
+        self.is_held = True
+
+    def fix(self, const: np.ndarray) -> None:
+        """Become a constant with these contents."""
+        self.const, self.type = const, constant_type(const)
+        self.is_constant = self.is_held = True
 
     def let_go(self, give_back: Callable[[], np.ndarray]) -> None:
         """Drop the contents of a constant; ``give_back`` returns equal ones when they are read."""
         self._give_back = give_back
+        self.is_held = False
         with suppress(AttributeError):  # not held
             del self.const
 
@@ -54,34 +63,25 @@ class Value:
         if name != "const":
             raise AttributeError(f"a Value has no attribute {name!r}")
         self.const = const = self._give_back()
+        self.is_held = True
         return const
+
+    @property
+    def holder(self) -> object | None:
+        """What gives back the contents of a constant that are not held here, if it is the method of
+        an object."""
+        return None if self.is_held else getattr(self._give_back, "__self__", None)
 
     @property
     def held(self) -> np.ndarray | None:
         """The contents of a constant, if it is held here."""
-        try:
-            held: np.ndarray | None = _HELD(self)
-        except AttributeError:
-            return None
-        return held
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether it has contents, held here or not."""
-        try:
-            return _HELD(self) is not None
-        except AttributeError:
-            return True
+        return self.const if self.is_held else None
 
     @property
     def borrowed(self) -> np.ndarray | None:
         """The contents of a constant, which are not held here from now on if they were not
         before."""
-        try:
-            held: np.ndarray | None = _HELD(self)
-        except AttributeError:
-            return self._give_back()
-        return held
+        return self.const if self.is_held else self._give_back()
 
     @property
     def dtype(self) -> np.dtype | None:
@@ -110,7 +110,27 @@ class Value:
         return f"{self.name}: {self.type}"
 
 
-_HELD = Value.__dict__["const"].__get__
+class Contents(Sequence["np.ndarray | None"]):
+    """The contents of constants among ``values``, None for others. What is not held by its value is
+    given back only when it is asked for."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Sequence[Value | None]) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @overload
+    def __getitem__(self, place: int) -> np.ndarray | None: ...
+    @overload
+    def __getitem__(self, place: slice) -> Contents: ...
+    def __getitem__(self, place: int | slice) -> np.ndarray | Contents | None:
+        if isinstance(place, slice):
+            return Contents(self._values[place])
+        value = self._values[place]
+        return None if value is None else value.const
 
 
 class Node:
@@ -497,8 +517,7 @@ class _Cloner:
         copy = self.values.get(value)
         if copy is None:
             # Constants are never changed, and belong to no graph.
-            shared = value.const is not None
-            copy = value if shared else Value(value.name + self.suffix, value.type)
+            copy = value if value.is_constant else Value(value.name + self.suffix, value.type)
             self.values[value] = copy
         return copy
 

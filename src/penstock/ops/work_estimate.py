@@ -67,7 +67,7 @@ def worth_threads(nodes: Iterable[Node]) -> bool:
 def seconds(node: Node) -> float:
     """Estimate the time of one run of ``node`` on one core, for want of measurements."""
     values = [*node.inputs, *node.outputs]
-    types = [v.type for v in values if v is not None and v.const is None]
+    types = [v.type for v in values if v is not None and not v.is_constant]
     moved = sum([t.nbytes for t in types if isinstance(t, TensorType) and t.static])
     return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
 

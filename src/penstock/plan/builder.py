@@ -133,7 +133,7 @@ class _Builder:
         self.planned = planned
         self.slots: list[Slot] = []
         self.slot_of: dict[Value, int] = {}
-        self.constants: dict[int, tuple[int, np.ndarray]] = {}
+        self.constants: dict[int, tuple[int, np.ndarray | Value]] = {}
         self.copies: dict[tuple[int, str], int] = {}
         self.in_rows = {node.inputs[0] for node in compiled if node.op is STACK}
         self.buffers: dict[Value, tuple[int, int]] = {}
@@ -192,13 +192,14 @@ class _Builder:
         if value is None:
             return -1
         if value not in self.slot_of:
-            const = value.const
-            if const is None:
+            if not value.is_constant:
                 raise InternalError(f"value {value.name!r} is used before it is computed")
-            if id(const) not in self.constants:
+            held = value.const if value.is_held else value
+            assert held is not None
+            if id(held) not in self.constants:
                 slot = Slot(value.name, value.type, SlotKind.CONSTANT, value)
-                self.constants[id(const)] = self.add(slot), const
-            self.slot_of[value] = self.constants[id(const)][0]
+                self.constants[id(held)] = self.add(slot), held
+            self.slot_of[value] = self.constants[id(held)][0]
         return self.slot_of[value]
 
     def read(self, values: Sequence[Value | None]) -> tuple[int, ...]:

@@ -87,7 +87,8 @@ def _basis(node: Node) -> list[object]:
     """What the costs of a node depend on: its operation, attributes, types, and constants."""
     basis: list[object] = [node.op, node.attrs]
     for value in (*node.inputs, *node.outputs):
-        basis += (None, None) if value is None else (value.type, value.const)
+        constant = value if value is not None and value.is_constant else None
+        basis += (None if value is None else value.type, constant)
     return basis
 
 

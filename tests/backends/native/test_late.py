@@ -27,7 +27,7 @@ def open_node(name, inputs, constants=(), **attrs):
         for i, x in enumerate(inputs)
     ]
     for i in constants:
-        values[i].const = inputs[i]
+        values[i].fix(inputs[i])
     return inferred(name, values, **attrs)
 
 

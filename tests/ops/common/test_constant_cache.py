@@ -11,7 +11,7 @@ from onnx import helper
 import penstock as ps
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ops.common.constant_cache import held, shared
-from penstock.types import TensorType, constant_type
+from penstock.types import TensorType
 from tests.ops.harness import node_model
 
 rng = np.random.default_rng(5)
@@ -109,7 +109,7 @@ def test_kernels_share_what_is_made_of_constants(name):
     (node,) = graph.nodes
     for value, const in zip(node.inputs[1:], constants, strict=True):
         if value is not None:
-            value.const, value.type = const, constant_type(const)
+            value.fix(const)
     gc.collect()
     before = held()
     kernels, counts = [], []

@@ -75,7 +75,7 @@ def _by_memory(node: Node, element_ns: float = _ELEMENT_NS) -> float:
     """By what is read and written, and the elements of the result; infinite if a shape is
     unknown."""
     values = (*node.inputs, *node.outputs)
-    types_ = [v.type for v in values if v is not None and v.const is None]
+    types_ = [v.type for v in values if v is not None and not v.is_constant]
     tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
     if len(tensors) < len(types_):
         return math.inf

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor, Word
-from penstock.ops.common.constant_cache import Reordered, Shared, reordered, shared
+from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
 from penstock.ops.microsoft.experts import (
     QMOE,
     ROUTER_WEIGHTS,
@@ -28,7 +28,7 @@ _TOGETHER = 8  # weights along K that are taken together
 
 def block_product(site: Site) -> NativeCall | None:
     """The product of float32 with constant weights."""
-    x, (b, scales, zeros) = site.input(0), (site.constant(i) for i in (1, 2, 3))
+    x, b, scales, zeros = site.input(0), site.weights(1), site.constant(2), site.constant(3)
     if b is None or scales is None or (zeros is None and site.input(3) is not None):
         return None
     if x is None or x.dtype != FLOAT32 or site.input(4) is not None or 0 in x.dims:
@@ -137,7 +137,7 @@ def has_panels(packed: PackedWeights) -> bool:
     return together and packed.blocks <= _MOST_BLOCKS
 
 
-def _codes_of(packed: PackedWeights, b: np.ndarray) -> Reordered:
+def _codes_of(packed: PackedWeights, b: np.ndarray | ConstantRef) -> Reordered:
     """The panels of codes: [panel, K / 8, 32] of 8 codes of 4 bits, or [panel, K, 32] of 8 bits."""
     name = "native blocks", packed.n, packed.k, packed.bits, packed.block
     rows, dtype = (packed.k, np.uint8) if packed.bits == 8 else (packed.k // 8, np.uint32)

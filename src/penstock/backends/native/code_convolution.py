@@ -101,7 +101,7 @@ def code_convolution(site: Site) -> NativeCall | None:
         call = _of_each_channel(site, chain, dense, rows, columns)
     if call is None:
         return None
-    return of_any_strides(site, call, (chain.x.tensor, len(site.constants)), turned=turned)
+    return of_any_strides(site, call, (chain.x.tensor, len(site.node.inputs)), turned=turned)
 
 
 def integer_convolution(site: Site) -> NativeCall | None:
@@ -135,7 +135,7 @@ def integer_convolution(site: Site) -> NativeCall | None:
     call = _products(site, 0, packed, int(zero[0]), (rows, columns), (k, filters))
     if call is None:
         return None
-    return of_any_strides(site, call, (0, len(site.constants)), turned=turned)
+    return of_any_strides(site, call, (0, len(site.node.inputs)), turned=turned)
 
 
 def _axes(site: Site, node: Node, tensor: int, w: np.ndarray) -> tuple[Window, Window, bool] | None:

@@ -12,7 +12,7 @@ from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node
-from penstock.ops.common.constant_cache import reordered
+from penstock.ops.common.constant_cache import reordered, weights_of
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.work_estimate import flops, layout_seconds
 from penstock.types import FLOAT32, TensorType
@@ -102,8 +102,9 @@ def convolution_call(site: Site) -> NativeCall | None:
 def convolution_seconds(node: Node) -> float:
     """An estimate for a convolution: its groups, the copies of what items see, and products, of
     which one filter alone is bound by loads."""
-    w, images = node.const(1), [v.type for v in (node.inputs[0], node.outputs[0]) if v is not None]
+    images = [v.type for v in (node.inputs[0], node.outputs[0]) if v is not None]
     tensors = [t for t in images if isinstance(t, TensorType) and t.static and len(t.dims) > 2]
+    w = weights_of(node.input(1))
     if w is None or len(tensors) < len(images):
         return math.inf
     group, transposed = node.attrs.get("group", 1), node.op.name == "ConvTranspose"

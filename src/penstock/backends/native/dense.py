@@ -18,7 +18,7 @@ from penstock.backends.native.library import in_c_order
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import ALIGNMENT
-from penstock.ops.common.constant_cache import Reordered, reordered
+from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.types import FLOAT32, TensorType
 
@@ -57,7 +57,7 @@ def dense_call(site: Site) -> NativeCall | None:
     in a fused node."""
     dims = _dims(site.node)
     layer = None if dims is None else _layer(site)
-    w = None if layer is None else site.constant(layer.w)
+    w = None if layer is None else site.weights(layer.w)
     if dims is None or layer is None or w is None:
         return None
     words: tuple[Word, ...] = (None,) * _PROGRAM_WORDS
@@ -175,7 +175,7 @@ def _layer(site: Site) -> _Layer | None:
     return _Layer(x, w, transposed, bias, addend, first)
 
 
-def _panels(w: np.ndarray, transposed: bool) -> Reordered:
+def _panels(w: ConstantRef, transposed: bool) -> Reordered:
     """The panels of a matrix."""
     inner, columns = w.shape[::-1] if transposed else w.shape
     type_ = TensorType(FLOAT32, (inner * _padded(columns),))

@@ -95,7 +95,7 @@ OPERATIONS = (*FORMULAS, *_CONVERTING)
 def elementwise_call(site: Site) -> NativeCall | None:
     """An elementwise operation, or a chain of them."""
     output = site.output()
-    if not output.elements or len(site.tensors) != len(site.constants) + 1:
+    if not output.elements or len(site.tensors) != len(site.node.inputs) + 1:
         return None
     try:
         program = _Program(site)
@@ -185,21 +185,22 @@ class _Program:
         self.table: np.ndarray | None = None
 
         def value_of(i: int) -> Term | None:
-            type_, constant = site.tensors[i], site.constants[i]
+            type_ = site.tensors[i]
             if type_ is None:
                 return None
+            constant = site.constants[i] if type_.elements == 1 else None
             name = _name(type_)
             narrow = _NARROW.get(name)
             kind = "f4" if narrow else KINDS.get(name)
             if kind is None:
                 raise UnsupportedError
-            if constant is not None and constant.size == 1:
+            if constant is not None:
                 return Term(kind, constant=float(constant.item()) if narrow else constant.item())
             value = Term(narrow or kind)
             self.inputs[value] = i
             return Term("f4", f"{narrow}_f4", (value,)) if narrow else value
 
-        self.values = [value_of(i) for i in range(len(site.constants))]
+        self.values = [value_of(i) for i in range(len(site.node.inputs))]
 
     def result(self, first: int = 0) -> Term:
         """The value that the node computes; from what lies in its output where ``first``, the part
@@ -212,7 +213,7 @@ class _Program:
         known = dict(zip(node.attrs["region"].inputs, self.values, strict=True))
         value: Term | None = None
         if first:
-            self.inputs = {Term("f4"): len(site.constants), **self.inputs}
+            self.inputs = {Term("f4"): len(site.node.inputs), **self.inputs}
             known[parts(node)[first - 1].outputs[0]] = next(iter(self.inputs))
         for part in parts(node)[first:]:
             value = self._apply(part, [None if v is None else known[v] for v in part.inputs])
@@ -400,7 +401,7 @@ class _Program:
         broadcast."""
         rank = len(output.dims)
         rows = []
-        for i in (*operands, len(self.site.constants)):
+        for i in (*operands, len(self.site.node.inputs)):
             type_, given = self.site.tensors[i], None if strides is None else strides[i]
             assert type_ is not None
             shape = self.dims.get(i, type_.dims)

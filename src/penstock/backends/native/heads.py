@@ -43,7 +43,7 @@ class _Scores(NamedTuple):
 
 def attention_call(site: Site) -> NativeCall | None:
     """Attention of heads of at most 256 values and 2,048 numbers of a query."""
-    types = site.tensors[: len(site.constants)]
+    types = site.tensors[: len(site.node.inputs)]
     region = attention_region(site.node, types)
     scores = None if region is None else _scores(region, site)
     if region is None or scores is None or site.output().dtype != FLOAT32:
@@ -142,7 +142,7 @@ def _call(
 ) -> NativeCall:
     """The call for tensors of these strides."""
     heads, queries, width, keys, out = region.dims
-    lead, output = region.lead, len(site.constants)
+    lead, output = region.lead, len(site.node.inputs)
 
     # Constants whose rows have gaps are copied; elements of others are read one by one.
     copies = {

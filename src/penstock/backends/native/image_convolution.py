@@ -14,7 +14,7 @@ from penstock.algorithms.records import NamedTuple, replace
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import ALIGNMENT, channels_last, packed_strides
-from penstock.ops.common.constant_cache import reordered
+from penstock.ops.common.constant_cache import ConstantRef, reordered
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import flops, layout_seconds
@@ -49,7 +49,7 @@ def image_convolution(site: Site) -> NativeCall | None:
     """Conv over one or two axes with constant weights, by all channels or by one each, with an Add
     of another image, LeakyRelu, Relu and Clip behind it."""
     chain = _chain(site)
-    w = None if chain is None else site.constant(chain.w)
+    w = None if chain is None else site.weights(chain.w)
     x = None if chain is None else site.input(chain.x)
     if chain is None or x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
         return None
@@ -64,7 +64,7 @@ def image_convolution(site: Site) -> NativeCall | None:
         return None
     build = _of_all_channels if group == 1 else _of_each_channel
     call = build(site, chain, w, *axes)
-    images = chain.x, chain.addend, len(site.constants)
+    images = chain.x, chain.addend, len(site.node.inputs)
     return None if call is None else of_any_strides(site, call, images, turned=False)
 
 
@@ -96,7 +96,7 @@ def _chain(site: Site) -> _Chain | None:
     """What a node computes, if it is one that there are kernels for."""
     if not is_fused(site.node):
         bias = site.node.const(2)
-        if len(site.constants) > 2 and site.node.inputs[2] is not None and bias is None:
+        if len(site.node.inputs) > 2 and site.node.inputs[2] is not None and bias is None:
             return None
         return _Chain(site.node, 0, 1, bias, None)
     region = site.node.attrs["region"]
@@ -135,7 +135,7 @@ def _aligned(array: np.ndarray) -> np.ndarray:
 
 
 def _of_all_channels(
-    site: Site, chain: _Chain, w: np.ndarray, rows: Window, columns: Window
+    site: Site, chain: _Chain, w: ConstantRef, rows: Window, columns: Window
 ) -> NativeCall | None:
     filters, x = w.shape[0], site.input(chain.x)
     assert x is not None
@@ -175,7 +175,7 @@ def _of_all_channels(
 
 
 def _of_each_channel(
-    site: Site, chain: _Chain, w: np.ndarray, rows: Window, columns: Window
+    site: Site, chain: _Chain, w: ConstantRef, rows: Window, columns: Window
 ) -> NativeCall | None:
     channels, x = w.shape[0], site.input(chain.x)
     assert x is not None
@@ -198,8 +198,8 @@ def _of_each_channel(
     def packed(w: np.ndarray) -> tuple[np.ndarray]:
         return (_aligned(np.tile(w.reshape(channels, taps).T, (1, period // channels))),)
 
-    def back(rows: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(rows[:, :channels].T).reshape(w.shape)
+    def back(rows: np.ndarray, shape: tuple[int, ...] = w.shape) -> np.ndarray:
+        return np.ascontiguousarray(rows[:, :channels].T).reshape(shape)
 
     tiled = TensorType(FLOAT32, (taps, period))
     weights = reordered("native depthwise images", w, packed, back, [tiled])

@@ -126,7 +126,7 @@ def top_k_call(site: Site) -> NativeCall | None:
     length, inner = x.dims[axis], math.prod(x.dims[axis + 1 :])
     few = max(_MOST_TOP, length // _PART) if inner == 1 else _MOST_TOP
     sorts = k > few and length > 2 * _MOST_TOP
-    outputs = site.tensors[len(site.constants) :]
+    outputs = site.tensors[len(site.node.inputs) :]
     if not k or len(outputs) < 2 or None in outputs:
         return None
     if sorts:

@@ -56,7 +56,7 @@ def integer_product(site: Site) -> NativeCall | None:
     """The product of codes with a constant matrix of codes, whose zero point, and scales, are
     constants."""
     places = _OPERATIONS[site.node.op.name]
-    x, weights, result = site.input(places.x[0]), site.constant(places.w[0]), site.output()
+    x, weights, result = site.input(places.x[0]), site.weights(places.w[0]), site.output()
     if x is None or weights is None or weights.ndim != 2 or 0 in (*x.dims, *weights.shape):
         return None
     if x.dtype not in (INT8, UINT8) or weights.dtype not in (INT8, UINT8) or not x.dims:

@@ -11,10 +11,10 @@ from penstock.algorithms.checkpoints import checkpoint
 from penstock.algorithms.records import dataclass, field, replace
 from penstock.backends.native.library import NativeLibrary
 from penstock.errors import InternalError
-from penstock.ir.graph import Node
+from penstock.ir.graph import Contents, Node
 from penstock.ir.layout import LateArray
 from penstock.ir.op import Kernel
-from penstock.ops.common.constant_cache import Reordered
+from penstock.ops.common.constant_cache import ConstantRef, Reordered, weights_of
 from penstock.types import INT64, TensorType, Type
 
 # Bytes of weights from which on they are not held in the file's order as well.
@@ -47,25 +47,29 @@ class Site:
     library: NativeLibrary
     node: Node
     tensors: tuple[TensorType | None, ...]
-    constants: tuple[np.ndarray | None, ...]
+    constants: Contents
 
     def input(self, i: int) -> TensorType | None:
         """The type of an input; None if it is left out."""
-        return self.tensors[i] if i < len(self.constants) else None
+        return self.tensors[i] if i < len(self.node.inputs) else None
 
     def constant(self, i: int) -> np.ndarray | None:
         """An input, if it is a constant."""
-        return self.constants[i] if i < len(self.constants) else None
+        return self.constants[i] if i < len(self.node.inputs) else None
+
+    def weights(self, i: int) -> ConstantRef | None:
+        """An input, if it is a constant, for ``reordered``."""
+        return weights_of(self.node.inputs[i] if i < len(self.node.inputs) else None)
 
     def output(self, i: int = 0) -> TensorType:
         """The type of an output that is not left out."""
-        type_ = self.tensors[len(self.constants) + i]
+        type_ = self.tensors[len(self.node.inputs) + i]
         assert type_ is not None
         return type_
 
     def result(self, i: int = 0) -> Tensor:
         """Output ``i``, as an argument of a call."""
-        return Tensor(len(self.constants) + i)
+        return Tensor(len(self.node.inputs) + i)
 
     def attr(self, name: str, default: Any) -> Any:
         """An attribute of the node."""
@@ -133,8 +137,7 @@ def site_of(
             tensors.append(type_)
         else:
             return None
-    constants = [None if value is None else value.const for value in node.inputs]
-    return Site(library, node, tuple(tensors), tuple(constants))
+    return Site(library, node, tuple(tensors), Contents(node.inputs))
 
 
 def native_kernel(site: Site, call: NativeCall) -> Kernel:
@@ -145,10 +148,10 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         return _finished_kernel(site, call, call.finish)
     if call.reordered:
         call = replace(call, reordered=_worth_absorbing(site, call))
-        constants = [None if i in call.reordered else x for i, x in enumerate(site.constants)]
-        site = replace(site, constants=tuple(constants))
+        others = [None if i in call.reordered else v for i, v in enumerate(site.node.inputs)]
+        site = replace(site, constants=Contents(others))
     binder = _CallBinder(site, call)
-    count, tensors = len(site.constants), site.tensors
+    count, tensors = len(site.node.inputs), site.tensors
     late: tuple[Any, ...] = (_LATE,) * len(tensors)
     call_given = binder.call(late, _LATE if call.workspace else None, every=True)
     into: Callable[..., Any] = call_given.run
@@ -173,7 +176,8 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
             return results[0] if len(results) == 1 else tuple(results)
 
     read = _read(call)
-    dense = tuple([i for i in range(count) if i in read and site.constants[i] is None])
+    inputs = enumerate(site.node.inputs)
+    dense = tuple([i for i, v in inputs if i in read and (v is None or not v.is_constant)])
     return Kernel(
         function,
         into,
@@ -197,14 +201,14 @@ def _worth_absorbing(site: Site, call: NativeCall) -> Mapping[int, Reordered]:
     return {
         i: held
         for i, held in call.reordered.items()
-        if (constant := site.constant(i)) is not None and constant.nbytes >= _WORTH_ABSORBING
+        if (type_ := site.input(i)) is not None and type_.nbytes >= _WORTH_ABSORBING
     }
 
 
 def _text_kernel(site: Site, call: NativeCall, texts: np.ndarray) -> Kernel:
     """The kernel of a call that computes indices of ``texts`` in place of output 0."""
     indices = TensorType(INT64, site.output().dims)
-    others = [type_ for type_ in site.tensors[len(site.constants) + 1 :] if type_ is not None]
+    others = [type_ for type_ in site.tensors[len(site.node.inputs) + 1 :] if type_ is not None]
 
     def finish(results: Any) -> Any:
         if isinstance(results, tuple):
@@ -217,7 +221,7 @@ def _text_kernel(site: Site, call: NativeCall, texts: np.ndarray) -> Kernel:
 
 def _finished_kernel(site: Site, call: NativeCall, finish: Callable[..., Any]) -> Kernel:
     """The kernel of a call whose results ``finish`` makes the outputs of."""
-    tensors = (*site.tensors[: len(site.constants)], *call.writes)
+    tensors = (*site.tensors[: len(site.node.inputs)], *call.writes)
     written = replace(call, writes=(), finish=None)
     function = native_kernel(replace(site, tensors=tensors), written).function
     return Kernel(lambda *inputs: finish(function(*inputs)))
@@ -291,7 +295,7 @@ class _CallBinder:
         """The call on ``arrays``, inputs and then outputs, of which it takes those at ``late`` as
         arguments; with ``every``, it takes them all and the workspace, or makes the outputs."""
         native, site = self.native, self.site
-        count, behind = len(site.constants), len(arrays)
+        count, behind = len(site.node.inputs), len(arrays)
         words: list[Any] = list(native.words)
         given = range(behind + (1 if native.workspace else 0)) if every else late
         places: dict[int, int] = {}  # bits of the words that a tensor is
@@ -381,7 +385,7 @@ class _Failed:
         arrays = [*self.arrays, None]  # the workspace is the last
         for i, array in zip(self.places, late, strict=True):
             arrays[i] = array
-        node, count = self.site.node, len(self.site.constants)
+        node, count = self.site.node, len(self.site.node.inputs)
         inputs = arrays[:count]
         for i in self.native.reordered:
             value = node.inputs[i]

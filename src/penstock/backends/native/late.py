@@ -16,7 +16,7 @@ from penstock.backends.native.elementwise import OPERATIONS, late_program
 from penstock.backends.native.kernel import Site
 from penstock.backends.native.library import NativeLibrary
 from penstock.backends.native.rooms import Rooms
-from penstock.ir.graph import Node
+from penstock.ir.graph import Contents, Node
 from penstock.ir.op import Kernel
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.shape_rules import normalize_axis
@@ -52,8 +52,7 @@ def late_function(
         (output,) = node.outputs if len(node.outputs) == 1 else (None,)
         written = None if output is None else output.type
         if isinstance(written, TensorType) and written.shape is not None:
-            constants = [None if v is None else v.const for v in node.inputs]
-            site = Site(library, node, (*tensors, written), tuple(constants))
+            site = Site(library, node, (*tensors, written), Contents(node.inputs))
             settings = late_program(site)
             function = None if settings is None else library.functions.elementwise
     return None if function is None else partial(function, otherwise, checkpoint, settings)

@@ -65,10 +65,10 @@ def product(site: Site) -> NativeCall | None:
     if not _is_small(str(a.dtype), dims, factors):
         return None
     batches, rows, inner, columns = dims
-    weights, held = site.constant(1), None
+    weights, held = site.weights(1), None
     if weights is not None and batches == 1:
         back = partial(_unpadded, weights.shape, right)
-        lanes = _PADDED_BYTES // weights.itemsize
+        lanes = _PADDED_BYTES // weights.dtype.itemsize
         padded = TensorType(weights.dtype, (inner, math.ceil(columns / lanes) * lanes))
         held = reordered(("padded", right), weights, lambda w: (_padded(w, right),), back, [padded])
     elif right or (inner > _MOST_TAIL and columns % 16):

@@ -53,7 +53,7 @@ def vector_model(site: Site) -> NativeCall | None:
         return None
     labels, _, count, decisions, arrays, numbers = share.value
     texts = labels if labels is not None and labels.dtype == STRING else None
-    scores = len(site.tensors) - len(site.constants) - 1
+    scores = len(site.tensors) - len(site.node.inputs) - 1
     return NativeCall(
         f"models_{x.dtype}",
         (

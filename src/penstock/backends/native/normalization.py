@@ -40,7 +40,7 @@ def layer_normalization(site: Site) -> NativeCall | None:
     scale, bias = _along(site, 1, tail), _along(site, 2, tail)
     if scale is None or (bias is None and site.input(2) is not None):
         return None
-    y, *statistics = range(len(site.constants), len(site.tensors))
+    y, *statistics = range(len(site.node.inputs), len(site.tensors))
     means, inverses = [*([] if centred else [None]), *statistics, None, None][:2]
     width = math.prod(tail)
     rows, block = x.elements // width, max(_ROWS // width, 1)

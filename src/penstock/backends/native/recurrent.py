@@ -192,7 +192,7 @@ def recurrent_call(site: Site) -> NativeCall | None:
 
 
 def _has_result(site: Site, i: int) -> bool:
-    place = len(site.constants) + i
+    place = len(site.node.inputs) + i
     return place < len(site.tensors) and site.tensors[place] is not None
 
 

@@ -59,7 +59,7 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
     assert x is not None
     parts = around(x.dims, axes, strides[0])
     kept = [i for i in range(len(x.dims)) if len(y.dims) == len(x.dims) or i not in axes]
-    if parts[0] + parts[2] != [kept[i] for i in _order(y.dims, strides[len(site.constants)])]:
+    if parts[0] + parts[2] != [kept[i] for i in _order(y.dims, strides[len(site.node.inputs)])]:
         raise UnsupportedError
     outer, length, inner = [math.prod(x.dims[i] for i in part) for part in parts]
     block = min(inner, _COLUMNS) if inner > 1 else max(_BLOCK // length, 1)

@@ -29,7 +29,7 @@ _Strides = Sequence[tuple[int, ...] | None]
 
 def resize(site: Site) -> NativeCall | None:
     """Resize with constant scales or sizes, but for positions outside of the input."""
-    x, inputs = site.input(0), range(1, len(site.constants))
+    x, inputs = site.input(0), range(1, len(site.node.inputs))
     if x is None or any(site.input(i) and site.constant(i) is None for i in inputs):
         return None
     nearest = site.attr("mode", "nearest") == "nearest"
@@ -38,7 +38,7 @@ def resize(site: Site) -> NativeCall | None:
         return None
     if 0 in (*x.dims, *site.output().dims) or max(x.dims, default=0) >= _MOST_INDEX:
         return None
-    tables = resize_tables(site.tensors[: len(site.constants)], site.node.attrs, site.constants)
+    tables = resize_tables(site.tensors[: len(site.node.inputs)], site.node.attrs, site.constants)
     if not tables:
         return None
     if any(table.outside is not None for table in tables):
@@ -48,7 +48,7 @@ def resize(site: Site) -> NativeCall | None:
 
 def pad(site: Site) -> NativeCall | None:
     """Pad of constant widths, with a constant or with copies of elements."""
-    x, y, inputs = site.input(0), site.output(), range(1, len(site.constants))
+    x, y, inputs = site.input(0), site.output(), range(1, len(site.node.inputs))
     if x is None or any(site.input(i) and site.constant(i) is None for i in inputs):
         return None
     size = 0 if x.dtype is None else x.dtype.itemsize
@@ -83,7 +83,7 @@ def _pad_call(
     x, y = site.input(0), site.output()
     assert x is not None
     x_strides = strides[0] or packed_strides(x.dims, 1)
-    y_strides = strides[len(site.constants)] or packed_strides(y.dims, 1)
+    y_strides = strides[len(site.node.inputs)] or packed_strides(y.dims, 1)
     axes = [axis for axis in range(len(y.dims)) if y.dims[axis] > 1]
     axes.sort(key=lambda axis: -y_strides[axis])
     before, length, width = 0, 1, 1
@@ -129,7 +129,7 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
     x, y = site.input(0), site.output()
     assert x is not None
     x_strides = strides[0] or packed_strides(x.dims, 1)
-    y_strides = strides[len(site.constants)] or packed_strides(y.dims, 1)
+    y_strides = strides[len(site.node.inputs)] or packed_strides(y.dims, 1)
     axes, inner = _rows(tables, (x, y), (x_strides, y_strides))
     row = axes[-1]
     entries: list[list[int]] = []

@@ -70,7 +70,7 @@ def tree_ensemble(site: Site) -> NativeCall | None:
     rule = labelling or Labelling(np.arange(0))
     texts = labels if labels is not None and labels.dtype == STRING else None
     block = max(1, min(_ROWS, _SCORES // targets))
-    scores = len(site.tensors) - len(site.constants) - 1
+    scores = len(site.tensors) - len(site.node.inputs) - 1
     result_type = site.tensors[-1]
     return NativeCall(
         f"trees_{x.dtype}",

@@ -22,6 +22,7 @@ from penstock.host.on_demand import imported
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
+from penstock.ops.common.constant_cache import weights_of
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT
@@ -118,7 +119,7 @@ _ROUNDED = ("Conv", *_PRODUCTS)
 def _convolution_seconds(node: Node, moved: int) -> float:
     """An estimate for a convolution, or a chain that begins with one."""
     first = parts(node)[0]
-    w, group = first.const(1), first.attrs.get("group", 1)
+    w, group = weights_of(first.input(1)), first.attrs.get("group", 1)
     filters, per_s, calls_s = _FILTERS, _CONVOLVED_PER_S, _CONVOLUTION_S
     if node.inputs[0] is None or node.inputs[0].producer is None:
         calls_s = _CALL_S
@@ -237,7 +238,7 @@ class OneDnnBackend(SpecialisingBackend):
         if name not in FAMILIES and name not in _OF_CODES and not is_fused(node):
             return math.inf
         values = (*node.inputs, *node.outputs)
-        types_ = [v.type for v in values if v is not None and v.const is None]
+        types_ = [v.type for v in values if v is not None and not v.is_constant]
         moved = sum([t.nbytes for t in types_ if isinstance(t, TensorType) and t.static])
         if parts(node)[0].op.full_name in ("Conv", "ConvTranspose"):
             return _convolution_seconds(node, moved)

@@ -151,7 +151,9 @@ class TorchBackend(HostBackend):
             return math.inf
         if node.op.view:
             return _CALL_S
-        types = [v.type for v in (*node.inputs, *node.outputs) if v is not None and v.const is None]
+        types = [
+            v.type for v in (*node.inputs, *node.outputs) if v is not None and not v.is_constant
+        ]
         moved = sum([t.nbytes for t in types if isinstance(t, TensorType) and t.static])
         return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
 

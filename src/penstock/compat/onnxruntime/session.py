@@ -33,7 +33,7 @@ from penstock.frontends.load import load
 from penstock.ir.graph import Model
 from penstock.observers.trace import Trace
 from penstock.session.session import compile
-from penstock.types import TensorType, constant_type, type_of
+from penstock.types import TensorType, type_of
 
 CPU = "CPUExecutionProvider"
 _NO_VERSION = str(2**63 - 1)  # what ONNX Runtime says of a model without a version
@@ -343,7 +343,7 @@ def _set_initializers(model: Model, given: Mapping[str, OrtValue]) -> None:
             raise InvalidArgument(
                 f"initializer {name!r} is {type_of(was)} in the model, not {type_of(array)}"
             )
-        value.const, value.type = array, constant_type(array)
+        value.fix(array)
 
 
 def _set_free_dims(model: Model, dims: Mapping[str, int]) -> None:

@@ -66,7 +66,7 @@ from penstock.frontends.onnx.upgrades import Meaning, meaning
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.registry import MICROSOFT
-from penstock.types import ANY, Type, constant_type
+from penstock.types import ANY, Type
 
 
 def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False) -> Model:
@@ -184,7 +184,7 @@ class _Importer:
         outer_inputs, graph.inputs = graph.inputs, []
         for name, const in self.initializers(proto, context):
             value = self.value(name, context)
-            value.const, value.type = const, constant_type(const)
+            value.fix(const)
             names[name] = value
         n, wanted = len(proto.input), len(outer_inputs)
         if wanted not in (0, n):
@@ -430,7 +430,7 @@ class _Importer:
     def copy(self, value: Value, output: Value, call: OnnxNode) -> Node | None:
         """Make ``output`` a copy of ``value``: a constant, or the output of a node."""
         if value.const is not None:
-            output.const, output.type = value.const, value.type
+            output.fix(value.const)
             return None
         op, _ = current("Identity")
         name = f"{short_name(call.name)}/Identity"
@@ -449,7 +449,7 @@ class _Importer:
             self.diagnostics.problem(f"a Constant in {where} has {count} outputs, not 1")
         for value in node.outputs:
             if value is not None and array is not None:
-                value.const, value.type = array, constant_type(array)
+                value.fix(array)
 
 
 def _full_name(domain: str, op_type: str) -> str:

@@ -7,6 +7,7 @@ plans would hold fifty copies.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -14,7 +15,8 @@ from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
-from penstock.ir.graph import Node
+from penstock.algorithms.records import NamedTuple
+from penstock.ir.graph import Node, Value
 from penstock.ir.op import Attrs, Kernel, Types
 from penstock.ops.registry import Compile
 from penstock.types import TensorType, type_of
@@ -88,7 +90,7 @@ class Reordered:
         back: Callable[..., np.ndarray] | None,
     ) -> None:
         self.arrays = arrays
-        self._name = name
+        self.name = name
         self._back = back
         self._held: np.ndarray | None = constant
         self.constant = ref(constant)
@@ -102,7 +104,7 @@ class Reordered:
                 array = self._back(*self.arrays)
                 array.flags.writeable = False
                 self.constant = ref(array)
-                _REORDERED[id(array), self._name] = self
+                _REORDERED[id(array), self.name] = self
             return array
 
     def let_go(self) -> Callable[[], np.ndarray]:
@@ -111,12 +113,38 @@ class Reordered:
         return self.array
 
 
+class ConstantRef(NamedTuple):
+    """The type of a constant that a kernel reads in an order of its own. Its contents, which other
+    kernels may hold in that order alone, are read where they are not in it yet."""
+
+    value: Value
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+
+def weights_of(value: Value | None) -> ConstantRef | None:
+    """A constant whose contents need not be read; None for another value."""
+    if value is None or not value.is_constant or not isinstance(value.type, TensorType):
+        return None
+    assert value.type.dtype is not None
+    return ConstantRef(value, value.type.dims, value.type.dtype)
+
+
 _REORDERED: WeakValueDictionary[tuple[int, Hashable], Reordered] = WeakValueDictionary()
 
 
 def reordered(
     name: Hashable,
-    constant: np.ndarray,
+    weights: np.ndarray | ConstantRef,
     make: Callable[[np.ndarray], Arrays],
     back: Callable[..., np.ndarray] | None,
     types: Sequence[TensorType],
@@ -127,6 +155,14 @@ def reordered(
     ``types`` are those of the arrays. Files of sessions have them: they must be arrays of which any
     numbers do no harm.
     """
+    if isinstance(weights, ConstantRef):
+        holder = weights.value.holder
+        if isinstance(holder, Reordered) and holder.name == name:
+            return holder
+        constant = weights.value.const
+        assert constant is not None
+    else:
+        constant = weights
     with _LOCK:
         entry = _REORDERED.get((id(constant), name))
     if entry is None or entry.constant() is not constant:

@@ -54,7 +54,7 @@ def constants(node: Node, count: int = 0) -> list[np.ndarray | None]:
 def all_constant(node: Node, indices: Iterable[int]) -> bool:
     """Whether those of a node's inputs that are given are constants."""
     values = [node.inputs[i] for i in indices if i < len(node.inputs)]
-    return all(value is None or value.const is not None for value in values)
+    return all(value is None or value.is_constant for value in values)
 
 
 def ints(

@@ -67,7 +67,7 @@ class _Eliminator:
         """An equal node that was there before; else this one is from now on."""
         if not node.op.pure or node.control_inputs or node.graphs:
             return None
-        inputs = [None if v is None or v.const is not None else v for v in node.inputs]
+        inputs = [None if v is None or v.is_constant else v for v in node.inputs]
         rough, own = (node.op, *inputs), self.scopes[-1]
         same = [scope for scope in self.scopes if rough in scope.alone]
         if not same:
@@ -92,9 +92,12 @@ class _Eliminator:
         return node.op, inputs, attrs or (), present, node.device
 
     def input_key(self, value: Value | None) -> Hashable:
-        const = None if value is None else value.const
-        if value is None or const is None:
+        if value is None or not value.is_constant:
             return value
+        if not value.is_held:  # given back, it would be large, and equal to itself alone
+            return id(value.holder or value)
+        const = value.const
+        assert const is not None
         if value not in self.constants:
             self.constants[value] = _frozen(const), const
         return self.constants[value][0]

@@ -178,7 +178,7 @@ class _Folder:
         """Whether ``node`` computes the same in every run, and may be computed now."""
         if not node.op.pure or node.control_inputs or node in self.kept:
             return False
-        if True in [value is not None and value.const is None for value in node.inputs]:
+        if True in [value is not None and not value.is_constant for value in node.inputs]:
             return False
         return bool(node.inputs) or node.op.infer is not unknown_types
 
@@ -210,7 +210,7 @@ def _basis(node: Node) -> Basis:
     values = (*node.inputs, *node.outputs)
     types = [None if value is None else value.type for value in values]
     # Of a value that is no constant, the type counts alone.
-    constants = [v if v is not None and v.const is not None else None for v in node.inputs]
+    constants = [v if v is not None and v.is_constant else None for v in node.inputs]
     return [node.op, *node.attrs, *node.attrs.values(), *constants], types
 
 

@@ -1,0 +1,141 @@
+"""ConstantRef that compiled kernels hold in an order of their own: plans for more shapes take them from
+there, and read no contents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import penstock as ps
+from penstock.ir.graph import Contents, Value
+from penstock.ops.common.constant_cache import ConstantRef, reordered
+from penstock.types import TensorType
+from tests.support.native_kernels import pytestmark  # noqa: F401
+
+RNG = np.random.default_rng(3)
+
+
+def normal(*dims: int) -> np.ndarray:
+    return RNG.normal(size=dims).astype(np.float32)
+
+
+def codes(*dims: int) -> np.ndarray:
+    return RNG.integers(0, 256, dims, np.uint8)
+
+
+BITS = {"domain": "com.microsoft", "K": 256, "N": 512, "block_size": 32}
+
+# An operation, the dims of x but for the first, the weights, further constants, and attributes.
+CASES: Mapping[str, tuple[str, tuple[int, ...], np.ndarray, list[np.ndarray], dict[str, Any]]] = {
+    "product": ("MatMul", (200,), normal(200, 300), [], {}),
+    "flipped product": ("Gemm", (200,), normal(300, 200), [normal(300)], {"transB": 1}),
+    "4 bits": ("MatMulNBits", (256,), codes(512, 8, 16), [normal(512 * 8)], BITS | {"bits": 4}),
+    "8 bits": ("MatMulNBits", (256,), codes(512, 8, 32), [normal(512 * 8)], BITS | {"bits": 8}),
+    "convolution": ("Conv", (32, 9, 9), normal(48, 32, 3, 3), [], {"pads": [1] * 4}),
+}
+
+
+def model_of(case: str) -> onnx.ModelProto:
+    op, dims, w, others, attrs = CASES[case]
+    names = [f"c{i}" for i in range(len(others))]
+    held = [numpy_helper.from_array(a, n) for n, a in zip(["w", *names], [w, *others], strict=True)]
+    nodes = [
+        helper.make_node("Neg", ["x"], ["n"]),
+        helper.make_node(op, ["n", "w", *names], ["p"], **attrs),
+        helper.make_node("Relu", ["p"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", *dims])]
+    results = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "g", ends, results, held)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+@pytest.fixture
+def given_back(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of constants that are given back from now on."""
+    names: list[str] = []
+    plain = Value.__getattr__
+
+    def read(self: Value, name: str) -> Any:
+        names.append(self.name)
+        return plain(self, name)
+
+    monkeypatch.setattr(Value, "__getattr__", read)
+    return names
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow"])
+@pytest.mark.parametrize("case", CASES)
+def test_plans_for_more_shapes_give_no_weights_back(case, executor, given_back):
+    model, dims = ps.load(model_of(case)), CASES[case][1]
+    (value,) = {v for node in model.graph.nodes for v in node.inputs if v and v.name == "w"}
+    # A small image is left to oneDNN, whose weights are in another order for each of its kernels.
+    backends = ["native", "numpy"] if case == "convolution" else None
+    session = ps.compile(model, threads=1, executor=executor, backends=backends)
+    reference = ps.compile(model_of(case), backends=["numpy"])
+    for n in (3, 1, 17, 40, 2):
+        x = normal(n, *dims)
+        y, expected = session.run({"x": x})["y"], reference.run({"x": x})["y"]
+        np.testing.assert_allclose(y, expected, atol=1e-4 * np.abs(expected).max())
+        assert not value.is_held
+    assert given_back == []
+
+
+def test_weights_that_were_let_go_are_read_by_other_backends_and_fetches(given_back):
+    model = ps.load(model_of("product"))
+    session = ps.compile(model, threads=1)
+    x = normal(4, 200)
+    first = session.run({"x": x})["y"]
+    assert given_back == []
+    found = session.run({"x": x}, fetches=["w"])["w"]
+    np.testing.assert_array_equal(found, CASES["product"][2])
+    other = ps.compile(model, backends=["numpy"]).run({"x": x})["y"]
+    np.testing.assert_allclose(first, other, rtol=1e-4, atol=1e-4)
+
+
+def test_reordered_takes_the_arrays_that_hold_a_constant_in_the_same_order_alone():
+    array = normal(3, 4)
+    value = Value("w", const=array)
+    weights = ConstantRef(value, (3, 4), np.dtype(np.float32))
+    types = [TensorType(np.dtype(np.float32), (4, 3))]
+    made: list[Any] = []
+
+    def make(w: np.ndarray) -> tuple[np.ndarray]:
+        made.append(w)
+        return (np.ascontiguousarray(w.T),)
+
+    def asked(name: str) -> Any:
+        return reordered(name, weights, make, lambda w: np.ascontiguousarray(w.T), types)
+
+    assert (weights.ndim, weights.size) == (2, 12)
+    first = asked("turned")
+    value.let_go(first.let_go())
+    del array, made[:]
+    assert asked("turned") is first
+    assert made == []
+    assert value.holder is first
+    assert asked("turned otherwise") is not first  # the contents are read
+    assert len(made) == 1
+    assert value.is_held
+    assert value.holder is None
+
+
+def test_contents_are_given_back_when_they_are_asked_for():
+    asked = []
+    held, let_go, missing = Value("a", const=np.ones(2)), Value("b", const=np.zeros(3)), Value("c")
+    let_go.let_go(lambda: asked.append("b") or np.full(3, 7.0))
+    contents = Contents([held, None, let_go, missing])
+    assert len(contents) == 4
+    np.testing.assert_array_equal(contents[0], np.ones(2))
+    assert (contents[1], contents[3], contents[-1]) == (None, None, None)
+    assert len(contents[1:]) == 3
+    assert asked == []
+    np.testing.assert_array_equal(contents[1:][1], np.full(3, 7.0))
+    assert asked == ["b"]
+    assert [x is None for x in contents] == [False, True, False, True]
