@@ -135,7 +135,8 @@ def weights_of(value: Value | None) -> ConstantRef | None:
     """A constant whose contents need not be read; None for another value."""
     if value is None or not value.is_constant or not isinstance(value.type, TensorType):
         return None
-    assert value.type.dtype is not None
+    if not value.type.static or value.type.dtype is None:
+        return None
     return ConstantRef(value, value.type.dims, value.type.dtype)
 
 
