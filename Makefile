@@ -122,7 +122,7 @@ proto:
 		$(PROTO)
 
 # Compiled kernels are part of the installation.
-KERNELS := setup.py $(wildcard src/penstock/backends/native/c/*)
+KERNELS := setup.py $(wildcard src/penstock/host/c/* src/penstock/backends/native/c/*)
 
 kernels: setup
 	@$(RUN) -m pip install -qq --disable-pip-version-check 'setuptools>=77'
@@ -143,5 +143,5 @@ $(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) $(TENSORFLOW) $(EXPORTERS) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
-	rm -rf src/penstock.egg-info src/penstock/backends/native/*.so
+	rm -rf src/penstock.egg-info src/penstock/host/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

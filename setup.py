@@ -1,13 +1,18 @@
-"""The compiled kernels of ``penstock.backends.native``; everything else stands in pyproject.toml.
+"""The extension modules of ``penstock.host.native``; everything else stands in pyproject.toml.
 
-Each C file is compiled once for each instruction set, and there is an extension module for each. An
-installation without a C compiler, or with one that lacks an instruction set, goes on without them.
+A module holds the C runtime (``host/c``) and all compiled kernels (``backends/native/c``). Each C
+file is compiled once for each instruction set, and there is a module for each. An installation
+without a C compiler, or with one that lacks an instruction set, goes on without them.
+
+A C file needs no entry here or elsewhere: its table of kernels (``const kernel_entry x_kernels[]``)
+and its table of functions for Python (``PyMethodDef x_functions[]``) are found in its text.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +23,13 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, PlatformError
 
-PACKAGE = "penstock.backends.native"
-C = Path("src", *PACKAGE.split("."), "c")
-BASELINE = C / "module.c"
-# ``library.py`` computes the same, and so tells modules that were compiled from other files.
-CHECKSUM = zlib.crc32(b"".join(path.read_bytes() for path in sorted(C.glob("*.[ch]"))))
+PACKAGE = "penstock.host"
+RUNTIME, KERNELS = Path("src/penstock/host/c"), Path("src/penstock/backends/native/c")
+SOURCES = sorted([*RUNTIME.glob("*.c"), *KERNELS.glob("*.c")])
+HEADERS = sorted([*RUNTIME.glob("*.h"), *KERNELS.glob("*.h")])
+BASELINE = RUNTIME / "module.c"
+# ``host/native.py`` computes the same, and so recognizes modules compiled from other files.
+CHECKSUM = zlib.crc32(b"".join(path.read_bytes() for path in sorted([*SOURCES, *HEADERS])))
 OPTIONS = [
     *["-O3", "-std=c11", "-fwrapv", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"],
     *["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unknown-pragmas"],
@@ -51,6 +58,23 @@ OWN_OPTIONS["image_convolution.c"] += ["-fno-tree-loop-distribute-patterns"]
 X86 = {"x86-64-v4": "_x86_64_v4", "x86-64-v3": "_x86_64_v3", "x86-64-v2": "_x86_64_v2"}
 
 
+def generated_tables() -> str:
+    """The text of ``generated_tables.h``: declarations of the tables in the C files, and a list of
+    the tables of each type."""
+    text = "".join(path.read_text() for path in SOURCES)
+    kernels = re.findall(r"^const kernel_entry (\w+)\[\]", text, re.MULTILINE)
+    functions = re.findall(r"^PyMethodDef (\w+)\[\]", text, re.MULTILINE)
+    return "\n".join(
+        [
+            *[f"extern const kernel_entry {name}[];" for name in kernels],
+            *[f"extern PyMethodDef {name}[];" for name in functions],
+            f"#define KERNEL_TABLES(X) {' '.join(f'X({name})' for name in kernels)}",
+            f"#define FUNCTION_TABLES(X) {' '.join(f'X({name})' for name in functions)}",
+            "",
+        ]
+    )
+
+
 def levels() -> dict[str, list[str]]:
     """The compiler's options of each extension module."""
     if platform.machine().lower() in ("x86_64", "amd64") and sys.maxsize > 2**32:
@@ -77,11 +101,13 @@ class BuildKernels(build_ext):
 
         name = f"{'sanitized' if SANITIZE else 'kernels'}-{self.plat_name}"
         folder = Path("build", f"{name}-{sys.implementation.cache_tag}", ext.name)
-        headers = [Path(__file__), *C.glob("*.h")]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "generated_tables.h").write_text(generated_tables())
+        headers = [Path(__file__), *HEADERS]
 
         def compiled(source: str) -> str:
             (target,) = self.compiler.object_filenames([source], output_dir=str(folder))
-            read = C.glob("*.c") if Path(source) == BASELINE else [Path(source)]
+            read = SOURCES if Path(source) == BASELINE else [Path(source)]
             newest = max(path.stat().st_mtime for path in [*headers, *read])
             if not os.path.exists(target) or os.path.getmtime(target) < newest:
                 chosen = [] if Path(source) == BASELINE else ext.extra_compile_args
@@ -90,7 +116,7 @@ class BuildKernels(build_ext):
                     [source],
                     output_dir=str(folder),
                     macros=ext.define_macros,
-                    include_dirs=[numpy.get_include()],
+                    include_dirs=[numpy.get_include(), str(RUNTIME), str(folder)],
                     extra_postargs=[*OPTIONS, *chosen, *openmp, *SANITIZERS],
                 )
             return target
@@ -117,7 +143,7 @@ setup(
     ext_modules=[
         Extension(
             f"{PACKAGE}.{name}",
-            sorted(str(path) for path in C.glob("*.c")),
+            [str(path) for path in SOURCES],
             define_macros=[
                 ("LEVEL", name),
                 (f"NATIVE{name.upper()}", "1"),

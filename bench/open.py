@@ -74,10 +74,11 @@ class Clock:
 
 def watch(clock: Clock) -> None:
     """Let the clock see the stages of all sessions."""
+    from penstock.compiler import lowering, scheduling, stages
+    from penstock.compiler.compiler import Compiler
     from penstock.passes.lowering.assign_backends import AssignBackends
     from penstock.passes.lowering.fuse import Fuse
-    from penstock.session import lowering, opening, scheduling, stages
-    from penstock.session.compiler import Compiler
+    from penstock.session import opening
 
     clock.replace(opening, "load", "load")
     clock.replace(Compiler, "structure", "simplify")

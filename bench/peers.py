@@ -79,7 +79,7 @@ class PenstockOfManyShapes(Penstock):
     """With 32 MiB of plans."""
 
     def limits(self) -> Any:
-        from penstock.limits import Limits
+        from penstock.core.limits import Limits
 
         return Limits(max_plans_bytes=2**25)
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.numpy import NumpyBackend
+from penstock.core.types import Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
-from penstock.types import Type
 
 CALL_S = 0.025
 

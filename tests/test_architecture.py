@@ -14,8 +14,8 @@ import pytest
 from tools import architecture
 from tools.architecture import modules, own_imports, subfolder, top
 
-MAX_TOP_MODULES = 8
-MAX_LEVELS = 12
+MAX_TOP_MODULES = 4
+MAX_LEVELS = 13
 MAX_FUNCTION_LINES = 60
 
 # Third-party packages that only some modules may import.
@@ -95,7 +95,7 @@ def test_imports_of_folders_have_few_levels() -> None:
 @pytest.mark.parametrize("module", [m for m in modules() if top(m) == "algorithms"])
 def test_algorithms_import_nothing_of_graphs(module: str) -> None:
     for imported, line in own_imports(module):
-        assert top(imported) == "algorithms", (
+        assert top(imported) in ("core", "algorithms"), (
             f"{module}, line {line}, imports {imported}. Algorithms are pure functions over plain "
             "integers: let the caller turn graphs into these"
         )

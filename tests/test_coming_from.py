@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.compiler.options import CompileOptions, RunOptions
 from penstock.ir.graph import Model
-from penstock.session.options import CompileOptions, RunOptions
 
 PAGE = Path(__file__).parent.parent / "docs" / "coming-from.md"
 ROWS = [

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock import errors, observers
+from penstock import observers
 from penstock.algorithms.arena import MEMORY_PLANNERS
-from penstock.algorithms.records import fields
 from penstock.backends.registry import BACKENDS
-from penstock.limits import FREE_NODES
-from penstock.session.options import EXECUTORS, PRECISIONS, CompileOptions
+from penstock.compiler.options import EXECUTORS, PRECISIONS, CompileOptions
+from penstock.core import errors
+from penstock.core.limits import FREE_NODES
+from penstock.core.records import fields
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -41,35 +42,35 @@ K, M, G = 1 << 10, 1 << 20, 1 << 30
 NUMBERS = [  # page, sentence with the number, its unit, and the constant
     ("guarantees.md", r"Runs under (\d+) ms", 1e-3, "host.run_line._SHORT_S"),
     ("guarantees.md", r"about twice what sharing", 2, "host.run_line._SLACK"),
-    ("guarantees.md", r"grown by the same step three times", 3, "session.varying_shapes.GROWN"),
-    ("guarantees.md", r"until one has had eight runs", 8, "session.varying_shapes.OFTEN"),
+    ("guarantees.md", r"grown by the same step three times", 3, "compiler.varying_shapes.GROWN"),
+    ("guarantees.md", r"until one has had eight runs", 8, "compiler.varying_shapes.OFTEN"),
     ("guarantees.md", r"at most (\d+) MiB in the process", M, "host.malloc.MOST_KEPT"),
     ("guarantees.md", r"after eight plans", 8, "session.executors._MANY_PLANS"),
     ("guarantees.md", r"arrays of more than (\d+) KiB", K, "artifact.container._LARGE"),
     ("guarantees.md", r"the (\d+) primitives", 1, "backends.onednn.library._CACHED_PRIMITIVES"),
     ("guarantees.md", r"a node keeps (\d+) of them", 1, "backends.dynamic_shapes._MOST_KERNELS"),
     ("guarantees.md", r"a session (\d+) MiB for each", M, "backends.dynamic_shapes._MOST_BYTES"),
-    ("guarantees.md", r"each of the first (\d+) faults", 1, "errors.MAX_PROBLEMS"),
-    ("guarantees.md", r"the text lists the first (\d+)", 1, "errors.MAX_PROBLEMS"),
-    ("guarantees.md", r"the verifier stop at ([\d,]+) faults", 1, "errors.MOST_COUNTED"),
-    ("guarantees.md", r"at least every (\d+) nodes", 1, "algorithms.checkpoints.CHECK_EVERY"),
-    ("guarantees.md", r"each (\d+) statements", 1, "algorithms.checkpoints.CHECK_EVERY"),
+    ("guarantees.md", r"each of the first (\d+) faults", 1, "core.errors.MAX_PROBLEMS"),
+    ("guarantees.md", r"the text lists the first (\d+)", 1, "core.errors.MAX_PROBLEMS"),
+    ("guarantees.md", r"the verifier stop at ([\d,]+) faults", 1, "core.errors.MOST_COUNTED"),
+    ("guarantees.md", r"at least every (\d+) nodes", 1, "core.checkpoints.CHECK_EVERY"),
+    ("guarantees.md", r"each (\d+) statements", 1, "core.checkpoints.CHECK_EVERY"),
     ("guarantees.md", r"most (\d+) times its bytes", 1, "frontends.common.weight_file.MAX_OVERLAP"),
     ("guarantees.md", r"sixteen times its bytes", 16, "frontends.tflite.flatbuffer._MAX_OVERLAP"),
     ("guarantees.md", r"([\d,]+) nodes and 16", 1, "frontends.tensorflow.saved_model._FREE_NODES"),
     ("guarantees.md", r"(\d+) times the nodes", 1, "frontends.tensorflow.saved_model._MAX_USES"),
-    ("guarantees.md", r"more than (\d+) characters", 1, "errors.MAX_NAME"),
+    ("guarantees.md", r"more than (\d+) characters", 1, "core.errors.MAX_NAME"),
     ("guarantees.md", r"results of at most (\d) KiB outside", K, "ops.result_bytes.SMALL_BYTES"),
     ("guarantees.md", r"on oneDNN of at most (\d+) GFLOP", 1e9, "backends.onednn.parts.MOST_FLOPS"),
     ("guarantees.md", r"on NumPy of (\d) GFLOP", 1e9, "ops.common.products.MOST_FLOPS"),
     ("guarantees.md", r"of (\d) GFLOP for one", 1e9, "backends.onednn.recurrent_parts.MOST_FLOPS"),
     ("how-to/cold-start.md", r"at most (\d) GiB", G, "session.compile_cache.MOST_BYTES"),
     ("how-to/reduce-memory.md", r"at least (\d+) MiB", M, "session.plan_cache._LEAST_BYTES"),
-    ("how-to/decoding.md", r"grown three times alike", 3, "session.varying_shapes.GROWN"),
-    ("how-to/several-shapes.md", r"same step three times", 3, "session.varying_shapes.GROWN"),
+    ("how-to/decoding.md", r"grown three times alike", 3, "compiler.varying_shapes.GROWN"),
+    ("how-to/several-shapes.md", r"same step three times", 3, "compiler.varying_shapes.GROWN"),
     ("explanation/executors.md", r"takes some (\d+) us", 1e-6, "plan.grouping.HAND_OVER_S"),
     ("explanation/streams.md", r"with (\d+) us for each wait", 1e-6, "plan.grouping.HAND_OVER_S"),
-    ("explanation/frames.md", r"take (\d+) us or more", 1e-6, "session.stages.LONG_S"),
+    ("explanation/frames.md", r"take (\d+) us or more", 1e-6, "compiler.stages.LONG_S"),
     ("explanation/memory.md", r"multiples of (\d+) bytes", 1, "algorithms.arena.ALIGNMENT"),
     ("reference/environment.md", r"last ([\d,]+) begins", 1, "session.environment.TRACED"),
     ("serving.md", r"head is longer than (\d+) KiB", K, "serving.connection._HEAD"),
@@ -188,7 +189,7 @@ def test_reference_lists_every_environment_variable_that_the_code_reads():
 
 
 def test_configuration_of_packages_has_a_row_for_each_key():
-    from penstock.session import wishes
+    from penstock.compiler import package_options as wishes
 
     text = Path(wishes.__file__).read_text()
     keys = set(re.findall(r'"([A-Z]+(?:_[A-Z]+)+|[A-Z]{8})"', text)) - {"PENSTOCK_"}

@@ -15,7 +15,7 @@ from examples.generate import Choice, Decoder, Tokenizer, letters_of_bytes
 
 import penstock as ps
 from bench import nets
-from penstock.backends.native.library import library
+from penstock.host.native import library
 
 ROOT = Path(__file__).parent.parent
 TEXTS = [

@@ -15,8 +15,8 @@ from onnx import parser
 
 import penstock as ps
 from penstock.cli import main
-from penstock.limits import machine_bytes
-from penstock.session.options import EXECUTORS
+from penstock.compiler.options import EXECUTORS
+from penstock.core.limits import machine_bytes
 from tests.ops.harness import node_model
 from tests.support.mutants import feed, models, mutant
 from tests.support.onnx_text import compile_text, model_from_text
@@ -179,7 +179,7 @@ def test_default_limit_of_bytes_is_the_available_memory(tmp_path, monkeypatch):
     assert found is None or 2**26 < found < 2**50
     assert ps.Limits().max_bytes == found
     group = tmp_path / "memory.max"
-    monkeypatch.setattr("penstock.limits._CGROUPS", (str(group), str(tmp_path / "nothing")))
+    monkeypatch.setattr("penstock.core.limits._CGROUPS", (str(group), str(tmp_path / "nothing")))
     group.write_text("123456789\n")
     assert machine_bytes() == 123456789
     group.write_text("max\n")

@@ -21,10 +21,11 @@ GENERATED = ("_pb2.py", "_dnnl.py")
 # In the order in which the data flows. Each name is a module at the top of the package or a folder;
 # it imports from itself and from names above it. New files need no entry.
 ORDER = (
-    *("algorithms", "types", "errors", "limits", "version"),
+    *("core", "algorithms"),
     *("host", "ir", "ops", "analysis", "textual", "artifact", "frontends", "build"),
     *("passes",),
-    *("backends", "plan", "observers", "codegen", "executors", "inspect", "tuning", "session"),
+    *("backends", "plan", "observers", "codegen", "executors", "inspect"),
+    *("tuning", "compiler", "session"),
     *("cluster", "serving", "compat", "extend", "testing"),
     *("__init__", "cli", "onnx_backend"),
 )

@@ -2,12 +2,13 @@
 
 As hooks of MkDocs, the functions ``on_*``:
 
-* pages that lie outside of ``docs`` (benchmarks, the change log, how to contribute) and the page of
-  the command line, which is made from its help, are put into the site where ``ADDED`` says;
+* pages that lie outside of ``docs`` (benchmarks, the change log, how to contribute) are put into
+  the site where ``ADDED`` says, and so are the page of the command line, which is generated from
+  its help, and that of modules, generated from their docstrings (``tools/layout.py``);
 * links of pages follow them there. A link to any other file of the repository is an error.
 
 As an extension of Griffe, which reads the docstrings: a function that takes the options of
-``penstock.session.options`` has each of them in its signature and its list of parameters.
+``penstock.compiler.options`` has each of them in its signature and its list of parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 from penstock.cli.commands import main as command_line
-from penstock.session.options import CompileOptions, RunOptions
+from penstock.compiler.options import CompileOptions, RunOptions
+from tools import layout
 
 ROOT = Path(__file__).resolve().parent.parent
 ADDED = {
@@ -36,7 +38,7 @@ ADDED = {
 }
 """Where pages outside of ``docs`` are in the site, by their paths in the repository."""
 RECORDS = {"CompileOptions": CompileOptions, "RunOptions": RunOptions}
-COMMANDS = "reference/command-line.md"
+COMMANDS, MODULES = "reference/command-line.md", "reference/modules.md"
 LINK = re.compile(r"\]\(([^)#\s]+)((?:#[^)]*)?)\)")
 
 
@@ -62,6 +64,7 @@ def on_files(files: Any, config: Any) -> Any:
             files.remove(existing)
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     files.append(File.generated(config, COMMANDS, content=command_line_page()))
+    files.append(File.generated(config, MODULES, content=layout.page()))
     return files
 
 
@@ -87,7 +90,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 class Options(griffe.Extension):
-    """Reads what ``penstock.session.options`` declares, and the marks of reStructuredText."""
+    """Reads what ``penstock.compiler.options`` declares, and the marks of reStructuredText."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.version import VERSION
+from penstock.core.version import VERSION
 
 if TYPE_CHECKING:
     from penstock.backends.torch.backend import TorchBackend as TorchBackend
     from penstock.cluster.cluster import Cluster
     from penstock.cluster.simulated import SimulatedCluster
-    from penstock.errors import (
+    from penstock.core.errors import (
         Cancelled,
         DeadlineExceeded,
         DeadTensor,
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
         Unsupported,
         WorkerLost,
     )
+    from penstock.core.limits import Limits
     from penstock.executors.control import CancelToken
     from penstock.frontends.load import load
-    from penstock.limits import Limits
     from penstock.observers.base import Observer
     from penstock.observers.nan_guard import NanGuard
     from penstock.observers.profile import Profile
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
-# Where public names live, but for those of penstock.errors. They are imported when first used:
+# Where public names live, but for those of penstock.core.errors. They are imported when first used:
 # importing penstock costs a few milliseconds, reading an ONNX file imports the onnx package, and
 # neither pays for the other.
 _HOMES = {
     "CancelToken": "penstock.executors.control",
     "Cluster": "penstock.cluster.cluster",
-    "Limits": "penstock.limits",
+    "Limits": "penstock.core.limits",
     "NanGuard": "penstock.observers.nan_guard",
     "Observer": "penstock.observers.base",
     "Profile": "penstock.observers.profile",
@@ -121,7 +121,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}{hint}")
     with paused():  # what modules define stays
         try:
-            home = import_module(_HOMES.get(name, "penstock.errors"))
+            home = import_module(_HOMES.get(name, "penstock.core.errors"))
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise

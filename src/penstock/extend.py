@@ -24,11 +24,7 @@ An installed package is found by entry points, when a model or a program first n
 from __future__ import annotations
 
 from penstock.backends.base import Backend, Device, DeviceStream, Event, HostBackend
-from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types, asynchronous, returning
-from penstock.ops.common.shape_rules import same_dtype, same_type, tensor
-from penstock.ops.registry import operator
-from penstock.types import (
+from penstock.core.types import (
     ANY,
     FLOAT32,
     Dim,
@@ -39,6 +35,10 @@ from penstock.types import (
     TensorType,
     Type,
 )
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types, asynchronous, returning
+from penstock.ops.common.shape_rules import same_dtype, same_type, tensor
+from penstock.ops.registry import operator
 
 __all__ = [
     "ANY",

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
-from penstock.errors import InvalidInput, PenstockError, Unsupported
+from penstock.core.errors import InvalidInput, PenstockError, Unsupported
 from penstock.session.session import Session, compile
 
 

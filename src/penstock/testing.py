@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from penstock.analysis.interpreter import evaluate
+from penstock.core.types import TensorType, accepts, constant_type, type_of
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Kernel
 from penstock.ops.registry import find
-from penstock.types import TensorType, accepts, constant_type, type_of
 
 __all__ = ["check_node"]
 

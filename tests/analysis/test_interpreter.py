@@ -16,8 +16,8 @@ import penstock as ps
 from penstock.analysis import interpreter as interpreter
 from penstock.analysis.interpreter import evaluate
 from penstock.analysis.type_inference import infer_types
+from penstock.core.types import type_of
 from penstock.ir.graph import Node
-from penstock.types import type_of
 from tests.support.graphs import interpret
 from tests.support.onnx_text import graph_from_text
 

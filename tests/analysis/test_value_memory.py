@@ -10,12 +10,12 @@ import pytest
 from penstock.analysis.type_inference import infer_types
 from penstock.analysis.value_memory import ValueMemory, value_memory
 from penstock.backends.numpy import NumpyBackend
-from penstock.errors import LimitExceeded
+from penstock.core.errors import LimitExceeded
+from penstock.core.types import ShapeError
 from penstock.ir.graph import Graph, Value
 from penstock.ir.op import Kernel
 from penstock.ops.onnx.control_flow import is_control
 from penstock.textual.parser import parse_graph
-from penstock.types import ShapeError
 from tests.support.graphs import node_named, value_named
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from penstock.analysis.verify import verify
-from penstock.errors import MAX_PROBLEMS, InvalidModel
-from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.limits import Limits
-from penstock.types import (
+from penstock.core.errors import MAX_PROBLEMS, InvalidModel
+from penstock.core.limits import Limits
+from penstock.core.types import (
     ANY,
     FLOAT32,
     INT64,
@@ -22,6 +21,7 @@ from penstock.types import (
     TensorType,
     Type,
 )
+from penstock.ir.graph import Graph, Model, Node, Value
 from tests.support.graphs import any_op, chain, model, nest, node_named, value_named
 
 VALID = """

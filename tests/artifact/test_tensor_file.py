@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from penstock.artifact.tensor_file import load_arrays, save_arrays
-from penstock.errors import InvalidInput
-from penstock.limits import Limits
+from penstock.core.errors import InvalidInput
+from penstock.core.limits import Limits
 
 ARRAYS = {
     "one": np.array([True, False]),

@@ -13,14 +13,14 @@ import penstock as ps
 from penstock.backends import dynamic_shapes
 from penstock.backends.dynamic_shapes import KernelCache
 from penstock.backends.native.backend import NativeBackend
-from penstock.backends.native.library import library as native
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.onednn.backend import OneDnnBackend
 from penstock.backends.onednn.library import library as onednn
+from penstock.core.types import FLOAT32, TensorType
+from penstock.host.native import library as native
 from penstock.ir.graph import Node, Value
 from penstock.ops import find
 from penstock.ops.internal.fused import parts
-from penstock.types import FLOAT32, TensorType
 from tests.support.onnx_text import compile_text, model_from_text
 
 pytestmark = [

@@ -11,10 +11,10 @@ from onnx import parser
 import penstock as ps
 from penstock.backends.kernels import KernelTable
 from penstock.backends.numpy import NumpyBackend
+from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops import find
 from penstock.ops.internal.fused import is_fused
-from penstock.types import FLOAT32, ShapeError, TensorType
 
 N = 4000
 

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 import penstock as ps
 from penstock.backends.registry import available
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
 
 RNG = np.random.default_rng(0)
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

@@ -12,8 +12,8 @@ import pytest
 
 import penstock as ps
 from penstock.build import GraphBuilder, SymbolicValue
+from penstock.core.types import SequenceType, TensorType
 from penstock.ir.graph import Node, all_reads
-from penstock.types import SequenceType, TensorType
 
 EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]
 TF = "tensorflow"

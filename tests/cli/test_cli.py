@@ -15,11 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from penstock.backends import registry
-from penstock.backends.native.library import library as native_library
 from penstock.backends.onednn.library import library
 from penstock.backends.registry import BACKENDS
 from penstock.cli import main
 from penstock.cli.commands import COMMANDS
+from penstock.host.native import library as native_library
 from penstock.passes.pipeline import PASSES
 from tests.support.costs import measured_variants
 from tests.support.onnx_text import model_from_text

@@ -17,9 +17,9 @@ from onnx import parser
 
 import penstock as ps
 from penstock.backends.onednn.library import library
+from penstock.core.types import SequenceType, TensorType, Type
 from penstock.ir.graph import Model
 from penstock.tuning.measure import CostModel
-from penstock.types import SequenceType, TensorType, Type
 from tests.support.random_graphs import feeds_for, seeded
 
 HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'

@@ -10,8 +10,8 @@ import pytest
 from onnx import numpy_helper
 
 import penstock as ps
-from penstock.backends.native.library import library
 from penstock.backends.onednn.library import library as onednn
+from penstock.host.native import library
 from tests.support.cost_models import PreferredBackendCosts
 from tests.support.onnx_text import compile_text, model_from_text
 

@@ -287,7 +287,9 @@ EVIL = ["\n    import os\n#", "\r    import os\r#", "\x00", "\x0c", "\u2028x", "
 
 @pytest.mark.parametrize("name", EVIL)
 def test_names_of_a_file_are_never_code(name):
-    x = ps.ir.graph.Value(f"x{name}", ps.types.SequenceType(ps.types.TensorType(None, (name,))))
+    x = ps.ir.graph.Value(
+        f"x{name}", ps.core.types.SequenceType(ps.core.types.TensorType(None, (name,)))
+    )
     y = ps.ir.graph.Value(f"y{name}")
     node = ps.ir.graph.Node(
         ps.ops.find("SequenceLength"), [x], [y], name=name, origin=f"{name} in m"
@@ -371,8 +373,8 @@ def test_arenas_go_with_their_plan_and_do_not_wait_for_the_garbage_collector():
 
 
 def test_branches_nest_deeper_than_python_indents():
-    x = ps.ir.graph.Value("x", ps.types.TensorType(np.dtype(np.float32), (2,)))
-    c = ps.ir.graph.Value("c", ps.types.TensorType(np.dtype(bool), ()))
+    x = ps.ir.graph.Value("x", ps.core.types.TensorType(np.dtype(np.float32), (2,)))
+    c = ps.ir.graph.Value("c", ps.core.types.TensorType(np.dtype(bool), ()))
 
     def nest(depth: int) -> ps.ir.graph.Graph:
         y = ps.ir.graph.Value(f"y{depth}")
@@ -397,7 +399,7 @@ def test_program_names_two_ufuncs_of_one_name_apart():
 
     first, second = np.frompyfunc(shout, 1, 1), np.frompyfunc(lambda x: x + "!", 1, 1)
     assert not first.__name__.isidentifier()
-    nodes, values = [], [ps.ir.graph.Value("x", ps.types.TensorType(np.dtype(object), (2,)))]
+    nodes, values = [], [ps.ir.graph.Value("x", ps.core.types.TensorType(np.dtype(object), (2,)))]
     for i, function in enumerate((first, second)):
         op = ps.ops.Op(
             f"F{i}",

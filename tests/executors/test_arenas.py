@@ -13,10 +13,10 @@ import pytest
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
+from penstock.core.limits import Limits
 from penstock.executors import arenas as module
 from penstock.executors.arenas import Arenas
 from penstock.executors.control import Control
-from penstock.limits import Limits
 from tests.support.timing import SOON, switching
 
 SIZE = 1024

@@ -15,12 +15,12 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import write_program
+from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.executors.control import Control
 from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
 from penstock.host.threads import Workers
 from penstock.ir.graph import clone
-from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.observers.base import ObservedRun, Observer
 from penstock.passes.context import PassContext
 from penstock.passes.pipeline import optimize

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.limits import Limits
 from penstock.frontends.load import load_text
-from penstock.limits import Limits
 
 TEXT = "model g { graph g(x: float32[2]) -> (y) { %s } }"
 

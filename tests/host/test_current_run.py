@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.algorithms.checkpoints import THREAD, checkpoint, paced
+from penstock.core.checkpoints import THREAD, checkpoint, paced
 from penstock.executors.control import CancelToken, begin_run
 from penstock.host.current_run import (
     Budget,

@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 
+from penstock.core.types import FLOAT32
 from penstock.host.malloc import MOST_KEPT, empty, give_back_memory, kept_bytes, new_bytes
-from penstock.types import FLOAT32
 from tests.support.malloc import needs_glibc
 from tests.support.onnx_text import compile_text
 from tests.support.processes import end_of

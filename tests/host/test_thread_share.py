@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.backends.native.library import library
 from penstock.backends.numpy import NumpyBackend
 from penstock.host import thread_share
+from penstock.host.native import library
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.op import Kernel
 from tests.support.onnx_text import compile_text

@@ -7,10 +7,10 @@ import pytest
 
 import penstock as ps
 from penstock.backends.base import HostBackend
-from penstock.errors import InternalError
+from penstock.core.errors import InternalError
+from penstock.core.types import FLOAT32, STRING, SequenceType, TensorType
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ir.op import Kernel, Op, asynchronous
-from penstock.types import FLOAT32, STRING, SequenceType, TensorType
 from tests.support.onnx_text import compile_text
 
 PLANNED = ["auto", "linear", "dataflow", "parallel", "streams", "frames"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.types import constant_type
 from penstock.ir.graph import (
     Graph,
     Node,
@@ -15,7 +16,6 @@ from penstock.ir.graph import (
     readers_of,
     sort,
 )
-from penstock.types import constant_type
 from tests.support.graphs import any_op, chain, graph, nest, node_named, value_named
 
 NESTED = """

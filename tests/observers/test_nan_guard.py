@@ -7,11 +7,11 @@ import threading
 import numpy as np
 import pytest
 
-from penstock.errors import RunError
+from penstock.core.errors import RunError
+from penstock.core.types import dtypes
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.nan_guard import NanGuard
 from penstock.plan.plan import Plan
-from penstock.types import dtypes
 from tests.observers.test_trace import drive, planned
 
 CHAIN = "g (float[2, 3] x) => (float[2, 3] y) { a = Abs(x) b = Sqrt(a) y = Neg(b) }"

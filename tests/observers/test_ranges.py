@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from penstock.core.types import dtypes
 from penstock.observers.base import ObservedRun, Observer, Observers
 from penstock.observers.nan_guard import NanGuard
 from penstock.observers.ranges import Range, Ranges
-from penstock.types import dtypes
 from tests.observers.test_trace import drive, planned
 
 CHAIN = "g (float[2, 3] x) => (float[2, 3] y) { a = Abs(x) b = Sqrt(a) y = Neg(b) }"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from penstock.analysis.interpreter import evaluate
+from penstock.core.types import INT64, Dim, ShapeError, TensorType, Type, constant_type
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ops import find
-from penstock.types import INT64, Dim, ShapeError, TensorType, Type, constant_type
 from tests.ops.harness import check_node, node_model
 
 F32 = np.dtype(np.float32)

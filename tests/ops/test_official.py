@@ -19,12 +19,12 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import _normalize_tensor
 
 from penstock.analysis.interpreter import evaluate
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
+from penstock.core.types import ANY, TensorType
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.onnx.control_flow import is_control
 from penstock.testing import assert_same, check_infer, check_into, epsilon
-from penstock.types import ANY, TensorType
 
 
 @cache

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.types import type_of
 from penstock.executors.control import Control
 from penstock.frontends.load import load
 from penstock.host.current_run import Budget, BudgetError, working_for
 from penstock.ir.graph import Node, Value
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.ops.result_bytes import counted, result_bytes
-from penstock.types import type_of
 from tests.support.onnx_text import model_from_text
 
 

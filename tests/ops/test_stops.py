@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.core.types import type_of
 from penstock.host.current_run import working_for
 from penstock.ir.graph import Node, Value
 from penstock.ops.common import products
 from penstock.ops.onnx import arrange, index, scatter, sequence, text
 from penstock.ops.onnx import image as image_ops
 from penstock.ops.registry import MICROSOFT, TENSORFLOW, find
-from penstock.types import type_of
 from tests.support.counting_run import CountingRun
 
 

@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 
 import penstock as ps
-from penstock.errors import InternalError
+from penstock.core.errors import InternalError
+from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops import find
 from penstock.passes.context import Pass, PassContext, Property
@@ -24,7 +25,6 @@ from penstock.passes.pipeline import (
     optimize,
     run_passes,
 )
-from penstock.types import FLOAT32, TensorType
 from tests.support.onnx_text import graph_from_text
 from tests.support.random_graphs import seeded
 

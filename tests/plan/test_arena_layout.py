@@ -17,6 +17,7 @@ from onnx.backend.test.loader import load_model_tests
 import penstock as ps
 from penstock.algorithms.ordering import topological_order
 from penstock.backends.numpy import NumpyBackend
+from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, clone
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
@@ -30,7 +31,6 @@ from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan, SlotKind, memory_of, step_dag, walk
 from penstock.plan.tasks import Grouping
-from penstock.types import TensorType
 from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.random_graphs import graphs, seeded
 from tests.support.replay import OverwrittenError, replay

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.numpy import NumpyBackend
+from penstock.core.types import BOOL, FLOAT32, INT64, TensorType
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
@@ -23,7 +24,6 @@ from penstock.plan.grouping import (
 )
 from penstock.plan.plan import Plan, Step, walk
 from penstock.plan.tasks import Grouping, Tasks
-from penstock.types import BOOL, FLOAT32, INT64, TensorType
 from tests.support.random_graphs import seeded
 
 KIND = TensorType(FLOAT32, (4,))

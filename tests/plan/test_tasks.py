@@ -19,12 +19,13 @@ from penstock.algorithms.ordering import ranks
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import write_program
+from penstock.core.limits import DEFAULT_LIMITS
+from penstock.core.types import TensorType
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
 from penstock.ir.graph import Graph, Node, Value, clone
-from penstock.limits import DEFAULT_LIMITS
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
 from penstock.plan import arena_layout
@@ -33,7 +34,6 @@ from penstock.plan.arrangement import arrange, touches
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan, SlotKind, Step, memory_of, step_dag, walk
 from penstock.plan.tasks import Grouping, Tasks
-from penstock.types import TensorType
 from tests.executors.conformance import assert_equal
 from tests.support.graphs import interpret
 from tests.support.onnx_text import graph_from_text

@@ -21,9 +21,9 @@ import penstock as ps
 from penstock.artifact.container import HEADER
 from penstock.backends.registry import available
 from penstock.cli import main
+from penstock.compiler import compiler, stages
+from penstock.core.types import TensorType
 from penstock.ir.graph import Model
-from penstock.session import compiler, stages
-from penstock.types import TensorType
 from tests.support.cost_models import PreferredBackendCosts
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.random_graphs import feeds_for, seeded

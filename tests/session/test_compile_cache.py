@@ -25,8 +25,9 @@ import penstock as ps
 from penstock.artifact import container
 from penstock.backends.numpy import NumpyBackend
 from penstock.cli import main
+from penstock.compiler import compiler
 from penstock.plan.grouping import ClusteredGrouping
-from penstock.session import compile_cache, compiler, opening
+from penstock.session import compile_cache, opening
 from penstock.tuning.measure import CostModel
 from tests.support.onnx_text import model_from_text
 from tests.support.tflite_cases import cases

@@ -12,9 +12,9 @@ import onnxruntime
 import pytest
 
 import penstock as ps
-from penstock.backends.native.library import library
-from penstock.limits import Limits
-from penstock.session.varying_shapes import GROWN
+from penstock.compiler.varying_shapes import GROWN
+from penstock.core.limits import Limits
+from penstock.host.native import library
 from tests.support.onnx_text import model_from_text
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there are no compiled kernels")

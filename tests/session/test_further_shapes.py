@@ -13,9 +13,9 @@ from bench.zoo.sample import samples
 from onnx import numpy_helper
 
 import penstock as ps
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
+from penstock.core.types import TensorType
 from penstock.ir.graph import Model
-from penstock.types import TensorType
 from tests.session.test_artifact import assert_same, image, net_model
 from tests.session.test_opening import calls_of, open_model
 from tests.support.onnx_text import model_from_text

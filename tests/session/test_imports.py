@@ -54,7 +54,7 @@ OF_OTHER_MODELS = {
     *("penstock.frontends.tflite", "penstock.inspect", "penstock.observers.trace"),
     *("penstock.ops.microsoft", "penstock.ops.onnx.convolution", "penstock.ops.onnx_ml"),
     *("penstock.ops.tensorflow", "penstock.ops.tflite", "penstock.passes.structure.loops"),
-    *("penstock.session.frames", "penstock.session.stream"),
+    *("penstock.compiler.frames", "penstock.session.stream"),
 }
 
 OF_COMPILING = {
@@ -66,8 +66,8 @@ OF_COMPILING = {
         "penstock.plan.arrangement",
         "penstock.plan.grouping",
     ),
-    *("penstock.session.feeds", "penstock.session.run", "penstock.session.varying_shapes"),
-    *("penstock.session.lowering", "penstock.session.scheduling", "penstock.tuning.cost_table"),
+    *("penstock.compiler.feeds", "penstock.session.run", "penstock.compiler.varying_shapes"),
+    *("penstock.compiler.lowering", "penstock.compiler.scheduling", "penstock.tuning.cost_table"),
     *("penstock.tuning.placement", "random", "shutil"),
 }
 
@@ -165,7 +165,7 @@ def test_convolution_and_cast_import_nothing_of_8_bit_models(tmp_path: Path) -> 
 
 def test_one_thread_needs_no_schedules_by_costs(model: Path) -> None:
     names = modules(f"penstock.compile({str(model)!r}, threads=1)", model.parent)
-    assert names & {"penstock.session.scheduling", "penstock.plan.grouping"} == set()
+    assert names & {"penstock.compiler.scheduling", "penstock.plan.grouping"} == set()
 
 
 def test_torch_backend_says_what_to_install() -> None:

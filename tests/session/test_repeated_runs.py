@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.backends.native.library import library
-from penstock.errors import InvalidInput, PenstockError
-from penstock.session.options import EXECUTORS
+from penstock.compiler.options import EXECUTORS
+from penstock.core.errors import InvalidInput, PenstockError
+from penstock.host.native import library
 from tests.session.test_opening import calls_of
 from tests.support.onnx_text import compile_text
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.session.options import EXECUTORS
+from penstock.compiler.options import EXECUTORS
 from tests.support.onnx_text import compile_text
 from tests.support.torch_kernels import needs_torch
 

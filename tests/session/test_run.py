@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.compiler.options import RunOptions
+from penstock.compiler.subgraphs import Request, Subgraph
 from penstock.executors.base import Done
 from penstock.executors.control import WATCHDOG, CancelToken, Control
 from penstock.ir.graph import Graph
 from penstock.observers.base import ObservedRun, Observer
 from penstock.plan.plan import StepTable
-from penstock.session.options import RunOptions
 from penstock.session.run import Job, PreparedRun, Run
-from penstock.session.subgraphs import Request, Subgraph
 from tests.support.processes import end_of
 from tests.support.timing import SOON, uncollected
 

@@ -405,7 +405,7 @@ def test_shapes_may_be_numpy_integers(proto):
 
 
 def test_session_needs_a_shape_for_an_input_of_unknown_rank():
-    x = ps.ir.graph.Value("x", ps.types.TensorType(np.dtype(np.float32)))
+    x = ps.ir.graph.Value("x", ps.core.types.TensorType(np.dtype(np.float32)))
     y = ps.ir.graph.Value("y")
     graph = ps.ir.graph.Graph([x], [y], [ps.ir.graph.Node(ps.ops.find("Exp"), [x], [y])])
     with pytest.raises(ps.InvalidInput, match="every dim"):

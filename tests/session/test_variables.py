@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import penstock as ps
-from penstock.types import FLOAT32, TensorType
+from penstock.core.types import FLOAT32, TensorType
 from tests.models import test_zoo
 from tests.support.tf_graphs import Builder, Shape, Type
 

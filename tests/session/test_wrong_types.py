@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.compiler.options import CompileOptions
 from penstock.observers.trace import Trace
-from penstock.session.options import CompileOptions
 from tests.support.onnx_text import compile_text, model_from_text
 
 MODEL = model_from_text("g (float[N, 2] x) => (float[N, 2] y) { y = Neg(x) }")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.numpy import NumpyBackend
+from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel, array_of
-from penstock.types import TensorType, Type
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from penstock.analysis.interpreter import Interpreter
-from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.ir.op import PRIMITIVES, Kernel, Op
-from penstock.ops.registry import NEWEST, TENSORFLOW, find, unknown_types
-from penstock.textual.parser import parse_graph
-from penstock.textual.printer import WORDS
-from penstock.types import (
+from penstock.core.types import (
     ANY,
     BOOL,
     STRING,
@@ -28,6 +23,11 @@ from penstock.types import (
     Type,
     dtypes,
 )
+from penstock.ir.graph import Graph, Model, Node, Value
+from penstock.ir.op import PRIMITIVES, Kernel, Op
+from penstock.ops.registry import NEWEST, TENSORFLOW, find, unknown_types
+from penstock.textual.parser import parse_graph
+from penstock.textual.printer import WORDS
 
 IMPURE = {"NoOp"}
 

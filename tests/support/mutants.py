@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, parser
 
-from penstock.types import STRING, OptionalType, SequenceType, TensorType, Type
+from penstock.core.types import STRING, OptionalType, SequenceType, TensorType, Type
 from tests.support.onnx_text import model_from_text
 
 _TEXTS = {

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from penstock.backends.native.backend import NativeBackend
-from penstock.backends.native.library import LEVELS, NativeLibrary, load_level
+from penstock.core.types import TensorType
+from penstock.host.native import LEVELS, NativeLibrary, load_level
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import LateArray
 from penstock.ir.op import Kernel, Op
 from penstock.ops.registry import find
-from penstock.types import TensorType
 
 LIBRARIES = [library for library in map(load_level, LEVELS) if library is not None]
 

@@ -11,10 +11,10 @@ import pytest
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from penstock.analysis.verify import verify
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Model, sort
-from penstock.limits import DEFAULT_LIMITS, Limits
 from tests.support.graphs import interpret
 
 FLOAT = TensorProto.FLOAT

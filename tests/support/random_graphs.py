@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from penstock.core.types import BOOL, FLOAT32, INT64, STRING, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops import find
-from penstock.types import BOOL, FLOAT32, INT64, STRING, TensorType
 
 # A dim that is known only during the run is a token: values with equal tokens have equal dims.
 Shape = tuple[int | str, ...]

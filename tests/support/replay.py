@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.core.types import TensorType
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Block, Plan, SlotKind, Step
-from penstock.types import TensorType
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.core.types import dtypes
 from penstock.frontends.tensorflow.file import read_graph
-from penstock.types import dtypes
 
 FOLDER = Path(__file__).parents[1] / "models" / "tf"
 PRIMITIVES = frozenset(

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from penstock.backends.registry import missing
+from penstock.core.types import TensorType, Type, type_of
 from penstock.ir.graph import Node
 from penstock.testing import assert_same
-from penstock.types import TensorType, Type, type_of
 
 needs_torch = pytest.mark.skipif(missing("torch") is not None, reason=str(missing("torch")))
 """marks tests that need torch"""

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.analysis.verify import verify
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.types import ANY, FLOAT32, INT64, TensorType
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops import find
 from penstock.ops.internal.fused import fused, is_fused, parts
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.textual.parser import find_operation, parse_graph, parse_model
 from penstock.textual.printer import format_graph, format_model, format_type
-from penstock.types import ANY, FLOAT32, INT64, TensorType
 from tests.support.graphs import (
     TYPES,
     any_op,

@@ -16,8 +16,8 @@ import pytest
 from onnx.backend.test.loader import load_model_tests
 
 import penstock as ps
+from penstock.core.types import dtypes
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef
-from penstock.types import dtypes
 from tests.support import tf_cases
 from tools.fuzz import (
     ROUNDINGS,

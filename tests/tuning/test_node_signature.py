@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.types import BOOL, FLOAT32, INT64, STRING, SequenceType, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.tuning.node_signature import NodeSignature, node_signature, tensor_bytes
-from penstock.types import BOOL, FLOAT32, INT64, STRING, SequenceType, TensorType
 from tests.support.graphs import any_op
 
 

@@ -12,13 +12,13 @@ import pytest
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
+from penstock.compiler import stages
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
 from penstock.host.threads import Workers, core_budget
 from penstock.host.threads import pool as workers_pool
 from penstock.ir.op import Kernel
-from penstock.session import stages
 from penstock.tuning import run_sampler
 from penstock.tuning.measure import CostModel, GraphProfiler
 from tests.support.costs import measured_variants

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
+from penstock.core.checkpoints import paced
+from penstock.core.records import dataclass
 
 MEMORY_PLANNERS = ("quick", "best", "wic", "first_fit", "bump")
 """The planners of ``arena_planner.plan_memory``, those of the smallest arenas first."""

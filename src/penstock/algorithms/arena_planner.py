@@ -28,7 +28,7 @@ from penstock.algorithms.arena import (
     largest_load,
     lower_bound,
 )
-from penstock.algorithms.checkpoints import checkpoint, paced
+from penstock.core.checkpoints import checkpoint, paced
 
 # The budget of planners "best" and "quick", counted instead of timed, so that results are the same
 # on every machine: pairs of buffers, and visits of the search to buffers and their neighbours, in

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
+from penstock.core.checkpoints import paced
 
 # Nodes whose descendants are computed at once, as the bits of one integer for each node.
 _BATCH = 4096

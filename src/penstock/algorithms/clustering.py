@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag, expect_one_per_node
 from penstock.algorithms.ordering import topological_order
+from penstock.core.checkpoints import paced
 
 # Maximum rounds of merging; each makes the graph several times smaller.
 _ROUNDS = 8

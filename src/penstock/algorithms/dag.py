@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass, field
+from penstock.core.checkpoints import paced
+from penstock.core.records import dataclass, field
 
 # Nodes of a long cycle that a message shows at either end.
 _SHOWN = 8

@@ -17,11 +17,11 @@ from heapq import heapify, heappop, heappush
 from math import dist, fsum, inf, sqrt
 from operator import attrgetter
 
-from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.min_sum import Series
 from penstock.algorithms.ordering import critical_path, ranks, topological_order
-from penstock.algorithms.records import dataclass, replace
+from penstock.core.checkpoints import paced
+from penstock.core.records import dataclass, replace
 
 # cost[i][b]: the time of node i on backend b; None where b does not support it.
 Costs = Sequence[Sequence[float | None]]

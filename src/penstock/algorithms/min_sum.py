@@ -21,10 +21,10 @@ from itertools import combinations
 from math import fsum, inf, isfinite, prod
 from operator import add
 
-from penstock.algorithms.checkpoints import checkpoint
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
-from penstock.algorithms.records import NamedTuple, dataclass
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import NamedTuple, dataclass
 
 # Number of backends of which all sets are enumerated, as places that a result is copied to.
 _ALL_SETS = 4

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from penstock.algorithms.checkpoints import CHECK_EVERY, checkpoint, paced
 from penstock.algorithms.dag import Dag, expect_one_per_node
+from penstock.core.checkpoints import CHECK_EVERY, checkpoint, paced
 
 # An output of a node: its bytes, and the nodes that read it. See memory_order.
 Output = tuple[int, Sequence[int] | None]

@@ -18,10 +18,10 @@ from heapq import heappop, heappush
 from itertools import chain
 
 from penstock.algorithms.chains import fewest_chains, implied_edges, transitive_reduction
-from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag, expect_one_per_node
 from penstock.algorithms.ordering import ranks, topological_order
-from penstock.algorithms.records import dataclass, field
+from penstock.core.checkpoints import paced
+from penstock.core.records import dataclass, field
 
 _NONE = -1
 _NEAREST = 16  # paths that are searched for a command

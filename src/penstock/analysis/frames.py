@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass, field
-from penstock.errors import InvalidModel
+from penstock.core.checkpoints import paced
+from penstock.core.errors import InvalidModel
+from penstock.core.records import dataclass, field
 from penstock.ir.graph import Graph, Node, all_reads
 from penstock.ir.op import Role
 

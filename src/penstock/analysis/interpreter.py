@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.core.types import type_of
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel, array_of
 from penstock.ops.onnx.control_flow import CONTROL, is_control
-from penstock.types import type_of
 
 
 def evaluate(node: Node, inputs: Sequence[Any], kernel: Kernel | None = None) -> tuple[Any, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from penstock.errors import LimitExceeded
+from penstock.core.errors import LimitExceeded
+from penstock.core.limits import Limits
+from penstock.core.types import TensorType
 from penstock.ir.describe import describe_node
 from penstock.ir.graph import Graph, Value
-from penstock.limits import Limits
-from penstock.types import TensorType
 
 
 def check_sizes(graph: Graph, limits: Limits) -> None:

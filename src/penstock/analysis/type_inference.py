@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.algorithms.checkpoints import paced
-from penstock.errors import PenstockError
-from penstock.ir.describe import compile_error
-from penstock.ir.graph import Contents, Graph, Node, Value
-from penstock.ir.op import Role
-from penstock.ops.onnx.control_flow import ScanLayout, loop_carried, read_trip_count
-from penstock.types import (
+from penstock.core.checkpoints import paced
+from penstock.core.errors import PenstockError
+from penstock.core.types import (
     ANY,
     BOOL,
     INT64,
@@ -23,6 +19,10 @@ from penstock.types import (
     join,
     without_data,
 )
+from penstock.ir.describe import compile_error
+from penstock.ir.graph import Contents, Graph, Node, Value
+from penstock.ir.op import Role
+from penstock.ops.onnx.control_flow import ScanLayout, loop_carried, read_trip_count
 
 # A carried type is widened at most once for each dim, for its rank and for its dtype; nested
 # optionals and sequences add little. After more rounds the types are taken to be unknown.

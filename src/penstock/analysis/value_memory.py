@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass, field
-from penstock.errors import LimitExceeded
+from penstock.core.checkpoints import paced
+from penstock.core.errors import LimitExceeded
+from penstock.core.records import dataclass, field
+from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ir.layout import address, channels_last, is_plannable, packed_strides
 from penstock.ir.op import Kernel
 from penstock.ops.onnx.control_flow import is_control, loop_carried
-from penstock.types import ShapeError, TensorType, Type
 
 # Bytes of results from which on a copy takes longer than the call of a kernel that is bound late.
 _LARGE = 1 << 16

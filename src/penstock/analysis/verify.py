@@ -16,13 +16,11 @@ from math import prod
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass, field
-from penstock.errors import InvalidModel, ProblemList
-from penstock.ir.graph import Graph, Model, Node, Value, dependencies, ordered
-from penstock.ir.op import Role
-from penstock.limits import DEFAULT_LIMITS, Limits
-from penstock.types import (
+from penstock.core.checkpoints import paced
+from penstock.core.errors import InvalidModel, ProblemList
+from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.records import dataclass, field
+from penstock.core.types import (
     STRING,
     MapType,
     OptionalType,
@@ -35,6 +33,8 @@ from penstock.types import (
     is_dtype,
     type_of,
 )
+from penstock.ir.graph import Graph, Model, Node, Value, dependencies, ordered
+from penstock.ir.op import Role
 
 MAX_DIM = 2**63 - 1
 

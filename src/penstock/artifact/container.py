@@ -35,11 +35,11 @@ from weakref import WeakValueDictionary
 import google_crc32c
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
 from penstock.artifact import MAGIC
-from penstock.errors import InvalidModel
-from penstock.limits import Limits
-from penstock.types import STRING, dtype_name, dtype_named
+from penstock.core.checkpoints import checkpoint
+from penstock.core.errors import InvalidModel
+from penstock.core.limits import Limits
+from penstock.core.types import STRING, dtype_name, dtype_named
 
 if TYPE_CHECKING:
     from pathlib import Path

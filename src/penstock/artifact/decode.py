@@ -12,15 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
 from penstock.artifact.container import ArtifactFile
-from penstock.errors import Unsupported
-from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Op
-from penstock.ops.internal.fused import FUSED, Region
-from penstock.ops.internal.transfer import RECV, REORDER, SEND
-from penstock.ops.registry import find
-from penstock.types import (
+from penstock.core.checkpoints import paced
+from penstock.core.errors import Unsupported
+from penstock.core.types import (
     ANY,
     MapType,
     OptionalType,
@@ -29,6 +24,11 @@ from penstock.types import (
     Type,
     dtype_named,
 )
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Op
+from penstock.ops.internal.fused import FUSED, Region
+from penstock.ops.internal.transfer import RECV, REORDER, SEND
+from penstock.ops.registry import find
 
 _INTERNAL = {
     "Append": "append.APPEND",

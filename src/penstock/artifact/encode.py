@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
 from penstock.artifact.container import ArtifactWriter
-from penstock.errors import PenstockError
+from penstock.core.checkpoints import paced
+from penstock.core.errors import PenstockError
+from penstock.core.types import MapType, OptionalType, SequenceType, TensorType, Type, dtype_name
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.internal.fused import Region
 from penstock.ops.tensorflow.state import Store
-from penstock.types import MapType, OptionalType, SequenceType, TensorType, Type, dtype_name
 
 LONG = 64
 """Numbers from which on a list of them is saved as an array."""

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from penstock.artifact.container import replacing
-from penstock.errors import InvalidInput, shortened
-from penstock.limits import DEFAULT_LIMITS, Limits
-from penstock.types import dtype_name, dtype_named
+from penstock.core.errors import InvalidInput, shortened
+from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.types import dtype_name, dtype_named
 
 _NAMES = {
     "bool": "BOOL",

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from penstock.core.types import Type
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.layout import ALIGNMENT, address
@@ -14,7 +15,6 @@ from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import row_type, stack
 from penstock.ops.work_estimate import seconds
-from penstock.types import Type
 
 
 class Event(Protocol):

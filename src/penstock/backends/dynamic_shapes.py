@@ -27,11 +27,11 @@ import numpy as np
 
 from penstock.backends.base import Backend, HostBackend
 from penstock.backends.numpy import NumpyBackend
+from penstock.core.types import ANY, ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import fused, is_fused, parts
 from penstock.ops.work_estimate import flops
-from penstock.types import ANY, ShapeError, TensorType, Type
 
 Tensors: TypeAlias = Sequence[TensorType | None]
 

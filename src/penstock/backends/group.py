@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock.backends.base import Backend, HostBackend, Where, copier, group_name
-from penstock.errors import InvalidInput
+from penstock.core.errors import InvalidInput
+from penstock.core.types import Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.penstock.collective import reduction_node
-from penstock.types import Type
 
 _COLLECTIVE = ("penstock.AllReduce", "penstock.Broadcast")
 

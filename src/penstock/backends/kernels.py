@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import dataclass
 from penstock.backends.base import Backend, stack_kernel
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import dataclass
+from penstock.core.types import Type
 from penstock.ir.contract import checked_kernel
 from penstock.ir.graph import Node, Value, same_objects
 from penstock.ir.op import Kernel
@@ -19,7 +20,6 @@ from penstock.ops.internal.transfer import (
     Place,
     is_transfer,
 )
-from penstock.types import Type
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,11 +7,11 @@ from functools import cache
 from typing import Any
 
 from penstock.backends.base import HostBackend
+from penstock.core.types import Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import flops, seconds
-from penstock.types import Type
 
 # Seconds that a kernel takes beyond the usual estimate: the fixed cost of a kernel that makes many
 # calls. A call of one of NumPy's own functions takes a quarter of the estimate.

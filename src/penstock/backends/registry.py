@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.base import Backend, Where
-from penstock.errors import OptionError, PenstockError
+from penstock.core.errors import OptionError, PenstockError
 from penstock.ops.internal.transfer import HOST
 
 BACKENDS = {
@@ -58,7 +58,7 @@ def missing(name: str) -> str | None:
         found = find_spec("torch") is not None
         return None if found else "PyTorch is not installed: pip install 'penstock[torch]'"
     if name == "native":
-        from penstock.backends.native.library import library as native
+        from penstock.host.native import library as native
 
         return None if native() is not None else "not compiled when Penstock was installed, or off"
     return None
@@ -71,7 +71,7 @@ def describe(name: str) -> str:
     if (reason := missing(name)) is not None:
         return f"not available: {reason}"
     if name == "native":
-        from penstock.backends.native.library import library as native
+        from penstock.host.native import library as native
 
         kernels = native()
         assert kernels is not None

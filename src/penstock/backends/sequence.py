@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.algorithms.records import NamedTuple
-from penstock.backends.native.library import library
+from penstock.core.records import NamedTuple
+from penstock.host.native import library
 from penstock.ir.op import Kernel
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.backends.native.library import library
+from penstock.host.native import library
 from penstock.host.openmp import is_tuned
 
 

@@ -10,11 +10,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field
 from penstock.analysis.type_inference import node_types
 from penstock.build.node_rules import check_added_node, operation_of, output_count, with_defaults
 from penstock.build.symbolic import SymbolicValue
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.records import dataclass, field
+from penstock.core.types import BOOL, INT64, Dim, TensorType, Type, constant_type, without_data
 from penstock.frontends.common.builder import UniqueNames
 from penstock.frontends.onnx.type_constraints import check_types
 from penstock.ir.device_name import DeviceName
@@ -22,7 +23,6 @@ from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.internal.case import CASE, expand_case
 from penstock.ops.registry import TENSORFLOW, standard
-from penstock.types import BOOL, INT64, Dim, TensorType, Type, constant_type, without_data
 
 Results: TypeAlias = SymbolicValue | tuple[SymbolicValue, ...]
 """One value, or several; what the graph of a branch or a body returns."""
@@ -76,8 +76,8 @@ class GraphBuilder:
 
         Args:
             name: Its name in feeds.
-            dtype: What NumPy takes for one (``str`` for strings), or a type of ``penstock.types``,
-                such as a ``SequenceType``.
+            dtype: What NumPy takes for one (``str`` for strings), or a type of
+                ``penstock.core.types``, such as a ``SequenceType``.
             shape: Its dims: each a number, a name (dims of one name are equal) or ``None``; without
                 a shape the rank is unknown.
         """

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InvalidModel, Unsupported
+from penstock.core.errors import InvalidModel, Unsupported
+from penstock.core.types import dtype_name
 from penstock.frontends.common.diagnostics import NO_KERNEL
 from penstock.frontends.onnx.schemas import (
     OnnxSchema,
@@ -23,7 +24,6 @@ from penstock.ir.op import Op
 from penstock.ops.common.reference import reference_op
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, find, registered
-from penstock.types import dtype_name
 
 Schema = OnnxSchema | TfSchema | None
 """What ONNX or TensorFlow says of an operation; None of those of others."""

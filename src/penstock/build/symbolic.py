@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from penstock.core.types import BOOL, INT64, Shape, Type
 from penstock.ir.graph import Value
 from penstock.ops.registry import TENSORFLOW
-from penstock.types import BOOL, INT64, Shape, Type
 
 _FARTHEST = 2**63 - 1
 

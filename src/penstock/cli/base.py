@@ -14,13 +14,13 @@ from typing import Any
 import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
-from penstock.algorithms.checkpoints import told
 from penstock.cli.commands import main
-from penstock.errors import InvalidInput, OptionError, PenstockError
+from penstock.compiler.options import EXECUTORS, CompileOptions, help_of
+from penstock.core.checkpoints import told
+from penstock.core.errors import InvalidInput, OptionError, PenstockError
+from penstock.core.types import TensorType
 from penstock.frontends.load import load
 from penstock.ir.graph import Model
-from penstock.session.options import EXECUTORS, CompileOptions, help_of
-from penstock.types import TensorType
 
 Show = Callable[[Mapping[str, Any]], None]
 
@@ -211,7 +211,7 @@ def dims_by_input(model: Model, texts: Sequence[str]) -> dict[str, list[tuple[in
             raise click.UsageError(f"--shape must be NAME=DIMS, not {text!r}")
         key = name if name in names else model.aliases.get(name, name)
         if key not in names:
-            from penstock.session.subgraphs import suggest
+            from penstock.compiler.subgraphs import suggest
 
             raise InvalidInput(f"--shape names no input {key!r}: {suggest(key, names)}")
         by_input.setdefault(key, []).append(read_dims(dims))

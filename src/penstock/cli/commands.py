@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from penstock.core.version import VERSION
 from penstock.host.gc_pause import paused
-from penstock.version import VERSION
 
 COMMANDS = {
     "bench": ("bench", "Time a model, by executor and number of threads."),

@@ -10,8 +10,8 @@ import click
 from penstock.cli.base import command, read_model, show_assumed, show_table
 from penstock.cli.options import comparison_options, compile_options
 from penstock.cli.run import model_and_inputs, read_feeds
+from penstock.core.types import type_of
 from penstock.session.session import compile
-from penstock.types import type_of
 
 # Rows shown of the table.
 _MAX_ROWS = 20

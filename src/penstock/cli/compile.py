@@ -11,9 +11,9 @@ import click
 
 from penstock.cli.base import MODEL, SIGNATURE, command, read_model, read_shapes
 from penstock.cli.options import check_writable, compile_options, file_option
+from penstock.core.types import TensorType
 from penstock.ir.describe import format_bytes
 from penstock.session import session as sessions
-from penstock.types import TensorType
 
 
 def _show_compiled(result: Mapping[str, Any]) -> None:

@@ -22,11 +22,11 @@ from penstock.cli.base import (
     show_table,
 )
 from penstock.cli.options import compile_options
-from penstock.errors import InvalidInput, PenstockError
+from penstock.core.errors import InvalidInput, PenstockError
+from penstock.core.version import VERSION
 from penstock.host.threads import core_budget
 from penstock.ir.describe import format_bytes
 from penstock.ir.graph import Graph, Model, clone
-from penstock.version import VERSION
 
 # Packages whose versions matter to a report of a fault.
 _PACKAGES = ("numpy", "ml_dtypes", "onnx", "protobuf", "threadpoolctl", "onednn-cpu-gomp")

@@ -24,12 +24,12 @@ from penstock.cli.base import (
 from penstock.cli.cluster import cluster_options, describe_forecast, show_forecast
 from penstock.cli.options import compile_options, file_option
 from penstock.cluster.simulated import SimulatedCluster
-from penstock.errors import InvalidInput, InvalidModel, Unsupported
+from penstock.core.errors import InvalidInput, InvalidModel, Unsupported
+from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.frontends.common.model_files import open_path
 from penstock.frontends.load import load_text
 from penstock.ir.describe import format_bytes
 from penstock.ir.graph import Graph, Model, clone
-from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.passes.context import Pass
 from penstock.passes.pipeline import PASSES
 from penstock.session.session import Session, compile

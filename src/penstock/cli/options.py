@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
-from penstock.algorithms.records import fields
 from penstock.cli.base import EXECUTOR, PLANNER, compile_option
-from penstock.limits import Limits
-from penstock.session.options import EXECUTORS, PRECISIONS
+from penstock.compiler.options import EXECUTORS, PRECISIONS
+from penstock.core.limits import Limits
+from penstock.core.records import fields
 
 Decorator = Callable[[Any], Any]
 

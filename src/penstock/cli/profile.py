@@ -13,12 +13,12 @@ import click
 from penstock.cli.base import command, show_assumed, show_table
 from penstock.cli.options import check_writable, compile_options, file_option
 from penstock.cli.run import model_and_inputs, read_feeds, runs_option
+from penstock.core.types import type_of
 from penstock.observers.profile import Row, StepRow
 from penstock.observers.trace import Trace
 from penstock.session.session import compile
 from penstock.tuning.cost_table import cost_table
 from penstock.tuning.machine_peak import MachinePeak, machine_peak
-from penstock.types import type_of
 
 # Rows shown of each table.
 _MAX_ROWS = 20

@@ -16,8 +16,8 @@ from penstock.cli.options import (
     file_option,
 )
 from penstock.cli.run import model_and_inputs, read_feeds, runs_option
+from penstock.core.types import type_of
 from penstock.session.session import compile
-from penstock.types import type_of
 
 
 def _show_report(result: Mapping[str, Any]) -> None:

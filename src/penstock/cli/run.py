@@ -27,13 +27,13 @@ from penstock.cli.base import (
     show_table,
 )
 from penstock.cli.options import compile_options, file_option, folder_option
-from penstock.errors import InvalidInput
-from penstock.limits import DEFAULT_LIMITS
+from penstock.compiler.subgraphs import suggest
+from penstock.core.errors import InvalidInput
+from penstock.core.limits import DEFAULT_LIMITS
+from penstock.core.types import STRING, TensorType, dtype_name, type_of
 from penstock.observers.trace import Trace
 from penstock.session.facts import Port
 from penstock.session.session import Session, compile
-from penstock.session.subgraphs import suggest
-from penstock.types import STRING, TensorType, dtype_name, type_of
 
 INPUTS = click.option(
     "--input",

@@ -14,7 +14,7 @@ import click
 
 from penstock.cli.base import command
 from penstock.cli.options import compile_options
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
 from penstock.host.threads import core_budget
 from penstock.serving.replicas import Replicas
 from penstock.serving.repository import ModelRepository

@@ -13,11 +13,11 @@ from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.algorithms.checkpoints import WAKE_S, checkpoint
-from penstock.algorithms.records import dataclass
 from penstock.analysis.frames import GraphPart
 from penstock.cluster.simulated import MOST_WORKERS, check_rates, worker_devices
-from penstock.errors import (
+from penstock.compiler.stages import CompileContext
+from penstock.core.checkpoints import WAKE_S, checkpoint
+from penstock.core.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidModel,
@@ -26,14 +26,14 @@ from penstock.errors import (
     check_count,
     wrong_type,
 )
+from penstock.core.records import dataclass
+from penstock.core.types import TensorType
 from penstock.host.fork import renewed
 from penstock.host.threads import report_thread_exception
 from penstock.ir.graph import Graph
 from penstock.ir.op import Role
 from penstock.plan.plan import Slot, SlotKind, StepTable
-from penstock.session.stages import CompileContext
 from penstock.tuning.profile_costs import ProfileCosts
-from penstock.types import TensorType
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from penstock.cluster.one_worker import OneWorker
     from penstock.cluster.parts import PartOptions, RemotePart
     from penstock.cluster.variables import ClusterVariables
+    from penstock.core.limits import Limits
     from penstock.ir.graph import Model
-    from penstock.limits import Limits
     from penstock.ops.tensorflow.state import Store
     from penstock.tuning.worker_placement import LinkCost
 

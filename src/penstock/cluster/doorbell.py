@@ -20,7 +20,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
 
 # Seconds that a writer has to connect, or a stranger to show that it is none.
 _CONNECT_S = 20.0

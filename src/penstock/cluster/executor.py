@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.algorithms.checkpoints import await_release
 from penstock.cluster.parts import RemotePart
 from penstock.cluster.runs import ClusterRun, Runs, listen
-from penstock.errors import Cancelled, Unsupported, WorkerLost
+from penstock.core.checkpoints import await_release
+from penstock.core.errors import Cancelled, Unsupported, WorkerLost
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import NEVER, Control
 from penstock.host.threads import pool

@@ -27,8 +27,8 @@ from ray.exceptions import RayChannelError
 from ray.experimental.channel.shared_memory_channel import Channel
 from ray.experimental.channel.utils import get_self_actor
 
-from penstock.algorithms.records import NamedTuple
 from penstock.cluster.doorbell import BellAddress, connect, rang
+from penstock.core.records import NamedTuple
 from penstock.host.threads import Workers, report_thread_exception
 
 Message = tuple[Any, ...]

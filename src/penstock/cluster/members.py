@@ -23,8 +23,6 @@ import ray
 from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import RayError
 
-from penstock.algorithms.checkpoints import WAKE_S, checkpoint
-from penstock.algorithms.records import dataclass
 from penstock.cluster.doorbell import Doorbell
 from penstock.cluster.links import (
     Link,
@@ -36,7 +34,9 @@ from penstock.cluster.links import (
     ray_identity,
 )
 from penstock.cluster.worker import CALLS_APART, Worker
-from penstock.errors import PenstockError, WorkerLost
+from penstock.core.checkpoints import WAKE_S, checkpoint
+from penstock.core.errors import PenstockError, WorkerLost
+from penstock.core.records import dataclass
 from penstock.host.fork import in_child
 from penstock.host.threads import report_thread_exception
 

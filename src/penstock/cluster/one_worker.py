@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.analysis.frames import GraphPart
+from penstock.core.limits import Limits
 from penstock.ir.graph import Graph, Model
-from penstock.limits import Limits
 
 if TYPE_CHECKING:
     from penstock.executors.base import Executor

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.algorithms.records import dataclass, replace
 from penstock.analysis.frames import GraphPart
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graphs, decode_stores
@@ -18,15 +17,16 @@ from penstock.artifact.encode import encode_graphs, encode_stores
 from penstock.backends.base import Where
 from penstock.backends.group import Group
 from penstock.backends.registry import backends_of
-from penstock.errors import Unsupported
+from penstock.compiler.frames import build_part
+from penstock.compiler.options import CompileOptions, MemoryPlanner, Precision
+from penstock.compiler.stages import CompileContext
+from penstock.core.errors import Unsupported
+from penstock.core.limits import Limits
+from penstock.core.records import dataclass, replace
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.ir.graph import Graph, Node, all_reads
 from penstock.ir.op import Role
-from penstock.limits import Limits
 from penstock.ops.tensorflow.state import Store, variable_name
-from penstock.session.frames import build_part
-from penstock.session.options import CompileOptions, MemoryPlanner, Precision
-from penstock.session.stages import CompileContext
 
 _MAIN, _FUNCTION = "main", "function:"
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cluster.links import Message
 from penstock.cluster.parts import RemotePart
-from penstock.errors import Aborted, Cancelled, RunError, WorkerLost
+from penstock.core.errors import Aborted, Cancelled, RunError, WorkerLost
 from penstock.executors.base import Done
 from penstock.executors.control import NEVER, Control
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.analysis.frames import GraphPart
-from penstock.errors import Unsupported, check_choice, check_count, wrong_type
+from penstock.core.errors import Unsupported, check_choice, check_count, wrong_type
+from penstock.core.limits import Limits
 from penstock.ir.graph import Graph, Model
-from penstock.limits import Limits
 from penstock.tuning.profile_costs import ProfileCosts
 from penstock.tuning.worker_placement import OBJECTIVES, LinkCost
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from penstock.core.types import Type
 from penstock.session.variables import Variables
-from penstock.types import Type
 
 if TYPE_CHECKING:
+    from penstock.core.limits import Limits
     from penstock.ir.graph import Model
-    from penstock.limits import Limits
     from penstock.ops.tensorflow.state import Store
 
 

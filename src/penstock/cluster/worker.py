@@ -28,13 +28,13 @@ from penstock.cluster.doorbell import BellAddress, Doorbell
 from penstock.cluster.links import Link, LinkClosed, LinkReader, Message, Reader, open_link
 from penstock.cluster.parts import PartOptions, RemotePart, compile_part
 from penstock.cluster.strand import Strand
-from penstock.errors import Aborted, PenstockError, RunError
+from penstock.core.errors import Aborted, PenstockError, RunError
+from penstock.core.types import TensorType
 from penstock.executors.control import Control, begin_run, end_run
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.host.threads import report_thread_exception
-from penstock.types import TensorType
 
 # Seconds between two looks for steps that wait for values and may do so without end.
 _IDLE_S = 0.25

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
+from penstock.core.types import TensorType
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.plan import Plan, SlotKind, Step
-from penstock.types import TensorType
 
 _FEWEST = 2
 """kernels from which on a launch of their graph is worth it"""

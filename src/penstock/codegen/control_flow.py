@@ -25,11 +25,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeGuard
 
-from penstock.algorithms.records import NamedTuple
 from penstock.codegen.steps import StepWriter, comment
+from penstock.core.records import NamedTuple
+from penstock.core.types import MapType, SequenceType, TensorType, Type
 from penstock.ops.onnx.control_flow import ScanLayout, row_type
 from penstock.plan.plan import Carry, Step, reads
-from penstock.types import MapType, SequenceType, TensorType, Type
 
 
 def write_control_flow(writer: StepWriter, step: Step) -> None:

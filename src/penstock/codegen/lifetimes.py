@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
 from penstock.plan.plan import Block, Plan, Slot, SlotKind, Step, reads
 from penstock.plan.tasks import Tasks
 

@@ -37,10 +37,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import NamedTuple, dataclass
 from penstock.codegen.helpers import helpers
 from penstock.codegen.sequences import CallSequence, bound_sequence
+from penstock.core.checkpoints import paced
+from penstock.core.records import NamedTuple, dataclass
+from penstock.core.types import TensorType
 from penstock.ir.contract import Guard
 from penstock.ir.layout import LateArray
 from penstock.ir.op import Kernel
@@ -49,7 +50,6 @@ from penstock.ops.internal.transfer import HOST
 from penstock.ops.result_bytes import counted
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Slot, SlotKind, Step, StepTable
-from penstock.types import TensorType
 
 MOST_AHEAD = 256
 """kernels that the host may put on a device ahead of it; twice as many if results are large"""

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.algorithms.records import dataclass
 from penstock.backends.sequence import BoundStep, sequence_of
+from penstock.core.records import dataclass
 from penstock.plan.plan import Step
 
 

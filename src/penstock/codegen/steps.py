@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock.algorithms.checkpoints import paced
-from penstock.backends.native.library import library
 from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import MOST_AHEAD, ProgramNames, runtime_slots
 from penstock.codegen.sequences import CallSequence, is_joinable
+from penstock.core.checkpoints import paced
+from penstock.core.types import TensorType
+from penstock.host.native import library
 from penstock.host.on_demand import imported
 from penstock.ops.work_estimate import flops
 from penstock.plan.plan import Plan, SlotKind, Step
 from penstock.plan.tasks import NO_SIGNALS, Tasks
-from penstock.types import TensorType
 
 if TYPE_CHECKING:
     from penstock.codegen.captures import CapturedSteps

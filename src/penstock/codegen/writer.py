@@ -38,14 +38,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint, paced
-from penstock.algorithms.records import dataclass, field
 from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import ProgramNames, bind_names, program_names
 from penstock.codegen.sequences import CallSequence
 from penstock.codegen.steps import StepWriter, printable
+from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.records import dataclass, field
 from penstock.host.on_demand import imported
-from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.plan.allocations import Allocations, allocations
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, SlotKind, Step, memory_of

@@ -16,11 +16,11 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from penstock.backends.base import Backend
-from penstock.errors import InternalError, LimitExceeded, PenstockError, RunError
+from penstock.core.errors import InternalError, LimitExceeded, PenstockError, RunError
+from penstock.core.limits import Limits
 from penstock.executors.control import Control
 from penstock.host.fork import renewed
 from penstock.ir.layout import ALIGNMENT, address
-from penstock.limits import Limits
 from penstock.ops.internal.transfer import HOST
 
 T = TypeVar("T")

@@ -9,21 +9,21 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
 from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
+from penstock.core.checkpoints import paced
+from penstock.core.limits import Limits
+from penstock.core.types import TensorType
 from penstock.executors.arenas import Arenas
 from penstock.executors.control import Control
 from penstock.host.current_run import Budget, working_for
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Node
-from penstock.limits import Limits
 from penstock.ops.common.work import product_work
 from penstock.ops.work_estimate import WORTH_THREADS, flops
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, StepTable
 from penstock.plan.tasks import Tasks
-from penstock.types import TensorType
 
 T = TypeVar("T")
 

@@ -21,8 +21,8 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
-from penstock.algorithms.checkpoints import THREAD
-from penstock.errors import Cancelled, wrong_type
+from penstock.core.checkpoints import THREAD
+from penstock.core.errors import Cancelled, wrong_type
 from penstock.executors.turn import Turn
 from penstock.host.fork import in_child
 from penstock.host.stop_condition import Cancellation, StopCondition

@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from penstock.codegen.writer import Program
-from penstock.errors import InternalError, LimitExceeded, PenstockError, RunError
+from penstock.core.errors import InternalError, LimitExceeded, PenstockError, RunError
+from penstock.core.types import TensorType, type_of
 from penstock.host.current_run import BudgetError
 from penstock.ir.describe import describe_node
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import Step
-from penstock.types import TensorType, type_of
 
 
 def throw(error: PenstockError | None) -> NoReturn:

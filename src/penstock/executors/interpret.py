@@ -15,7 +15,9 @@ from typing import Any
 from penstock.analysis.interpreter import Interpreter, evaluate
 from penstock.backends.base import Backend
 from penstock.codegen.helpers import awaited, begun, too_many, unshared
-from penstock.errors import InternalError
+from penstock.core.errors import InternalError
+from penstock.core.limits import Limits
+from penstock.core.types import accepts, type_of
 from penstock.executors.base import InlineExecutor, budget_of, quiet, share_of
 from penstock.executors.control import Control
 from penstock.executors.errors import explained_at, run_error, throw
@@ -23,10 +25,8 @@ from penstock.host.current_run import working_for
 from penstock.ir.contract import guarded
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
-from penstock.limits import Limits
 from penstock.ops.result_bytes import counted
 from penstock.plan.plan import Plan, Step
-from penstock.types import accepts, type_of
 
 # About what a step takes in memory, with its node and its values.
 _STEP_BYTES = 2000

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import THREAD
 from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
+from penstock.core.checkpoints import THREAD
+from penstock.core.limits import Limits
 from penstock.executors.base import CompiledExecutor, InlineExecutor, silent
 from penstock.executors.control import NEVER, Control
 from penstock.host.current_run import working_for
 from penstock.host.on_demand import imported
-from penstock.limits import Limits
 
 if TYPE_CHECKING:
     from penstock.host.run_line import PlaceInLine

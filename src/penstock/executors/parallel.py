@@ -18,11 +18,11 @@ import numpy as np
 
 from penstock.backends.base import Backend, Device, DeviceStream
 from penstock.codegen.writer import Program
+from penstock.core.limits import Limits
 from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, outputs_of
 from penstock.executors.control import Control
 from penstock.executors.errors import explained, throw
 from penstock.executors.task_loop import Flow, Queue, TaskRun
-from penstock.limits import Limits
 from penstock.plan.plan import Step
 
 

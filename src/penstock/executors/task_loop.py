@@ -14,11 +14,11 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from penstock.algorithms.checkpoints import THREAD, await_release, paced
-from penstock.algorithms.records import dataclass
 from penstock.backends.base import Event
 from penstock.codegen.helpers import freed
-from penstock.errors import Cancelled, InternalError
+from penstock.core.checkpoints import THREAD, await_release, paced
+from penstock.core.errors import Cancelled, InternalError
+from penstock.core.records import dataclass
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.turn import Turn

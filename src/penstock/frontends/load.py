@@ -6,16 +6,16 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.algorithms.checkpoints import stopped_by
-from penstock.algorithms.records import replace
 from penstock.analysis.verify import verify
 from penstock.artifact import MAGIC
-from penstock.errors import InvalidInput, InvalidModel, wrong_type
+from penstock.core.checkpoints import stopped_by
+from penstock.core.errors import InvalidInput, InvalidModel, wrong_type
+from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.records import replace
 from penstock.frontends.common.model_files import open_path
 from penstock.host import gc_pause
 from penstock.host.stop_condition import Cancellation, StopCondition
 from penstock.ir.graph import Model
-from penstock.limits import DEFAULT_LIMITS, Limits
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import THREAD, Work
+from penstock.core.checkpoints import THREAD, Work
 
 T = TypeVar("T")
 

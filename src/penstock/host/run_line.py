@@ -24,7 +24,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Protocol
 
-from penstock.algorithms.checkpoints import WAKE_S
+from penstock.core.checkpoints import WAKE_S
 from penstock.host.cores import allow, core_of_thread
 from penstock.host.fork import renewed
 from penstock.host.thread_share import announce

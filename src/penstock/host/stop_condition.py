@@ -7,7 +7,7 @@ import time
 from numbers import Real
 from typing import Protocol
 
-from penstock.errors import Cancelled, DeadlineExceeded, wrong_type
+from penstock.core.errors import Cancelled, DeadlineExceeded, wrong_type
 from penstock.host.current_run import Budget
 
 

@@ -17,8 +17,8 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.algorithms.checkpoints import WAKE_S
-from penstock.errors import PenstockError
+from penstock.core.checkpoints import WAKE_S
+from penstock.core.errors import PenstockError
 from penstock.host.fork import in_child
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from penstock.algorithms.heft import bound, place
 from penstock.algorithms.ordering import critical_path
-from penstock.algorithms.records import dataclass
-from penstock.errors import Unsupported
+from penstock.core.errors import Unsupported
+from penstock.core.records import dataclass
 from penstock.ir.op import Role
 from penstock.plan.grouping import ClusteredGrouping, Seconds
 from penstock.plan.plan import Step, StepTable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from math import ceil, floor, log10
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
 from penstock.inspect.gantt_chart import Bar, Chart, microseconds
 
 _LEFT, _RIGHT, _TOP, _LANE, _BAR, _GAP = 110, 20, 44, 30, 20, 24

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
+from penstock.core.types import TensorType
 from penstock.inspect.arena_document import arena_document
 from penstock.inspect.plan_document import nested_steps
 from penstock.inspect.scopes import Path, scopes_of
@@ -23,7 +24,6 @@ from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Slot, Step, StepTable, step_edges
 from penstock.plan.step_facts import step_facts
 from penstock.plan.tasks import Signals
-from penstock.types import TensorType
 
 # Executions of steps on the time line: loops may have millions.
 MOST_SPANS = 50_000

@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, replace
-from penstock.errors import InternalError
-from penstock.ir.graph import Node
-from penstock.ir.op import Kernel, array_of
-from penstock.types import (
+from penstock.core.errors import InternalError
+from penstock.core.records import dataclass, replace
+from penstock.core.types import (
     ANY,
     STRING,
     AnyType,
@@ -31,6 +29,8 @@ from penstock.types import (
     is_dtype,
     type_of,
 )
+from penstock.ir.graph import Node
+from penstock.ir.op import Kernel, array_of
 
 
 @lru_cache(maxsize=4096)

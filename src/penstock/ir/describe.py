@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.errors import (
+from penstock.core.errors import (
     MAX_SENTENCE,
     InternalError,
     InvalidModel,
@@ -13,9 +13,9 @@ from penstock.errors import (
     PenstockError,
     shortened,
 )
+from penstock.core.types import ShapeError
 from penstock.ir.contract import is_own
 from penstock.ir.graph import Node
-from penstock.types import ShapeError
 
 # Domains whose schemas have told of missing attributes before an operation looks for them.
 _WITH_SCHEMAS = ("", "ai.onnx.ml")

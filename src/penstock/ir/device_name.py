@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from penstock.algorithms.records import dataclass
-from penstock.errors import InvalidModel, OptionError, check_count
+from penstock.core.errors import InvalidModel, OptionError, check_count
+from penstock.core.records import dataclass
 
 LOCAL = "/job:localhost/replica:0/task:0"
 """prefix of the names of this process's devices"""

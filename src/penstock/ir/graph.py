@@ -16,12 +16,12 @@ from weakref import ref
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import CHECK_EVERY, checkpoint, paced
 from penstock.algorithms.dag import CycleError, Dag
-from penstock.algorithms.records import dataclass, field
-from penstock.errors import InvalidModel
+from penstock.core.checkpoints import CHECK_EVERY, checkpoint, paced
+from penstock.core.errors import InvalidModel
+from penstock.core.records import dataclass, field
+from penstock.core.types import ANY, Shape, TensorType, Type, constant_type
 from penstock.ir.op import FRAMED, Op, Role
-from penstock.types import ANY, Shape, TensorType, Type, constant_type
 
 
 class Value:

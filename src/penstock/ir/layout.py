@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
-from penstock.types import STRING, TensorType, Type
+from penstock.core.records import dataclass
+from penstock.core.types import STRING, TensorType, Type
 
 ALIGNMENT = 64
 """bytes: a cache line, and the widest vector register"""

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import WAKE_S
-from penstock.algorithms.records import dataclass, field
-from penstock.types import Type
+from penstock.core.checkpoints import WAKE_S
+from penstock.core.records import dataclass, field
+from penstock.core.types import Type
 
 Types = Sequence[Type | None]
 Attrs = Mapping[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, Protocol
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
 
 MOST_ROWS = 60
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from penstock.algorithms.records import dataclass
-from penstock.errors import PenstockError, RunError
+from penstock.core.errors import PenstockError, RunError
+from penstock.core.records import dataclass
 
 if TYPE_CHECKING:
     from penstock.plan.plan import Step, StepTable

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field
-from penstock.errors import RunError
+from penstock.core.errors import RunError
+from penstock.core.records import dataclass, field
+from penstock.core.types import TensorType
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.ranges import as_numbers, range_of
 from penstock.plan.plan import SlotKind, Step
-from penstock.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)

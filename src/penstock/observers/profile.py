@@ -8,7 +8,7 @@ from dataclasses import asdict
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node
 from penstock.observers.base import ObservedRun, Observer

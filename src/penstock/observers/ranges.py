@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
 from penstock.host.on_demand import imported
 from penstock.observers.base import ObservedRun, Observer
 from penstock.plan.plan import Slot, Step

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from typing import Any, TypeAlias
 
-from penstock.algorithms.records import dataclass, field
+from penstock.core.records import dataclass, field
 from penstock.observers.base import ObservedRun
 from penstock.plan.plan import Step, StepTable
 

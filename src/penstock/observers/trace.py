@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from penstock.errors import check_count
+from penstock.core.errors import check_count
+from penstock.core.types import TensorType
 from penstock.host.on_demand import imported
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.timeline import (
@@ -38,7 +39,6 @@ from penstock.observers.timeline import (
 )
 from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import Step, StepTable
-from penstock.types import TensorType
 
 if TYPE_CHECKING:
     from penstock.ir.tables import DisplayTable

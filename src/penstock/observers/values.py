@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.ranges import as_numbers
 from penstock.plan.plan import Step

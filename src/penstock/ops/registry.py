@@ -29,13 +29,13 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
-from penstock.algorithms.records import replace as replaced
-from penstock.errors import InternalError, shortened
+from penstock.core.errors import InternalError, shortened
+from penstock.core.records import replace as replaced
+from penstock.core.types import STRING, ShapeError, Type
 from penstock.ir.contract import is_own
 from penstock.ir.graph import Node
 from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Op, Role, Types, Work, returning
 from penstock.ops.families import MODULES
-from penstock.types import STRING, ShapeError, Type
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operations
 COMPUTING = frozenset({"Conv", "Gemm", "MatMul"})

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import THREAD
+from penstock.core.checkpoints import THREAD
+from penstock.core.types import STRING, TensorType, Type, type_of
 from penstock.host.current_run import Budget, BudgetError, reserve
 from penstock.ir.graph import Node, Value
-from penstock.types import STRING, TensorType, Type, type_of
 
 SMALL_BYTES = 1024
 """Results up to this size do not count."""

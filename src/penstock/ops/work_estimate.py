@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from penstock.core.types import STRING, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import FUSED
-from penstock.types import STRING, TensorType, Type
 
 WORTH_THREADS = 500_000
 """operations of a node that are worth more than one thread: 5 us"""

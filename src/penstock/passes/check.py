@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from penstock.analysis.type_inference import infer_types
 from penstock.analysis.verify import verify
-from penstock.errors import InternalError, InvalidModel
+from penstock.core.errors import InternalError, InvalidModel
+from penstock.core.types import accepts
 from penstock.ir.graph import Graph, Model, clone, dependencies, is_framed
-from penstock.types import accepts
 
 if TYPE_CHECKING:
     from penstock.passes.context import Pass

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import ClassVar, Protocol
 
-from penstock.algorithms.records import dataclass, field
+from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.records import dataclass, field
+from penstock.core.types import Type
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel, Role
-from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.internal.transfer import NO_OTHER_PLACES, OtherPlaces, Place, Ports
-from penstock.types import Type
 
 Basis = tuple[list[object], list[Type | None]]
 """What the types of a node were inferred from: objects, which must be the very same, and types of

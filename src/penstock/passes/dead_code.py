@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import compress
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ir.op import Role
 from penstock.ops.onnx.control_flow import is_control, loop_carried

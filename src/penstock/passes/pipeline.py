@@ -18,9 +18,9 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
-from penstock.algorithms.records import replace
 from penstock.analysis.quantized_weights import has_quantized_weights
-from penstock.errors import InternalError
+from penstock.core.errors import InternalError
+from penstock.core.records import replace
 from penstock.ir.graph import Graph
 from penstock.ir.op import FRAMED, Role
 from penstock.passes.context import Pass, PassContext

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
+from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.registry import standard
-from penstock.types import TensorType
 
 Replacement = Sequence[Value | None] | None
 Visit = Callable[[Node], Replacement | bool]

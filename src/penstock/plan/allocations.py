@@ -7,10 +7,10 @@ already, as in a plan without an arena whose values do not all live at once.
 
 from __future__ import annotations
 
-from penstock.algorithms.records import NamedTuple
-from penstock.limits import Limits
+from penstock.core.limits import Limits
+from penstock.core.records import NamedTuple
+from penstock.core.types import STRING, TensorType
 from penstock.plan.plan import Plan, Slot, Step
-from penstock.types import STRING, TensorType
 
 
 class Allocations(NamedTuple):

@@ -31,12 +31,12 @@ from functools import partial
 from operator import attrgetter
 
 from penstock.algorithms.arena import Buffer, arena_size, lower_bound
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass, field, replace
+from penstock.core.checkpoints import paced
+from penstock.core.records import dataclass, field, replace
+from penstock.core.types import TensorType
 from penstock.ops.internal.transfer import HOST
 from penstock.plan.plan import Plan, Slot, SlotKind, Step, memory_of, reads
 from penstock.plan.tasks import Tasks
-from penstock.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from penstock.algorithms.checkpoints import checkpoint, paced
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import ranks, topological_order
-from penstock.algorithms.records import dataclass, field
+from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.records import dataclass, field
 from penstock.plan.plan import Plan, SlotKind, Step, reads, step_dag, walk
 from penstock.plan.tasks import NO_SIGNALS, Grouping, Signals, Task, Tasks
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import NamedTuple, replace
 from penstock.analysis.value_memory import (
     ValueMemory,
     dense_strides,
@@ -21,7 +19,10 @@ from penstock.analysis.value_memory import (
 )
 from penstock.backends.base import Backend, has_arenas, transfer_kernel
 from penstock.backends.kernels import KernelTable
-from penstock.errors import InternalError
+from penstock.core.checkpoints import paced
+from penstock.core.errors import InternalError
+from penstock.core.records import NamedTuple, replace
+from penstock.core.types import MapType, SequenceType, ShapeError, TensorType, Type
 from penstock.ir.contract import Contract, contract_of
 from penstock.ir.describe import compile_error, describe_node
 from penstock.ir.graph import Graph, Node, Value
@@ -29,7 +30,6 @@ from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST, STACK, is_transfer
 from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.plan.plan import Block, Carry, Plan, Slot, SlotKind, Step, memory_of
-from penstock.types import MapType, SequenceType, ShapeError, TensorType, Type
 
 
 class CompiledNode(NamedTuple):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from math import inf
 
-from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import critical_path
+from penstock.core.checkpoints import paced
 from penstock.plan.plan import Step, StepTable, step_dag, walk
 from penstock.plan.tasks import Grouping, are_asynchronous, nests_deep
 

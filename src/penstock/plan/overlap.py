@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from itertools import chain
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
 from penstock.plan.arrangement import Draft
 from penstock.plan.plan import Carry, Slot, Step, has_effect, memory_of, reads, walk
 from penstock.plan.tasks import Overlap

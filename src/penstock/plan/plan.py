@@ -43,10 +43,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.records import dataclass, field
 from penstock.backends.base import Backend
+from penstock.core.checkpoints import paced
+from penstock.core.records import dataclass, field
+from penstock.core.types import TensorType, Type
 from penstock.host.on_demand import imported
 from penstock.ir.contract import Contract
 from penstock.ir.graph import Graph, Node, Value
@@ -54,7 +55,6 @@ from penstock.ir.layout import address
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import operation_name
 from penstock.ops.internal.transfer import HOST
-from penstock.types import TensorType, Type
 
 if TYPE_CHECKING:
     from penstock.ir.tables import DisplayTable

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
+from penstock.core.types import TensorType, dtype_name
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import operation_name, parts
 from penstock.ops.work_estimate import flops
 from penstock.plan.plan import Step
-from penstock.types import TensorType, dtype_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain, pairwise, product, takewhile
 from math import inf, log2
 
-from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.records import dataclass
 from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate_streams
 from penstock.backends.base import Device
+from penstock.core.checkpoints import paced
+from penstock.core.records import dataclass
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.arrangement import Arranger, Draft, arrange
 from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, control_flow_cost

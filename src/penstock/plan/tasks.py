@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.records import dataclass, field
+from penstock.core.records import dataclass, field
 from penstock.ops.work_estimate import seconds as estimated
 from penstock.plan.plan import Plan, Step, walk
 

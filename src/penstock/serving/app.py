@@ -17,7 +17,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from penstock.errors import DeadlineExceeded, InvalidInput, PenstockError, QueueFull
+from penstock.core.errors import DeadlineExceeded, InvalidInput, PenstockError, QueueFull
+from penstock.core.version import VERSION
 from penstock.serving.direct import Answer, DirectAnswers
 from penstock.serving.metrics import Metrics
 from penstock.serving.protocol import (
@@ -37,7 +38,6 @@ from penstock.serving.repository import (
     UnknownModel,
 )
 from penstock.serving.shared_memory import SharedMemory, UnknownRegion
-from penstock.version import VERSION
 
 Handler = Callable[[Request], Awaitable[Response]]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import PenstockError
-from penstock.session.feeds import convert
+from penstock.compiler.feeds import convert
+from penstock.core.errors import PenstockError
+from penstock.core.types import STRING, TensorType
 from penstock.session.session import Session
-from penstock.types import STRING, TensorType
 
 _ROWS = 3
 # Sums are taken in another order in batches.

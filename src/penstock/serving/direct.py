@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import httptools
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
 from penstock.host.threads import Workers
 from penstock.serving.protocol import HEADER_LENGTH
 

@@ -22,10 +22,10 @@ from typing import Any, TypeGuard
 import ml_dtypes
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field
-from penstock.errors import InvalidInput
+from penstock.core.errors import InvalidInput
+from penstock.core.records import dataclass, field
+from penstock.core.types import STRING, TensorType, Type
 from penstock.serving.shared_memory import SharedMemory, SharedPlace
-from penstock.types import STRING, TensorType, Type
 
 HEADER_LENGTH = "inference-header-content-length"
 """the header with the length of the JSON object, where bytes follow it"""

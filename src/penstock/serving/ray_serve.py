@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PenstockError, wrong_type
+from penstock.core.errors import PenstockError, wrong_type
 
 MAX_REQUEST_BYTES = 64 << 20
 TIMEOUT_S = 60.0

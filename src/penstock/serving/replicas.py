@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
-from penstock.errors import (
+from penstock.compiler.feeds import convert
+from penstock.compiler.options import RunOptions
+from penstock.core.errors import (
     Cancelled,
     InvalidInput,
     PenstockError,
@@ -35,13 +36,12 @@ from penstock.errors import (
     check_count,
     wrong_type,
 )
+from penstock.core.records import dataclass
 from penstock.executors.control import NEVER, CancelToken, Control, begin_run, end_run
 from penstock.host.threads import Workers, pool
 from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
 from penstock.session.artifact import has_state
-from penstock.session.feeds import convert
-from penstock.session.options import RunOptions
 from penstock.session.session import RunDone, Session, compile
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
 from penstock.serving.protocol import describe_port
 from penstock.serving.replicas import Replicas
 

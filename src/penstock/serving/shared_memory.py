@@ -23,8 +23,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
-from penstock.errors import InvalidInput, PenstockError
+from penstock.core.errors import InvalidInput, PenstockError
+from penstock.core.records import dataclass
 
 # Where Linux has POSIX segments.
 _FOLDER = Path("/dev/shm")

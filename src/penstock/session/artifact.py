@@ -18,18 +18,18 @@ from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graphs, decode_type
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import BACKENDS, LATE, describe
-from penstock.errors import InternalError, warn
+from penstock.compiler.compiler import Compiler
+from penstock.compiler.options import CompileOptions
+from penstock.compiler.stages import CompileContext, SavedPlan
+from penstock.compiler.subgraphs import Subgraph
+from penstock.core.errors import InternalError, warn
+from penstock.core.types import Type, type_of
 from penstock.executors.base import Executor
 from penstock.frontends.artifact.importer import FUNCTION, GRAPH
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Graph, Model, Value
 from penstock.plan.arena_layout import SavedArena
 from penstock.plan.plan import Plan
-from penstock.session.compiler import Compiler
-from penstock.session.options import CompileOptions
-from penstock.session.stages import CompileContext, SavedPlan
-from penstock.session.subgraphs import Subgraph
-from penstock.types import Type, type_of
 
 _SAVED_OPTIONS: Mapping[str, type] = {
     "executor": str,

@@ -25,17 +25,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import dataclass
 from penstock.artifact.container import VERSION, ArtifactWriter, replacing
 from penstock.backends.registry import available, describe
-from penstock.errors import InvalidModel, warn
+from penstock.compiler.options import CompileOptions
+from penstock.core.checkpoints import checkpoint
+from penstock.core.errors import InvalidModel, warn
+from penstock.core.limits import DEFAULT_LIMITS
+from penstock.core.records import dataclass
 from penstock.frontends.artifact.importer import load_artifact
 from penstock.frontends.common.model_files import Opened, open_path
 from penstock.ir.graph import Model
-from penstock.limits import DEFAULT_LIMITS
 from penstock.session.environment import VARIABLES
-from penstock.session.options import CompileOptions
 from penstock.tuning.cost_table import cache_folder, machine_name
 
 MOST_BYTES = 4 << 30

@@ -16,14 +16,14 @@ from weakref import ref
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
 from penstock.backends.base import Backend
-from penstock.errors import InvalidInput, PenstockError
+from penstock.compiler.subgraphs import LatestPlan, Request, Subgraph
+from penstock.core.errors import InvalidInput, PenstockError
+from penstock.core.records import NamedTuple
+from penstock.core.types import TensorType, dtype_name
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
 from penstock.ops.internal.transfer import HOST, Place, Ports
-from penstock.session.subgraphs import LatestPlan, Request, Subgraph
-from penstock.types import TensorType, dtype_name
 
 
 class DeviceOrder:

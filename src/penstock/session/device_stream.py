@@ -20,12 +20,12 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from penstock.algorithms.records import replace
-from penstock.errors import PenstockError
+from penstock.compiler.options import RunOptions
+from penstock.core.errors import PenstockError
+from penstock.core.records import replace
 from penstock.executors.turn import Turn
 from penstock.host.event_watch import EVENTS
 from penstock.host.threads import Workers, pool
-from penstock.session.options import RunOptions
 from penstock.session.session import Session
 
 

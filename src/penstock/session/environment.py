@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from penstock.algorithms.records import NamedTuple
 from penstock.backends.registry import BACKENDS, backends_of
-from penstock.errors import OptionError
+from penstock.compiler.options import EXECUTORS, CompileOptions
+from penstock.core.errors import OptionError
+from penstock.core.records import NamedTuple
 from penstock.ir.graph import Model
-from penstock.session.options import EXECUTORS, CompileOptions
 
 if TYPE_CHECKING:
     from penstock.observers.trace import Trace

@@ -13,7 +13,10 @@ import numpy as np
 
 from penstock.backends.registry import LATE
 from penstock.codegen.constants import let_go_constants
-from penstock.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
+from penstock.compiler.compiler import AFTER_LOWERING, Compiler
+from penstock.compiler.subgraphs import Subgraph, Subgraphs
+from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
+from penstock.core.types import TensorType, Type, type_of
 from penstock.executors.base import Executor
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
@@ -23,20 +26,17 @@ from penstock.host.malloc import give_back_memory
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Model, clone
 from penstock.ops.internal.fused import operation_name
-from penstock.session.compiler import AFTER_LOWERING, Compiler
 from penstock.session.plan_cache import PlanCache
-from penstock.session.subgraphs import Subgraph, Subgraphs
-from penstock.types import TensorType, Type, type_of
 
 if TYPE_CHECKING:
     from penstock.artifact.container import ArtifactWriter
+    from penstock.compiler.options import InputShapes
+    from penstock.compiler.varying_shapes import OpenShapes
     from penstock.session.artifact import Artifact
     from penstock.session.compile_cache import CacheEntry
-    from penstock.session.options import InputShapes
-    from penstock.session.varying_shapes import OpenShapes
 
-_check_dims = imported("penstock.session.feeds.check_dims")
-_feeds_fit = imported("penstock.session.feeds.feeds_fit")
+_check_dims = imported("penstock.compiler.feeds.check_dims")
+_feeds_fit = imported("penstock.compiler.feeds.feeds_fit")
 
 # Plans from which on kernels are preferred that leave nothing behind when they are freed.
 _MANY_PLANS = 8
@@ -224,7 +224,7 @@ class Executors:
 
     def _log(self, executor: Executor, seconds: float) -> None:
         """Tell of a plan that was compiled, and where its steps run."""
-        from penstock.session.granted import granted
+        from penstock.compiler.effective_options import granted
 
         table, context = executor.table, self._compiler.context
         ports = ", ".join([f"{table.slots[i].name}: {table.slots[i].type}" for i in table.inputs])
@@ -247,8 +247,8 @@ class Executors:
     def write(self, write: Callable[[ArtifactWriter], None]) -> None:
         """Let ``write`` write the session."""
         from penstock.artifact.container import ArtifactWriter
+        from penstock.compiler.varying_shapes import OpenShapes
         from penstock.session.artifact import save_session
-        from penstock.session.varying_shapes import OpenShapes
 
         main, writer = self._subgraphs.main, ArtifactWriter()
         context = self._compiler.context

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
-from penstock.types import TensorType, Type
+from penstock.core.records import dataclass
+from penstock.core.types import TensorType, Type
 
 
 @dataclass(frozen=True, slots=True)

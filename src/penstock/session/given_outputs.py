@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InvalidInput
+from penstock.compiler.subgraphs import Request, suggest
+from penstock.core.errors import InvalidInput
+from penstock.core.types import TensorType, Type, dtype_name
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
 from penstock.ir.layout import address
-from penstock.session.subgraphs import Request, suggest
-from penstock.types import TensorType, Type, dtype_name
 
 _ALIGNED = 16
 """bytes; what ``np.empty`` gives everywhere, so that kernels may count on it"""

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.algorithms.records import dataclass
 from penstock.backends.registry import backends_of
+from penstock.compiler.options import CompileOptions
+from penstock.compiler.stages import CompileContext
+from penstock.core.limits import Limits
+from penstock.core.records import dataclass
 from penstock.frontends.common.model_files import opened_files
 from penstock.frontends.load import entered, load
 from penstock.ir.graph import Graph, Model
-from penstock.limits import Limits
 from penstock.session.environment import with_environment
-from penstock.session.options import CompileOptions
-from penstock.session.stages import CompileContext
 
 if TYPE_CHECKING:
     from penstock.backends.base import Backend
@@ -49,7 +49,7 @@ def open_model(
     entry = _cache_entry(model, options)
     model = _loaded(model, options, limits, entry)
     if model.options:
-        from penstock.session.wishes import with_wishes
+        from penstock.compiler.package_options import with_wishes
 
         options = with_wishes(options, model)
     file = model.artifact
@@ -113,7 +113,7 @@ def _spread(options: CompileOptions, model: Model) -> tuple[CompileOptions, dict
     """The options without what they say of workers, which contexts of compiling have."""
     if options.cluster is None:
         return options, {}
-    from penstock.session.spread import worker_places
+    from penstock.compiler.cluster import worker_places
 
     options, pins, named = worker_places(options, model)
     return options, {"pins": pins, "named": named}
@@ -124,7 +124,7 @@ def _backends(options: CompileOptions, *, late: bool) -> tuple[Backend, ...]:
     chosen = options.backends, options.precision, options.cuda_devices
     backends = tuple(backends_of(*chosen, (options.place or {}).values(), late=late))
     if options.precision == "bf16":
-        from penstock.session.granted import warn_of_precision
+        from penstock.compiler.effective_options import warn_of_precision
 
         warn_of_precision(options.precision, backends)
     return backends

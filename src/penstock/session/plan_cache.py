@@ -10,12 +10,12 @@ from itertools import count
 from threading import get_ident
 from typing import Any
 
-from penstock.algorithms.checkpoints import hold_lock
-from penstock.errors import PenstockError
+from penstock.compiler.subgraphs import NO_PLAN, Subgraph
+from penstock.core.checkpoints import hold_lock
+from penstock.core.errors import PenstockError
 from penstock.executors.base import Executor
 from penstock.host.log import INFO, is_logged, log
 from penstock.host.malloc import give_back_memory
-from penstock.session.subgraphs import NO_PLAN, Subgraph
 
 # Bytes of dropped plans after which freed memory is given back to the system.
 _MANY_BYTES = 16 << 20

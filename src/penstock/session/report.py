@@ -8,7 +8,11 @@ from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.errors import InvalidInput
+from penstock.compiler.effective_options import Granted
+from penstock.compiler.options import CompileOptions
+from penstock.core.errors import InvalidInput
+from penstock.core.types import type_of
+from penstock.core.version import VERSION
 from penstock.executors.base import Executor
 from penstock.executors.control import compile_run
 from penstock.inspect.report_document import Observation, comparison_document, report_document
@@ -18,12 +22,8 @@ from penstock.observers.base import ObservedRun, Observer, Observers
 from penstock.observers.trace import Trace
 from penstock.observers.values import ValueComparison, ValueKeeper
 from penstock.plan.tasks import NO_SIGNALS
-from penstock.session.granted import Granted
-from penstock.session.options import CompileOptions
 from penstock.tuning.machine_peak import machine_peak
 from penstock.tuning.measure import profile_in_turn
-from penstock.types import type_of
-from penstock.version import VERSION
 
 if TYPE_CHECKING:
     from penstock.tuning.reasons import Reasons

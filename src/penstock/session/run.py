@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.algorithms.checkpoints import stopped_by
+from penstock.compiler.options import RunOptions
+from penstock.core.checkpoints import stopped_by
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control, begin_run, end_run
 from penstock.executors.turn import Turn
 from penstock.observers.base import ObservedRun, Observers
 from penstock.session.environment import trace
-from penstock.session.options import RunOptions
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -11,10 +11,19 @@ from weakref import WeakMethod
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import Progress, stopped_by, tell_progress, told
-from penstock.algorithms.records import fields, replace
-from penstock.backends.native.library import library
-from penstock.errors import (
+from penstock.compiler.compiler import Compiler, progress_of
+from penstock.compiler.options import (
+    CompileOptions,
+    InputShapes,
+    RunOptions,
+    make,
+    takes,
+    with_given,
+)
+from penstock.compiler.stages import CompileContext
+from penstock.compiler.subgraphs import Subgraphs
+from penstock.core.checkpoints import Progress, stopped_by, tell_progress, told
+from penstock.core.errors import (
     DeadlineExceeded,
     InvalidInput,
     InvalidModel,
@@ -23,6 +32,9 @@ from penstock.errors import (
     warn,
     wrong_type,
 )
+from penstock.core.limits import DEFAULT_LIMITS
+from penstock.core.records import fields, replace
+from penstock.core.types import TensorType, Type
 from penstock.executors.base import Executor
 from penstock.executors.control import NEVER, CancelToken, Control
 from penstock.executors.linear import LinearExecutor
@@ -30,34 +42,23 @@ from penstock.frontends.load import is_artifact
 from penstock.host import gc_pause
 from penstock.host.fork import renewed
 from penstock.host.malloc import keep_memory
+from penstock.host.native import library
 from penstock.host.on_demand import imported
 from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import Places, Workers, on_worker, pool
 from penstock.ir.graph import Model
-from penstock.limits import DEFAULT_LIMITS
 from penstock.plan.plan import StepTable
-from penstock.session.compiler import Compiler, progress_of
 from penstock.session.environment import save_trace, trace
 from penstock.session.executors import Executors
 from penstock.session.opening import open_model
-from penstock.session.options import (
-    CompileOptions,
-    InputShapes,
-    RunOptions,
-    make,
-    takes,
-    with_given,
-)
 from penstock.session.plan_cache import PlanCache
-from penstock.session.stages import CompileContext
-from penstock.session.subgraphs import Subgraphs
-from penstock.types import TensorType, Type
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
     from penstock.backends.base import Backend
+    from penstock.compiler.effective_options import Granted
     from penstock.inspect.forecast import Forecast
     from penstock.inspect.gantt import Schedule
     from penstock.inspect.report_page import Report
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
     from penstock.observers.profile import Profile
     from penstock.session.device_ports import DeviceOrder, DevicePorts
     from penstock.session.facts import Memory, Port, Stats
-    from penstock.session.granted import Granted
     from penstock.session.run import Answers, Job, PreparedRun
     from penstock.session.variables import Variables
     from penstock.tuning.reasons import Reasons
@@ -92,7 +92,7 @@ def _device_ports(context: CompileContext) -> DevicePorts | None:
     """What finds feeds on devices, if the session has backends that take such."""
     if all(getattr(backend, "adopt", None) is None for backend in context.backends):
         return None
-    from penstock.session.compiler import AFTER_LOWERING
+    from penstock.compiler.compiler import AFTER_LOWERING
     from penstock.session.device_ports import DevicePorts, adopting
 
     return DevicePorts(adopting(context.backends), context.executor in AFTER_LOWERING)
@@ -521,7 +521,7 @@ class Session:
     @property
     def granted(self) -> Granted:
         """What the plan that was used last runs with, whatever the options ask for."""
-        from penstock.session.granted import granted
+        from penstock.compiler.effective_options import granted
 
         return granted(self._compiler.context, self.latest)
 

@@ -19,13 +19,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.algorithms.records import NamedTuple
-from penstock.errors import PenstockError, RunError
+from penstock.compiler.options import RunOptions, make, takes
+from penstock.core.errors import PenstockError, RunError
+from penstock.core.records import NamedTuple
 from penstock.executors.turn import Turn
 from penstock.host.fork import renewed
 from penstock.host.on_demand import imported
 from penstock.host.threads import Workers, fulfil, on_worker, pool
-from penstock.session.options import RunOptions, make, takes
 from penstock.session.session import Session
 
 if TYPE_CHECKING:

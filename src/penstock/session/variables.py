@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.errors import InvalidInput, shortened, wrong_type
+from penstock.compiler.feeds import from_python
+from penstock.core.errors import InvalidInput, shortened, wrong_type
+from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.types import ShapeError, TensorType, Type, accepts, type_of
 from penstock.ir.tables import DisplayTable, show_html, show_text
-from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.tensorflow.state import Store, declared_variables
-from penstock.session.feeds import from_python
-from penstock.types import ShapeError, TensorType, Type, accepts, type_of
 
 if TYPE_CHECKING:
     from penstock.ir.graph import Model

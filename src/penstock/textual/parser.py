@@ -21,10 +21,21 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import numpy as np
 
 from penstock import ops
-from penstock.algorithms.records import NamedTuple, dataclass, field
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.limits import DEFAULT_LIMITS
+from penstock.core.records import NamedTuple, dataclass, field
+from penstock.core.types import (
+    ANY,
+    STRING,
+    Dim,
+    MapType,
+    Shape,
+    TensorType,
+    Type,
+    dtype_name,
+    dtypes,
+)
 from penstock.ir.graph import Graph, Model, Node, Value, sort
-from penstock.limits import DEFAULT_LIMITS
 from penstock.ops.common.reference import reference_op
 from penstock.ops.internal.append import APPEND
 from penstock.ops.internal.attend import ATTEND
@@ -35,7 +46,6 @@ from penstock.ops.internal.fused import FUSED, fused
 from penstock.ops.internal.recurrence import RECURRENCE
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.textual.printer import CONSTANTS, NAME, WORDS, WRAPPERS, filled, number
-from penstock.types import ANY, STRING, Dim, MapType, Shape, TensorType, Type, dtype_name, dtypes
 
 Find: TypeAlias = Callable[[str, str, int | None], ops.Op | None]
 

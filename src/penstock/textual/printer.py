@@ -50,10 +50,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock import ops
-from penstock.ir.graph import Graph, Model, Node, Value, captures
-from penstock.ops.internal.fused import is_fused
-from penstock.ops.registry import NEWEST
-from penstock.types import (
+from penstock.core.types import (
     ANY,
     STRING,
     Dim,
@@ -65,6 +62,9 @@ from penstock.types import (
     constant_type,
     dtype_name,
 )
+from penstock.ir.graph import Graph, Model, Node, Value, captures
+from penstock.ops.internal.fused import is_fused
+from penstock.ops.registry import NEWEST
 
 INLINE = 16  # elements of an array that are written out
 INDENT = "  "

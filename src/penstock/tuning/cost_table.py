@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
-from penstock.errors import warn
+from penstock.core.errors import warn
+from penstock.core.records import NamedTuple
+from penstock.core.version import VERSION
 from penstock.host.fork import renewed
 from penstock.host.threads import core_budget
 from penstock.tuning.node_signature import NodeSignature
-from penstock.version import VERSION
 
 if TYPE_CHECKING:
     from sqlite3 import Connection

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable
+from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST
-from penstock.types import TensorType
 
 
 def host_arithmetic(

@@ -15,8 +15,8 @@ from time import perf_counter
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, replace
 from penstock.backends.numpy import NumpyBackend
+from penstock.core.records import dataclass, replace
 from penstock.host.thread_share import ThreadShare
 from penstock.observers.profile import StepRow
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import tell_progress
 from penstock.backends.base import Backend
 from penstock.backends.dynamic_shapes import expected_seconds
 from penstock.backends.kernels import KernelTable, other_places, placed_kernels
-from penstock.errors import PenstockError
+from penstock.core.checkpoints import tell_progress
+from penstock.core.errors import PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import compile_run
 from penstock.executors.linear import LinearExecutor

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
+from penstock.core.types import STRING, TensorType, dtype_name
 from penstock.ir.graph import Node, Value
-from penstock.types import STRING, TensorType, dtype_name
 
 # Characters of a part of a signature; longer ones end in a digest.
 _LONGEST = 400

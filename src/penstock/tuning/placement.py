@@ -8,11 +8,11 @@ from math import inf
 from typing import TypeVar
 
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.records import dataclass, field
 from penstock.backends.base import Backend, Where, group_name, stands_in
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.kernels import KernelTable
-from penstock.errors import InvalidInput, Unsupported
+from penstock.core.errors import InvalidInput, Unsupported
+from penstock.core.records import dataclass, field
 from penstock.ir.graph import Graph, Node, dependencies, readers_of, same_objects
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import HOST

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.algorithms.records import dataclass
-from penstock.errors import InvalidInput
+from penstock.core.errors import InvalidInput
+from penstock.core.records import dataclass
 from penstock.ir.graph import Graph, Node
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from penstock.algorithms.records import dataclass
 from penstock.backends.base import Backend, Where
 from penstock.backends.kernels import KernelTable
+from penstock.core.records import dataclass
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER, is_transfer
 from penstock.plan.plan import Step

@@ -13,8 +13,8 @@ from math import fsum
 
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import place, place_serial
-from penstock.algorithms.records import NamedTuple
 from penstock.backends.base import Backend, copier, stacks
+from penstock.core.records import NamedTuple
 from penstock.ir.graph import Graph, Node, Value, captures, dependencies
 from penstock.ops.internal.transfer import HOST, Ports
 from penstock.ops.onnx.control_flow import is_control, loop_carried

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
+from penstock.core.types import ShapeError, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.transfer import REORDER
-from penstock.types import ShapeError, TensorType
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,

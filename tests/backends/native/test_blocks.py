@@ -7,8 +7,8 @@ import pytest
 
 from penstock.backends.native import blocks
 from penstock.backends.native.kernel import site_of
+from penstock.core.types import FLOAT32, TensorType
 from penstock.ops.registry import MICROSOFT
-from penstock.types import FLOAT32, TensorType
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,

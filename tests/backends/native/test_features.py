@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.native.backend import NativeBackend
-from penstock.types import STRING, ShapeError
+from penstock.core.types import STRING, ShapeError
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,

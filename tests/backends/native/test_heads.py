@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from penstock.backends.native.backend import NativeBackend
+from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.fused import fused
 from penstock.ops.internal.zero_nan import ZERO_NAN
-from penstock.types import TensorType
 from tests.support.native_kernels import (
     LIBRARIES,
     check,

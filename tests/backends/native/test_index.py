@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
 from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 
 DTYPES = ["bool", "uint8", "float16", "float32", "int32", "float64", "int64"]

@@ -7,10 +7,10 @@ import pytest
 
 from penstock.backends.native.backend import NativeBackend
 from penstock.backends.native.late import late_function
+from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.fused import fused
 from penstock.ops.registry import find
-from penstock.types import TensorType
 from tests.support.native_kernels import LIBRARIES, pytestmark  # noqa: F401
 
 rng = np.random.default_rng(4)

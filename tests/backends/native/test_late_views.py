@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from penstock.backends.native.late import late_view
+from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.registry import find
-from penstock.types import TensorType
 from tests.support.native_kernels import LIBRARIES, pytestmark  # noqa: F401
 
 rng = np.random.default_rng(4)

@@ -8,11 +8,11 @@ import pytest
 from penstock.backends.native.recurrent import recurrent_seconds
 from penstock.backends.onednn.backend import OneDnnBackend
 from penstock.backends.onednn.library import library as onednn_library
-from penstock.errors import Cancelled
+from penstock.core.errors import Cancelled
+from penstock.core.types import ShapeError
 from penstock.host.current_run import working_for
 from penstock.ops.internal.recurrence import RECURRENCE
 from penstock.ops.registry import MICROSOFT
-from penstock.types import ShapeError
 from tests.support.counting_run import CountingRun
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,

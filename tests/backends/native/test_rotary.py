@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.errors import RunError
+from penstock.core.errors import RunError
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,

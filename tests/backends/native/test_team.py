@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backends.native.library import library
+from penstock.host.native import library
 
 COMPILER = shutil.which("gcc")
 pytestmark = pytest.mark.skipif(
@@ -95,7 +95,7 @@ int nested(int parts)
 
 BEGIN = """
 import ctypes, os, sys, threading
-from penstock.backends.native.library import library
+from penstock.host.native import library
 made = ctypes.CDLL(sys.argv[1])
 functions = library().functions
 assert functions.adopt(ctypes.cast(made.barriers, ctypes.c_void_p).value)
@@ -185,7 +185,7 @@ assert made.barriers(3, 2) == 0
 
 def test_team_is_left_alone_where_the_user_has_tuned_the_runtime():
     code = """
-from penstock.backends.native.library import library as native
+from penstock.host.native import library as native
 from penstock.backends.onednn.library import library
 loaded = library()
 assert loaded is None or loaded.team is (sys.argv[1] == "team"), loaded.team

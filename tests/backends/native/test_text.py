@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.types import STRING
+from penstock.core.types import STRING
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,

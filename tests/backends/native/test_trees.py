@@ -9,7 +9,7 @@ import pytest
 from onnx.numpy_helper import to_array
 
 from penstock.backends.native.backend import NativeBackend
-from penstock.types import FLOAT32, STRING, TensorType
+from penstock.core.types import FLOAT32, STRING, TensorType
 from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 from tests.support.tree_models import FEATURES, MODES, Trees, ensemble, rows
 

@@ -12,9 +12,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 import penstock as ps
+from penstock.core.types import TensorType
 from penstock.ir.graph import Contents, Value
 from penstock.ops.common.constant_cache import ConstantRef, reordered
-from penstock.types import TensorType
 from tests.support.native_kernels import pytestmark  # noqa: F401
 
 RNG = np.random.default_rng(3)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.algorithms.checkpoints import checkpoint
 from penstock.backends.onednn import recurrent_parts
 from penstock.backends.onednn.library import library
+from penstock.core.checkpoints import checkpoint
 from penstock.ops.common.constant_cache import held
 from tests.backends.onednn.forced import check, compile_on_onednn, one_node, ran_on, refused
 

@@ -10,9 +10,9 @@ from onnx import helper
 
 from penstock.backends.onednn.backend import OneDnnBackend
 from penstock.backends.onednn.library import library
+from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.transfer import REORDER
-from penstock.types import TensorType
 from tests.backends.onednn.forced import check, proto_of, ran_on
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")

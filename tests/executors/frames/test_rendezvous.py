@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from penstock.errors import Aborted
+from penstock.core.errors import Aborted
 from penstock.executors.frames.rendezvous import Rendezvous, edge_key
 
 

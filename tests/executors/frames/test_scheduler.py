@@ -10,6 +10,7 @@ from hypothesis import given
 
 from penstock.analysis.frames import Frames
 from penstock.backends.numpy import NumpyBackend
+from penstock.core.types import TensorType
 from penstock.executors.frames.frame_graph import (
     DEATH,
     MERGE_CONTROL,
@@ -22,7 +23,6 @@ from penstock.executors.frames.frame_graph import (
 from penstock.executors.frames.scheduler import CallInstance, TokenScheduler
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.registry import TENSORFLOW, find
-from penstock.types import TensorType
 
 # The table in the docstring of ``scheduler``, as functions.
 

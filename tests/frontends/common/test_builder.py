@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.types import ANY, FLOAT32, TensorType
 from penstock.frontends.common.builder import NodeBuilder, UniqueNames
 from penstock.frontends.common.diagnostics import InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.ir.graph import Value
-from penstock.types import ANY, FLOAT32, TensorType
 
 
 def builder(*inputs: Value | None, types: InferredTypes | None = None, **more: Any) -> NodeBuilder:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import MAX_PROBLEMS, MOST_COUNTED, InvalidModel, Unsupported
+from penstock.core.errors import MAX_PROBLEMS, MOST_COUNTED, InvalidModel, Unsupported
+from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.frontends.common.diagnostics import (
     Diagnostics,
     InexpressibleError,
     NodeError,
     TensorError,
 )
-from penstock.limits import DEFAULT_LIMITS, Limits
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
 from penstock.frontends.common.model_files import open_inside, open_path
 from tests.support.processes import end_of
 

@@ -14,9 +14,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import penstock
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.frontends.onnx.importer import load_onnx
-from penstock.limits import DEFAULT_LIMITS, Limits
 
 VALUES = np.arange(6, dtype=np.float32)
 

@@ -13,11 +13,11 @@ from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import penstock as ps
-from penstock.errors import InvalidModel, Unsupported
+from penstock.core.errors import InvalidModel, Unsupported
+from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.frontends.onnx import importer, upgrades
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Model
-from penstock.limits import DEFAULT_LIMITS, Limits
 from tests.support.onnx_models import interpret_model
 
 OPSET = 21

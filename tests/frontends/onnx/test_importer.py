@@ -13,12 +13,12 @@ import pytest
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
 from penstock.analysis.verify import verify
-from penstock.errors import MAX_PROBLEMS, InvalidModel, Unsupported
+from penstock.core.errors import MAX_PROBLEMS, InvalidModel, Unsupported
+from penstock.core.limits import Limits
+from penstock.core.types import ANY, INT64, STRING, MapType, OptionalType, SequenceType, TensorType
 from penstock.frontends.onnx import file, schemas
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Graph
-from penstock.limits import Limits
-from penstock.types import ANY, INT64, STRING, MapType, OptionalType, SequenceType, TensorType
 from tests.support.onnx_models import (
     FLOAT,
     graph_of,

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import penstock as ps
-from penstock.errors import InvalidModel, Unsupported
+from penstock.core.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.frontends.onnx.upgrades import microsoft_rules
 from penstock.ops.registry import MICROSOFT

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import Unsupported
+from penstock.core.errors import Unsupported
 from tests.support.contrib import check_contrib, contrib_model
 
 F32, F16 = np.float32, np.float16

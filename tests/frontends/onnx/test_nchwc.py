@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 
 import penstock as ps
-from penstock.errors import InvalidModel, Unsupported
+from penstock.core.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx.nchwc import DOMAIN
 from tests.support.saved_models import Net, saved
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
 from penstock.frontends.onnx.schemas import FILE, find_schema
 from tests.support.onnx_text import compile_text
 from tests.support.processes import end_of

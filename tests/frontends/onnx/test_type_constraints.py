@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import penstock as ps
-from penstock.errors import InvalidInput, InvalidModel
+from penstock.core.errors import InvalidInput, InvalidModel
 from tests.support.onnx_text import compile_text, model_from_text
 
 EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from penstock.analysis.verify import verify
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
 from penstock.frontends.onnx.importer import load_onnx
 from tests.support.graphs import interpret
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import helper
 
 import penstock as ps
-from penstock.errors import InvalidModel, Unsupported
+from penstock.core.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.frontends.onnx.upgrades import UNCHANGED, UPGRADES, meaning
 from penstock.ir.graph import Model

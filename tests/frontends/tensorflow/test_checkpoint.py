@@ -9,11 +9,11 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.limits import DEFAULT_LIMITS
 from penstock.frontends.tensorflow import checkpoint
 from penstock.frontends.tensorflow.checkpoint import Bundle
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import BundleEntryProto, BundleHeaderProto
-from penstock.limits import DEFAULT_LIMITS
 
 HEADER = BundleHeaderProto(num_shards=1).SerializeToString()
 

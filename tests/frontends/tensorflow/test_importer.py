@@ -11,7 +11,7 @@ from google.protobuf import text_format
 
 import penstock as ps
 from penstock.analysis.frames import Frames
-from penstock.errors import InvalidInput, InvalidModel, PenstockError, RunError, Unsupported
+from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, RunError, Unsupported
 from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
 from penstock.frontends.tensorflow.importer import Importer

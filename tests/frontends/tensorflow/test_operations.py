@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.core.types import ANY, accepts, type_of
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef
-from penstock.types import ANY, accepts, type_of
 from tests.support.recorded import Recorded
 from tests.support.tf_graphs import Builder, Type
 

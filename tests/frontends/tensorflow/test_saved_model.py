@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import InvalidModel, RunError, Unsupported
+from penstock.core.errors import InvalidModel, RunError, Unsupported
+from penstock.core.limits import DEFAULT_LIMITS
 from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.tensorflow import checkpoint
 from penstock.frontends.tensorflow.checkpoint import Bundle
 from penstock.frontends.tensorflow.object_graph import ObjectGraph
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import SavedModel, SavedObjectGraph
-from penstock.limits import DEFAULT_LIMITS
 from tests.support.processes import load_in_child
 from tests.support.tf_graphs import Builder, Func, Type
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 
-from penstock.algorithms.checkpoints import CHECK_EVERY, stopped_by
+from penstock.core.checkpoints import CHECK_EVERY, stopped_by
 from penstock.frontends.tensorflow import text_format as ours
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedModel
 

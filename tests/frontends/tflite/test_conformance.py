@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import InternalError
+from penstock.core.errors import InternalError
 from tests.support.tflite_cases import Case, cases, follow
 
 RUNS = list(cases("op", "quant", "control", "dynamic", "net", "circle"))

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
 from penstock.frontends.tflite.flatbuffer import FILE, FlatBuffer, FlatTable, schema
 from tests.support.tflite_models import serialized
 from tools import tflite_schema

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import InternalError
+from penstock.core.errors import InternalError
 from tests.support import mutants
 from tests.support.sweeps import sweep
 from tests.support.tflite_cases import cases

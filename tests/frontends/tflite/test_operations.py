@@ -10,9 +10,9 @@ import pytest
 from flatbuffers import flexbuffers
 
 import penstock as ps
+from penstock.core.types import TensorType
 from penstock.frontends.tflite.flatbuffer import schema
 from penstock.frontends.tflite.tensors import _NAMES
-from penstock.types import TensorType
 from tests.support.tflite_models import model, subgraph
 
 litert = pytest.importorskip("ai_edge_litert.interpreter")

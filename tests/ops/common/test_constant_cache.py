@@ -9,9 +9,9 @@ import pytest
 from onnx import helper
 
 import penstock as ps
+from penstock.core.types import TensorType
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ops.common.constant_cache import held, shared
-from penstock.types import TensorType
 from tests.ops.harness import node_model
 
 rng = np.random.default_rng(5)

@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.core.types import TensorType, type_of
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.op import Kernel
 from penstock.ops import find
 from penstock.ops.common import elementwise
-from penstock.types import TensorType, type_of
 from tests.ops.harness import node_model
 
 X = np.random.default_rng(0).standard_normal((3, 4, 5)).astype(np.float32)

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.analysis.type_inference import infer_types
-from penstock.types import TensorType
+from penstock.core.types import TensorType
 from tests.support.onnx_text import graph_from_text
 
 

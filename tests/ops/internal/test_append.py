@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.append import APPEND
-from penstock.types import FLOAT32, TensorType
 
 
 def test_append_joins_both_along_an_axis():

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.backends.native.late import attend_kernel
+from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.attend import ATTEND
-from penstock.types import TensorType
 from tests.support.native_kernels import LIBRARIES
 from tests.support.onnx_text import model_from_text
 

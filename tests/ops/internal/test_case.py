@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
 from penstock.ir.graph import Graph, Model
 from penstock.ops.internal.case import CASE
 from penstock.textual.parser import parse_graph

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.backends.native.backend import NativeBackend
+from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
-from penstock.types import TensorType
 from tests.support.native_kernels import LIBRARIES
 from tests.support.onnx_text import model_from_text
 

@@ -9,10 +9,10 @@ import pytest
 
 import penstock as ps
 from penstock.backends.native.backend import NativeBackend
+from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.passes.pipeline import optimize
-from penstock.types import TensorType
 from tests.support.native_kernels import LIBRARIES
 from tests.support.onnx_text import graph_from_text, model_from_text
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
 from tests.ops.harness import run_ort
 from tests.support.contrib import check_contrib, contrib_model
 

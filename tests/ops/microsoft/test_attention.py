@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.types import ShapeError, TensorType
 from penstock.ops.registry import standard
-from penstock.types import ShapeError, TensorType
 from tests.ops.harness import check_node, node_model, run_ort
 
 rng = np.random.default_rng(4)

@@ -11,9 +11,9 @@ import onnx
 import pytest
 
 import penstock as ps
-from penstock.errors import RunError
+from penstock.core.errors import RunError
+from penstock.core.types import ShapeError
 from penstock.ops.registry import standard
-from penstock.types import ShapeError
 from tests.ops.harness import check_node, node_model, run_ort
 from tests.support.sweeps import sweep
 

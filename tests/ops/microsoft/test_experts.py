@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.core.types import ShapeError
 from penstock.ops.registry import standard
-from penstock.types import ShapeError
 from tests.ops.harness import check_node
 from tests.support.sweeps import sweep
 

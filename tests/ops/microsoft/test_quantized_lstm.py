@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.ops import find
-from penstock.types import FLOAT32, ShapeError, TensorType
 from tests.ops.harness import check_node
 
 T, B, H, WIDTH = 5, 3, 6, 4

@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.core.types import ShapeError, TensorType
 from penstock.ops import find
 from penstock.ops.microsoft import quantized_weights
-from penstock.types import ShapeError, TensorType
 from tests.ops.harness import check_node
 
 F32, U8 = np.dtype(np.float32), np.dtype(np.uint8)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
 from tests.ops.harness import check_node, run_ort
 from tests.support.contrib import check_contrib, contrib_model
 

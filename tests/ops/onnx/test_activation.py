@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.types import ShapeError, TensorType
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ops import find
-from penstock.types import ShapeError, TensorType
 from tests.ops.harness import check_node, node_model
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

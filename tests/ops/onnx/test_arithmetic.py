@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.core.types import ShapeError, TensorType, constant_type
 from penstock.ops import find
-from penstock.types import ShapeError, TensorType, constant_type
 from tests.ops.harness import check_node, node_model
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.types import INT64, ShapeError, TensorType
+from penstock.core.types import INT64, ShapeError, TensorType
 from tests.ops.cases import (
     F32,
     check_both,

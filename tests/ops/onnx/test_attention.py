@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from penstock.core.types import INT64, ShapeError, TensorType
 from penstock.ops import find
 from penstock.ops.onnx import attention
-from penstock.types import INT64, ShapeError, TensorType
 from tests.ops.harness import check_node
 
 rng = np.random.default_rng(1)

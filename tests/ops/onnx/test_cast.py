@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from penstock.types import BOOL, INT64, ShapeError, TensorType
+from penstock.core.types import BOOL, INT64, ShapeError, TensorType
 from tests.ops.cases import data_of, f32, fails, float_type, i64, infer, int_type, run
 from tests.ops.harness import check_node, node_model, run_ort
 

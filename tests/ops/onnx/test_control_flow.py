@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from penstock.core.types import FLOAT32, INT64, SequenceType, ShapeError, TensorType
 from penstock.ops.onnx.control_flow import (
     ScanLayout,
     element_of,
@@ -17,7 +18,6 @@ from penstock.ops.onnx.control_flow import (
     stack,
     truth,
 )
-from penstock.types import FLOAT32, INT64, SequenceType, ShapeError, TensorType
 
 
 def scan(**attrs):

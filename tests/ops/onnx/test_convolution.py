@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.ops import find
 from penstock.ops.onnx import convolution as family
-from penstock.types import FLOAT32, ShapeError, TensorType
 from tests.ops.harness import check_node, convolve, node_model, run_ort
 
 rng = np.random.default_rng(0)

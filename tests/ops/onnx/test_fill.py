@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from penstock.types import INT64, ShapeError, TensorType
+from penstock.core.types import INT64, ShapeError, TensorType
 from tests.ops.cases import (
     F32,
     check_both,

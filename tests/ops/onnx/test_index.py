@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.core.types import INT64, ShapeError, TensorType, constant_type
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.op import Kernel
 from penstock.ops import find
-from penstock.types import INT64, ShapeError, TensorType, constant_type
 from tests.ops.cases import (
     F32,
     check_both,

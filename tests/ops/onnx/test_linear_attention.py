@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.core.types import ShapeError, TensorType
 from penstock.ops import find
-from penstock.types import ShapeError, TensorType
 from tests.ops.harness import check_node
 
 rng = np.random.default_rng(8)

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.ops import find
-from penstock.types import FLOAT32, ShapeError, TensorType
 from tests.ops.harness import check_node, node_model, run_ort
 
 rng = np.random.default_rng(0)
@@ -63,8 +63,8 @@ def test_matmul_takes_strided_inputs():
 
 
 def _node(op, *inputs):
+    from penstock.core.types import type_of
     from penstock.frontends.onnx.importer import load_onnx
-    from penstock.types import type_of
 
     (node,) = load_onnx(node_model(op, inputs)).graph.nodes
     return node, [type_of(x) for x in inputs]

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.ops import find
-from penstock.types import FLOAT32, ShapeError, TensorType
 from tests.ops.harness import check_node
 
 rng = np.random.default_rng(0)
@@ -205,9 +205,9 @@ def test_rms_of_mixed_of_every_dtype_matches_the_definition():
 
 
 def test_simplified_layer_normalization_equals_rms_normalization():
+    from penstock.core.types import type_of
     from penstock.ir.graph import Graph, Node, Value
     from penstock.ir.op import Kernel
-    from penstock.types import type_of
 
     x, scale = draw(2, 3, 8), draw(8)
     values = [Value("x", type_of(x)), Value("scale", type_of(scale))]

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from penstock.analysis.interpreter import evaluate
+from penstock.core.types import FLOAT32, INT64, ShapeError, TensorType
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ops import find
 from penstock.ops.onnx import pooling as family
-from penstock.types import FLOAT32, INT64, ShapeError, TensorType
 from tests.ops.harness import check_node, node_model
 
 rng = np.random.default_rng(0)

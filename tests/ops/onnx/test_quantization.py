@@ -6,8 +6,8 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from penstock.core.types import ShapeError, TensorType
 from penstock.ops import find
-from penstock.types import ShapeError, TensorType
 from tests.ops.harness import check_node
 
 F32 = np.dtype(np.float32)

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.types import ShapeError, TensorType
 from penstock.ops import find
 from penstock.ops.onnx.quantized import EXACT, pieces
-from penstock.types import ShapeError, TensorType
 from tests.ops.harness import check_node, node_model, run_reference
 
 F32, I8, U8 = np.dtype(np.float32), np.dtype(np.int8), np.dtype(np.uint8)

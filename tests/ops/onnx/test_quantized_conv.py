@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.types import ShapeError, TensorType
 from penstock.ops import find
-from penstock.types import ShapeError, TensorType
 from tests.ops.harness import check_node
 
 F32, I8, U8, I32 = (np.dtype(t) for t in (np.float32, np.int8, np.uint8, np.int32))

@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.core.types import FLOAT32, INT64, ShapeError, TensorType
 from penstock.ops import find
 from penstock.ops.onnx import regions
-from penstock.types import FLOAT32, INT64, ShapeError, TensorType
 from tests.ops.harness import check_node, convolve
 
 rng = np.random.default_rng(0)

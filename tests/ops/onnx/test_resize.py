@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.types import ShapeError, TensorType, constant_type
 from penstock.ops import find
-from penstock.types import ShapeError, TensorType, constant_type
 from tests.ops.harness import check_node
 
 rng = np.random.default_rng(3)

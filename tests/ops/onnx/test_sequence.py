@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from penstock.core.types import ANY, BOOL, INT64, OptionalType, SequenceType, ShapeError, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops import find
-from penstock.types import ANY, BOOL, INT64, OptionalType, SequenceType, ShapeError, TensorType
 from tests.ops.cases import F32, check_both, f32, fails, float_type, i64, infer, run
 from tests.ops.harness import check_node
 

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.core.types import INT64, ShapeError, TensorType
 from penstock.ops import find
-from penstock.types import INT64, ShapeError, TensorType
 from tests.ops.cases import (
     F32,
     check_both,

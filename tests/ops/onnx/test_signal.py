@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from penstock.core.types import ShapeError, TensorType, constant_type
 from penstock.ops import find
-from penstock.types import ShapeError, TensorType, constant_type
 from tests.ops.harness import check_node
 
 rng = np.random.default_rng(5)

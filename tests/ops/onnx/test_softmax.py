@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.core.types import ShapeError, TensorType
 from penstock.ops import find
-from penstock.types import ShapeError, TensorType
 from tests.ops.harness import check_node
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.types import BOOL, FLOAT32, INT64, STRING, ShapeError, TensorType
 from penstock.ops import find
 from penstock.ops.common.regex import Regex, RegexError
-from penstock.types import BOOL, FLOAT32, INT64, STRING, ShapeError, TensorType
 from tests.ops.harness import check_node
 
 

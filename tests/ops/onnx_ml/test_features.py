@@ -7,8 +7,16 @@ import onnx
 import pytest
 from onnx.numpy_helper import from_array
 
+from penstock.core.types import (
+    FLOAT32,
+    INT64,
+    STRING,
+    MapType,
+    SequenceType,
+    ShapeError,
+    TensorType,
+)
 from penstock.ops import find
-from penstock.types import FLOAT32, INT64, STRING, MapType, SequenceType, ShapeError, TensorType
 from tests.ops.harness import check_node
 
 ML: dict[str, Any] = {"domain": "ai.onnx.ml", "opset": 1, "expected": "ort"}

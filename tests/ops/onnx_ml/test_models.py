@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.types import FLOAT32, INT64, STRING, ShapeError, TensorType
 from penstock.ops import find
-from penstock.types import FLOAT32, INT64, STRING, ShapeError, TensorType
 from tests.ops.harness import check_node
 
 ML: dict[str, Any] = {"domain": "ai.onnx.ml", "opset": 1, "expected": "ort"}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from onnx.numpy_helper import from_array
 
+from penstock.core.types import FLOAT32, STRING, ShapeError, TensorType
 from penstock.ops import find
-from penstock.types import FLOAT32, STRING, ShapeError, TensorType
 from tests.ops.harness import check_node
 from tests.support.tree_models import MODES, Trees, ensemble, rows
 

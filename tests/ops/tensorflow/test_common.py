@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Kernel
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.ops.tensorflow import common
-from penstock.types import FLOAT32, ShapeError, TensorType
 
 
 def compiled(op: str, attrs: dict[str, Any], inputs: int = 1, outputs: int = 1) -> Kernel:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.ops.tensorflow.state import Store
-from penstock.types import FLOAT32, ShapeError, TensorType
 from tests.support.tf_graphs import Builder, Shape, Type
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.backends.native.library import library
+from penstock.core.types import FLOAT32, TensorType
+from penstock.host.native import library
 from penstock.ops.tensorflow.state import Store
-from penstock.types import FLOAT32, TensorType
 from tests.support.tf_graphs import Builder, Shape, Type
 
 EXECUTORS = ("linear", "dataflow", "parallel", "streams", "frames", "interpret")

@@ -11,17 +11,17 @@ import pytest
 import penstock as ps
 from penstock.analysis.frames import Frames, GraphPart
 from penstock.backends.numpy import NumpyBackend
+from penstock.core.limits import Limits
+from penstock.core.types import ANY
 from penstock.executors.control import Control
 from penstock.executors.frames.builder import FrameGraphBuilder
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.ir.device_name import DeviceName, local
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ir.op import Kernel
-from penstock.limits import Limits
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import partition
-from penstock.types import ANY
 from tests.support.random_frames import RandomGraph
 from tests.support.tf_graphs import Builder, Type
 from tests.support.tf_loops import INT, Names, add, cond, const, counting, enter, while_loop

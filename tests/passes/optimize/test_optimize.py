@@ -11,9 +11,10 @@ import pytest
 
 import penstock as ps
 from penstock.analysis.type_inference import infer_types
+from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.types import ShapeError, TensorType
 from penstock.ir.graph import Graph, Model, Node, Value, captures, clone
 from penstock.ir.op import Kernel, Op
-from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops import find
 from penstock.ops.common.shape_rules import same_type
 from penstock.passes.context import PassContext
@@ -23,7 +24,6 @@ from penstock.passes.optimize.fold_constants import FoldConstants, owned_bytes
 from penstock.passes.optimize.simplify import Simplify
 from penstock.passes.pipeline import optimize
 from penstock.textual.parser import parse_graph
-from penstock.types import ShapeError, TensorType
 from tests.support.graphs import interpret
 from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.random_graphs import seeded

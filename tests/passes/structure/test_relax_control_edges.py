@@ -7,10 +7,10 @@ import pytest
 
 import penstock as ps
 from penstock.analysis.verify import verify
+from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops.registry import TENSORFLOW, find, standard
 from penstock.passes.structure.relax_control_edges import relax_control_edges
-from penstock.types import BOOL, FLOAT32, TensorType
 from tests.support.tf_graphs import Builder, Type
 
 EXECUTORS = ("linear", "dataflow", "parallel", "streams", "frames", "interpret")

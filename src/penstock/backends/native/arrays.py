@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import replace
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
-from penstock.backends.native.library import NativeLibrary
 from penstock.backends.native.rooms import Rooms
+from penstock.core.records import replace
+from penstock.core.types import ShapeError, TensorType, Type
+from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.layout import is_plannable, packed_strides
 from penstock.ir.op import Kernel
 from penstock.ops.internal.append import APPEND
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import TENSORFLOW
-from penstock.types import ShapeError, TensorType, Type
 
 ArrayFamily = Callable[[NativeLibrary, Node, Sequence[Type | None]], Kernel | None]
 """chooses a kernel that takes arrays of any shapes"""

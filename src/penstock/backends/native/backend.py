@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, replace
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.native.elementwise import OPERATIONS, elementwise_call, estimated_ns
 from penstock.backends.native.kernel import NativeCall, Site, native_kernel, site_of
-from penstock.backends.native.library import NativeLibrary, library
 from penstock.backends.numpy import NumpyBackend
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
+from penstock.core.records import dataclass, replace
+from penstock.core.types import TensorType, Type
+from penstock.host.native import NativeLibrary, library
 from penstock.host.on_demand import imported
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
@@ -25,7 +26,6 @@ from penstock.ops.internal.fused import FUSED, has_softmax, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT, TENSORFLOW
 from penstock.ops.work_estimate import WORTH_ROUNDING, flops
-from penstock.types import TensorType, Type
 
 Seconds = Callable[[Node], float]
 

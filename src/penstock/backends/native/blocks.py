@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor, Word
+from penstock.core.types import FLOAT32, TensorType
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
 from penstock.ops.microsoft.experts import (
     QMOE,
@@ -18,7 +19,6 @@ from penstock.ops.microsoft.experts import (
     packed_experts,
 )
 from penstock.ops.microsoft.quantized_weights import PackedWeights, unpack
-from penstock.types import FLOAT32, TensorType
 
 # As in c/blocks.c.
 PANEL = 32

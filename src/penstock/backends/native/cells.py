@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.types import FLOAT32
+from penstock.core.types import FLOAT32
 
 _GATE_NS = 0.3
 """of an element of a gate with its function"""

@@ -11,18 +11,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.image_convolution import axis_words, bounds_of, of_any_strides
 from penstock.backends.native.integers import IntegerPanels, integer_panels, panel_types
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
-from penstock.backends.native.library import library
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, TensorType
+from penstock.host.native import library
 from penstock.ir.graph import Node, Value
 from penstock.ops.common.constant_cache import Reordered, reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import flops
-from penstock.types import FLOAT32, TensorType
 
 # As in c/code_convolution.c.
 _PANEL, _COPY, _ROWS, _PAIRS, _MOST_CHANNELS = 32, 65536, 64, 32768, 4096

@@ -8,14 +8,14 @@ from itertools import product
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, TensorType
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered, weights_of
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.work_estimate import flops, layout_seconds
-from penstock.types import FLOAT32, TensorType
 
 # Of transposed convolutions, which few models have.
 _TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.core.types import FLOAT32
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.windows import windows
-from penstock.types import FLOAT32
 
 _PANEL, _FILTERS, _TERMS = 32, 256, 192  # as in c/deformable.c
 _MOST_PIXELS = 2**24  # along an axis of an image, whose positions are float32

@@ -11,16 +11,16 @@ from functools import partial
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.elementwise import program_behind
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
-from penstock.backends.native.library import in_c_order
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, TensorType
+from penstock.host.native import in_c_order
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import ALIGNMENT
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.internal.fused import is_fused, parts
-from penstock.types import FLOAT32, TensorType
 
 _PANEL, _GRAIN, _BLOCK = 64, 16, 192  # as in c/dense.c
 _PROGRAM_WORDS = 30  # of struct elementwise

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import replace
 from penstock.backends.native.formulas import (
     CHEAP_POWERS,
     CODES,
@@ -33,11 +32,12 @@ from penstock.backends.native.kernel import (
     UnsupportedError,
     native_kernel,
 )
+from penstock.core.records import replace
+from penstock.core.types import TensorType, dtype_name
 from penstock.ir.graph import Node, Value
 from penstock.ir.layout import packed_strides
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.registry import MICROSOFT
-from penstock.types import TensorType, dtype_name
 
 # As in c/elementwise.c.
 _REGISTERS, _REGISTER_BYTES, _MOST_RANK, _MOST_INPUTS = 32, 2048, 8, 17

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.core.types import FLOAT32, INT64, STRING
 from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imputed_values
-from penstock.types import FLOAT32, INT64, STRING
 
 _DTYPES = ("float32", "float64", "int32", "int64")
 

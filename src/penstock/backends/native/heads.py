@@ -13,13 +13,13 @@ from functools import partial
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
 from penstock.ops.internal.attention_region import AttentionRegion, attention_region
-from penstock.types import FLOAT32
 
 _KEYS, _COPIED, _MOST_PART, _TERMS, _LANES = 256, 32768, 768, 2, 16  # as in c/heads.c
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.shape_rules import normalize_axis
-from penstock.types import FLOAT32, INT64, TensorType
 
 _MOST_TOP = 64  # beyond, and in rows beyond a part of all elements, they are sorted
 _PART = 16

@@ -7,14 +7,14 @@ from functools import partial
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
-from penstock.backends.native.library import NativeLibrary, library
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, TensorType
+from penstock.host.native import NativeLibrary, library
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.work_estimate import flops
-from penstock.types import FLOAT32, TensorType
 
 # As in c/integers.c.
 _PANEL, _QUAD, _GROUP, _BLOCK, _TILE = 32, 4, 4, 64, 16

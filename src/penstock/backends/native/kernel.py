@@ -7,15 +7,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import dataclass, field, replace
-from penstock.backends.native.library import NativeLibrary
-from penstock.errors import InternalError
+from penstock.core.checkpoints import checkpoint
+from penstock.core.errors import InternalError
+from penstock.core.records import dataclass, field, replace
+from penstock.core.types import INT64, TensorType, Type
+from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Contents, Node
 from penstock.ir.layout import LateArray
 from penstock.ir.op import Kernel
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, weights_of
-from penstock.types import INT64, TensorType, Type
 
 # Bytes of weights from which on they are not held in the file's order as well.
 _WORTH_ABSORBING = 16 << 10

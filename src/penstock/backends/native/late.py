@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import replace
 from penstock.backends.native.elementwise import OPERATIONS, late_program
 from penstock.backends.native.kernel import Site
-from penstock.backends.native.library import NativeLibrary
 from penstock.backends.native.rooms import Rooms
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import replace
+from penstock.core.types import TensorType, Type
+from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Contents, Node
 from penstock.ir.op import Kernel
 from penstock.ops.common import shape_rules as rules
@@ -23,7 +24,6 @@ from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.internal.fused import FUSED
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.result_bytes import counted
-from penstock.types import TensorType, Type
 
 _KINDS = ("float32", "float64")
 

@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.core.records import NamedTuple
+from penstock.core.types import INT64, TensorType
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import reordered
-from penstock.types import INT64, TensorType
 
 _ROWS, _MOST_TAIL, _PADDED_BYTES, _DOT_COLUMNS = 4, 1024, 64, 64  # as in c/matmul.c
 

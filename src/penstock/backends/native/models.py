@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.core.records import dataclass
+from penstock.core.types import FLOAT32, STRING
 from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.onnx_ml import models
 from penstock.ops.onnx_ml.models import KERNELS, TRANSFORM_NAMES, VectorMachine
-from penstock.types import FLOAT32, STRING
 
 # As in c/models.c.
 _ROWS, _WIDTH, _DECISIONS, _CLASSES = 4, 16, 256, 32

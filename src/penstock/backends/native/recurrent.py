@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
 from penstock.backends.native.integers import integer_panels
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.core.records import NamedTuple
+from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import Reordered, Shared, reordered, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
 from penstock.ops.onnx.recurrent import Layer, parse_layer, steps_and_rows
 from penstock.ops.work_estimate import flops
-from penstock.types import BOOL, FLOAT32, TensorType
 
 # As in c/recurrent.c: units of a block.
 _UNITS = 16

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ops.common.dtypes import FLOAT64
-from penstock.types import FLOAT32, INT64, TensorType
 
 _WORDS, _BESIDE, _MOST_BINS, _MOST_WIDTH = 5, 32, 512, 4096  # as in c/regions.c
 _MOST_SIZE = 2**24  # of an image, whose positions are float32

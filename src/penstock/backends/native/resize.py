@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.core.types import TensorType
 from penstock.ir.layout import packed_strides
 from penstock.ops.onnx.pad import pad_widths, padded_places
 from penstock.ops.onnx.resize import Table, resize_tables
-from penstock.types import TensorType
 
 _MOST_ROWS, _SPAN = 256, 4096  # as in c/resize.c
 _CHUNK = 512  # elements of a row whose sums are computed at once, at most

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.core.types import FLOAT32, INT64
 from penstock.ops.onnx.rotary import cache_places, heads_of
-from penstock.types import FLOAT32, INT64
 
 
 def rotary(site: Site) -> NativeCall | None:

@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.core.types import INT64, STRING, TensorType
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import normalize_axis
-from penstock.types import INT64, STRING, TensorType
 
 _BYTE_NS = 0.05
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
 from penstock.backends.native.arrays import ArrayFamily
-from penstock.backends.native.library import NativeLibrary
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import FLOAT32, INT64, STRING, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
+from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Kernel
 from penstock.ops.common.constant_cache import shared
@@ -18,7 +19,6 @@ from penstock.ops.common.regex import Automaton, RegexError, members_of
 from penstock.ops.microsoft.text import check_tokenizer
 from penstock.ops.onnx.text import NgramPool, weighted
 from penstock.ops.onnx_ml.features import categories, category_names, encoded_labels, one_of
-from penstock.types import FLOAT32, INT64, STRING, ShapeError, TensorType, Type
 
 Function = Callable[..., Any]
 _MOST_SPAN = 1 << 20  # of integers that a table numbers

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.core.records import dataclass
+from penstock.core.types import STRING
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.onnx_ml import trees
 from penstock.ops.onnx_ml.models import TRANSFORM_NAMES, Labelling
-from penstock.types import STRING
 
 _SCORES = 4096  # of an item at most, as in c/trees.c
 _ROWS = 64  # of an item at most: a tree that rows have gone down stays in the first-level cache

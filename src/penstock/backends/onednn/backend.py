@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.algorithms.records import replace
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE, NARY, is_eltwise_chain
 from penstock.backends.onednn.library import DnnlError, Library, library
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
+from penstock.core.records import replace
+from penstock.core.types import ANY, FLOAT32, TensorType, Type
 from penstock.host.on_demand import imported
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
@@ -27,7 +28,6 @@ from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import WORTH_ROUNDING, flops, layout_seconds
-from penstock.types import ANY, FLOAT32, TensorType, Type
 
 if TYPE_CHECKING:
     from penstock.backends.onednn.op_desc import OpDesc

@@ -8,7 +8,6 @@ from math import prod
 
 import numpy as np
 
-from penstock.algorithms.records import replace
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PRELU, PostOp
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
@@ -20,10 +19,11 @@ from penstock.backends.onednn.spec import (
     absorb,
 )
 from penstock.backends.onednn.weights import Weights, weights_of
+from penstock.core.records import replace
+from penstock.core.types import FLOAT32
 from penstock.host.on_demand import imported
 from penstock.ir.layout import channels_last
 from penstock.ops.common.windows import Window, behind, windows
-from penstock.types import FLOAT32
 
 # Of transposed convolutions, which few models have.
 _TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")

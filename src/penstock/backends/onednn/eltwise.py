@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.algorithms.records import replace
 from penstock.backends.onednn.eltwise_algorithms import BINARY, COMMUTATIVE, ELTWISE, NARY, Eltwise
 from penstock.backends.onednn.layouts import broadcasts, padded
 from penstock.backends.onednn.op_desc import OpDesc
@@ -10,6 +9,7 @@ from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1
 from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
 from penstock.backends.onednn.weights import weights_of
+from penstock.core.records import replace
 
 _MOST_OPERANDS = 16
 

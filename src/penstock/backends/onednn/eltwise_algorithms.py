@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
 from penstock.backends.onednn.library import Library
+from penstock.core.records import NamedTuple
 from penstock.ir.graph import Node
 
 

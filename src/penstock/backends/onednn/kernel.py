@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple, dataclass
 from penstock.backends.onednn.layouts import canonical_strides
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError, Library
 from penstock.backends.onednn.primitive import (
@@ -27,9 +26,10 @@ from penstock.backends.onednn.primitive import (
 )
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext, Strides
 from penstock.backends.sequence import BoundStep, sequence_of
+from penstock.core.records import NamedTuple, dataclass
+from penstock.core.types import TensorType
 from penstock.ir.layout import LateArray, address, packed_strides
 from penstock.ir.op import Kernel
-from penstock.types import TensorType
 
 # Arrays of a call whose addresses compiled code sets, as in native/c/sequence.c.
 _MOST_HANDLES = 4

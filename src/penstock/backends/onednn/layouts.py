@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
+from penstock.core.types import FLOAT32
 from penstock.ir.layout import channels_last, packed_strides
-from penstock.types import FLOAT32
 
 ITEM = FLOAT32.itemsize
 

@@ -22,7 +22,7 @@ from penstock.backends.onednn.spec import (
     absorb,
 )
 from penstock.backends.onednn.weights import Weights, weights_of
-from penstock.types import FLOAT32
+from penstock.core.types import FLOAT32
 
 
 def matmul(desc: OpDesc) -> PrimitiveSpec | None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock.algorithms.records import replace
 from penstock.backends.onednn.eltwise import binary_spec
 from penstock.backends.onednn.eltwise_algorithms import Eltwise
 from penstock.backends.onednn.layouts import broadcasts
@@ -16,9 +15,10 @@ from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SCALE, SHIFT, SRC
 from penstock.backends.onednn.spec import BoundPrimitive, Constants, PrimitiveSpec, SpecContext
 from penstock.backends.onednn.weights import weights_of
+from penstock.core.records import replace
+from penstock.core.types import FLOAT32
 from penstock.ir.layout import channels_last
 from penstock.ops.common.shape_rules import normalize_axis
-from penstock.types import FLOAT32
 
 _MEAN, _VARIANCE = 49, 50  # DNNL_ARG_MEAN, DNNL_ARG_VARIANCE
 _USE_STATISTICS, _USE_SCALE, _USE_SHIFT = 1, 2, 4  # dnnl_use_global_stats and so on

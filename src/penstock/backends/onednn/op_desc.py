@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, replace
 from penstock.backends.onednn.layouts import padded
 from penstock.backends.onednn.post_ops import PostOp, post_ops_of
 from penstock.backends.onednn.quant_attrs import Scaling
+from penstock.core.records import dataclass, replace
+from penstock.core.types import FLOAT32, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import is_fused
-from penstock.types import FLOAT32, TensorType, Type
 
 Tensors = Sequence[TensorType | None]
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import NamedTuple, dataclass, replace
 from penstock.backends.onednn.kernel import PrimitiveCache, kernel_of
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.spec import PrimitiveSpec
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import NamedTuple, dataclass, replace
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
 from penstock.ops.common.windows import behind, windows

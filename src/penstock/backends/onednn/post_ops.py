@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from penstock.algorithms.records import dataclass, replace
 from penstock.backends.onednn.eltwise_algorithms import (
     BINARY,
     COMMUTATIVE,
@@ -13,9 +12,10 @@ from penstock.backends.onednn.eltwise_algorithms import (
     Eltwise,
 )
 from penstock.backends.onednn.layouts import broadcasts
+from penstock.core.records import dataclass, replace
+from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.zero_nan import ZERO_NAN
-from penstock.types import TensorType
 
 PRELU = "prelu"
 BROADCASTING_PRELU = 7

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
 from penstock.backends.onednn.library import Library
+from penstock.core.records import NamedTuple
 from penstock.host.malloc import new_bytes
 from penstock.ir.layout import ALIGNMENT, address, packed_strides
 

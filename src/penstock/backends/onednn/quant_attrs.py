@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.primitive import SRC, descriptor_of, memory
 from penstock.backends.onednn.weights import Weights
+from penstock.core.records import dataclass, field
 
 # Added to an argument of a primitive (DNNL_ARG_ATTR_*).
 _SCALES, ZERO_POINTS = 4096, 8192

@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 
-from penstock.algorithms.records import replace
 from penstock.backends.onednn.convolution import convolution
 from penstock.backends.onednn.eltwise_algorithms import Eltwise
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
@@ -24,9 +23,10 @@ from penstock.backends.onednn.quant_attrs import ZERO_POINTS, MakeWeights, Scali
 from penstock.backends.onednn.quantized_forms import DTYPES, Codes, Form, form_of
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.backends.onednn.weights import weights_of
+from penstock.core.records import replace
+from penstock.core.types import FLOAT32, Type
 from penstock.ir.graph import Node
 from penstock.ops.common.dtypes import INT8, UINT8
-from penstock.types import FLOAT32, Type
 
 _MOST_DIMS = 6
 

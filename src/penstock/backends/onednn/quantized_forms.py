@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field, replace
 from penstock.backends.onednn.eltwise_algorithms import ELTWISE
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp, post_ops_of
+from penstock.core.records import dataclass, field, replace
+from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.registry import COMPUTING, MICROSOFT
-from penstock.types import FLOAT32, TensorType
 
 DTYPES: Collection[np.dtype] = frozenset({FLOAT32, INT8, UINT8})
 """of the inputs and outputs of such nodes"""

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple, dataclass
 from penstock.backends.onednn.layouts import ITEM
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.op_desc import OpDesc
@@ -20,11 +19,12 @@ from penstock.backends.onednn.spec import (
     absorb,
 )
 from penstock.backends.onednn.weights import Weights, weights_of
+from penstock.core.records import NamedTuple, dataclass
+from penstock.core.types import FLOAT32
 from penstock.ir.layout import packed_strides
 from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.onnx.recurrent import Layer, parse_layer
-from penstock.types import FLOAT32
 
 # Arguments of primitives (DNNL_ARG_*): the states (SRC_ITER, SRC_ITER_C) before the first step and
 # (DST_ITER, DST_ITER_C) after the last, and the weights of the state.

@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import dataclass, replace
 from penstock.backends.onednn.kernel import kernel_of
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.parts import kernel_of_parts, run_kernel
 from penstock.backends.onednn.spec import PrimitiveSpec
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import dataclass, replace
+from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
 from penstock.ops.onnx.recurrent import Layer, parse_layer
-from penstock.types import FLOAT32, TensorType
 
 MOST_FLOPS = 2_000_000_000
 _MOST_SEQUENCES = 4

@@ -9,8 +9,8 @@ from penstock.backends.onednn.layouts import ITEM
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.core.types import FLOAT32
 from penstock.ops.onnx.reduce import reduction_form
-from penstock.types import FLOAT32
 
 REDUCTIONS = {
     "ReduceMean": ("mean", "avg_exclude_padding"),

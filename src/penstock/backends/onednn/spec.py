@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple, dataclass, field, replace
 from penstock.backends.onednn.layouts import (
     ITEM,
     canonical_strides,
@@ -33,10 +32,11 @@ from penstock.backends.onednn.primitive import (
 )
 from penstock.backends.onednn.quant_attrs import SIGNED, ZERO_POINTS, Scaling
 from penstock.backends.onednn.weights import Weights
+from penstock.core.records import NamedTuple, dataclass, field, replace
+from penstock.core.types import FLOAT32, TensorType, dtype_named
 from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.common.constant_cache import Shared
 from penstock.ops.common.dtypes import INT8, INT32
-from penstock.types import FLOAT32, TensorType, dtype_named
 
 Strides = Sequence[tuple[int, ...] | None]
 """the strides of the tensors of an ``OpDesc``, in bytes; None for tensors left out"""

@@ -9,7 +9,6 @@ from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.primitive import (
     DST,
@@ -21,6 +20,7 @@ from penstock.backends.onednn.primitive import (
     reorder_primitive,
     reordered,
 )
+from penstock.core.records import NamedTuple
 from penstock.ops.common.constant_cache import saved_copies
 from penstock.ops.common.dtypes import INT8
 

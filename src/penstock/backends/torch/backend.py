@@ -29,13 +29,13 @@ from penstock.backends.torch.device import CudaRuntime, Runtime, TorchDevice, de
 from penstock.backends.torch.memory import WIDTHS, TorchMemory
 from penstock.backends.torch.site import TorchSite
 from penstock.backends.torch.threads import BOUND
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
+from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import FUSED
 from penstock.ops.work_estimate import flops
-from penstock.types import TensorType, Type
 
 Family = Callable[[TorchSite], Kernel | None]
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from penstock.errors import PenstockError, wrong_type
+from penstock.core.errors import PenstockError, wrong_type
 
 
 class Runtime(Protocol):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.algorithms.records import replace
 from penstock.backends.torch.site import FLOATS, TorchSite
+from penstock.core.records import replace
 from penstock.ir.op import Kernel
 
 _nn = torch._C._nn

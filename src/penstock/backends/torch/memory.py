@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from penstock.backends.torch.device import TorchDevice
-from penstock.types import FLOAT32, TensorType, dtype_named
+from penstock.core.types import FLOAT32, TensorType, dtype_named
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "bool": torch.bool,

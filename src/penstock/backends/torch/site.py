@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from penstock.backends.torch.memory import TorchMemory
+from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node, Value
-from penstock.types import TensorType, Type
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """the floating-point types"""

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from penstock.compat.ai_edge_litert.tensors import Details, read_tensors
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
+from penstock.core.types import STRING
 from penstock.session.session import Session, compile
 from penstock.session.variables import Variables
-from penstock.types import STRING
 
 
 @enum.unique

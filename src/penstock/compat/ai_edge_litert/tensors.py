@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.core.types import STRING
 from penstock.frontends.common.model_files import open_path
 from penstock.frontends.tflite.file import opened_model
 from penstock.frontends.tflite.flatbuffer import FlatTable
 from penstock.frontends.tflite.tensors import dtype_of
-from penstock.types import STRING
 
 Details = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.errors import (
+from penstock.core.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidInput,

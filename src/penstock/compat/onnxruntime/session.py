@@ -28,12 +28,12 @@ from penstock.compat.onnxruntime.values import (
     node_arg,
     plain_value,
 )
-from penstock.errors import InvalidModel, warn
+from penstock.core.errors import InvalidModel, warn
+from penstock.core.types import TensorType, type_of
 from penstock.frontends.load import load
 from penstock.ir.graph import Model
 from penstock.observers.trace import Trace
 from penstock.session.session import compile
-from penstock.types import TensorType, type_of
 
 CPU = "CPUExecutionProvider"
 _NO_VERSION = str(2**63 - 1)  # what ONNX Runtime says of a model without a version

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
-from penstock.session.facts import Port
-from penstock.types import (
+from penstock.core.records import dataclass
+from penstock.core.types import (
     STRING,
     MapType,
     OptionalType,
@@ -19,6 +18,7 @@ from penstock.types import (
     dtype_name,
     dtype_named,
 )
+from penstock.session.facts import Port
 
 _OWN_NAMES = {"float32": "float", "float64": "double"}
 # The numbers of ONNX's TensorProto.DataType.

@@ -17,7 +17,7 @@ from functools import partial
 from threading import get_ident
 from typing import Any, Protocol
 
-from penstock.errors import Cancelled
+from penstock.core.errors import Cancelled
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.frames.rendezvous import Rendezvous

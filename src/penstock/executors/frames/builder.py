@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import replace
 from penstock.analysis.frames import FramePath, Frames, GraphPart
 from penstock.codegen.helpers import too_many
+from penstock.core.limits import Limits
+from penstock.core.records import replace
+from penstock.core.types import TensorType
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control
 from penstock.executors.errors import explained
@@ -36,12 +38,10 @@ from penstock.host.threads import Workers, core_budget, pool
 from penstock.ir.contract import Guard
 from penstock.ir.graph import Graph, Node, Value, captures
 from penstock.ir.op import Kernel, Role
-from penstock.limits import Limits
 from penstock.ops.internal.segment import is_frame, is_segment
 from penstock.ops.onnx.control_flow import CONTROL
 from penstock.ops.result_bytes import SMALL_BYTES, counted
 from penstock.plan.tasks import are_asynchronous
-from penstock.types import TensorType
 
 
 class FrameGraphBuilder:

@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.algorithms.checkpoints import await_release
-from penstock.algorithms.records import dataclass
 from penstock.codegen.helpers import sent, unshared
-from penstock.errors import Cancelled
+from penstock.core.checkpoints import await_release
+from penstock.core.errors import Cancelled
+from penstock.core.limits import Limits
+from penstock.core.records import dataclass
 from penstock.executors.base import Done, Executor, budget_of, outputs_of, quiet
 from penstock.executors.control import Control
 from penstock.executors.errors import run_error
@@ -23,7 +24,6 @@ from penstock.executors.frames.run import FramesRun
 from penstock.host.threads import Workers
 from penstock.ir.describe import describe_node
 from penstock.ir.graph import Value
-from penstock.limits import Limits
 from penstock.ops.internal.segment import is_frame, is_segment
 from penstock.plan.plan import StepTable
 

@@ -27,10 +27,10 @@ from weakref import ref
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass, field, replace
 from penstock.analysis.frames import FramePath
-from penstock.errors import PenstockError
+from penstock.core.checkpoints import paced
+from penstock.core.errors import PenstockError
+from penstock.core.records import dataclass, field, replace
 from penstock.executors.frames.rendezvous import edge_key
 from penstock.ir.contract import Guard
 from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed

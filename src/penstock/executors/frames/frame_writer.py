@@ -36,10 +36,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
 from penstock.codegen.steps import printable
-from penstock.errors import PenstockError
+from penstock.core.checkpoints import paced
+from penstock.core.errors import PenstockError
+from penstock.core.records import dataclass
+from penstock.core.types import BOOL, TensorType
 from penstock.executors.errors import explained_at
 from penstock.executors.frames.frame_graph import (
     NodeKernel,
@@ -52,7 +53,6 @@ from penstock.executors.frames.scheduler import end_iterations, switched_to
 from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ir.op import Kernel, Role, array_of
 from penstock.ops.internal.segment import is_frame
-from penstock.types import BOOL, TensorType
 
 # Iterations until other tokens of the run have their turn.
 _MOST_AT_ONCE = 64

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from penstock.errors import Aborted
+from penstock.core.errors import Aborted
 
 Receiver = Callable[[Any, bool, Aborted | None], None]
 """Takes a value, and whether it is dead; or None, False and the error because of which none

@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
-from penstock.errors import Aborted, Cancelled, LimitExceeded, PenstockError, RunError
+from penstock.core.errors import Aborted, Cancelled, LimitExceeded, PenstockError, RunError
+from penstock.core.limits import Limits
+from penstock.core.records import dataclass
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.errors import explained_at
@@ -42,7 +43,6 @@ from penstock.host.current_run import working_for
 from penstock.host.thread_share import announce
 from penstock.host.threads import Workers, report_thread_exception
 from penstock.ir.op import array_of
-from penstock.limits import Limits
 
 # Attributes of an enum are slow to read.
 _ORDINARY, _SWITCH, _TRIGGER = TokenRule.ORDINARY, TokenRule.SWITCH, TokenRule.CONTROL_TRIGGER

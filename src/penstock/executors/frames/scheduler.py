@@ -35,8 +35,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from penstock.algorithms.records import dataclass
-from penstock.errors import DeadTensor, LimitExceeded
+from penstock.core.errors import DeadTensor, LimitExceeded
+from penstock.core.records import dataclass
+from penstock.core.types import ShapeError
 from penstock.executors.frames.frame_graph import (
     DEATH,
     FrameGraph,
@@ -45,7 +46,6 @@ from penstock.executors.frames.frame_graph import (
     TokenRule,
 )
 from penstock.ir.graph import Value
-from penstock.types import ShapeError
 
 DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
 """Stands for a value that will not come."""

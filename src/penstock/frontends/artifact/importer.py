@@ -11,9 +11,9 @@ from typing import Any
 from penstock.analysis.verify import verify
 from penstock.artifact.container import ArtifactFile, aligned
 from penstock.artifact.decode import decode_graphs
+from penstock.core.limits import Limits
 from penstock.frontends.common.model_files import open_path
 from penstock.ir.graph import Graph, Model
-from penstock.limits import Limits
 
 GRAPH, FUNCTION = "graph ", "function "
 """What the names of graphs and of functions begin with in the document of the model."""

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import KW_ONLY, dataclass, field
-from penstock.errors import MAX_NAME
+from penstock.core.errors import MAX_NAME
+from penstock.core.records import KW_ONLY, dataclass, field
+from penstock.core.types import ANY, FLOAT32, INT64, Dim, Shape, TensorType, Type
 from penstock.frontends.common.diagnostics import NO_KERNEL, InexpressibleError, NodeError
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Op
 from penstock.ops.common.shape_rules import all_known, element_number
 from penstock.ops.registry import find
-from penstock.types import ANY, FLOAT32, INT64, Dim, Shape, TensorType, Type
 
 # Elements of a constant that rules look at one by one.
 _MAX_INTEGERS = 65536

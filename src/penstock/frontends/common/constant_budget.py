@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field
+from penstock.core.limits import Limits
+from penstock.core.records import dataclass, field
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.limits import Limits
 
 
 @dataclass(eq=False)

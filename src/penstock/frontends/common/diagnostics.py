@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.errors import (
+from penstock.core.errors import (
     MAX_SENTENCE,
     MOST_COUNTED,
     InvalidModel,
@@ -19,7 +19,7 @@ from penstock.errors import (
     shortened,
     used_by,
 )
-from penstock.limits import FREE_NODES, Limits
+from penstock.core.limits import FREE_NODES, Limits
 
 NO_KERNEL = "no kernel is available for it"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.core.types import ANY, TensorType, Type
 from penstock.ir.graph import Node, Value
-from penstock.types import ANY, TensorType, Type
 
 _MAX_IDENTITIES = 64  # in a row, which may be a circle
 

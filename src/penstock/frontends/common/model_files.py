@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, BinaryIO
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,9 @@ from pathlib import Path
 from posixpath import normpath
 from typing import Any, BinaryIO, cast
 
-from penstock.errors import InvalidModel, shortened
+from penstock.core.errors import InvalidModel, shortened
+from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.types import dtype_name
 from penstock.frontends.common.builder import NodeBuilder, UniqueNames
 from penstock.frontends.common.diagnostics import InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes
@@ -27,9 +29,7 @@ from penstock.frontends.tflite.conversion import dequantized, emit_quantized
 from penstock.frontends.tflite.importer import FileTotals, importing
 from penstock.frontends.tflite.tensors import DeclaredTensor
 from penstock.ir.graph import Graph, Model, Value
-from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.common.shape_rules import element_number
-from penstock.types import dtype_name
 
 MANIFEST = "metadata/MANIFEST"
 _MAX_TEXT = 2**20

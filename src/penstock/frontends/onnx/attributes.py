@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.records import dataclass
+from penstock.core.types import FLOAT32, INT64, STRING
 from penstock.frontends.common.diagnostics import Diagnostics, TensorError
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.file import Apart
@@ -20,7 +21,6 @@ from penstock.frontends.onnx.schemas import LEGACY, TYPE_NAMES
 from penstock.frontends.onnx.scopes import ImportContext, OnnxNode, PendingGraph
 from penstock.frontends.onnx.tensors import TensorReader, value_type
 from penstock.ir.graph import Graph
-from penstock.types import FLOAT32, INT64, STRING
 
 
 def _plain(items: Any) -> list[Any]:

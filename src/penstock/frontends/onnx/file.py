@@ -15,9 +15,9 @@ from typing import BinaryIO, TypeAlias, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import NamedTuple
-from penstock.errors import InvalidModel
+from penstock.core.checkpoints import checkpoint
+from penstock.core.errors import InvalidModel
+from penstock.core.records import NamedTuple
 from penstock.frontends.common.encoding import read_varint
 from penstock.frontends.common.model_files import open_path
 from penstock.frontends.onnx.messages import GraphProto, ModelProto, TensorProto

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
 from itertools import chain
 
-from penstock.algorithms.records import dataclass
-from penstock.errors import InvalidModel, shortened
+from penstock.core.errors import InvalidModel, shortened
+from penstock.core.records import dataclass
 from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.common.expansion import Census, expanded_size, expanded_sizes

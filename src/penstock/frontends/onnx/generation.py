@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.onnx.messages import GraphProto, ValueInfoProto
 from penstock.frontends.onnx.microsoft import RULES
@@ -32,7 +33,6 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, STATE
 from penstock.ops.registry import MICROSOFT
-from penstock.types import BOOL, FLOAT32, TensorType
 
 _GREEDY = (
     *("ids", "max_length", "min_length", "repetition_penalty", "vocab_mask"),

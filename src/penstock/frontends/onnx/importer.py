@@ -20,9 +20,11 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint, paced
-from penstock.algorithms.records import replace
-from penstock.errors import InvalidModel, shortened
+from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.errors import InvalidModel, shortened
+from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.records import replace
+from penstock.core.types import ANY, Type
 from penstock.frontends.common.builder import UniqueNames, short_name
 from penstock.frontends.common.diagnostics import (
     NO_KERNEL,
@@ -64,9 +66,7 @@ from penstock.frontends.onnx.tensors import TensorReader, value_type
 from penstock.frontends.onnx.type_constraints import check_types
 from penstock.frontends.onnx.upgrades import Meaning, meaning
 from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.registry import MICROSOFT
-from penstock.types import ANY, Type
 
 
 def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool = False) -> Model:

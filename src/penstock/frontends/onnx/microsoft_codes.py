@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import FLOAT32
 from penstock.frontends.onnx.microsoft import rewrites
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.ir.graph import Value
-from penstock.types import FLOAT32
 
 
 def _reals(b: NodeUpgrade, i: int, scale: Value | None = None) -> Value:

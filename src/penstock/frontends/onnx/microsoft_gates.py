@@ -6,11 +6,11 @@ are an axis of their own, [..., branches, features], or come one behind the othe
 
 from __future__ import annotations
 
+from penstock.core.types import FLOAT32
 from penstock.frontends.common.diagnostics import InexpressibleError
 from penstock.frontends.onnx.microsoft import as_type, rewrites
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.ir.graph import Value
-from penstock.types import FLOAT32
 
 
 def _dims(b: NodeUpgrade, x: Value, start: int, end: int | None = None) -> Value:

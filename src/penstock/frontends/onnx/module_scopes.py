@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.messages import NodeProto
 

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field
-from penstock.errors import warn
+from penstock.core.errors import warn
+from penstock.core.records import dataclass, field
+from penstock.core.types import FLOAT32
 from penstock.frontends.common.diagnostics import ConversionError, Diagnostics, InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes
 from penstock.frontends.onnx.microsoft import checked_rule, fused_conv
@@ -28,7 +29,6 @@ from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ir.op import Op
 from penstock.ops.registry import NEWEST, no_kernel, unknown_types
-from penstock.types import FLOAT32
 
 DOMAIN = NCHWC
 OPERATIONS = {

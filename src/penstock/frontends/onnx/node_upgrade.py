@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from penstock.errors import InternalError
+from penstock.core.errors import InternalError
 from penstock.frontends.common.builder import NodeBuilder, short_name
 from penstock.frontends.common.diagnostics import NodeError
 from penstock.frontends.onnx.messages import GraphProto

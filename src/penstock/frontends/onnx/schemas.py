@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple, dataclass
-from penstock.errors import ProblemList
+from penstock.core.errors import ProblemList
+from penstock.core.records import NamedTuple, dataclass
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.messages import AttributeProto, FunctionProto
 from penstock.ir.graph import Graph, Model

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple, dataclass, field, replace
-from penstock.errors import shortened
+from penstock.core.errors import shortened
+from penstock.core.records import NamedTuple, dataclass, field, replace
 from penstock.frontends.common.builder import short_name
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.messages import AttributeProto, GraphProto, NodeProto

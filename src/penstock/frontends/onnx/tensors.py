@@ -14,8 +14,19 @@ from functools import partial
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.records import dataclass, field
+from penstock.core.types import (
+    ANY,
+    STRING,
+    Dim,
+    MapType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    dtype_named,
+)
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text
@@ -29,17 +40,6 @@ from penstock.frontends.onnx.messages import (
     TypeProto,
 )
 from penstock.ops.common.dtypes import SUB_BYTE, is_float
-from penstock.types import (
-    ANY,
-    STRING,
-    Dim,
-    MapType,
-    OptionalType,
-    SequenceType,
-    TensorType,
-    Type,
-    dtype_named,
-)
 
 MAX_DENSE_BYTES = 2**30
 """Bytes that a sparse tensor may take in dense form, unless ``Limits`` have another bound."""

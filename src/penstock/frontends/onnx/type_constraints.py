@@ -21,15 +21,9 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
-from penstock.algorithms.checkpoints import paced
-from penstock.errors import ProblemList
-from penstock.frontends.onnx.schemas import OnnxSchema, SchemaPort, find_schema, newest_opset
-from penstock.frontends.onnx.tensors import DTYPE_NAMES, ELEMENT_TYPES
-from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Op, Role
-from penstock.ops.onnx.control_flow import is_control, loop_carried
-from penstock.ops.registry import MICROSOFT
-from penstock.types import (
+from penstock.core.checkpoints import paced
+from penstock.core.errors import ProblemList
+from penstock.core.types import (
     ANY,
     MapType,
     OptionalType,
@@ -39,6 +33,12 @@ from penstock.types import (
     dtype_name,
     dtype_named,
 )
+from penstock.frontends.onnx.schemas import OnnxSchema, SchemaPort, find_schema, newest_opset
+from penstock.frontends.onnx.tensors import DTYPE_NAMES, ELEMENT_TYPES
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Op, Role
+from penstock.ops.onnx.control_flow import is_control, loop_carried
+from penstock.ops.registry import MICROSOFT
 
 TypeName = str | None
 """A type as schemas write it, such as "seq(tensor(float))"; None if it is unknown."""

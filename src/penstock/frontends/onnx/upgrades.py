@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field
+from penstock.core.records import dataclass, field
+from penstock.core.types import BOOL, FLOAT32
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, first_schema, newest_opset
@@ -28,7 +29,6 @@ from penstock.ir.op import Op
 from penstock.ops import find
 from penstock.ops.common.reference import reference_op
 from penstock.ops.registry import FORGET
-from penstock.types import BOOL, FLOAT32
 
 Rule = Callable[[NodeUpgrade], None]
 

@@ -15,7 +15,9 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.limits import Limits
+from penstock.core.types import STRING
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text, read_varint
 from penstock.frontends.common.model_files import open_inside
@@ -23,8 +25,6 @@ from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.tensorflow.file import open_part, parsed, part_error
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import BundleEntryProto, BundleHeaderProto
 from penstock.frontends.tensorflow.tensors import decode_shape, numpy_dtype
-from penstock.limits import Limits
-from penstock.types import STRING
 
 _FOOTER = 48
 _MAGIC = 0xDB4775248B80FB57

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field
+from penstock.core.records import dataclass, field
 from penstock.frontends.common.builder import NodeBuilder, UniqueNames, short_name
 from penstock.frontends.common.diagnostics import Diagnostics
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of

@@ -8,7 +8,7 @@ from typing import BinaryIO, TypeVar
 
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
 from penstock.frontends.common.model_files import open_inside, open_path
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedModel
 from penstock.frontends.tensorflow.text_format import parse_text

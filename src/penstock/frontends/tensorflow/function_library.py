@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from penstock.algorithms.checkpoints import paced
 from penstock.algorithms.dag import on_cycles
+from penstock.core.checkpoints import paced
+from penstock.core.limits import Limits
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.expansion import Census, expanded_size, expanded_sizes
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
@@ -25,7 +26,6 @@ from penstock.frontends.tensorflow.tensors import (
     decode_attribute,
     type_name,
 )
-from penstock.limits import Limits
 
 
 class FunctionLibrary:

@@ -25,8 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.errors import InvalidModel
+from penstock.core.checkpoints import paced
+from penstock.core.errors import InvalidModel
+from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.types import ANY, TensorType
 from penstock.frontends.common.builder import short_name
 from penstock.frontends.common.diagnostics import (
     NO_KERNEL,
@@ -58,10 +60,8 @@ from penstock.frontends.tensorflow.tables import TABLES, Tables, table_contents
 from penstock.frontends.tensorflow.tensors import declared_type, decode_attribute
 from penstock.frontends.tensorflow.variables import VariableFacts
 from penstock.ir.graph import Graph, Model, Value
-from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.ops.tensorflow.state import VARIABLES, Store
-from penstock.types import ANY, TensorType
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 # Characters of the names of a node's outputs, from which on those behind the first are shortened.

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.core.types import ShapeError, dtypes
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, listed, rule
 from penstock.frontends.tensorflow.tensors import declared_type
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.state import variable_of
-from penstock.types import ShapeError, dtypes
 
 # Operations with the meaning of one of ONNX's, of the same name or that after "=", input for input.
 _AS_IN_ONNX = """

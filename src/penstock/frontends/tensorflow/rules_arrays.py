@@ -10,13 +10,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from penstock.core.types import STRING, dtypes
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, rule
 from penstock.ir.graph import Value
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, TFLITE
-from penstock.types import STRING, dtypes
 
 # Operations whose second input ONNX takes as a vector of int64; the first six are reductions.
 _VECTOR_INPUT = {

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.algorithms.records import dataclass, field
-from penstock.errors import shortened
+from penstock.core.errors import shortened
+from penstock.core.records import dataclass, field
+from penstock.core.types import BOOL, INT64, TensorType
 from penstock.frontends.common.diagnostics import ConversionError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, ConversionContext, rule
 from penstock.frontends.tensorflow.scope import GraphScope
@@ -25,7 +26,6 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.internal.case import case_condition
 from penstock.ops.registry import TENSORFLOW, find
-from penstock.types import BOOL, INT64, TensorType
 
 
 @dataclass(frozen=True, slots=True)

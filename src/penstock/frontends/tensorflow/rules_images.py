@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import FLOAT32, ShapeError
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, rule
 from penstock.ir.graph import Value
 from penstock.ops.common.shape_rules import all_known, element_number
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.windows import backward_attrs
-from penstock.types import FLOAT32, ShapeError
 
 
 class ImageFormat:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.core.types import STRING, dtypes
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow.conversion import Conversion, rule
 from penstock.frontends.tensorflow.tables import FILLING
 from penstock.ops.registry import TENSORFLOW, TFLITE
-from penstock.types import STRING, dtypes
 
 
 def _text(c: Conversion, index: int) -> str | None:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import InvalidModel, Unsupported, shortened
+from penstock.core.errors import InvalidModel, Unsupported, shortened
+from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.frontends.common.diagnostics import Diagnostics, TensorError
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.tensorflow.file import open_part, read_saved_model
@@ -32,7 +33,6 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
 from penstock.frontends.tensorflow.scope import GraphScope
 from penstock.frontends.tensorflow.tables import Tables, table_contents
 from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.registry import standard
 from penstock.ops.tensorflow.state import Store
 

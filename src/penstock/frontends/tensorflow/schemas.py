@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import TensorProto
 from penstock.frontends.tensorflow.tensors import TYPE_NAMES, FunctionReference
 

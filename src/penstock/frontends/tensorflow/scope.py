@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field
-from penstock.errors import shortened
+from penstock.core.errors import shortened
+from penstock.core.records import dataclass, field
 from penstock.frontends.common.builder import UniqueNames, short_name
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef, TensorProto
 from penstock.frontends.tensorflow.schemas import Argument

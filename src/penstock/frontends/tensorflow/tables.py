@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.records import NamedTuple
+from penstock.core.types import STRING, dtypes
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.common.inferred_types import source_of
@@ -21,7 +22,6 @@ from penstock.frontends.tensorflow.function_library import FunctionLibrary, call
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
 from penstock.frontends.tensorflow.tensors import type_name
 from penstock.ir.graph import Value
-from penstock.types import STRING, dtypes
 
 TABLES = frozenset({"HashTableV2"})
 _FROM_FILE = "InitializeTableFromTextFileV2"

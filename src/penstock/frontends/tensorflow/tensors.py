@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field
+from penstock.core.limits import Limits
+from penstock.core.records import dataclass, field
+from penstock.core.types import ANY, STRING, Shape, TensorType, Type, dtypes
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
@@ -21,8 +23,6 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     TensorProto,
     TensorShapeProto,
 )
-from penstock.limits import Limits
-from penstock.types import ANY, STRING, Shape, TensorType, Type, dtypes
 
 # Names of element types by their numbers. Quantised types are the integers that they are stored as.
 _BY_NUMBER = (

@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 from google.protobuf.descriptor import Descriptor, FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
-from penstock.algorithms.checkpoints import checkpoint, paced
-from penstock.algorithms.records import NamedTuple
-from penstock.errors import shortened
+from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.errors import shortened
+from penstock.core.records import NamedTuple
 
 _BLANK = r"(?:\s++|\#[^\n]*+)*+"
 _STRING = r""" (?: "[^"\\\n]*+(?:\\.[^"\\\n]*+)*+" | '[^'\\\n]*+(?:\\.[^'\\\n]*+)*+' ) """

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import TensorType, Type, accepts, dtype_name, type_of
 from penstock.frontends.common.inferred_types import source_of
 from penstock.frontends.tensorflow.tensors import declared_type
 from penstock.ir.graph import Value
 from penstock.ops.tensorflow.state import Store
-from penstock.types import TensorType, Type, accepts, dtype_name, type_of
 
 
 class VariableFacts:

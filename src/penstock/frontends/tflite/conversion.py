@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.algorithms.records import KW_ONLY, NamedTuple, dataclass, field
+from penstock.core.records import KW_ONLY, NamedTuple, dataclass, field
+from penstock.core.types import FLOAT32, INT64
 from penstock.frontends.common.builder import NodeBuilder
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.flatbuffer import FlatTable, schema
@@ -28,7 +29,6 @@ from penstock.ir.graph import Node, Value
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.state import Store
-from penstock.types import FLOAT32, INT64
 
 
 class OperatorContext(Protocol):

@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
 from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.tflite.flatbuffer import FlatBuffer, FlatTable, Read
 

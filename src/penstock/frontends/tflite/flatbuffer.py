@@ -17,9 +17,9 @@ from pathlib import Path
 from struct import Struct, unpack
 from typing import Any, NoReturn
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import NamedTuple
-from penstock.errors import InvalidModel
+from penstock.core.checkpoints import checkpoint
+from penstock.core.errors import InvalidModel
+from penstock.core.records import NamedTuple
 from penstock.frontends.common.encoding import decode_text
 
 FILE = Path(__file__).with_name("schema.txt")

@@ -22,9 +22,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
-from penstock.errors import InvalidModel, shortened
+from penstock.core.checkpoints import paced
+from penstock.core.errors import InvalidModel, shortened
+from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.records import dataclass
 from penstock.frontends.common.builder import UniqueNames
 from penstock.frontends.common.diagnostics import (
     NO_KERNEL,
@@ -59,7 +60,6 @@ from penstock.frontends.tflite.tensors import (
     quantization_of,
 )
 from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.registry import standard
 from penstock.ops.tensorflow.state import Store
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import FLOAT32, INT64
 from penstock.frontends.common.diagnostics import InexpressibleError
 from penstock.frontends.tflite.conversion import (
     OperatorConversion,
@@ -17,7 +18,6 @@ from penstock.frontends.tflite.conversion import (
 from penstock.ir.graph import Value
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, TFLITE
-from penstock.types import FLOAT32, INT64
 
 # Operators with the meaning of one of ONNX's, or of TensorFlow's, by their number of inputs.
 _ONNX_1 = """

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import INT64
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
 from penstock.ir.graph import Value
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.registry import TENSORFLOW, TFLITE
-from penstock.types import INT64
 
 _REDUCTIONS = {
     "MEAN": "ReduceMean",

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import BOOL, INT64, TensorType
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import (
     OperatorConversion,
@@ -23,7 +24,6 @@ from penstock.ir.graph import Graph, Value
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.internal.case import case_condition
 from penstock.ops.registry import TENSORFLOW
-from penstock.types import BOOL, INT64, TensorType
 
 _TRUTH = TensorType(BOOL, ())
 

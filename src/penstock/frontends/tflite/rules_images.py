@@ -10,13 +10,13 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from penstock.core.types import FLOAT32, ShapeError
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
 from penstock.ir.graph import Value
 from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.windows import backward_attrs
-from penstock.types import FLOAT32, ShapeError
 
 _PADDINGS = ("SAME", "VALID")
 

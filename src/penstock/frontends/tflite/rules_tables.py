@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.core.types import FLOAT32, INT64
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, operator_rule
 from penstock.ir.graph import Value
 from penstock.ops.registry import TFLITE
-from penstock.types import FLOAT32, INT64
 
 
 @operator_rule("HASHTABLE", integers=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.algorithms.records import dataclass, field
+from penstock.core.records import dataclass, field
 from penstock.frontends.tflite.flatbuffer import FlatTable
 from penstock.ir.graph import Graph, Node, Value
 

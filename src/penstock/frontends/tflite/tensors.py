@@ -12,14 +12,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple, dataclass
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.records import NamedTuple, dataclass
+from penstock.core.types import ANY, STRING, Dim, TensorType, Type, dtypes
 from penstock.frontends.common.constant_budget import ConstantBudget
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text
 from penstock.frontends.tflite.file import FileBytes
 from penstock.frontends.tflite.flatbuffer import Bytes, FlatTable
-from penstock.types import ANY, STRING, Dim, TensorType, Type, dtypes
 
 _TYPES = """
     float32 float16 int32 uint8 int64 string bool int16 complex64 int8 float64 complex128 uint64

@@ -15,11 +15,11 @@ from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import TensorType, type_of
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Attrs, Kernel, Types
 from penstock.ops.registry import Compile
-from penstock.types import TensorType, type_of
 
 T = TypeVar("T")
 

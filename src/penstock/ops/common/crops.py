@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.types import ShapeError
+from penstock.core.types import ShapeError
 
 
 def resized_crops(

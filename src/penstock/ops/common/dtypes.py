@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.types import FLOAT32
+from penstock.core.types import FLOAT32
 
 FLOAT64 = np.dtype(np.float64)
 INT32 = np.dtype(np.int32)

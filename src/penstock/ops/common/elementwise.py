@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.core.types import MAX_DATA, Dim, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import is_float, is_small, wide
 from penstock.ops.common.shape_rules import broadcast_shapes, ints, same_type, tensor, with_data
 from penstock.ops.registry import Compile
-from penstock.types import MAX_DATA, Dim, TensorType, Type
 
 
 def _clip_function() -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint, paced
+from penstock.core.checkpoints import checkpoint, paced
 
 
 def text_hashes(texts: Sequence[str], hash_rows: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
 
 MOST_FLOPS = 4_000_000_000
 """Operations of one part: a tenth of a second, on one core."""

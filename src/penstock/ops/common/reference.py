@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import ShapeError
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel, Op, Types
 from penstock.ops.registry import Compile, unknown_types
-from penstock.types import ShapeError
 
 _IMPURE = {
     *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"),

@@ -22,8 +22,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import NamedTuple
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import NamedTuple
 
 MAX_PROGRAM = 20_000
 MAX_REPEAT = 1000

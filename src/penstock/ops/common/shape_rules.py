@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.core.types import STRING, Dim, Shape, ShapeError, TensorType, Type, dtype_named
 from penstock.ir.op import Attrs, Consts, Infer, Types
-from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, Type, dtype_named
 
 if TYPE_CHECKING:
     from penstock.ir.graph import Node

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.layout import ALIGNMENT
@@ -22,7 +23,6 @@ from penstock.ir.op import Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import is_half
 from penstock.ops.registry import Compile
-from penstock.types import FLOAT32, ShapeError, TensorType
 
 Tensors: TypeAlias = Sequence[TensorType | None]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from penstock.algorithms.records import NamedTuple, dataclass
+from penstock.core.records import NamedTuple, dataclass
+from penstock.core.types import Dim, Shape, ShapeError
 from penstock.ir.op import Attrs
 from penstock.ops.common.shape_rules import choice
-from penstock.types import Dim, Shape, ShapeError
 
 MAX_POSITIONS = 2**14
 """The most elements of a window along one axis, if there are several windows: each of them takes a

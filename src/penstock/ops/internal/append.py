@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.core.types import Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
 from penstock.ops.registry import standard
-from penstock.types import Type
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.work import attention_work
-from penstock.types import TensorType, Type
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
+from penstock.core.types import FLOAT32, TensorType, Type
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.onnx.softmax import SINGLE_AXIS
-from penstock.types import FLOAT32, TensorType, Type
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
+from penstock.core.types import BOOL, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.registry import no_kernel, standard, unknown_types
-from penstock.types import BOOL, TensorType
 
 CASE = Op("Case", "penstock", 1, 1, unknown_types, no_kernel("it becomes a tree of If nodes"))
 """Input: an integer tensor of one element. Attributes: the graphs ``branch_0``, ``branch_1`` ...,

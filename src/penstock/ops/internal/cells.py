@@ -36,10 +36,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.core.types import Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.types import Type
 
 
 def logistic(x: np.ndarray) -> np.ndarray:

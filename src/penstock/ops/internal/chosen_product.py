@@ -18,12 +18,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Dims, Kernel, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.index import check_range
-from penstock.types import TensorType, Type
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

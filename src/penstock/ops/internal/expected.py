@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Op, Types, returning
 from penstock.ops.common.shape_rules import tensor
-from penstock.types import ShapeError, TensorType, Type
 
 
 class UnexpectedDimsError(ShapeError):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
+from penstock.core.types import ANY, Type
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Attrs, Consts, Kernel, Op, Types, returning
-from penstock.types import ANY, Type
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,13 +22,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import BOOL, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Dims, Kernel, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.internal.cells import logistic
 from penstock.ops.onnx.recurrent import parse_layer
-from penstock.types import BOOL, TensorType, Type
 
 Arrays: TypeAlias = Sequence[np.ndarray]
 Advance: TypeAlias = Callable[[Arrays, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Op, Role, Types
 from penstock.ops.common.shape_rules import same_type
 from penstock.ops.registry import no_kernel, unknown_types
-from penstock.types import Type
 
 HOST = "host"
 """The memory of NumPy arrays, and so of the inputs and outputs of a graph."""

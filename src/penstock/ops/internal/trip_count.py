@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.core.types import INT64, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
-from penstock.types import INT64, TensorType, Type
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import dataclass
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import dataclass
+from penstock.core.types import FLOAT32, INT64, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
@@ -18,7 +19,6 @@ from penstock.ops.common.crops import resized_crops
 from penstock.ops.common.dtypes import INT32, is_half
 from penstock.ops.common.windows import behind, windows
 from penstock.ops.registry import MICROSOFT, array_operator, operator, standard
-from penstock.types import FLOAT32, INT64, ShapeError, TensorType, Type
 
 # Matrices and windows.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.products import product_in_parts
@@ -20,7 +21,6 @@ from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_
 from penstock.ops.common.work import attention_work
 from penstock.ops.onnx.attention import BIASED, Cache, Core, Heads, out_of_sight, share, split_heads
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
 
 def _heads_of(attrs: Attrs) -> int:

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Dims, Types
 from penstock.ops.common import shape_rules as rules
@@ -36,7 +37,6 @@ from penstock.ops.onnx.attention import (
 )
 from penstock.ops.onnx.rotary import Rotation, angles
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
 class _Sizes(NamedTuple):

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, Dim, ShapeError, Type, dtype_name
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Dims, Types
 from penstock.ops.common import shape_rules as rules
@@ -26,7 +27,6 @@ from penstock.ops.common.specialize import Routine, Tensors, by_shape
 from penstock.ops.microsoft.quantized_weights import FIXED_BYTES, PackedWeights, unpack
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import FLOAT32, Dim, ShapeError, Type, dtype_name
 
 
 class ExpertLayer(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import FLOAT32, Shape, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
@@ -20,7 +21,6 @@ from penstock.ops.common.work import recurrent_work
 from penstock.ops.onnx import recurrent
 from penstock.ops.onnx.quantization import quantize_to_float, subtract_zero_point, zero_of
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import FLOAT32, Shape, TensorType, Type
 
 _W, _R, _B, _P = 1, 2, 3, 7
 _PARAMETERS = (8, 9, 10, 11)  # scale and zero point of W, then of R

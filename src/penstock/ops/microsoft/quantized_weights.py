@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import ShapeError, TensorType, Type, constant_type, dtype_name
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
@@ -22,7 +23,6 @@ from penstock.ops.common.specialize import Routine, Tensors, by_shape, specializ
 from penstock.ops.common.work import product_work
 from penstock.ops.onnx.quantization import SOURCES, subtract_zero_point
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import ShapeError, TensorType, Type, constant_type, dtype_name
 
 FIXED_BYTES = 32 * 2**20
 """Constant weights of at most this size as float32 are dequantised when compiled. Larger ones are

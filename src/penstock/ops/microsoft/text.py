@@ -7,7 +7,8 @@ from itertools import chain
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
+from penstock.core.types import STRING, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import by_attributes
@@ -17,7 +18,6 @@ from penstock.ops.common.regex import Regex, RegexError, simple_pattern
 from penstock.ops.common.shape_rules import tensor
 from penstock.ops.onnx.text import padded_rows
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import STRING, Shape, ShapeError, TensorType, Type
 
 UINT32 = np.dtype(np.uint32)
 

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.records import replace
+from penstock.core.records import replace
+from penstock.core.types import FLOAT32, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types, returning
 from penstock.ops.common import shape_rules as rules
@@ -33,7 +34,6 @@ from penstock.ops.common.elementwise import (
 )
 from penstock.ops.onnx.arithmetic import erf_argument
 from penstock.ops.registry import operator
-from penstock.types import FLOAT32, TensorType, Type
 
 Formula: TypeAlias = Callable[[np.dtype, Attrs], Body]
 

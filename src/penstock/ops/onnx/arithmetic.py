@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import shape_rules as rules
@@ -32,7 +33,6 @@ from penstock.ops.common.elementwise import (
     ufunc,
 )
 from penstock.ops.registry import operator
-from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
 def _pairs(of_ints: Callable[[int, int], Dim], named: Callable[[Dim, Dim], Dim]) -> Infer:

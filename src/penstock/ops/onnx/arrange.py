@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
+from penstock.core.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.shape import repeated, unknown_shape
 from penstock.ops.registry import operator
-from penstock.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 
 
 def _infer_tile(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import NamedTuple
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import NamedTuple
+from penstock.core.types import BOOL, Dim, Shape, ShapeError, TensorType, Type, dtype_name
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import row_reduce
@@ -25,7 +26,6 @@ from penstock.ops.common.dtypes import FLOAT64, is_float
 from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.common.work import attention_work
 from penstock.ops.registry import operator
-from penstock.types import BOOL, Dim, Shape, ShapeError, TensorType, Type, dtype_name
 
 # Bytes of scores at a time: what processors keep near one core.
 _BLOCK_BYTES = 2**19

@@ -13,13 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
-from penstock.ops.common.dtypes import FLOAT8, FLOAT64, POWERS, SUB_BYTE
-from penstock.ops.common.shape_rules import choice, dtype_attribute, tensor, with_data
-from penstock.ops.onnx.shape import view_kernel
-from penstock.ops.registry import operator
-from penstock.types import (
+from penstock.core.types import (
     BOOL,
     FLOAT32,
     INT64,
@@ -32,6 +26,12 @@ from penstock.types import (
     dtype_name,
     dtype_named,
 )
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
+from penstock.ops.common.dtypes import FLOAT8, FLOAT64, POWERS, SUB_BYTE
+from penstock.ops.common.shape_rules import choice, dtype_attribute, tensor, with_data
+from penstock.ops.onnx.shape import view_kernel
+from penstock.ops.registry import operator
 
 Convert = Callable[[np.ndarray], np.ndarray]
 

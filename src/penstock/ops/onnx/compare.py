@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import BOOL, STRING, Dim, TensorType
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types, returning
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import BITS
 from penstock.ops.common.elementwise import BLOCK, carrying, in_blocks, infer_unary, ufunc
 from penstock.ops.registry import operator
-from penstock.types import BOOL, STRING, Dim, TensorType
 
 
 def _equal_element(a: Dim, b: Dim) -> Dim:

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InternalError
+from penstock.core.errors import InternalError
+from penstock.core.types import ShapeError, TensorType, Type
 from penstock.host.current_run import keep, reserve
 from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Kernel, Role, Types
 from penstock.ops.registry import operator
-from penstock.types import ShapeError, TensorType, Type
 
 Steps = Generator[tuple[Graph, Sequence[Any]], Sequence[Any], list[Any]]
 

@@ -22,8 +22,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import NamedTuple, replace
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import NamedTuple, replace
+from penstock.core.types import Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
@@ -35,7 +36,6 @@ from penstock.ops.common.windows import Window, window_counts, windows
 from penstock.ops.common.work import convolution_work
 from penstock.ops.onnx.activation import swish
 from penstock.ops.registry import operator
-from penstock.types import Shape, ShapeError, TensorType, Type
 
 Strategy: TypeAlias = tuple[Callable[..., None], int]
 """``into(x, w, out[, workspace])``, which knows nothing of a bias, and its workspace in bytes"""

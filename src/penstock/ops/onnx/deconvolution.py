@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import STRING, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_shape, dim_product, ints, same_dtype, tensor
@@ -18,7 +19,6 @@ from penstock.ops.common.windows import Axis, Window, ints_of, parse_axes, windo
 from penstock.ops.common.work import deconvolution_work
 from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, boxes, convolution_dims
 from penstock.ops.registry import operator
-from penstock.types import STRING, Dim, ShapeError, TensorType, Type
 
 Moves: TypeAlias = list[tuple[tuple[Any, ...], tuple[Any, ...]]]
 """For each kernel position, where it lies in (..., kernel, windows) and in (..., elements)"""

@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.products import is_long, product_in_parts
 from penstock.ops.common.shape_rules import broadcast_dim, same_dtype, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
-from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
 Labels: TypeAlias = tuple[str, ...]
 """One for each axis: a letter, or for those of an ellipsis ``.0``, ``.1``, ... from the back"""

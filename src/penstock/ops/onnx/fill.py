@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import BOOL, MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common import shape_rules as rules
@@ -15,7 +16,6 @@ from penstock.ops.common.dtypes import BITS, is_half
 from penstock.ops.onnx.pad import zero
 from penstock.ops.onnx.shape import unknown_shape
 from penstock.ops.registry import array_operator, operator
-from penstock.types import BOOL, MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 
 
 def _fill_value(attrs: Attrs) -> np.ndarray:

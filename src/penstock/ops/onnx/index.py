@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import INT64, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.search import PLACE, sorted_keys
 from penstock.ops.onnx.shape import unknown_shape, view_kernel
 from penstock.ops.registry import array_operator, operator
-from penstock.types import INT64, Dim, ShapeError, TensorType, Type
 
 _LARGE = 32 * 1024  # bytes of an output from which checking indices costs less than a second copy
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_shape, choice, dim_product, given, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import operator
-from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 # Update rule: whether the state decays, and whether what it already says is taken off the value.
 _RULES = {

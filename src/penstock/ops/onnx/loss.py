@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import check_shape, choice, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
-from penstock.types import ShapeError, TensorType, Type
 
 
 def _infer_loss(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
@@ -16,7 +17,6 @@ from penstock.ops.common.products import is_long, product_in_parts
 from penstock.ops.common.specialize import Routine, Tensors, by_shape, static_type
 from penstock.ops.common.work import product_work
 from penstock.ops.registry import operator
-from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
 
 def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:

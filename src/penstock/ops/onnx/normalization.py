@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
@@ -19,7 +20,6 @@ from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.onnx.softmax import infer_along_axis
 from penstock.ops.registry import operator
-from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 
 class Statistics:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import operator
-from penstock.types import MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 
 Index = tuple[Any, ...]
 

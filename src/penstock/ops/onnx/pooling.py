@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import NamedTuple
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import NamedTuple
+from penstock.core.types import INT64, Dim, Shape, ShapeError, TensorType, Type, dtype_name
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import UINT8, is_float, is_half
@@ -27,7 +28,6 @@ from penstock.ops.common.shape_rules import check_shape, given, ints, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.common.windows import Window, kernel_shape, parse_axes, window_counts, windows
 from penstock.ops.registry import operator
-from penstock.types import INT64, Dim, Shape, ShapeError, TensorType, Type, dtype_name
 
 BLOCK = 2**17
 """elements of the input that are pooled at a time: their scratch memory stays in the caches"""

@@ -16,7 +16,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import (
+    FLOAT32,
+    Shape,
+    ShapeError,
+    TensorType,
+    Type,
+    dtype_name,
+    dtype_named,
+)
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import FLOAT8, FLOAT64, INT8, POWERS, SUB_BYTE, UINT8
@@ -30,7 +39,6 @@ from penstock.ops.common.shape_rules import (
 )
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type, dtype_name, dtype_named
 
 # Integers of less than a byte keep their low bits in one.
 _PACKED_INTS = {

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import FLOAT32, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import shape_rules as rules
@@ -27,7 +28,6 @@ from penstock.ops.common.work import product_work
 from penstock.ops.onnx import quantization
 from penstock.ops.onnx.matmul import matmul_shape
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type
 
 EXACT = 1 << 24  # float32 holds every integer up to this
 

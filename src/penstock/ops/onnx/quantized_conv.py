@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, Shape, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
@@ -27,7 +28,6 @@ from penstock.ops.onnx.convolution import conv_shape, convolution_routine
 from penstock.ops.onnx.quantization import store, subtract_zero_point, zero_of
 from penstock.ops.onnx.quantized import EXACT, accumulate, constant_or_left_out, pieces, reach
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import FLOAT32, Shape, TensorType, Type
 
 
 def _per_filter(parameter: np.ndarray, rank: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import BOOL, FLOAT32, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.dtypes import FLOAT64, INT32
@@ -20,7 +21,6 @@ from penstock.ops.common.shape_rules import check_shape, dtype_attribute, one_el
 from penstock.ops.common.specialize import Routine, specialized
 from penstock.ops.onnx.shape import view_kernel
 from penstock.ops.registry import operator
-from penstock.types import BOOL, FLOAT32, Shape, ShapeError, TensorType, Type
 
 _NATIVE = (FLOAT32, FLOAT64)
 """What NumPy's generators draw directly, into a given array too."""

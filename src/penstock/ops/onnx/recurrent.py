@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import NamedTuple
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import shape_rules as rules
@@ -29,7 +30,6 @@ from penstock.ops.common.specialize import Routine, Scratch, Tensors, specialize
 from penstock.ops.common.work import recurrent_work
 from penstock.ops.onnx.activation import ACTIVATIONS, applied
 from penstock.ops.registry import operator
-from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
 # Scalars as arrays: what ufuncs take in the least time.
 _HALF = {dtype: np.array(0.5, dtype) for dtype in (FLOAT32, FLOAT64)}

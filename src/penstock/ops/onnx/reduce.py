@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import row_reduce
@@ -22,7 +23,6 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_float, is_small, wide
 from penstock.ops.common.elementwise import in_range, largest, smallest
 from penstock.ops.registry import operator
-from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
 class _Form(NamedTuple):

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
@@ -17,7 +18,6 @@ from penstock.ops.common.specialize import Routine, Tensors, by_shape, static_ty
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, conv_shape, kernel_dims
 from penstock.ops.registry import operator
-from penstock.types import Dim, ShapeError, TensorType, Type
 
 MAX_SAMPLES = 2**20
 """samples of one region along one axis; a region with more is refused"""

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
-from penstock.algorithms.records import NamedTuple
+from penstock.core.checkpoints import checkpoint
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, STRING, Dim, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
@@ -30,7 +31,6 @@ from penstock.ops.common.shape_rules import (
 )
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.registry import operator
-from penstock.types import FLOAT32, STRING, Dim, ShapeError, TensorType, Type
 
 
 class _Axis(NamedTuple):

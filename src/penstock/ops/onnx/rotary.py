@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import Dim, ShapeError, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.common.shape_rules import all_known, check_shape, given, tensor
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import Dim, ShapeError, Type
 
 
 def angles(cache: np.ndarray, positions: np.ndarray, streams: Any = None) -> np.ndarray:

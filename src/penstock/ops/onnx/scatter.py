@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_shape, choice, normalize_axis, same_dtype, tensor
 from penstock.ops.onnx import index as indexing
 from penstock.ops.registry import operator
-from penstock.types import Shape, ShapeError, TensorType, Type
 
 _LITTLE = 16 * 1024  # bytes
 _ACCUMULATE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import is_small
 from penstock.ops.common.shape_rules import ints, normalize_axis, one_element, tensor
 from penstock.ops.onnx.reduce import reduced_type
 from penstock.ops.registry import operator
-from penstock.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
 
 
 def _infer_arg(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -12,14 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint, paced
-from penstock.host.current_run import keep, reserve
-from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common import shape_rules as rules
-from penstock.ops.onnx.arrange import cuts
-from penstock.ops.registry import array_operator, operator
-from penstock.types import (
+from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.types import (
     ANY,
     BOOL,
     FLOAT32,
@@ -34,6 +28,12 @@ from penstock.types import (
     join,
     without_data,
 )
+from penstock.host.current_run import keep, reserve
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.onnx.arrange import cuts
+from penstock.ops.registry import array_operator, operator
 
 # What a list takes for each element, and an element that is a view.
 _PLACE_BYTES = 8

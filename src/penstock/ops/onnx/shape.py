@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import ANY, INT64, MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import operator
-from penstock.types import ANY, INT64, MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 
 
 def view_kernel(view: Callable[..., Any]) -> Kernel:

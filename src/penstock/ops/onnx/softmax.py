@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.core.types import Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import row_reduce
@@ -19,7 +20,6 @@ from penstock.ops.common.dtypes import wide
 from penstock.ops.common.shape_rules import normalize_axis, tensor
 from penstock.ops.onnx.shape import flatten_axis
 from penstock.ops.registry import operator
-from penstock.types import Type
 
 BLOCK = 1 << 17  # elements, in whole rows
 # Called as (x, axis, dtype, out, keepdims, initial): keywords cost as much as a short sum.

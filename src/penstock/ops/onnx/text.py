@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint, paced
+from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.types import BOOL, FLOAT32, INT64, STRING, Shape, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
@@ -19,7 +20,6 @@ from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.regex import Regex, RegexError
 from penstock.ops.common.shape_rules import broadcast_to, choice, same_shape, tensor
 from penstock.ops.registry import array_operator, operator
-from penstock.types import BOOL, FLOAT32, INT64, STRING, Shape, ShapeError, TensorType, Type
 
 
 def strings(values: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:

@@ -13,14 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops import registry
-from penstock.ops.common.constant_cache import by_attributes
-from penstock.ops.common.dtypes import FLOAT64
-from penstock.ops.common.shape_rules import choice, dim_product, same_shape, same_type, tensor
-from penstock.ops.onnx.text import strings
-from penstock.types import (
+from penstock.core.types import (
     FLOAT32,
     INT64,
     STRING,
@@ -32,6 +25,13 @@ from penstock.types import (
     Type,
     dtype_name,
 )
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops import registry
+from penstock.ops.common.constant_cache import by_attributes
+from penstock.ops.common.dtypes import FLOAT64
+from penstock.ops.common.shape_rules import choice, dim_product, same_shape, same_type, tensor
+from penstock.ops.onnx.text import strings
 
 operator = partial(registry.operator, domain="ai.onnx.ml")
 array_operator = partial(registry.array_operator, domain="ai.onnx.ml")

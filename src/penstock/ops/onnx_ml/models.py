@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass
+from penstock.core.records import dataclass
+from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, tensor
 from penstock.ops.onnx.text import strings
 from penstock.ops.onnx_ml.features import one_of, operator
-from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:

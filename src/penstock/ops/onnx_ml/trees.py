@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field
+from penstock.core.records import dataclass, field
+from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, tensor
 from penstock.ops.onnx_ml import models
 from penstock.ops.onnx_ml.features import operator
-from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 CHUNK = 2**16
 """(row, tree) pairs that descend together: as many as a second-level cache holds"""

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import ANY, ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import operator, standard
-from penstock.types import ANY, ShapeError, TensorType, Type
 
 DOMAIN = "penstock"
 REDUCTIONS = {"sum": "Sum", "mean": "Mean", "max": "Max", "min": "Min"}

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import BOOL, INT64, Dim, Shape, ShapeError, TensorType, Type, constant_type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.tensorflow import common
-from penstock.types import BOOL, INT64, Dim, Shape, ShapeError, TensorType, Type, constant_type
 
 
 def _axis(axis: np.ndarray, rank: int) -> int:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.shape_rules import tensor
 from penstock.ops.tensorflow.common import array_operator, operator, sized
-from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
 def _blocks(block: np.ndarray, pairs: np.ndarray, rank: int) -> list[int]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import fits, one_element, tensor
 from penstock.ops.tensorflow.common import array_operator
-from penstock.types import ShapeError, TensorType, Type
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

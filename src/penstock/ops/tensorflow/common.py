@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from penstock.core.types import ANY, Dim, Shape, ShapeError, TensorType, Type, dtypes
 from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.ops import registry
 from penstock.ops.common.shape_rules import tensor
-from penstock.types import ANY, Dim, Shape, ShapeError, TensorType, Type, dtypes
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from penstock.errors import Unsupported
+from penstock.core.errors import Unsupported
+from penstock.core.types import ANY, TensorType, Type, join
 from penstock.ir.graph import Node
 from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Role, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.tensorflow.common import array_operator, of_type, operator
-from penstock.types import ANY, TensorType, Type, join
 
 _value_type = of_type("T")
 

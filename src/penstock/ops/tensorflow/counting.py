@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import BOOL, STRING, Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.tensorflow import common
-from penstock.types import BOOL, STRING, Dim, ShapeError, TensorType, Type
 
 # Distinct values.
 

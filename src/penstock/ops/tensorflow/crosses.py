@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import INT64, STRING, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
@@ -15,7 +16,6 @@ from penstock.ops.common.hashes import fingerprints, joined_fingerprints, text_h
 from penstock.ops.onnx.text import strings
 from penstock.ops.tensorflow import common
 from penstock.ops.tensorflow.text import operator
-from penstock.types import INT64, STRING, ShapeError, TensorType, Type
 
 _BETWEEN = "_X_"
 

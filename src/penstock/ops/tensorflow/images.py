@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
@@ -15,7 +16,6 @@ from penstock.ops.common.crops import resized_crops
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import ints, tensor
 from penstock.ops.tensorflow.common import array_operator, lengths, operator
-from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 # CropAndResize
 

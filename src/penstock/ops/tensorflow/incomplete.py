@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import Shape, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.tensorflow.common import array_operator
 from penstock.ops.tensorflow.special import log_gamma
-from penstock.types import Shape, ShapeError, TensorType, Type
 
 _MOST_TERMS = 20_000
 _TINY = 1e-300

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import BOOL, FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.elementwise import infer_unary, ufunc
 from penstock.ops.tensorflow.common import array_operator, operator
-from penstock.types import BOOL, FLOAT32, ShapeError, TensorType, Type
 
 Arithmetic = Callable[..., Any]
 

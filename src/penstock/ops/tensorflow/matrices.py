@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import ShapeError
 from penstock.ops.common.shape_rules import check_shape, same_type
 from penstock.ops.tensorflow.common import array_operator, integer, sized
-from penstock.types import ShapeError
 
 
 class _Band:

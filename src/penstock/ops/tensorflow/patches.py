@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.core.types import Dim, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import dim_product, tensor
 from penstock.ops.tensorflow.common import array_operator
-from penstock.types import Dim, ShapeError, TensorType, Type
 
 
 def _along(size: int, window: int, stride: int, rate: int, padding: str) -> tuple[int, int, int]:

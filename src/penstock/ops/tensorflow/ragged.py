@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint, paced
+from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.types import STRING, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
@@ -19,7 +20,6 @@ from penstock.ops.common.dtypes import INT32
 from penstock.ops.onnx.text import strings
 from penstock.ops.tensorflow import common
 from penstock.ops.tensorflow.text import array_operator, decoded, encoded, operator, texts
-from penstock.types import STRING, ShapeError, TensorType, Type
 
 
 def _checked_splits(splits: np.ndarray, count: int) -> list[tuple[int, int]]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import ints, pad_with_none, tensor
 from penstock.ops.tensorflow.common import array_operator, lengths
-from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 _STEPS = 1024  # fractions of a pixel that cubic weights are rounded to
 

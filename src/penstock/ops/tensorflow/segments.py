@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_half
 from penstock.ops.tensorflow import common
-from penstock.types import Dim, ShapeError, TensorType, Type
 
 # The ufunc that joins rows, and the element that stands in segments without any.
 _REDUCTIONS: dict[str, tuple[Callable[..., Any], int]] = {

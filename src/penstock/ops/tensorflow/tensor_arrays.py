@@ -13,8 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass, field
+from penstock.core.checkpoints import paced
+from penstock.core.records import dataclass, field
+from penstock.core.types import (
+    ANY,
+    FLOAT32,
+    INT64,
+    Shape,
+    ShapeError,
+    TensorType,
+    Type,
+    dtypes,
+    type_of,
+)
 from penstock.host.current_run import copy_within_budget, keep, reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
@@ -29,7 +40,6 @@ from penstock.ops.tensorflow.common import (
     of_type,
     operator,
 )
-from penstock.types import ANY, FLOAT32, INT64, Shape, ShapeError, TensorType, Type, dtypes, type_of
 
 ELEMENT_BYTES = 200
 """What an element takes beside its numbers."""

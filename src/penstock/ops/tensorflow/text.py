@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
+from penstock.core.types import INT64, STRING, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
@@ -24,7 +25,6 @@ from penstock.ops.common.hashes import fingerprints, sip_hashes, text_hashes
 from penstock.ops.common.regex import Groups, RegexError, simple_pattern
 from penstock.ops.onnx.text import strings
 from penstock.ops.tensorflow import common
-from penstock.types import INT64, STRING, ShapeError, TensorType, Type
 
 operator = partial(common.operator, strings=True)
 array_operator = partial(common.array_operator, strings=True)

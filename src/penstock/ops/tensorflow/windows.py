@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import ints, tensor
 from penstock.ops.registry import standard
 from penstock.ops.tensorflow.common import lengths, operator
-from penstock.types import ShapeError, TensorType, Type
 
 
 def backward_attrs(image: Sequence[int], window: Sequence[int], attrs: Attrs) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from penstock.core.types import Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops import registry
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32, is_half
 from penstock.ops.registry import operator
-from penstock.types import Dim, ShapeError, TensorType, Type
 
 COMPLEX64 = np.dtype(np.complex64)
 array_operator = partial(registry.array_operator, domain=registry.TFLITE)

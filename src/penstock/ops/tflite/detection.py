@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.registry import TFLITE, operator
-from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 
 def _entries(attrs: Attrs) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import FLOAT32, ShapeError, TensorType, Type, dtype_name
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.hashes import fingerprints
 from penstock.ops.registry import TFLITE, array_operator
-from penstock.types import FLOAT32, ShapeError, TensorType, Type, dtype_name
 
 _MOST_BITS = 32
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import match_dims, tensor
 from penstock.ops.registry import TFLITE, operator
-from penstock.types import ShapeError, TensorType, Type
 
 _ACTIVATIONS: dict[int, Any] = {
     0: lambda x: x,

@@ -7,10 +7,10 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from penstock.core.types import FLOAT32, Dim, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
 from penstock.ops.common import shape_rules as rules
-from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 array_operator = partial(registry.array_operator, domain=registry.TFLITE)
 _MOST_CHANNELS = 4096

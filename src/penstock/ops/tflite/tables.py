@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import checkpoint
+from penstock.core.checkpoints import checkpoint
+from penstock.core.types import STRING, ShapeError, TensorType, Type, dtypes
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import UINT8
 from penstock.ops.registry import TFLITE, array_operator, operator
-from penstock.types import STRING, ShapeError, TensorType, Type, dtypes
 
 
 def _infer_find(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
 from penstock.ops.common import shape_rules as rules
-from penstock.types import ShapeError, TensorType, Type
 
 array_operator = partial(registry.array_operator, domain=registry.TFLITE)
 

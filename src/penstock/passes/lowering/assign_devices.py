@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
 from penstock.ir.device_name import LOCAL, DeviceName
 from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ir.op import PRIMITIVES, Role

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass, field
 from penstock.analysis.value_memory import Order, ValueMemory, value_memory
+from penstock.core.checkpoints import paced
+from penstock.core.records import dataclass, field
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel, Role
 from penstock.ops.internal.transfer import HOST, REORDER

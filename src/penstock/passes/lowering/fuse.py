@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass, field
 from penstock.analysis.quantized_weights import producer
+from penstock.core.checkpoints import paced
+from penstock.core.records import dataclass, field
+from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.internal.fused import fused, fused_copies, parts
 from penstock.ops.internal.zero_nan import ZERO_NAN
@@ -26,7 +27,6 @@ from penstock.ops.registry import MICROSOFT
 from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.rewrite import Substitution
-from penstock.types import TensorType
 
 FOLLOWERS = frozenset(
     """

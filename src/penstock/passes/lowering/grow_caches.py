@@ -12,11 +12,11 @@ not known ahead, and the present is returned.
 
 from __future__ import annotations
 
+from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.internal.append import APPEND
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.types import TensorType
 
 
 class GrowCaches(Pass):

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
+from penstock.core.types import FLOAT32
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
-from penstock.types import FLOAT32
 
 _MOST_VIEWS = 8
 _SMALLEST, _LARGEST = 1e-6, 1e6

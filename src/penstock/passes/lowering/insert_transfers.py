@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, captures
 from penstock.ir.op import Role
 from penstock.ops.internal.transfer import HOST, STACK, TRANSFER, Place

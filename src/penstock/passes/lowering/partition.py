@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 
 from penstock.analysis.frames import Frame, Frames, GraphPart
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.types import BOOL, TensorType
 from penstock.ir.graph import Graph, Node, Value, all_reads, clone, sort
 from penstock.ir.op import Role
 from penstock.ops.internal.transfer import RECV, SEND
 from penstock.ops.registry import TENSORFLOW, standard
-from penstock.types import BOOL, TensorType
 
 Need = Value | Node
 """What is received from another device: a value, or the signal that a node has run."""

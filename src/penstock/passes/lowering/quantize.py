@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from penstock.analysis.quantized_weights import is_conversion, producer
+from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.internal.fused import fused_copies
@@ -20,7 +21,6 @@ from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.fuse import became
 from penstock.passes.rewrite import forward
-from penstock.types import FLOAT32, TensorType
 
 BOUNDING = frozenset({"Clip", "Relu"})
 """operations that may stand between one of ``COMPUTING`` and the conversion of its result"""

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import NamedTuple
 from penstock.analysis.quantized_weights import producer
+from penstock.core.checkpoints import paced
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.common.dtypes import INT8, UINT8
@@ -28,7 +29,6 @@ from penstock.ops.onnx.quantized import EXACT
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
-from penstock.types import FLOAT32, TensorType
 
 _PLACES = {"ConvInteger": (0, 1, 3), "QLinearConv": (0, 3, 5)}
 """where operations of codes have the input, the weights, and the zero points of these"""

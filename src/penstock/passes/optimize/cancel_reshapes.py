@@ -15,12 +15,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import MICROSOFT
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.optimize.simplify import RESHAPES
 from penstock.passes.rewrite import Replacement, forward
-from penstock.types import TensorType
 
 Dims: TypeAlias = tuple[int, ...]
 

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
 from penstock.passes.optimize.loop_rows import VIEWS, LoopRows
 from penstock.passes.optimize.recompose_cells import begin_of, lstm_cells
 from penstock.passes.rewrite import argument, produced_by, swapped
-from penstock.types import FLOAT32, TensorType
 
 _MOST_TERMS = 32
 _ARRANGING = VIEWS | {"Add", "Concat", "Slice", "Split"}

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
+from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ir.op import Role
 from penstock.ops.common.shape_rules import normalize_axis
@@ -24,7 +25,6 @@ from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.optimize.loop_rows import trips_of
 from penstock.passes.rewrite import Expansion, names_of, new_name
-from penstock.types import TensorType
 
 
 class CollectRows(Pass):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Substitution

@@ -20,15 +20,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import NamedTuple
+from penstock.core.checkpoints import paced
+from penstock.core.records import NamedTuple
+from penstock.core.types import TensorType, without_data
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Role
 from penstock.ops.internal.trip_count import TRIP_COUNT
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.optimize.loop_rows import count_of
-from penstock.types import TensorType, without_data
 
 _VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _COMPARISONS = frozenset({"Greater", "Less"})

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import BOOL, FLOAT32, TensorType, Type
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import dtype_attribute
 from penstock.ops.onnx.attention import Heads, attention_dims, check_mask, unseen
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import Expansion, replace_nodes
-from penstock.types import BOOL, FLOAT32, TensorType, Type
 
 # Bytes of a mask for causality or a window up to which it is worth to have it as a constant.
 _MOST_MASK = 1 << 24

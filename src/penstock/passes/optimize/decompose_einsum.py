@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.onnx.einsum import EinsumLowering, Labels, Product, expanded
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import Expansion, replace_nodes
-from penstock.types import TensorType
 
 _DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64")))
 

@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from penstock.core.types import FLOAT32
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import forward
-from penstock.types import FLOAT32
 
 _Affine: TypeAlias = tuple[np.ndarray, np.ndarray]
 """A scale and a shift, in float64: one of each for each channel, or for all of them."""

@@ -13,19 +13,19 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
 from penstock.analysis.interpreter import evaluate
 from penstock.analysis.quantized_weights import quantized_weights
 from penstock.analysis.type_inference import node_types
+from penstock.core.checkpoints import paced
+from penstock.core.limits import Limits
+from penstock.core.types import ANY, ShapeError, TensorType, Type
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.describe import compile_error
 from penstock.ir.graph import Graph, Node, Value, same_objects
-from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import is_control, truth
 from penstock.ops.registry import unknown_types
 from penstock.passes.context import Basis, Pass, PassContext, Property
 from penstock.passes.rewrite import Substitution
-from penstock.types import ANY, ShapeError, TensorType, Type
 
 
 class FoldConstants(Pass):

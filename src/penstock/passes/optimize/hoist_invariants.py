@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
+from penstock.core.types import STRING, Dim, TensorType
 from penstock.ir.graph import Graph, Node, all_reads
 from penstock.ir.op import Role
 from penstock.ops.internal.trip_count import TRIP_COUNT
@@ -28,7 +29,6 @@ from penstock.ops.onnx.control_flow import ScanLayout, loop_carried
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import keep_carried
 from penstock.passes.rewrite import Substitution, names_of, new_name
-from penstock.types import STRING, Dim, TensorType
 
 _LOOPS = frozenset({Role.LOOP, Role.SCAN})
 

@@ -23,8 +23,9 @@ from itertools import compress
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass, replace
+from penstock.core.checkpoints import paced
+from penstock.core.records import dataclass, replace
+from penstock.core.types import FLOAT32, TensorType, Type
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ir.op import Role
 from penstock.ops.common.shape_rules import normalize_axis
@@ -34,7 +35,6 @@ from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.optimize.loop_rows import MOST_BYTES, trips_of
 from penstock.passes.rewrite import names_of, new_name, swapped
-from penstock.types import FLOAT32, TensorType, Type
 
 _FEWEST_SLICES, _LEAST_READ = 2, 0.5
 """slices from which on there is something to gain, and the part of them that a Loop must read"""

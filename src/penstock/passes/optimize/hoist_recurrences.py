@@ -23,8 +23,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import NamedTuple
+from penstock.core.checkpoints import paced
+from penstock.core.records import NamedTuple
+from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ir.op import Role
 from penstock.ops.internal.recurrence import RECURRENCE
@@ -35,7 +36,6 @@ from penstock.passes.dead_code import prune
 from penstock.passes.optimize.cell_gates import CellGates, CellMatcher, Columns, row_of
 from penstock.passes.optimize.loop_rows import LoopRows, trips_of
 from penstock.passes.rewrite import Substitution, argument, names_of, produced_by, swapped
-from penstock.types import BOOL, FLOAT32, TensorType
 
 _FEWEST_TRIPS = 2
 

@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Role
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.onnx.control_flow import ScanLayout, loop_carried
 from penstock.ops.registry import standard
 from penstock.passes.rewrite import new_name, swapped
-from penstock.types import TensorType
 
 MOST_BYTES = 1 << 27
 """of what is computed before a loop in place of a row in each iteration"""

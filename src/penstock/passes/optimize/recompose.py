@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import argument, forward, number_of, produced_by, swapped
-from penstock.types import FLOAT32
 
 
 class Match(NamedTuple):

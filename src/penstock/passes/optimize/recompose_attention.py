@@ -20,8 +20,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass, replace
+from penstock.core.checkpoints import paced
+from penstock.core.records import dataclass, replace
+from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.internal.attend import ATTEND
 from penstock.ops.internal.zero_nan import ZERO_NAN
@@ -29,7 +30,6 @@ from penstock.ops.onnx.softmax import SINGLE_AXIS
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
-from penstock.types import FLOAT32, TensorType
 
 _MOST_QUERIES = 32
 _MOST_TERMS = 8

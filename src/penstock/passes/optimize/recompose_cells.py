@@ -29,14 +29,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import NamedTuple
+from penstock.core.checkpoints import paced
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.rewrite import argument, names_of, new_name, number_of, produced_by, swapped
-from penstock.types import FLOAT32, TensorType
 
 
 class RecomposeCells(Pass):

@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from penstock.algorithms.records import NamedTuple
+from penstock.core.records import NamedTuple
+from penstock.core.types import Dim, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import produced_by, replace_nodes
-from penstock.types import Dim, TensorType
 
 # Of more rows, what a copy of the matrix takes is little beside its product. Small matrices are
 # copied in no time.

@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from penstock.core.types import Shape, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.shape_rules import known_ints
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import Replacement, forward
-from penstock.types import Shape, TensorType
 
 Rule = Callable[[Node, Value, Value], "Replacement | bool"]
 

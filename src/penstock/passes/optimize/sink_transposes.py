@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.algorithms.records import NamedTuple
 from penstock.analysis.quantized_weights import producer
+from penstock.core.records import NamedTuple
+from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import replace_nodes
-from penstock.types import TensorType
 
 # With fewer axes, what has channels last is a sequence of vectors more often than an image.
 _FEWEST_AXES = 4

@@ -12,12 +12,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from penstock.core.types import ShapeError, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import replace_nodes
-from penstock.types import ShapeError, TensorType
 
 # What reduces the inner axes, and then the others.
 _OPERATIONS = {

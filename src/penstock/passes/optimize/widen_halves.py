@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import replace
+from penstock.core.checkpoints import paced
+from penstock.core.records import replace
+from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.dtypes import is_half
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext
-from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 _JUMPING = frozenset({"Ceil", "Floor", "Hardmax", "Mod", "Round", "Sign", "TopK"})
 """operations with floating-point results that a rounding of the inputs may change by more than a

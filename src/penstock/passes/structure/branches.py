@@ -21,14 +21,14 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from penstock.algorithms.records import dataclass, field
+from penstock.core.records import dataclass, field
+from penstock.core.types import BOOL, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import FRAMED, Role
 from penstock.ops.registry import standard
 from penstock.passes.context import Unraised
 from penstock.passes.rewrite import Substitution
 from penstock.passes.structure.conditions import Condition, Deadness, is_switch
-from penstock.types import BOOL, TensorType
 
 
 class UnraisedError(Exception):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
 from penstock.ir.graph import Node, Value, all_reads
 from penstock.ir.op import Role
 from penstock.passes.structure.relax_control_edges import EffectOrder

@@ -17,16 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from penstock.algorithms.checkpoints import paced
-from penstock.algorithms.records import dataclass
 from penstock.analysis.frames import Frame
+from penstock.core.checkpoints import paced
+from penstock.core.records import dataclass
+from penstock.core.types import BOOL, INT64, TensorType
 from penstock.ir.graph import Graph, Node, Value, captures, embed
 from penstock.ir.op import Role
 from penstock.ops.internal.segment import FRAME
 from penstock.ops.registry import standard
 from penstock.passes.structure.branches import Branches, RaisedBlock, UnraisedError, substitute
 from penstock.passes.structure.conditions import ALWAYS, LIVES, Deadness, is_switch
-from penstock.types import BOOL, INT64, TensorType
 
 
 @dataclass(frozen=True, slots=True, eq=False)

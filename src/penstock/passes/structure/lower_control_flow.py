@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.types import STRING, TensorType
 from penstock.ir.graph import Graph, Node, Value, all_reads, captures, embed, sort
 from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.passes.structure.branches import substitute
-from penstock.types import STRING, TensorType
 
 
 def lower_control_flow(graph: Graph, apart: Callable[[Node], bool]) -> bool:

@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from penstock.algorithms.dag import on_cycles
-from penstock.algorithms.records import dataclass
 from penstock.analysis.frames import Frame, Frames
-from penstock.errors import InvalidModel
+from penstock.core.errors import InvalidModel
+from penstock.core.limits import DEFAULT_LIMITS
+from penstock.core.records import dataclass
 from penstock.ir.graph import Graph, Node, clone, dependencies, is_framed, ordered
 from penstock.ir.op import FRAMED, Role
-from penstock.limits import DEFAULT_LIMITS
 from penstock.passes.context import Pass, PassContext, Property, Unraised
 from penstock.passes.structure.branches import Branches, UnraisedError
 from penstock.passes.structure.conditions import ALWAYS, Deadness

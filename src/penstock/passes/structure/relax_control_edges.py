@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from penstock.algorithms.checkpoints import paced
+from penstock.core.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, all_reads, is_framed
 from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW

@@ -20,8 +20,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-from penstock.algorithms.checkpoints import paced
 from penstock.analysis.frames import Frame, Frames
+from penstock.core.checkpoints import paced
 from penstock.ir.graph import Graph, Node, Value, all_reads, clone, sort
 from penstock.ir.op import Role
 from penstock.ops.internal.segment import SEGMENT

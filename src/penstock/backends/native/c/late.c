@@ -150,7 +150,7 @@ static int choose_tile(struct elementwise *a, operand *operands, int64_t most)
     return gathered;
 }
 
-PyObject *late_elementwise(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *late_elementwise(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *arrays = arguments + ARRAYS;
     PyArrayObject *inputs[MOST_INPUTS];
@@ -210,7 +210,7 @@ struct softmax {
     int64_t outer, length, inner, block, logarithm;
 };
 
-PyObject *late_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *late_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     enum { BLOCK = 2048 };
     if (count != ARRAYS + 1 || !late_is_readable(arguments[ARRAYS]))
@@ -230,3 +230,11 @@ PyObject *late_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t 
                          (words.outer + block - 1) / block, 10 + block * length * (wide ? 8.0 : 0.35),
                          arguments[CHECKPOINT], y);
 }
+
+PyMethodDef late_functions[] = {
+    {"elementwise", FAST(late_elementwise),
+     "elementwise(otherwise, checkpoint, program, *inputs): the result of a program."},
+    {"softmax", FAST(late_softmax),
+     "softmax(otherwise, checkpoint, logarithm, x): softmax along the last axis."},
+    {NULL, NULL, 0, NULL},
+};

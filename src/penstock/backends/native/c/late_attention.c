@@ -157,7 +157,7 @@ static int compute(const struct attention *a, int64_t batch, PyObject *checkpoin
     return call.kernel ? call_run_words(&call, (const word *)a, status) : -1;
 }
 
-PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *x = arguments + ARRAYS, *result = NULL;
     late_attention_settings settings;
@@ -238,7 +238,7 @@ PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_
 }
 
 /* Of [batch, heads, rows, size], with keys and values for groups of heads. */
-PyObject *late_attend(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *late_attend(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *x = arguments + ARRAYS, *result = NULL;
     struct attention a = {0};
@@ -275,3 +275,12 @@ PyObject *late_attend(PyObject *module, PyObject *const *arguments, Py_ssize_t c
     Py_DECREF(y);
     return result;
 }
+
+PyMethodDef late_attention_functions[] = {
+    {"attend", FAST(late_attend),
+     "attend(otherwise, checkpoint, scale, q, k, v, bias): attention of few queries."},
+    {"attention", FAST(late_attention),
+     "attention(otherwise, checkpoint, settings, q, k, v, past_k, past_v, *others): attention of few "
+     "queries over a cache; the result, and the cache with new keys and values."},
+    {NULL, NULL, 0, NULL},
+};

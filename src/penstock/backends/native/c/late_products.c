@@ -44,7 +44,7 @@ static int has_one_step(PyArrayObject *x, const npy_intp *dims, int batch, int64
     return 1;
 }
 
-PyObject *late_product(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *late_product(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     npy_intp dims[MOST_RANK];
     if (count != ARRAYS + 2 || !late_is_readable(arguments[ARRAYS]) ||
@@ -95,3 +95,8 @@ PyObject *late_product(PyObject *module, PyObject *const *arguments, Py_ssize_t 
                          batches * ((columns + DOT_COLUMNS - 1) / DOT_COLUMNS),
                          10 + 0.1 * rows * inner * DOT_COLUMNS, checkpoint, y);
 }
+
+PyMethodDef late_products_functions[] = {
+    {"product", FAST(late_product), "product(otherwise, checkpoint, None, a, b): a @ b."},
+    {NULL, NULL, 0, NULL},
+};

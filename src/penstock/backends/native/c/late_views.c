@@ -36,7 +36,7 @@ static int is_plain_array(PyObject *given)
     return PyArray_Check(given) && !PyDataType_REFCHK(PyArray_DESCR((PyArrayObject *)given));
 }
 
-PyObject *late_expand(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *late_expand(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     int64_t target[MOST_RANK];
     npy_intp dims[MOST_RANK], strides[MOST_RANK];
@@ -59,7 +59,7 @@ PyObject *late_expand(PyObject *module, PyObject *const *arguments, Py_ssize_t c
 }
 
 /* NumPy's, but that elements which are seen many times are copied by compiled code. */
-PyObject *late_reshape(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *late_reshape(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     int64_t target[MOST_RANK];
     npy_intp dims[MOST_RANK], known = 1;
@@ -93,7 +93,7 @@ PyObject *late_reshape(PyObject *module, PyObject *const *arguments, Py_ssize_t 
     return y;
 }
 
-PyObject *late_slice(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *late_slice(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     int64_t bounds[4][MOST_RANK];
     npy_intp dims[MOST_RANK], strides[MOST_RANK];
@@ -132,7 +132,7 @@ PyObject *late_slice(PyObject *module, PyObject *const *arguments, Py_ssize_t co
 }
 
 /* Of int64 only. */
-PyObject *late_range(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *late_range(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     int64_t bounds[3][MOST_RANK], length = 0;
     for (int i = 0; i < 3; i++)
@@ -152,3 +152,11 @@ PyObject *late_range(PyObject *module, PyObject *const *arguments, Py_ssize_t co
         ((int64_t *)PyArray_DATA((PyArrayObject *)y))[i] = first + i * by;
     return y;
 }
+
+PyMethodDef late_views_functions[] = {
+    {"expand", FAST(late_expand), "expand(otherwise, checkpoint, None, x, shape): a view of x."},
+    {"range", FAST(late_range), "range(otherwise, checkpoint, None, start, limit, delta): integers."},
+    {"reshape", FAST(late_reshape), "reshape(otherwise, checkpoint, allowzero, x, shape)."},
+    {"slice", FAST(late_slice), "slice(otherwise, checkpoint, None, x, *bounds): a view of x."},
+    {NULL, NULL, 0, NULL},
+};

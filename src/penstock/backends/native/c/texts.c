@@ -29,7 +29,7 @@ static PyArrayObject *new_array(int rank, const npy_intp *dims, int type)
     return (PyArrayObject *)PyArray_SimpleNew(rank, dims, type);
 }
 
-PyObject *text_are_strings(PyObject *module, PyObject *given)
+static PyObject *text_are_strings(PyObject *module, PyObject *given)
 {
     PyArrayObject *x = array_of(given, NPY_OBJECT);
     if (!x)
@@ -43,7 +43,7 @@ PyObject *text_are_strings(PyObject *module, PyObject *given)
     return PyBool_FromLong(are);
 }
 
-PyObject *text_places(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *text_places(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     if (!expected(count, 3) || !PyDict_Check(arguments[1]))
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "places() takes a dict");
@@ -88,7 +88,7 @@ static uint32_t hash_of(const char *bytes, Py_ssize_t size, uint32_t seed)
     return hash ^ hash >> 16;
 }
 
-PyObject *text_hashes(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *text_hashes(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     if (!expected(count, 3) || !PyArray_Check(arguments[0]))
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "hashes() takes an array");
@@ -131,7 +131,7 @@ static int set_row(PyObject *row, PyObject *labels, const float *values, Py_ssiz
     return 0;
 }
 
-PyObject *text_zip_map(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *text_zip_map(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     if (!expected(count, 2) || !PyTuple_Check(arguments[1]))
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "labels are a tuple");
@@ -198,7 +198,7 @@ static int64_t append_tokens(PyObject *tokens, const token_class *c, const char 
     return number;
 }
 
-PyObject *text_tokens(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *text_tokens(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     if (!expected(count, 6))
         return NULL;
@@ -255,7 +255,7 @@ static int match(const char *text, Py_ssize_t size, const uint8_t *columns, cons
 /* Characters between two looks at whether the run must stop, and of a text that is matched here. */
 enum { MATCH_BETWEEN = 1 << 22, LONGEST_TEXT = 1 << 20 };
 
-PyObject *text_matches(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *text_matches(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     static const int types[] = {NPY_OBJECT, NPY_UINT8, NPY_UINT8, NPY_BOOL};
     PyArrayObject *arrays[4] = {NULL};
@@ -307,7 +307,7 @@ static Py_ssize_t append_parts(PyObject *tokens, PyObject *text, PyObject *separ
     return number;
 }
 
-PyObject *text_parts(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *text_parts(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     if (!expected(count, 4))
         return NULL;
@@ -335,7 +335,7 @@ PyObject *text_parts(PyObject *module, PyObject *const *arguments, Py_ssize_t co
     return result;
 }
 
-PyObject *text_padded(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *text_padded(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     if (!expected(count, 5) || !PyList_Check(arguments[0]) || !PyTuple_Check(arguments[3]))
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "tokens are a list");
@@ -414,7 +414,7 @@ static void count_row(const trie *t, const int64_t *tokens, int64_t length, int6
         }
 }
 
-PyObject *text_ngrams(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *text_ngrams(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyArrayObject *arrays[6] = {NULL}, *y = NULL;
     int good = expected(count, 10);
@@ -445,3 +445,26 @@ PyObject *text_ngrams(PyObject *module, PyObject *const *arguments, Py_ssize_t c
         Py_XDECREF((PyObject *)arrays[i]);
     return (PyObject *)y;
 }
+
+PyMethodDef texts_functions[] = {
+    {"are_strings", text_are_strings, METH_O, "are_strings(x): whether all elements are of class str."},
+    {"places", FAST(text_places), "places(x, places, missing): the place of each string."},
+    {"hashes", FAST(text_hashes),
+     "hashes(x, seed, checkpoint): MurmurHash3 of each string, or of the bytes of each number."},
+    {"zip_map", FAST(text_zip_map), "zip_map(x, labels): a dict of each row, float by label."},
+    {"tokens", FAST(text_tokens),
+     "tokens(x, members, others, single, least, checkpoint): the list of all runs of characters in "
+     "`members`, or `others` beyond ASCII, and how many there are of each string."},
+    {"matches", FAST(text_matches),
+     "matches(x, columns, moves, result, start, checkpoint): whether each string from `start` on "
+     "matches an automaton; returns the place of the first of which that is not known."},
+    {"parts", FAST(text_parts),
+     "parts(x, separator, most, checkpoint): the list of the parts of all strings, of which one is "
+     "split at most `most` times, and how many there are of each."},
+    {"padded", FAST(text_padded),
+     "padded(tokens, counts, width, marks, pad): rows of tokens, between marks and before pads."},
+    {"ngrams", FAST(text_ngrams),
+     "ngrams(tokens, first, keys, targets, starts, columns, base, shortest, skips, width): how "
+     "often each n-gram occurs in each row."},
+    {NULL, NULL, 0, NULL},
+};

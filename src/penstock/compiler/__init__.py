@@ -1,0 +1,1 @@
+"""The compile line: from a graph and the types of its inputs to an executor."""

@@ -1,0 +1,167 @@
+"""The stage that compiles graphs for the workers of a cluster.
+
+::
+
+    graph ──> a worker for each node ──> partition by worker ──> parts, registered with workers
+
+A graph whose nodes name workers keeps its loops and conditions, as for ``devices=``: those that
+span workers run by tokens. Of other graphs all control flow is structured, and a loop is one node.
+What a worker makes of its part is what this process would make of it (``compiler.frames``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import inf
+
+from penstock.analysis.frames import Frames, GraphPart
+from penstock.analysis.sizes import check_sizes
+from penstock.analysis.type_inference import infer_types
+from penstock.compiler.options import CompileOptions
+from penstock.compiler.stages import CompileContext, Feeds
+from penstock.core.errors import InvalidInput, InvalidModel, Unsupported
+from penstock.core.records import replace
+from penstock.executors.base import Executor
+from penstock.ir.device_name import LOCAL, DeviceName
+from penstock.ir.graph import Graph, Model, Node, is_framed
+from penstock.ir.op import Role
+from penstock.passes.lowering.assign_devices import assign_devices
+from penstock.passes.lowering.partition import partition
+from penstock.passes.structure.lower_control_flow import lower_control_flow, spans_devices
+from penstock.tuning.placement import check_keys, wanted
+from penstock.tuning.worker_placement import (
+    ClusterForecast,
+    LinkCost,
+    WorkerPlacement,
+    WorkerPool,
+)
+
+
+def names_task(device: str) -> bool:
+    """Whether the name of a device says on which worker it is."""
+    if "job:" not in device and "task:" not in device:
+        return False
+    try:
+        name = DeviceName.parse(device)
+    except InvalidModel:
+        return False
+    here = DeviceName.parse(LOCAL)
+    return (name.job or name.task) is not None and not name.allows(here)
+
+
+def worker_places(
+    options: CompileOptions, model: Model
+) -> tuple[CompileOptions, dict[str, str], bool]:
+    """Take out of ``place=`` what names workers: the other options, the workers by keys of
+    ``place=``, and whether these or the nodes of the model name any. Raises ``InvalidInput`` for a
+    worker that the cluster lacks, and a key that the model lacks."""
+    place, cluster = options.place or {}, options.cluster
+    assert cluster is not None
+    pins = {k: name for k, name in place.items() if isinstance(name, str) and "task:" in name}
+    available = [DeviceName.parse(device) for device in cluster.devices]
+    for key, name in pins.items():
+        if not any(DeviceName.parse(name).allows(device) for device in available):
+            raise InvalidInput(
+                f"place={{{key!r}: {name!r}}}: the cluster has no such worker, it has "
+                f"{', '.join(cluster.devices[:2])} and so on: {cluster.workers} in all"
+            )
+    check_keys(pins, model.graph)
+    rest = {key: name for key, name in place.items() if key not in pins}
+    named = bool(pins) or any(names_task(node.device) for node in model.graph.walk())
+    return replace(options, place=rest or None), pins, named
+
+
+def build_on_cluster(feeds: Feeds, context: CompileContext) -> Executor:
+    """The executor of a graph on a cluster."""
+    graph, cluster = feeds.graph, context.options.cluster
+    assert cluster is not None
+    frames = _prepared(graph, cluster, context)
+    if is_framed(graph):
+        infer_types(graph, certain=False)
+        assign_devices(graph, cluster.devices)
+    else:
+        placement = _placement(graph, cluster, context)
+        workers = placement.best(cluster.objective)
+        for node, worker in zip(graph.nodes, workers, strict=True):
+            node.device = cluster.devices[worker]
+    parts = partition(graph, frames, {node: node.device for node in graph.nodes})
+    return cluster.executor([_named(part, cluster) for part in parts], graph, context)
+
+
+def forecast_on_cluster(feeds: Feeds, context: CompileContext) -> ClusterForecast:
+    """What runs of a graph on a cluster are expected to take. Raises ``Unsupported`` for a graph
+    with loops of TensorFlow's frames."""
+    graph, cluster = feeds.graph, context.options.cluster
+    assert cluster is not None
+    _prepared(graph, cluster, context)
+    if is_framed(graph):
+        reason = "how often its loop runs is known only during a run: measure runs instead"
+        framed = [node for node in graph.nodes if node.op.role is Role.NEXT_ITERATION]
+        raise Unsupported.of(
+            (node.op.full_name, reason, node.label) for node in framed or graph.nodes
+        )
+    placement = _placement(graph, cluster, context)
+    return placement.simulated(placement.best(cluster.objective))
+
+
+def _prepared(graph: Graph, cluster: WorkerPool, context: CompileContext) -> Frames:
+    """Give nodes the devices that ``place=`` has for them, and the graph its types and frames."""
+    for node in graph.walk():
+        node.device = next(iter(wanted(node, context.pins)), node.device)
+    infer_types(graph, certain=not is_framed(graph))
+    inner = [n for node in graph.nodes for _, g in node.graphs for n in g.walk()]
+    if any(names_task(node.device) for node in inner):
+        assign_devices(graph, cluster.devices)
+        infer_types(graph, certain=not is_framed(graph))
+        lower_control_flow(graph, spans_devices)
+    check_sizes(graph, context.limits)
+    return Frames(graph)
+
+
+def _named(part: GraphPart, cluster: WorkerPool) -> GraphPart:
+    """A part of a graph without nodes runs on the first worker."""
+    if part.device:
+        return part
+    return GraphPart(
+        cluster.devices[0], part.graph, part.inputs, part.outputs, part.paths, part.originals
+    )
+
+
+def _placement(graph: Graph, cluster: WorkerPool, context: CompileContext) -> WorkerPlacement:
+    """What chooses the workers of nodes by costs: but for those that name one, and for those with a
+    state, which are on the first one."""
+    copy = {node: node.device for node in graph.nodes}
+    for node in graph.nodes:
+        if not names_task(node.device):
+            node.device = cluster.devices[0]
+    assign_devices(graph, cluster.devices)
+    pins = {
+        node: cluster.devices.index(node.device)
+        for node in graph.nodes
+        if names_task(copy[node]) or _has_state(node, context)
+    }
+    seconds: Callable[[Node], float] = partial(_seconds, context)
+    if cluster.costs is not None:
+        seconds = cluster.costs.seconds(graph, seconds)
+    link = cluster.link_cost if cluster.workers > 1 else LinkCost(inf, 0.0)
+    return WorkerPlacement(graph, cluster.workers, seconds, link, pins, cluster.cores)
+
+
+def _has_state(node: Node, context: CompileContext) -> bool:
+    """Whether a node has to do with variables, or other objects that stay on one worker."""
+    if not node.op.pure or "store" in node.attrs:
+        return True
+    if node.op.role is Role.CALL:
+        inner = context.functions[node.attrs["function"]].walk()
+        return any(_has_state(each, context) for each in inner)
+    return any(_has_state(each, context) for _, graph in node.graphs for each in graph.walk())
+
+
+def _seconds(context: CompileContext, node: Node) -> float:
+    """The cost of a node with one thread: measured, or else estimated."""
+    costs = context.costs
+    if node.graphs or node.op.role is not None:
+        return costs.estimate(node)
+    known = [costs.known(node, backend, True) for backend in context.hosts]
+    return min([each for each in known if each is not None], default=costs.estimate(node))

@@ -1,0 +1,306 @@
+"""The compile line: from a graph and the values of its inputs to an executor, stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.analysis.type_inference import infer_types
+from penstock.compiler import stages
+from penstock.compiler.stages import CompileContext, Feeds, SavedPlan
+from penstock.compiler.subgraphs import Structure, Subgraph, compile_guard
+from penstock.core.checkpoints import (
+    THREAD,
+    Progress,
+    checkpoint,
+    tell_progress,
+    told,
+)
+from penstock.core.errors import InvalidInput, InvalidModel, wrong_type
+from penstock.core.records import replace
+from penstock.core.types import Type
+from penstock.executors.base import Executor
+from penstock.host.on_demand import imported
+from penstock.ir.graph import Graph, is_framed
+
+if TYPE_CHECKING:
+    from penstock.observers.profile import Profile
+    from penstock.passes.context import Unraised
+    from penstock.plan.grouping import Seconds
+    from penstock.plan.plan import Step, StepTable
+    from penstock.plan.streams import StreamSchedules
+    from penstock.tuning.reasons import Reasons
+    from penstock.tuning.worker_placement import ClusterForecast
+
+Stage = Callable[[Any, CompileContext], Any]
+
+# Stages that a plan that was saved does not need are imported where they run.
+_optimise: Stage = imported("penstock.compiler.lowering.optimise")
+_lower_graph: Callable[..., Any] = imported("penstock.compiler.lowering.lower_graph")
+_schedule_step_by_step: Stage = imported("penstock.compiler.scheduling.schedule_step_by_step")
+_schedule_tasks: Stage = imported("penstock.compiler.scheduling.schedule_tasks")
+_schedule_streams: Stage = imported("penstock.compiler.scheduling.schedule_streams")
+_bind_sampled: Stage = imported("penstock.compiler.scheduling.bind_sampled")
+_check_dims: Callable[..., None] = imported("penstock.compiler.feeds.check_dims")
+_build_frames: Stage = imported("penstock.compiler.frames.build_frames")
+_build_on_cluster: Stage = imported("penstock.compiler.cluster.build_on_cluster")
+_forecast_on_cluster: Stage = imported("penstock.compiler.cluster.forecast_on_cluster")
+
+_FOR_SHAPES: tuple[Stage, ...] = (stages.specialise, _optimise)
+_PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, _lower_graph, stages.plan_slots)
+_BOUND: tuple[Stage, ...] = (stages.generate_program, stages.bind)
+_SAMPLED: tuple[Stage, ...] = (stages.generate_program, _bind_sampled)
+
+LINES: Mapping[str, tuple[Stage, ...]] = {
+    "linear": (*_PLANNED, stages.schedule_in_order, *_BOUND),
+    "dataflow": (
+        *_FOR_SHAPES,
+        partial(_lower_graph, layouts=False),
+        partial(stages.plan_slots, planned=False),
+        _schedule_step_by_step,
+        *_BOUND,
+    ),
+    "parallel": (*_PLANNED, _schedule_tasks, *_SAMPLED),
+    "auto": (*_PLANNED, _schedule_tasks, *_SAMPLED),
+    "streams": (*_PLANNED, _schedule_streams, *_SAMPLED),
+    # Passes know nothing of frames: they see what runs between tokens.
+    "frames": (stages.specialise, _build_frames),
+    "cluster": (*_FOR_SHAPES, _build_on_cluster),
+    "interpret": (stages.specialise, stages.infer, stages.bind_interpreter),
+}
+"""The stages of each executor, from ``Feeds`` to the executor; "cluster" is what ``cluster=`` asks
+for. "auto" is "parallel" with a margin:
+it becomes one task, in order, unless several are clearly faster; with one worker it is "linear"."""
+
+
+AFTER_LOWERING: Mapping[str, tuple[Stage, ...]] = {
+    name: line[i + 1 :]
+    for name, line in LINES.items()
+    for i, stage in enumerate(line)
+    if getattr(stage, "func", stage) is _lower_graph
+}
+"""The stages behind the last pass, of the executors that have any: from ``Lowered`` on."""
+
+
+def progress_of(option: bool | Progress) -> Progress | None:
+    """What an option ``progress`` says to tell of long work: True stands for a line on stderr."""
+    if option is False or (option is not True and callable(option)):
+        return option or None
+    if option is not True:
+        raise wrong_type("progress", option, "True, False or a function")
+    from penstock.host.progress_line import ProgressLine
+
+    return ProgressLine()
+
+
+def _name(stage: Stage) -> str:
+    """The name of a stage for people."""
+    name: str = getattr(getattr(stage, "func", stage), "__name__", "compile")
+    return name.strip("_").replace("_", " ")
+
+
+class Compiler:
+    """Compiles graphs for one session: with its options, backends, limits and functions."""
+
+    def __init__(self, context: CompileContext) -> None:
+        self.context = context
+        self._progress = progress_of(context.options.progress)
+
+    @property
+    def _executor(self) -> str:
+        """The executor by whose line of stages graphs without frames are compiled."""
+        name = self.context.executor
+        return "linear" if name == "auto" and self.context.workers == 1 else name
+
+    def structure(self, graph: Graph) -> Sequence[Unraised]:
+        """Simplify a sorted graph in place as far as that is possible without shapes.
+
+        TensorFlow's frames become If and Loop where that is exact; returns the primitives for which
+        it is not.
+        """
+        from penstock.passes.dead_code import prune
+        from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
+
+        passes = self.context.passes()
+        if self.context.executor != "frames":
+            run_passes(STRUCTURE, graph, passes)
+            framed = is_framed(graph)
+            if not framed and self.context.executor == "interpret":
+                prune(graph)  # what alone nodes without side effects waited for
+                infer_types(graph)
+            elif not framed:
+                optimize(graph, passes)
+        return passes.unraised
+
+    def compile(
+        self,
+        subgraph: Subgraph,
+        values: Sequence[Any],
+        open_types: Sequence[Type] | None = None,
+        samples: Sequence[Sequence[Type]] = (),
+    ) -> Executor:
+        """The executor of ``subgraph`` for values of these shapes, or of ``open_types``, of which
+        ``samples`` are examples. Raises ``InvalidInput`` if it cannot run for them, ``Unsupported``
+        with all operations that no kernel is available for."""
+        context, compiler = self.context, self
+        framed = context.executor == "frames" or subgraph.framed
+        line = LINES["frames" if framed else self._executor]
+        if framed and context.options.cluster is not None:
+            line = (stages.specialise, _build_on_cluster)
+        if not framed and context.executor == "auto" and context.workers > 1:
+            again = partial(_reframed, context, subgraph.again, _unfilled(values), open_types)
+            compiler = Compiler(replace(context, reframed=again))
+        return compiler._run(line, subgraph, values, open_types, samples)
+
+    def forecast_on_cluster(self, subgraph: Subgraph, values: Sequence[Any]) -> ClusterForecast:
+        """What runs of ``subgraph`` on the workers of ``cluster=`` are expected to take."""
+        framed = self.context.executor == "frames" or subgraph.framed
+        line = (stages.specialise,) if framed else _FOR_SHAPES
+        return self._run((*line, _forecast_on_cluster), subgraph, values)
+
+    def restore(self, saved: SavedPlan, values: Sequence[Any]) -> Executor:
+        """The executor of a plan that was saved, for values of the shapes that it is for."""
+        line = AFTER_LOWERING[self._executor]
+        if saved.arena is not None:
+            bound = _SAMPLED if self.context.workers > 1 else _BOUND
+            line = (stages.plan_slots, stages.schedule_saved, *bound)
+        return self._through((stages.restore_lowered, *line), saved, Feeds(saved.graph, values))
+
+    def _run(
+        self,
+        line: Sequence[Stage],
+        subgraph: Subgraph,
+        values: Sequence[Any],
+        open_types: Sequence[Type] | None = None,
+        samples: Sequence[Sequence[Type]] = (),
+    ) -> Any:
+        """The record at the end of a line of stages."""
+        _check_dims(subgraph.graph.inputs, values)
+        feeds = Feeds(
+            subgraph.graph,
+            values,
+            subgraph.unraised,
+            open_types=open_types,
+            samples=samples,
+            ports=subgraph.ports,
+        )
+        return self._through(line, feeds, feeds)
+
+    def _through(self, line: Sequence[Stage], record: Any, feeds: Feeds) -> Any:
+        """What a line of stages makes of a record, for these ``feeds``."""
+        with compile_guard(), told(self._progress):
+            try:
+                for i, stage in enumerate(line):
+                    checkpoint()
+                    if THREAD.progress is not None:
+                        tell_progress(_name(stage), i, len(line))
+                    record = stage(record, self.context)
+            except InvalidModel as error:
+                if not feeds.add_shapes or is_framed(feeds.graph):
+                    raise
+                # The model is valid for other shapes.
+                ports = zip(feeds.graph.inputs, feeds.types, strict=True)
+                fed = ", ".join(f"{value.name}: {input_type}" for value, input_type in ports)
+                raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
+            checkpoint()  # an attempt that was stopped may have been taken for a failed one
+            tell_progress("compiled", len(line), len(line))
+        return record
+
+    def measure(self, subgraph: Subgraph, values: Sequence[Any], runs: int) -> None:
+        """Measure the nodes of ``subgraph`` on each backend in ``runs`` runs, and keep the costs;
+        first as they are, then with chains fused, as plans have them."""
+        from penstock.backends.kernels import KernelTable
+        from penstock.compiler.lowering import with_chains_fused
+        from penstock.compiler.scheduling import observed_executor
+        from penstock.ops.internal.fused import is_fused
+        from penstock.tuning.measure import GraphProfiler
+        from penstock.tuning.placement import Placement
+
+        context = self.context
+        feeds: Feeds = self._run(_FOR_SHAPES, subgraph, values)
+        kernels = KernelTable()
+        observed = partial(observed_executor, context)
+        profiler = GraphProfiler(feeds.graph, context.backends, values, kernels, observed)
+        placement = Placement(context.backends, context.options.place or {}, kernels, profiler)
+        profiler.allowed = placement.candidates(feeds.graph)
+        profiler.measure_all(runs)
+        fused = with_chains_fused(feeds.graph, placement, context)
+        if any(map(is_fused, fused.walk())):
+            profiler.graph, profiler.allowed = fused, placement.candidates(fused)
+            profiler.measure_all(runs)
+
+    def profile(
+        self, executor: Executor, observed: Executor, values: Sequence[Any], runs: int
+    ) -> Profile:
+        """Where the time of a plan goes: of ``runs`` runs of ``observed``, and as many of
+        ``executor``, which is the same without observers, for what a run takes alone. What was not
+        measured before is kept in the table of costs."""
+        from penstock.tuning.measure import CostModel, profile_in_turn
+
+        profile = profile_in_turn(observed, executor, values, runs)
+        costs = CostModel(self.context.backends)
+        for single in (False, True) if executor.threads == 1 else (False,):
+            costs.record_new(profile, single)
+        costs.save()
+        profile.settle()
+        return profile
+
+    @property
+    def reasons(self) -> Reasons:
+        """Why steps run where they do."""
+        from penstock.tuning.reasons import Reasons
+
+        context = self.context
+        return Reasons(context.backends, context.options.place or {}, context.costs)
+
+    @property
+    def seconds(self) -> Seconds:
+        """The known cost of a step with one thread for each kernel."""
+        return self.context.seconds(self.context.costs, single_threaded=True)
+
+    def is_measured(self, step: Step) -> bool:
+        """Whether that cost was measured on this machine."""
+        backend = self.context.by_name.get(step.backend)
+        costs = self.context.costs
+        return backend is not None and costs.known(step.node, backend, True) is not None
+
+    def streams(self, plan: StepTable, max_streams: int | None) -> StreamSchedules:
+        """The schedule of ``plan`` on streams by known costs: on as many as pay off, or on up to
+        ``max_streams``."""
+        from penstock.inspect.forecast import check_static
+        from penstock.plan.streams import StreamSchedules
+
+        check_static(plan)
+        return StreamSchedules(
+            plan,
+            self.seconds,
+            max_streams or self.context.workers,
+            forced=max_streams is not None,
+            devices=self.context.accelerators,
+        )
+
+
+def _unfilled(values: Sequence[Any]) -> list[Any]:
+    """Values of the same shapes that hold no memory."""
+    return [
+        np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, np.ndarray) else x
+        for x in values
+    ]
+
+
+def _reframed(
+    context: CompileContext,
+    again: Callable[[Structure], Subgraph | None],
+    values: Sequence[Any],
+    open_types: Sequence[Type] | None,
+    long: Collection[str],
+) -> Executor | None:
+    """The executor of a subgraph in which loops stay on frames because of ``long`` nodes."""
+    compiler = Compiler(replace(context, long=long))
+    subgraph = again(compiler.structure)
+    if subgraph is None or not subgraph.framed:
+        return None
+    return compiler.compile(subgraph, values, open_types)

@@ -1,0 +1,68 @@
+"""What a session was asked for, and what it got: its executor, precision, devices, threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.backends.base import Backend
+from penstock.compiler.options import CompileOptions
+from penstock.compiler.stages import CompileContext
+from penstock.core.errors import warn
+from penstock.core.records import dataclass
+from penstock.executors.base import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What a plan runs with, whatever the options of its session ask for: the name of its
+    executor, the precision of its products, the virtual devices of its nodes, the most ``threads``
+    that one kernel uses, and the backends that its steps run on."""
+
+    executor: str
+    precision: str
+    devices: tuple[str, ...]
+    threads: int
+    backends: tuple[str, ...]
+
+    def line(self, options: CompileOptions) -> str:
+        """The same in a line, with what ``options`` ask for where that is something else."""
+        texts = [
+            f"executor {self.executor}{_asked(options.executor, self.executor)}",
+            f"precision {self.precision}{_asked(options.precision, self.precision)}",
+            f"up to {self.threads} thread{'s' if self.threads > 1 else ''} for a kernel",
+            f"backends {' '.join(self.backends) or 'none'}",
+        ]
+        if self.devices:
+            texts.append(f"devices {' '.join(self.devices)}")
+        return ", ".join(texts)
+
+
+def _asked(asked: str, granted: str) -> str:
+    return "" if asked == granted else f" (asked for: {asked})"
+
+
+def granted(context: CompileContext, executor: Executor) -> Granted:
+    """What the plan of ``executor`` runs with."""
+    used = {step.backend for step in executor.table.walk() if step.backend}
+    names = [backend.name for backend in context.backends if backend.name in used]
+    precision = granted_precision(context.options.precision, context.backends)
+    devices = context.devices if executor.name == "frames" else ()
+    return Granted(executor.name, precision, devices, executor.threads, tuple(names))
+
+
+def granted_precision(asked: str, backends: Sequence[Backend]) -> str:
+    """The precision that ``backends`` can give."""
+    narrows = any(getattr(backend, "narrow", False) for backend in backends)
+    return "float32" if asked == "bf16" and not narrows else asked
+
+
+def warn_of_precision(asked: str, backends: Sequence[Backend]) -> None:
+    """Warn where a precision is asked for that no backend has."""
+    if granted_precision(asked, backends) == asked:
+        return
+    names = [backend.name for backend in backends]
+    why = "the processor has no instructions for bfloat16"
+    if "onednn" not in names:
+        why = f"it needs the backend onednn, and the session has {', '.join(names)}"
+    reason = f'precision="bf16" computes in float32 here: {why}'
+    warn(reason)

@@ -1,0 +1,207 @@
+"""Feeds: converted to values of the inputs' types, or refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral, Number
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import InvalidInput
+from penstock.core.types import (
+    STRING,
+    AnyType,
+    MapType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    dtype_name,
+)
+from penstock.host.native import are_strings
+from penstock.ir.graph import Value
+
+
+def convert(name: str, value: Any, input_type: Type) -> Any:
+    """``value``, converted to ``input_type`` for input ``name``; raises ``InvalidInput``."""
+    if isinstance(input_type, AnyType):
+        return _of_any_type(name, value)
+    if isinstance(input_type, OptionalType):
+        return None if value is None else _inner(name, value, input_type.element)
+    if isinstance(input_type, SequenceType):
+        if not isinstance(value, list | tuple):
+            raise InvalidInput(f"input {name!r} is a sequence, give a list, not {_what(value)}")
+        return [_inner(f"{name}[{i}]", x, input_type.element) for i, x in enumerate(value)]
+    if isinstance(input_type, MapType):
+        if not isinstance(value, dict):
+            raise InvalidInput(f"input {name!r} is a map, give a dict, not {_what(value)}")
+        return _map(name, value, input_type)
+    try:
+        _refuse_masks(name, value)
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            array = np.from_dlpack(value)
+        elif input_type.dtype is None or hasattr(value, "dtype") or hasattr(value, "__array__"):
+            array = np.asarray(value)
+            if array.dtype.kind in "US" and isinstance(value, list | tuple):
+                array = np.asarray(value, STRING)  # else NumPy makes strings of its other elements
+        else:  # lists and numbers have no dtype of their own, and take the input's
+            array = from_python(value, input_type.dtype)
+    except InvalidInput:
+        raise
+    except Exception as error:  # out of the value's own __array__, say
+        raise InvalidInput(
+            f"input {name!r} of type {input_type} cannot be made of {_what(value)}: {error}"
+        ) from error
+    if (input_type.dtype or STRING) == STRING and array.dtype.kind in "USTO":
+        return _strings(name, array)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if input_type.dtype is not None and array.dtype != input_type.dtype:
+        wanted = dtype_name(input_type.dtype)
+        raise InvalidInput(
+            f"input {name!r} must be {wanted}, not {dtype_name(array.dtype)}; "
+            f"convert it with .astype({'str' if wanted == 'string' else wanted!r})"
+        )
+    return array
+
+
+def _refuse_masks(name: str, value: Any) -> None:
+    """Refuse a masked array, or a list with one inside, that has masked elements."""
+    if isinstance(value, list | tuple):
+        for element in value:
+            _refuse_masks(name, element)
+    elif isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise InvalidInput(
+            f"input {name!r} has masked elements, and tensors have no masks; "
+            "give their places a value with .filled(value)"
+        )
+
+
+def _strings(name: str, array: np.ndarray) -> np.ndarray:
+    """An array of dtype object with the elements of ``array``, which must be strings."""
+    if array.dtype != STRING:
+        array = array.astype(object)
+    if are_strings()(array):
+        return array
+    texts = np.empty(array.size, object)
+    texts[:] = [_text(name, x) for x in array.flat]
+    return texts.reshape(array.shape)
+
+
+def _text(name: str, element: Any) -> str:
+    if isinstance(element, str):
+        return str(element)
+    if not isinstance(element, bytes):
+        raise InvalidInput(f"input {name!r} takes strings, and {element!r:.40} is none")
+    try:
+        return element.decode()
+    except UnicodeDecodeError as error:
+        message = f"input {name!r}: the bytes {element!r:.40} are not UTF-8; decode them to str"
+        raise InvalidInput(message) from error
+
+
+def _map(name: str, value: dict[Any, Any], input_type: MapType) -> dict[Any, Any]:
+    """A map whose keys, and values if these are strings, are of the map's types."""
+    if input_type.key == STRING:
+        value = {_text(name, key): x for key, x in value.items()}
+    elif not all(isinstance(key, int | np.integer) for key in value):
+        raise InvalidInput(f"input {name!r} is a map with keys that are integers")
+    of_strings = isinstance(input_type.value, TensorType) and input_type.value.dtype == STRING
+    return {key: _text(name, x) for key, x in value.items()} if of_strings else value
+
+
+def _inner(name: str, value: Any, input_type: Type) -> Any:
+    """As ``convert``, for an element: plans depend on the types of elements, so these are checked
+    in each run."""
+    inner = convert(name, value, input_type)
+    if isinstance(input_type, TensorType):
+        _check_shape(name, input_type, inner)
+    return inner
+
+
+def _of_any_type(name: str, value: Any) -> Any:
+    """A value for an input without a declared type: the type is the value's own."""
+    if isinstance(value, list | tuple):
+        return [_of_any_type(f"{name}[{i}]", x) for i, x in enumerate(value)]
+    if value is None or isinstance(value, dict):
+        return value
+    return convert(name, value, TensorType())
+
+
+def from_python(value: Any, dtype: np.dtype) -> np.ndarray:
+    """An array of lists and numbers, which have no dtype of their own. Raises ``TypeError`` and
+    ``OverflowError`` for what does not fit."""
+    array = np.asarray(value, STRING if dtype == STRING else None)
+    if dtype == STRING:
+        return array
+    number = {"b": bool, "i": Integral, "u": Integral}.get(dtype.kind, Number)
+    if array.dtype.kind in "USTMmO" and not all(isinstance(x, number) for x in array.flat):
+        raise TypeError("it is not made of numbers")  # which NumPy would read out of strings
+    # A number may become a wider kind, never a narrower one: 1.5 is no integer.
+    ranks = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+    if array.size and ranks.get(array.dtype.kind, 0) > ranks.get(dtype.kind, 2):
+        raise TypeError(f"{array.dtype} does not fit {dtype}")
+    return np.asarray(value, dtype)
+
+
+def _what(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {dtype_name(value.dtype)} and shape {value.shape}"
+    return f"a {type(value).__name__}"
+
+
+def check_dims(inputs: Sequence[Value], values: Sequence[Any]) -> None:
+    """Check that ranks and dims fit the declared ones, and that dims of one name are equal. Raises
+    ``InvalidInput``."""
+    bound: dict[str, tuple[int, str]] = {}
+    for declared, value in zip(inputs, values, strict=True):
+        if isinstance(declared.type, TensorType):
+            _check_shape(declared.name, declared.type, value, bound)
+
+
+def feeds_fit(inputs: Sequence[Value], values: Sequence[Any]) -> bool:
+    """Whether ranks and dims fit the declared ones."""
+    try:
+        check_dims(inputs, values)
+    except InvalidInput:
+        return False
+    return True
+
+
+def _check_shape(
+    name: str,
+    input_type: TensorType,
+    array: np.ndarray,
+    bound: dict[str, tuple[int, str]] | None = None,
+) -> None:
+    """Check the rank and the dims of ``array``; ``bound`` has the dims of names, and where."""
+    if input_type.shape is None:
+        return
+    if len(input_type.shape) != array.ndim:
+        raise InvalidInput(
+            f"input {name!r} has rank {len(input_type.shape)} ({input_type}), "
+            f"an array of shape {array.shape} was given"
+        )
+    for axis, (dim, size) in enumerate(zip(input_type.shape, array.shape, strict=True)):
+        if isinstance(dim, int) and dim != size:
+            raise InvalidInput(
+                f"input {name!r} must have {dim} at axis {axis} ({input_type}), "
+                f"an array of shape {array.shape} was given"
+            )
+        if isinstance(dim, str) and bound is not None:
+            first, where = bound.setdefault(dim, (size, f"{name!r} axis {axis}"))
+            if first != size:
+                message = f"input {name!r}: dim {dim!r} at axis {axis} is {size}"
+                raise InvalidInput(f"{message}, but {first} at {where}")
+
+
+def checked(input_type: Type, *, inside: bool = False) -> Type:
+    """The part of an input's type that is checked when the input is fed. Names of dims ``inside``
+    of sequences and optionals are dropped: each element may have others."""
+    if isinstance(input_type, SequenceType | OptionalType):
+        return type(input_type)(checked(input_type.element, inside=True))
+    if inside and isinstance(input_type, TensorType) and input_type.shape is not None:
+        dims = tuple([dim if isinstance(dim, int) else None for dim in input_type.shape])
+        return TensorType(input_type.dtype, dims)
+    return input_type

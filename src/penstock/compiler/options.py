@@ -1,0 +1,458 @@
+"""The options of compiling and of running, each spelled once.
+
+``takes`` gives a function that passes its arguments on to such a record the record's signature,
+for type checkers and for ``help``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache, partial
+from inspect import Parameter, Signature, cleandoc
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    overload,
+)
+
+import numpy as np
+
+from penstock.algorithms.arena import MEMORY_PLANNERS
+from penstock.core.errors import OptionError, check_choice, check_count, wrong_type
+from penstock.core.limits import Limits
+from penstock.core.records import KW_ONLY, dataclass, field, fields, replace
+from penstock.observers.base import Observer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.backends.base import Backend
+    from penstock.core.checkpoints import Progress
+    from penstock.executors.control import CancelToken
+    from penstock.host.threads import Workers
+    from penstock.passes.context import AfterPass
+    from penstock.plan.grouping import ClusteredGrouping
+    from penstock.session.variables import Variables
+    from penstock.tuning.measure import CostModel
+    from penstock.tuning.worker_placement import WorkerPool
+
+ExecutorName: TypeAlias = Literal[
+    "auto", "linear", "dataflow", "parallel", "streams", "frames", "interpret"
+]
+Precision: TypeAlias = Literal["float32", "tf32", "bf16", "strict"]
+MemoryPlanner: TypeAlias = Literal["quick", "best", "wic", "first_fit", "bump"]
+InputShapes: TypeAlias = Mapping[str, Sequence[int] | int]
+EXECUTORS: tuple[ExecutorName, ...] = get_args(ExecutorName)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+Returns: TypeAlias = Literal["numpy", "torch"]
+RETURNS: tuple[Returns, ...] = get_args(Returns)
+
+
+def option(default: Any, help: str, allowed: Callable[[Any], bool] | None = None) -> Any:
+    """A field of a record of options; ``help`` is its text in documentation and on the command
+    line, ``allowed`` whether a value has one of the types that the field declares."""
+    return field(default=default, metadata={"help": help, "allowed": allowed})
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool | np.bool_)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _by_name(value: Any, allowed: Callable[[Any], bool] = lambda _: True) -> bool:
+    """Whether it is a mapping of names to what is allowed."""
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and allowed(item) for name, item in value.items()
+    )
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, str) or (_is_list(value) and all(isinstance(n, str) for n in value))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def _are_shapes(value: Any) -> bool:
+    by_name = partial(
+        _by_name, allowed=lambda x: _is_list(x) or isinstance(x, np.ndarray) or _is_size(x)
+    )
+    return by_name(value) or (_is_list(value) and all(map(by_name, value)))
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not _is_flag(value)
+
+
+def _are_devices(value: Any) -> bool:
+    if _is_list(value):
+        return all(isinstance(name, str) for name in value)
+    return _by_name(value) or (isinstance(value, int) and not isinstance(value, bool))
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What ``penstock.compile`` takes beside the model. Raises ``ValueError`` for a value that no
+    option has, ``TypeError`` for one of a type that it has not."""
+
+    given: ClassVar[frozenset[str]] = frozenset()
+    """Names of the options that were given, of these those that may be at their defaults."""
+
+    executor: ExecutorName = option(
+        "auto",
+        'How plans run. "linear": in a fixed order, as one generated function; "dataflow": step by '
+        'step, as inputs become ready; "parallel": on several threads, where a simulated schedule '
+        'says that this is no slower; "streams": on streams scheduled at compile time, where these '
+        'pay off; "frames": by tokens, as TensorFlow does, every node as it is; "interpret": for '
+        "debugging, every node as it is on its NumPy kernel, every value checked against its "
+        'declared type; "auto": "frames" where the model needs it, else "linear", or "parallel" '
+        "where it clearly wins.",
+    )
+    backends: Sequence[str | Backend] | None = option(
+        None,
+        'Backends by name or as objects, the preferred first; by default "onednn", "native" '
+        '(compiled kernels) and "numpy", as far as they are there. Where several can run a node, '
+        "costs decide.",
+        _is_list,
+    )
+    place: Mapping[str, str | Sequence[str]] | None = option(
+        None,
+        'Backends by name for operations ("Conv") or single nodes ("node:add_3"); they override '
+        "costs. AllReduce and Broadcast may have a list of backends, for input and output i the "
+        'i-th. With cluster=, workers by name ("/job:worker/task:1"), too.',
+        partial(_by_name, allowed=_is_place),
+    )
+    threads: int | None = option(
+        None, "Cores that one run may keep busy; by default all that the process has."
+    )
+    fixed_threads: bool = option(
+        False,
+        "Give the kernels of a run that is alone all of its threads; by default it has one thread "
+        "where that has proved faster.",
+        _is_flag,
+    )
+    shapes: InputShapes | Sequence[InputShapes] | None = option(
+        None,
+        "Dims of inputs for which to compile a plan now, instead of at the first run, by the names "
+        'of inputs, or single ones by their own names ({"batch": 8}); or a list of such mappings, '
+        "for a plan each.",
+        _are_shapes,
+    )
+    limits: Limits | None = option(
+        None, "Bounds on what the model may ask for.", lambda value: isinstance(value, Limits)
+    )
+    map_weights: bool = option(
+        False,
+        "Map files of weights beside the model (ONNX's external data, the shards of a SavedModel) "
+        "into memory instead of reading them: pages are read when first used and shared by all "
+        "processes that map them. These files must not be changed in place while the session "
+        "lives: one that is cut short ends the process (SIGBUS), one that is written changes "
+        "answers. Replacing a file by renaming another is safe.",
+        _is_flag,
+    )
+    signature: str | None = option(
+        None,
+        "The signature of a SavedModel or a TFLite file to run, with its names of inputs and "
+        'outputs; by default "serving_default", or a TFLite file\'s first subgraph.',
+        lambda value: isinstance(value, str),
+    )
+    cache: bool | str | Path = option(
+        False,
+        "Keep the compiled session of a model that is given as a path or as bytes, and open it "
+        "where it was kept before: a folder, or True for the user's, or that of PENSTOCK_CACHE. "
+        "Models are told apart by the bytes of their files. The first run writes about twice the "
+        "bytes of the weights; a folder keeps 4 GiB. Models with variables are not kept.",
+        lambda value: _is_flag(value) or isinstance(value, str | os.PathLike),
+    )
+    autotune: bool = option(
+        False,
+        "Measure nodes on all backends that can run them when a plan is compiled.",
+        _is_flag,
+    )
+    precision: Precision = option(
+        "float32",
+        '"float32" computes float16 and bfloat16 in float32, and rounds what leaves the model; '
+        '"strict" rounds after each operation to the type that the model says; "bf16" is like '
+        '"float32", but lets oneDNN round the operands of large products and convolutions to '
+        'bfloat16 where the processor supports it: faster, with two to three digits; "tf32" is '
+        'like "float32", but lets the torch backend on a GPU round them to TensorFloat-32.',
+    )
+    max_streams: int | None = option(
+        None, "Use at most N streams, even if they do not pay off; by default as many as pay off."
+    )
+    memory_planner: MemoryPlanner = option(
+        "quick",
+        'How offsets in the arena are chosen. "quick": a search for the smallest arena; "best": a '
+        'longer one; "wic": largest tensors first; "first_fit": in order of first use; "bump": no '
+        "memory is used twice, for debugging.",
+    )
+    devices: int | Sequence[str] | Mapping[str, str | Backend] | None = option(
+        None,
+        "Virtual devices of this process, their number or their names: the frames executor runs "
+        "each node on the device that it names. A mapping gives each device a backend, where its "
+        "nodes run as far as that supports them. By default all nodes run on one device. A list of "
+        'CUDA devices, ["cuda:0", "cuda:1"], has the torch backend on each, "torch" on the first, '
+        '"torch:1" and so on for place=, with any executor.',
+        _are_devices,
+    )
+    cluster: WorkerPool | None = option(
+        None,
+        "Workers that run the parts of graphs together: a penstock.Cluster. Nodes run on the "
+        'worker that they name ("/job:worker/task:1"), or that place= names; of others costs '
+        "decide.",
+        lambda value: hasattr(value, "devices"),
+    )
+    variables: Variables | None = option(
+        None,
+        "Variables of another session of the model (its variables), which this one reads and "
+        "assigns to as well, instead of having its own.",
+        lambda value: hasattr(value, "restore"),
+    )
+    cost_model: CostModel | None = option(
+        None,
+        "Costs to decide by, instead of those measured on this machine: a "
+        "penstock.tuning.measure.CostModel. Nothing is measured then.",
+        lambda value: hasattr(value, "expected"),
+    )
+    pool: Workers | None = option(
+        None,
+        "Threads that run tasks and submitted runs, instead of the pool of the process: a "
+        "penstock.host.threads.Workers.",
+        lambda value: hasattr(value, "submit"),
+    )
+    max_pending: int = option(
+        1000,
+        "Runs that may have been submitted and not have ended: submit waits for one of them to end "
+        "before it takes another.",
+    )
+    grouping: type[ClusteredGrouping] | None = option(
+        None,
+        'How steps form tasks for executor="parallel": a penstock.plan.grouping.ClusteredGrouping.',
+        lambda value: isinstance(value, type),
+    )
+    capture: bool = option(
+        True,
+        "Capture steps of fixed shapes on a device with graphs (CUDA) into graphs, after a few "
+        "runs, so that one launch replays them. For plans in one order.",
+        _is_flag,
+    )
+    timeout: float | None = option(
+        None,
+        "Seconds after which reading and compiling end with DeadlineExceeded, counted from the "
+        "call; runs have a timeout of their own.",
+    )
+    cancel: CancelToken | None = option(
+        None, "A token whose cancel() ends reading and compiling with Cancelled."
+    )
+    progress: bool | Progress = option(
+        False,
+        "Tell how far compiling and measuring have come: True writes a line to stderr; a function "
+        "is called with what is done next, the number of steps that are done, and that of all.",
+        lambda value: _is_flag(value) or callable(value),
+    )
+    after_pass: AfterPass | None = option(
+        None,
+        "Function that is called with each compiler pass that ran (see penstock.passes.pipeline) "
+        "and the graph as the pass left it. It must not change the graph.",
+        callable,
+    )
+
+    def __post_init__(self) -> None:
+        for own in fields(self):
+            value, allowed = getattr(self, own.name), own.metadata["allowed"]
+            if allowed is not None and value is not own.default and not allowed(value):
+                raise wrong_type(own.name, value, str(own.type))
+        choices = {
+            "precision": PRECISIONS,
+            "executor": EXECUTORS,
+            "memory_planner": MEMORY_PLANNERS,
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            check_choice(name, value, allowed)
+        for name, most in {"threads": None, "max_streams": None, "max_pending": 1_000_000}.items():
+            if (value := getattr(self, name)) is not None or most is not None:
+                check_count(name, value, most)
+        frames = self.executor in ("auto", "frames")
+        if self.devices is not None and not frames and not self.cuda_devices:
+            raise OptionError(f'devices= are for executor="frames", not {self.executor!r}')
+        if self.cluster is not None and (self.executor != "auto" or self.devices is not None):
+            raise OptionError('cluster= goes with executor="auto" and without devices=')
+        if self.cluster is not None and self.variables is not None:
+            raise OptionError("variables= goes without cluster=, whose workers have the variables")
+
+    def check_use(self) -> None:
+        """Raise ``OptionError`` for an option that would do nothing. To be asked once packages and
+        the environment have named theirs."""
+        if self.max_streams is not None and self.executor != "streams":
+            raise OptionError(f'max_streams= is for executor="streams", not {self.executor!r}')
+
+    @property
+    def cuda_devices(self) -> tuple[str, ...]:
+        """The CUDA devices that ``devices`` names, if it names such alone."""
+        names = self.devices if _is_list(self.devices) else ()
+        assert isinstance(names, Sequence)
+        cuda = all(name.startswith("cuda:") and name[5:].isdecimal() for name in names)
+        return tuple(names) if cuda else ()
+
+    def filled(self, values: Mapping[str, Any]) -> CompileOptions:
+        """These options with ``values`` for those that were not given. None is never given."""
+        unset = {}
+        for name, value in values.items():
+            own = getattr(self, name)
+            if own is None or (own == getattr(CompileOptions, name) and name not in self.given):
+                unset[name] = value
+        if not unset:
+            return self
+        return with_given(replace(self, **unset), self.given | unset.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a run takes: ``Session.run``, ``submit``, ``run_async`` and ``arun``, and
+    ``Stream.run``."""
+
+    feeds: Mapping[str, Any] | None = option(
+        None,
+        "Values by name: arrays (anything with __array__ or __dlpack__), lists and numbers of the "
+        "input's dtype and shape; tensors on the device of a backend are read there. "
+        "Any value of the model may be fed.",
+    )
+    fetches: Sequence[str] | None = option(
+        None, "Names of the values to return, by default the model's outputs."
+    )
+    targets: Sequence[str] | None = option(
+        None, "Names of values or nodes to compute without returning them."
+    )
+    _: KW_ONLY
+    timeout: float | None = option(
+        None,
+        "Seconds after which the run ends with DeadlineExceeded, counted from the call, also "
+        "while it is compiled.",
+    )
+    cancel: CancelToken | None = option(None, "A token whose cancel() ends the run with Cancelled.")
+    trace: Observer | None = option(None, "A penstock.Trace that records the run.")
+    observers: Sequence[Observer] = option((), "Observers that are told of each step of the run.")
+    out: Mapping[str, np.ndarray] | None = option(
+        None,
+        "Arrays by the names of what is fetched, into which it is written instead of into new "
+        "memory, and which are returned. Each has the dtype and the dims of its value; the run "
+        "allocates nothing for one that is contiguous, aligned to 16 bytes and shares no memory "
+        "with a feed. Its contents are undefined where the run fails.",
+    )
+    returns: Returns = option(
+        "numpy",
+        'What the outputs are: "numpy" arrays, or "torch" tensors on the device of the torch '
+        "backend. Those that are computed there are not copied; clone() them to change them in "
+        "place outside of torch.inference_mode.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.out is not None and not _by_name(self.out, _is_array):
+            raise wrong_type("out", self.out, "a mapping of names to arrays")
+        check_choice("returns", self.returns, RETURNS)
+        if self.out is not None and self.returns != "numpy":
+            raise OptionError("out= has arrays to write into, and returns= asks for new tensors")
+        if not isinstance(self.observers, Iterable):
+            raise wrong_type("observers", self.observers, "Sequence[Observer]")
+        for observer in self.all_observers:
+            if not isinstance(observer, Observer):
+                raise TypeError(
+                    f"a {type(observer).__name__} does not observe: trace= takes a penstock.Trace, "
+                    "observers= a list of these and of other penstock.Observers"
+                )
+
+    @property
+    def all_observers(self) -> tuple[Observer, ...]:
+        """The trace, if any, and the other observers."""
+        others = tuple(self.observers)
+        return others if self.trace is None else (self.trace, *others)
+
+
+P = ParamSpec("P")
+First = TypeVar("First")
+Second = TypeVar("Second")
+Result = TypeVar("Result")
+
+
+@overload
+def takes(
+    record: Callable[P, Any],
+) -> Callable[[Callable[..., Result]], Callable[Concatenate[First, P], Result]]: ...
+
+
+@overload
+def takes(
+    record: Callable[P, Any], after: tuple[type[Second]]
+) -> Callable[[Callable[..., Result]], Callable[Concatenate[First, Second, P], Result]]: ...
+
+
+def takes(record: Callable[..., Any], after: tuple[type, ...] = ()) -> Callable[..., Any]:
+    """Declare that a function takes what ``record`` takes, behind its first parameter and as many
+    as ``after`` has types.
+
+    The function itself is returned, with the signature and the documentation of the options.
+    """
+
+    def declare(function: Any) -> Any:
+        leading = function.__code__.co_varnames[: 1 + len(after)]
+        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in leading]
+        function.__signature__ = Signature([*parameters, *_parameters(record)])
+        function.__doc__ = f"{cleandoc(function.__doc__ or '')}\n\n{document(record)}"
+        return function
+
+    return declare
+
+
+@cache
+def _parameters(record: Any) -> list[Parameter]:
+    """The parameters of a record."""
+    kinds = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
+    return [
+        Parameter(f.name, kinds[f.kw_only is True], default=f.default, annotation=f.type)
+        for f in fields(record)
+    ]
+
+
+@cache
+def document(record: Any) -> str:
+    """The options of ``record`` and what they mean, a paragraph each."""
+    return "\n\n".join(f"``{f.name}``: {f.metadata['help']}" for f in fields(record))
+
+
+def help_of(record: Any, name: str) -> str:
+    """The text of one option."""
+    return next(str(f.metadata["help"]) for f in fields(record) if f.name == name)
+
+
+def make(record: Callable[P, Result], caller: str, *arguments: Any, **options: Any) -> Result:
+    """The record of these options; ``TypeError`` suggests a name for one that there is not."""
+    for name in options:
+        names = [f.name for f in fields(cast(Any, record))]
+        if name not in names:
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}"
+            raise TypeError(f"{caller}() has no option {name!r}; {hint}")
+    return with_given(record(*arguments, **options), options.keys())
+
+
+def with_given(record: Result, names: Collection[str]) -> Result:
+    """``record``, which now knows which of its options were given."""
+    if isinstance(record, CompileOptions):
+        object.__setattr__(record, "given", frozenset(names))
+    return record

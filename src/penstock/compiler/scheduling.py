@@ -1,0 +1,247 @@
+"""The stages of the compile line that decide by costs when steps run. Plans that were saved in one
+order need none of them, and do not import this module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING
+
+from penstock.backends.base import Backend
+from penstock.backends.kernels import KernelTable
+from penstock.compiler.stages import (
+    LONG_S,
+    TRIED,
+    CompileContext,
+    Planned,
+    Programmed,
+    Scheduled,
+    bind,
+    generate_program,
+    queues_of,
+    schedule_in_order,
+)
+from penstock.core.records import replace
+from penstock.executors.base import Executor
+from penstock.executors.linear import LinearExecutor
+from penstock.executors.task_loop import Queue
+from penstock.ir.contract import contract_of
+from penstock.ir.graph import Graph, Node
+from penstock.ir.op import Role
+from penstock.ops.internal.transfer import is_transfer
+from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
+from penstock.plan.arrangement import arrange
+from penstock.plan.builder import compile_plan
+from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds, is_chain
+from penstock.plan.plan import step_dag
+from penstock.plan.tasks import Grouping, Tasks, are_asynchronous
+from penstock.tuning.measure import CostModel
+
+if TYPE_CHECKING:
+    from penstock.observers.profile import Profile
+    from penstock.plan.plan import StepTable
+    from penstock.plan.streams import StreamSchedules
+    from penstock.tuning.run_sampler import RunSampler
+
+
+def schedule_step_by_step(planned: Planned, context: CompileContext) -> Scheduled:
+    """Each step as a task of its own, with nothing planned: each value is allocated by its step and
+    goes with its last reader."""
+    plan = planned.plan
+    order = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
+    tasks = arrange(plan, Grouping())
+    # A run whose caller does not wait goes on there when an asynchronous kernel has ended.
+    workers = context.pool if are_asynchronous(plan.steps) else None
+    return Scheduled(plan, order, planned.costs, "dataflow", tasks, [Queue(1, workers)], inf)
+
+
+# A parallel schedule must beat the serial one by simulation, for "auto" by a tenth; and then by
+# measured times, of which it may take at most this part.
+_SIMULATED = {"auto": 0.9, "parallel": 1.0, "streams": 1.0}
+# "auto" takes streams if these take at most this part of the time of tasks.
+_CLEARLY = 0.95
+
+
+def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
+    """Steps grouped into tasks for several workers; all in order where that is no slower."""
+    plan, costs = planned.plan, planned.costs
+    in_order = partial(schedule_in_order, planned, context)
+    if are_asynchronous(plan.steps):
+        return in_order()
+    queue_of = queues_of(context, 1)[1]
+    guess = partial(costs.guess, context.by_name)
+    if not context.grouping(plan, guess, context.workers, queue_of).promising:
+        return replace(in_order(), undecided=True)
+    # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
+    wanted = context.executor == "parallel" or context.options.autotune
+    threaded = any(backend.threads_of_caller for backend in context.hosts)
+    if threaded and not wanted and not costs.complete_already():
+        return replace(in_order(), undecided=True)
+    costs.complete(single_threaded=True)
+    costs.complete(single_threaded=False)
+    return schedule_by_costs(planned, context) or in_order()
+
+
+def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
+    """Steps on streams, as many as pay off or ``max_streams``; all in order where one is best."""
+    plan, costs = planned.plan, planned.costs
+    forced = context.options.max_streams is not None
+    in_order = partial(schedule_in_order, planned, context, "streams")
+    streams = _streams(planned, context, partial(costs.guess, context.by_name))
+    if forced and not streams.one:
+        return _on_streams(planned, context, streams)
+    if are_asynchronous(plan.steps):
+        return in_order()
+    if streams.one:
+        return replace(in_order(), undecided=not forced)
+    costs.complete(single_threaded=True)
+    costs.complete(single_threaded=False)
+    return schedule_by_costs(planned, context) or in_order()
+
+
+def schedule_by_costs(
+    planned: Planned, context: CompileContext, serial: float | None = None
+) -> Scheduled | None:
+    """Tasks or streams, as the executor that was asked for allows, whose simulated schedule beats
+    one order, that takes ``serial`` seconds, by default as its steps add up to; None if none does.
+    """
+    plan, costs, executor = planned.plan, planned.costs, context.executor
+    one = context.seconds(costs, single_threaded=True)
+    queue_of = queues_of(context, 1)[1]
+    if serial is None:
+        all_threads = context.seconds(costs, single_threaded=False)
+        serial = context.grouping(plan, all_threads, 1, queue_of).serial
+    most = _SIMULATED[executor] * serial
+    grouping = context.grouping(plan, one, context.workers, queue_of)
+    streams = _streams(planned, context, one)
+    on_streams = streams.of(plan.steps).makespan
+    # Tasks are as fast by and large, and better where costs are wrong.
+    if executor != "parallel" and not streams.one:
+        waits_for_device = executor == "streams" and bool(context.accelerators)
+        others = grouping.makespan if executor == "auto" else inf
+        if waits_for_device or on_streams <= min(most, _CLEARLY * others):
+            return _on_streams(planned, context, streams)
+    if executor == "streams" or grouping.makespan > most:
+        return None
+    tasks = arrange(plan, grouping)
+    return None if len(tasks.tasks) <= 1 else _on_tasks(planned, context, grouping, tasks)
+
+
+def _on_tasks(
+    planned: Planned, context: CompileContext, grouping: ClusteredGrouping, tasks: Tasks
+) -> Scheduled:
+    plan = planned.plan
+    return Scheduled(
+        plan,
+        plan_arena_for_tasks(plan, tasks, context.options.memory_planner),
+        planned.costs,
+        "parallel",
+        tasks,
+        queues_of(context, context.workers)[0],
+        grouping.hand_over_s,
+        trial=TRIED[context.executor],
+    )
+
+
+def _streams(planned: Planned, context: CompileContext, seconds: Seconds) -> StreamSchedules:
+    from penstock.plan.streams import StreamSchedules
+
+    most, devices = context.options.max_streams, context.accelerators
+    bound = most or context.workers
+    forced = most is not None
+    return StreamSchedules(planned.plan, seconds, bound, forced=forced, devices=devices)
+
+
+def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedules) -> Scheduled:
+    from penstock.plan.streams import stream_programs, stream_segments
+
+    plan, planner = planned.plan, context.options.memory_planner
+    return Scheduled(
+        plan,
+        plan_arena_for_tasks(plan, stream_segments(plan, streams), planner),
+        planned.costs,
+        "streams",
+        stream_programs(plan, streams),
+        [Queue(context.workers, context.pool)],
+        0.0 if streams.forced else HAND_OVER_S,
+        streams.devices,
+        None if streams.forced or streams.devices else TRIED[context.executor],
+    )
+
+
+def observed_executor(
+    context: CompileContext,
+    graph: Graph,
+    placed: Mapping[Node, Backend],
+    kernels: KernelTable,
+    threads: int,
+) -> Executor:
+    """The executor that measures the nodes of a graph: the dataflow executor for a session that
+    runs so, else that of one order, in planned memory, as most plans are run."""
+    context = replace(context, options=replace(context.options, threads=threads))
+    step_by_step = context.executor == "dataflow"
+    backends = context.backends
+    plan = compile_plan(graph, backends, placed, planned=not step_by_step, kernels=kernels)
+    schedule = schedule_step_by_step if step_by_step else schedule_in_order
+    scheduled = schedule(Planned(plan, context.costs), context)
+    return bind(generate_program(scheduled, context, observed=True), context)
+
+
+def bind_sampled(programmed: Programmed, context: CompileContext) -> Executor:
+    """``bind``; runs of a plan in one order that is undecided show whether tasks are faster."""
+    schedule, executor = programmed.schedule, bind(programmed, context)
+    plan, several = schedule.plan, schedule.undecided and context.workers > 1
+    several = several and (not is_chain(plan) or _may_overlap(plan, context))
+    if several and isinstance(executor, LinearExecutor):
+        executor.sampler = _run_sampler(programmed, context)
+    return executor
+
+
+def _may_overlap(plan: StepTable, context: CompileContext) -> bool:
+    """Whether kernels of users are in loops whose iterations could overlap."""
+    if context.reframed is None or not any(s.node.op.role is Role.LOOP for s in plan.steps):
+        return False
+    steps = [step for step in plan.walk() if step.backend and not is_transfer(step.node)]
+    return any(contract_of(s.node, context.by_name[s.backend], types=()) for s in steps)
+
+
+def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler | None:
+    """What learns from runs whether a plan in one order is faster as tasks."""
+    from penstock.tuning.run_sampler import RunSampler
+
+    if context.options.cost_model is not None:
+        return None
+    # Without the values that the profiler of this compilation measures on, and its kernels, which
+    # hold weights that the plan does not.
+    program = programmed.program
+    planned = Planned(programmed.schedule.plan, CostModel(context.backends))
+
+    def observed() -> Executor:
+        timed = program.with_observers(inputs=False)
+        return LinearExecutor(timed, context.hosts, context.limits, threads=1)
+
+    def promising(serial: float, profile: Profile) -> bool:
+        plan = planned.plan
+        if context.accelerators or _may_overlap(plan, context):
+            return True
+        from penstock.algorithms.heft import bound
+
+        best = {entry.step.node: entry.best for entry in profile}
+        seconds = [best.get(step.node, 0.0) for step in plan.steps]
+        least = bound(step_dag(plan.slots, plan.steps), seconds, context.workers)
+        return least <= _SIMULATED[context.executor] * serial
+
+    def reconsidered(serial: float, profile: Profile) -> Executor | None:
+        long = {entry.step.node.name for entry in profile if entry.best >= LONG_S}
+        if long and context.reframed is not None and _may_overlap(planned.plan, context):
+            executor = context.reframed(long)
+            if executor is not None:
+                return executor
+        schedule = schedule_by_costs(planned, context, serial)
+        if schedule is None:
+            return None
+        return bind(generate_program(replace(schedule, trial=None), context), context)
+
+    margin, pool, adopt = TRIED[context.executor], context.pool, context.adopt
+    return RunSampler(planned, observed, promising, reconsidered, margin, pool, adopt)

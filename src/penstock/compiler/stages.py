@@ -1,0 +1,491 @@
+"""The stages of the compile line: each is a function from one frozen record to the next.
+
+::
+
+    Feeds -> specialise -> optimise -> lower -> plan -> schedule -> generate_program -> bind
+
+    Feeds         a graph and the values of its inputs
+    Feeds         the graph copied, with the shapes of the values; then optimised for them
+    Lowered       the graph with fused nodes and transfers, and the backend of each node
+    Planned       steps and slots
+    Scheduled     tasks, and the offsets of slots in the arena
+    Programmed    Python source
+    Executor      the program, bound to memory
+
+A stage reads the record that it is given and the ``CompileContext``. The one copy of the graph is
+made by ``specialise``; passes then change that copy in place. No stage calls another one, but to
+compile a second plan: in one order, to compare with, or of a graph between frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property, partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.algorithms.dag import on_cycles
+from penstock.analysis.sizes import check_sizes
+from penstock.analysis.type_inference import infer_types
+from penstock.backends.base import Backend, Device, copier, stacks
+from penstock.backends.dynamic_shapes import plausible
+from penstock.backends.kernels import KernelTable, other_places, placed_kernels
+from penstock.backends.numpy import NumpyBackend
+from penstock.codegen.writer import Program, write_program
+from penstock.compiler.options import CompileOptions
+from penstock.core.limits import Limits
+from penstock.core.records import dataclass, field, replace
+from penstock.core.types import OptionalType, TensorType, Type
+from penstock.executors.base import Executor
+from penstock.executors.linear import LinearExecutor
+from penstock.host.on_demand import imported
+from penstock.host.threads import Workers, core_budget, pool
+from penstock.ir.contract import contract_of
+from penstock.ir.graph import Graph, Node, Value, clone
+from penstock.ops.internal.transfer import HOST, Place, Ports
+from penstock.ops.work_estimate import worth_threads
+from penstock.plan.arena_layout import (
+    ArenaPlan,
+    SavedArena,
+    plan_arena,
+    plan_arena_for_tasks,
+    restored_arena,
+)
+from penstock.plan.builder import compile_plan
+from penstock.plan.plan import Plan
+from penstock.plan.tasks import Tasks, are_asynchronous, in_one_function
+from penstock.tuning.measure import CostModel
+
+if TYPE_CHECKING:
+    from penstock.executors.task_loop import Queue
+    from penstock.passes.context import FusionPolicy, PassContext, Unraised
+    from penstock.plan.grouping import ClusteredGrouping, Seconds
+    from penstock.tuning.run_sampler import Adopt
+
+
+_EXPECT_DIMS = imported("penstock.compiler.expected_dims.expect_dims")
+
+
+def _no_adoption() -> None:
+    """For sessions that keep no executor."""
+
+
+@dataclass(frozen=True)
+class CompileContext:
+    """What all stages may read: the session's options, backends, limits and functions."""
+
+    options: CompileOptions
+    backends: tuple[Backend, ...]
+    limits: Limits
+    functions: Mapping[str, Graph] = field(default_factory=dict)
+    widened: dict[Value, Value] = field(default_factory=dict)
+    halves: dict[tuple[Value, Value | None], Value | None] = field(default_factory=dict)
+    adopt: Adopt = _no_adoption
+    long: Collection[str] = frozenset()
+    """names of nodes that have taken long in runs, which estimates did not say"""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """what ``place=`` says of the workers of a cluster"""
+    named: bool = False
+    """whether the nodes of the model, or ``pins``, name workers of a cluster"""
+    reframed: Callable[[Collection[str]], Executor | None] | None = None
+    """of a plan whose loops may overlap: compiles it anew, given the ``long`` nodes that runs have
+    shown; None if all loops are raised as before"""
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Full names of the virtual devices, if any."""
+        if self.options.devices is None or self.options.cuda_devices:
+            return ()
+        from penstock.ir.device_name import local
+
+        return tuple(local(self.options.devices))
+
+    @property
+    def executor(self) -> str:
+        """The name of the executor that was asked for."""
+        if self.options.cluster is not None:
+            return "frames" if self.named else "cluster"
+        return "frames" if self.devices else self.options.executor
+
+    @cached_property
+    def hosts(self) -> list[Backend]:
+        """The backends of the host's memory."""
+        return [b for b in self.backends if b.memory == HOST] or [NumpyBackend()]
+
+    @cached_property
+    def by_name(self) -> dict[str, Backend]:
+        """The backends by name."""
+        return {backend.name: backend for backend in self.backends}
+
+    @property
+    def one_memory(self) -> bool:
+        """Whether all backends work on the host's memory."""
+        return all(backend.memory == HOST for backend in self.backends)
+
+    def direct(self, source: str, target: str) -> bool:
+        """Whether values are copied straight from one backend's memory to another's, by name."""
+        return copier(self.by_name[source], self.by_name[target]) is not None
+
+    def stacks(self, backend: str) -> bool:
+        """Whether rows that loops collect stay in the memory of a backend, given by its name."""
+        return stacks(self.by_name[backend])
+
+    @property
+    def accelerators(self) -> dict[str, Device]:
+        """The devices of backends that have one, by the name of the backend."""
+        return {b.name: b.device for b in self.backends if b.device is not None}
+
+    @property
+    def workers(self) -> int:
+        """The number of tasks of one run that may run at the same time on the host."""
+        workers = self.pool.size
+        if self.options.pool is None:
+            workers = min(max(backend.workers for backend in self.hosts), workers)
+        return min(workers, self.options.threads or workers)
+
+    @property
+    def pool(self) -> Workers:
+        """The pool whose threads run tasks on the host."""
+        return self.options.pool or pool()
+
+    @property
+    def grouping(self) -> type[ClusteredGrouping]:
+        """How steps form tasks."""
+        from penstock.plan.grouping import ClusteredGrouping
+
+        return self.options.grouping or ClusteredGrouping
+
+    @property
+    def costs(self) -> CostModel:
+        """The costs known without measuring."""
+        return self.options.cost_model or CostModel(self.backends)
+
+    def seconds(self, costs: CostModel, *, single_threaded: bool) -> Seconds:
+        """The cost of a step, as a function."""
+        return lambda step: costs.of_step(step, self.by_name, single_threaded)
+
+    def passes(
+        self,
+        fusion: FusionPolicy | None = None,
+        choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None,
+        kernels: KernelTable | None = None,
+        layouts: bool = True,
+        ports: Ports | None = None,
+    ) -> PassContext:
+        """The context of passes; with ``kernels`` and ``layouts``, these decide the layouts of
+        values. ``ports``: where inputs and outputs are, if on devices."""
+        from penstock.passes.context import PassContext
+
+        placement: dict[Node, Place] = {}
+        table, parts = kernels or KernelTable(), (self.backends, placement)
+        compiled = placed_kernels(table, *parts) if kernels is not None and layouts else None
+        fuses = any(backend.fuses for backend in self.backends)
+        return PassContext(
+            limits=self.limits,
+            fusion=fusion if fuses else None,
+            fuses=fuses,
+            fold_quantized_weights=not fuses,
+            strict=self.options.precision == "strict",
+            widened=self.widened,
+            halves=self.halves,
+            choose_places=choose_places,
+            must_stay=partial(_overlapping, self) if self.executor == "auto" else None,
+            direct=self.direct,
+            stacks=self.stacks,
+            other_places=other_places(table, *parts),
+            after_pass=self.options.after_pass,
+            placement=placement,
+            ports=ports,
+            compiled=compiled,
+        )
+
+
+LONG_S = 200e-6
+"""seconds that a kernel takes from which on it is worth that iterations overlap in it"""
+
+
+def _overlapping(context: CompileContext, nodes: Sequence[Node], loop: bool) -> Node | None:
+    """The node of a frame for which it is worth that iterations overlap, if they may: one that does
+    not wait for itself in the iteration before."""
+    readers: list[list[int]] = [[] for _ in nodes]
+    place = {node: i for i, node in enumerate(nodes)}
+    for node, i in place.items():
+        sources = [value.producer for value in node.inputs if value is not None]
+        for source in (*sources, *node.control_inputs):
+            if source in place:
+                readers[place[source]].append(i)
+    circular = set(on_cycles(readers)) if loop else place.values()
+    return next((n for n in nodes if place[n] not in circular and _overlaps(context, n)), None)
+
+
+def _overlaps(context: CompileContext, node: Node) -> bool:
+    """Whether the kernel of a node is asynchronous, or takes long as measured, or else by its
+    backend's estimate. Those of Penstock are not, and share their work among threads where it is
+    much."""
+    types = [None if value is None else value.type for value in node.inputs]
+    for backend in context.hosts:
+        if contract_of(node, backend) is None:
+            continue
+        try:
+            kernel = backend.kernel(node, types)
+            known = context.costs.known(node, backend, True)
+            seconds = backend.seconds(node) if known is None else known
+        except Exception:  # the plan raises it, unless the node may never run
+            return False
+        if kernel is not None:
+            alone = context.workers == 1 or backend.threads_of_caller
+            long = node.name in context.long or LONG_S <= seconds < inf
+            return kernel.begin is not None or (long and not alone)
+    return False
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """A graph, and the values of its inputs; without their contents, these may be placeholders of
+    the right shape."""
+
+    graph: Graph
+    values: Sequence[Any]
+    unraised: Sequence[Unraised] = ()
+    """TensorFlow's primitives that structured control flow could not replace."""
+    refined: bool = False
+    """Whether the values have added shapes or dtypes to the graph."""
+    open_types: Sequence[Type] | None = None
+    """The types of the inputs, if they are not exactly those of the values."""
+    samples: Sequence[Sequence[Type]] = ()
+    """types of the inputs in runs to come, for graphs with ``open_types``: dims that are the same
+    with all of these are expected"""
+    ports: Ports | None = None
+    """where inputs and outputs are, if on devices"""
+
+    @property
+    def types(self) -> list[Type]:
+        """The types of the inputs for these values."""
+        if self.open_types is not None:
+            return [*self.open_types]
+        return [
+            TensorType(x.dtype, x.shape)
+            if isinstance(x, np.ndarray) and not isinstance(v.type, OptionalType)
+            else v.type
+            for v, x in zip(self.graph.inputs, self.values, strict=True)
+        ]
+
+    @property
+    def add_shapes(self) -> bool:
+        """Whether the values have shapes or dtypes that the graph leaves open."""
+        return self.types != [value.type for value in self.graph.inputs]
+
+
+def specialise(feeds: Feeds, context: CompileContext) -> Feeds:
+    """Copy the graph, and give the inputs of the copy the types of the values."""
+    graph = clone(feeds.graph)
+    for value, input_type in zip(graph.inputs, feeds.types, strict=True):
+        value.type = input_type
+    if feeds.samples:
+        _EXPECT_DIMS(graph, feeds.samples)
+    return replace(feeds, graph=graph, refined=feeds.add_shapes)
+
+
+def infer(feeds: Feeds, context: CompileContext) -> Feeds:
+    """Infer types, for graphs whose nodes must run as they are."""
+    infer_types(feeds.graph)
+    check_sizes(feeds.graph, context.limits)
+    return feeds
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """What a file has of a plan: the graph after all passes, the backend of each node by name, and
+    places in the arena, if its steps run in one order."""
+
+    graph: Graph
+    placement: Mapping[Node, str]
+    arena: SavedArena | None
+    copies: Sequence[object]
+    """of constants in orders of backends, which kernels are to use"""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph with fused nodes and transfers, the backend of each node, and its kernels."""
+
+    graph: Graph
+    placement: Mapping[Node, Backend]
+    kernels: KernelTable
+    costs: CostModel
+    arena: SavedArena | None = None
+    """the order of steps and their places in the arena, if the graph was saved with them"""
+
+
+def set_threads(
+    graph: Graph, context: CompileContext, among: Collection[str] | None = None
+) -> None:
+    """Let kernels be created for the number of threads that runs will most likely have; only those
+    of the backends ``among`` these, if given."""
+    threads = context.options.threads or core_budget()
+    if threads > 1 and not worth_threads(map(plausible, graph.walk())):
+        threads = 1
+    for backend in context.hosts:
+        if backend.threads_of_caller and (among is None or backend.name in among):
+            backend.set_threads(threads)
+
+
+def restore_lowered(saved: SavedPlan, context: CompileContext) -> Lowered:
+    """The graph of a plan that was saved, with the backends that it was placed on."""
+    set_threads(saved.graph, context, {*saved.placement.values()})
+    placed = {n: context.by_name[name] for n, name in saved.placement.items()}
+    return Lowered(saved.graph, placed, KernelTable(), context.costs, saved.arena)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the costs of its steps; and an order and places in the arena, if it was saved."""
+
+    plan: Plan
+    costs: CostModel
+    arena: SavedArena | None = None
+
+
+def plan_slots(
+    lowered: Lowered, context: CompileContext, *, planned: bool = True, inner: bool = False
+) -> Planned:
+    """Compile a plan; if ``planned``, values of known sizes live in an arena, else all values are
+    allocated during the run. An ``inner`` plan is part of another, and may never run."""
+    graph, placement, kernels = lowered.graph, lowered.placement, lowered.kernels
+    options = {"planned": planned, "inner": inner}
+    plan = compile_plan(graph, context.backends, placement, kernels=kernels, **options)
+    if (threads := context.options.threads) is not None:
+        bounds = [getattr(backend, "bounded", None) for backend in context.backends]
+        scopes = [partial(bounded, threads) for bounded in bounds if bounded is not None]
+        plan = replace(plan, scopes=(*plan.scopes, *scopes)) if scopes else plan
+    return Planned(plan, lowered.costs, lowered.arena)
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """When the steps of a plan run, and where its values are in the arena.
+
+    Without ``tasks`` all steps run in the order of the arena plan. Else ``queues`` has the workers
+    of the tasks, of which another one is asked for if a task takes at least ``worthwhile`` seconds;
+    ``devices`` have the streams of tasks, by name. With ``trial`` the executor is used only if a
+    run of it takes at most this part of the time of the plan in one order. ``undecided``: only
+    estimates speak for this order, and runs are to show whether tasks are faster.
+    """
+
+    plan: Plan
+    arena_plan: ArenaPlan
+    costs: CostModel
+    name: str
+    tasks: Tasks | None = None
+    queues: Sequence[Queue] = ()
+    worthwhile: float = 0.0
+    devices: Mapping[str, Device] = field(default_factory=dict)
+    trial: float | None = None
+    undecided: bool = False
+
+
+def schedule_in_order(planned: Planned, context: CompileContext, name: str = "linear") -> Scheduled:
+    """All steps in one order that keeps few bytes alive; as tasks, if one function cannot run them
+    all (``in_one_function``)."""
+    plan, planner = planned.plan, context.options.memory_planner
+    parallel = context.executor == "parallel" and are_asynchronous(plan.steps)
+    if in_one_function(plan):
+        arena = None if planned.arena is None else restored_arena(plan, planned.arena)
+        return Scheduled(plan, arena or plan_arena(plan, planner), planned.costs, name)
+    from penstock.plan.grouping import HAND_OVER_S, OrderedGrouping
+
+    all_queues = queues_of(context, context.workers) if parallel else queues_of(context, 1, [])
+    queues, queue_of = all_queues
+    from penstock.plan.arrangement import arrange
+
+    tasks = arrange(plan, OrderedGrouping(plan, queue_of))
+    arena_plan = plan_arena_for_tasks(plan, tasks, planner)
+    name, worthwhile = ("parallel", HAND_OVER_S) if parallel else (name, inf)
+    return Scheduled(plan, arena_plan, planned.costs, name, tasks, queues, worthwhile)
+
+
+def schedule_saved(planned: Planned, context: CompileContext) -> Scheduled:
+    """The order that was chosen before the plan was saved. Where that was left to costs, runs may
+    show that tasks are faster."""
+    streams = context.executor == "streams"
+    chosen = context.executor == "linear" or (streams and context.options.max_streams is not None)
+    in_order = schedule_in_order(planned, context, "streams" if streams else "linear")
+    return replace(in_order, undecided=not chosen)
+
+
+def queues_of(
+    context: CompileContext, workers: int, backends: Sequence[Backend] | None = None
+) -> tuple[list[Queue], dict[str, int]]:
+    """A queue with up to ``workers`` for the host and one for each of ``backends``, by default all,
+    that has a memory of its own; and the numbers of the latter by name."""
+    from penstock.executors.task_loop import Queue
+
+    away = [b for b in (context.backends if backends is None else backends) if b.memory != HOST]
+    queues = [Queue(b.workers, pool(b.name, b.workers)) for b in away]
+    return [Queue(workers, context.pool), *queues], {b.name: i for i, b in enumerate(away, 1)}
+
+
+def bind_interpreter(feeds: Feeds, context: CompileContext) -> Executor:
+    """The interpreter of a graph whose nodes run as they are, on NumPy."""
+    from penstock.executors.interpret import InterpretExecutor
+
+    plan = compile_plan(feeds.graph, [NumpyBackend()], {}, planned=False)
+    threads = context.options.threads
+    return InterpretExecutor(feeds.graph, plan, context.hosts, context.limits, threads=threads)
+
+
+# A plan on tasks or streams is used if its measured time is at most this part of that in one order.
+TRIED = {"auto": 0.95, "parallel": 1.02, "streams": 1.02}
+
+
+@dataclass(frozen=True)
+class Programmed:
+    """The program of a schedule."""
+
+    schedule: Scheduled
+    program: Program
+
+
+def generate_program(
+    schedule: Scheduled, context: CompileContext, *, observed: bool = False
+) -> Programmed:
+    """Write the plan as Python source; if ``observed``, with calls of observers."""
+    plan, arena_plan, tasks = schedule.plan, schedule.arena_plan, schedule.tasks
+    limits, capture = context.limits, context.options.capture
+    program = write_program(
+        plan, arena_plan, limits, tasks=tasks, observed=observed, capture=capture
+    )
+    return Programmed(schedule, program)
+
+
+def bind(programmed: Programmed, context: CompileContext) -> Executor:
+    """Bind a program to memory; one of tasks only if it proves faster than the plan in one order,
+    where the schedule asks for a trial."""
+    schedule, options = programmed.schedule, context.options
+    if schedule.tasks is None:
+        parts = programmed.program, context.hosts, context.limits
+        fixed = options.fixed_threads
+        return LinearExecutor(*parts, options.threads, schedule.name, fixed_threads=fixed)
+    from penstock.executors.parallel import ParallelExecutor
+
+    executor = ParallelExecutor(
+        programmed.program,
+        context.hosts,
+        context.limits,
+        schedule.queues,
+        schedule.worthwhile,
+        threads=options.threads,
+        name=schedule.name,
+        devices=schedule.devices,
+    )
+    if schedule.trial is None:
+        return executor
+    name = "streams" if context.executor == "streams" else "linear"
+    serial = executor_in_order(Planned(schedule.plan, schedule.costs), context, name)
+    return schedule.costs.faster(executor, serial, schedule.trial)
+
+
+def executor_in_order(planned: Planned, context: CompileContext, name: str) -> Executor:
+    return bind(generate_program(schedule_in_order(planned, context, name), context), context)

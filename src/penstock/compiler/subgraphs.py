@@ -1,0 +1,496 @@
+"""Which part of a model a set of feeds, fetches and targets needs, and what it is fed."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
+
+import numpy as np
+
+from penstock.analysis.type_inference import infer_types
+from penstock.core.errors import MAX_PROBLEMS, InvalidInput, LimitExceeded, shortened
+from penstock.core.records import NamedTuple
+from penstock.core.types import ANY, STRING, AnyType, TensorType, Type
+from penstock.executors.base import Executor
+from penstock.host import gc_pause
+from penstock.host.native import library
+from penstock.host.on_demand import imported
+from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
+from penstock.ops.onnx.control_flow import collects_rows
+
+if TYPE_CHECKING:
+    from penstock.compiler.varying_shapes import VaryingShapes
+    from penstock.ops.internal.transfer import Ports
+    from penstock.passes.context import Unraised
+
+# Feeds that fit as they are need none of these.
+_checked: Callable[[Type], Type] = imported("penstock.compiler.feeds.checked")
+_convert: Callable[[str, Any, Type], Any] = imported("penstock.compiler.feeds.convert")
+
+Structure = Callable[[Graph], Sequence["Unraised"]]
+
+MAX_SUBGRAPHS = 256
+"""Subgraphs, and requests for them, that a session remembers beside its main one."""
+
+# Names that are compared letter by letter with an unknown one, and their length.
+_MOST_COMPARED = 10_000
+_LONGEST_COMPARED = 256
+
+_ndarray = np.ndarray
+_NO_DTYPE = object()  # unequal to all dtypes
+
+
+class LatestPlan(NamedTuple):
+    """The plan that was used last and its key. ``expected``: the name, dtype and shape of each
+    input where arrays of just these need no other look before the plan is run; else None."""
+
+    key: Any
+    executor: Executor | None
+    expected: tuple[tuple[str, np.dtype, tuple[int, ...]], ...] | None
+
+
+NO_PLAN = LatestPlan(None, None, None)
+
+
+class Subgraph:
+    """The part of a model that one set of feeds, fetches and targets needs.
+
+    ``graph`` has the feeds as inputs and the fetches as outputs; it is simplified as far as that
+    is possible without shapes. A function that makes it may stand for it, together with values of
+    the names and types of its ``inputs`` and its outputs, the ``results``. ``unraised``:
+    TensorFlow's primitives that it still contains, though structured control flow was asked for.
+    ``again`` extracts it once more, given what simplifies its graph; None if the session is gone.
+    """
+
+    again: Callable[[Structure], Subgraph | None] = staticmethod(lambda structure: None)
+    ports: Ports | None = None
+    """where inputs and outputs are, if not all of them in the host's memory"""
+
+    def __init__(
+        self,
+        graph: Graph | Callable[[], Graph],
+        outputs: Iterable[str],
+        unraised: Sequence[Unraised] = (),
+        *,
+        inputs: Sequence[Value] = (),
+        results: Sequence[Value] = (),
+    ) -> None:
+        self._make_graph = graph
+        if isinstance(graph, Graph):
+            self.graph, inputs, results = graph, graph.inputs, graph.outputs
+        self.inputs = inputs
+        self.results = results
+        self.unraised = unraised
+        self.names = tuple(value.name for value in inputs)
+        self.types = tuple(value.type for value in inputs)
+        dtypes = [t.dtype if isinstance(t, TensorType) else None for t in self.types]
+        # Arrays of these dtypes are fed as they are; of strings, the elements are looked at. None
+        # would be equal to float64.
+        fed = [_NO_DTYPE if d is None or d == STRING else d for d in dtypes]
+        self._ports = tuple(zip(self.names, self.types, fed, strict=True))
+        # Whether a plan depends on the dtypes of the feeds, and not on shapes alone.
+        self.depends_on_dtypes = any(dtype is None for dtype in dtypes)
+        self.outputs = tuple(outputs)
+        # The same for feeds and results on devices.
+        self.variants: dict[Any, Subgraph] = {}
+        # Both belong to the cache of plans: the thread that compiles holds the lock, and most
+        # sessions see the same shapes again and again.
+        self.lock = threading.RLock()
+        self.last = NO_PLAN
+
+    @cached_property
+    def varying(self) -> VaryingShapes:
+        """The shapes that it was run with, beside those of saved plans."""
+        from penstock.compiler.varying_shapes import VaryingShapes
+
+        return VaryingShapes(self.types)
+
+    @cached_property
+    def needs_dims(self) -> bool:
+        """Whether no plan may leave dims open: convolutions are much faster if compiled for their
+        shapes, and a loop without iterations gives no rows, of dims that only the plan knows."""
+        return any("Conv" in node.op.name or collects_rows(node) for node in self.graph.walk())
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph."""
+        assert not isinstance(self._make_graph, Graph)
+        return self._make_graph()
+
+    @cached_property
+    def framed(self) -> bool:
+        """Whether the graph has TensorFlow's frames, which only tokens can run."""
+        return is_framed(self.graph)
+
+    @property
+    def base(self) -> Subgraph | None:
+        """The subgraph of which this is a variant, if so."""
+        return None
+
+    @property
+    def port_types(self) -> Sequence[tuple[str, Type, Any]]:
+        """Name, type, and the dtype of arrays that are fed as they are, of each input."""
+        return self._ports
+
+    def values(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """The fed values in order, checked and converted. Raises ``KeyError`` for other names."""
+        values = []
+        for name, input_type, dtype in self._ports:
+            value = feeds[name]
+            # Most dtypes are one object, which takes less to tell than that they are equal.
+            if value.__class__ is not _ndarray or (
+                value.dtype is not dtype and value.dtype != dtype
+            ):
+                try:
+                    value = _convert(name, value, input_type)
+                except RecursionError as error:
+                    raise InvalidInput(f"input {name!r} has lists nested too deeply") from error
+            values.append(value)
+        if len(values) != len(feeds):
+            raise KeyError
+        return values
+
+    def key(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """What a plan depends on of the fed values: their shapes, and dtypes left open."""
+        if len(values) == 1 and values[0].__class__ is _ndarray and not self.depends_on_dtypes:
+            return (values[0].shape,)  # of most models
+        if self.depends_on_dtypes:
+            return tuple([(x.shape, x.dtype) if x.__class__ is _ndarray else None for x in values])
+        return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
+
+    def placeholders(self, values: Sequence[Any]) -> Sequence[Any]:
+        """What stands for fed values where a plan is compiled: themselves, if they are arrays."""
+        return values
+
+    def use(self, key: Any, executor: Executor) -> None:
+        """Remember the plan that was used last, and the key of what it was used for."""
+        self.last = LatestPlan(key, executor, self._expected(key))
+
+    def _expected(self, key: Any) -> Any:
+        if library() is None or not isinstance(key, tuple):
+            return None
+        expected = []
+        for (name, _, dtype), shape in zip(self._ports, key, strict=True):
+            if self.depends_on_dtypes and shape is not None:
+                shape, dtype = shape
+            if shape is None or dtype is _NO_DTYPE or dtype == STRING:
+                return None
+            expected.append((name, dtype, shape))
+        return tuple(expected)
+
+
+class Request(NamedTuple):
+    """A subgraph, and its outputs in the order in which the caller wants them."""
+
+    subgraph: Subgraph
+    names: tuple[str, ...]
+
+    def named(self, outputs: Sequence[Any]) -> dict[str, Any]:
+        """The outputs of a run by name."""
+        own = self.subgraph.outputs
+        by_name = dict(zip(own, outputs, strict=False))  # outputs of targets follow
+        return by_name if self.names == own else {name: by_name[name] for name in self.names}
+
+
+class Subgraphs:
+    """The subgraphs of one model that were asked for so far, those used last kept.
+
+    ``main`` is the subgraph from the model's inputs to its outputs, which may be given, ``all`` the
+    request for all of these. ``graph`` returns the whole model's, ``aliases`` are other names of
+    values. ``structure`` simplifies a new subgraph's graph, and returns the primitives that remain
+    in it; ``on_evict`` is called with each subgraph that is forgotten.
+    """
+
+    def __init__(
+        self,
+        graph: Callable[[], Graph],
+        aliases: Mapping[str, str],
+        structure: Structure,
+        on_evict: Callable[[Subgraph], None],
+        main: Subgraph | None = None,
+    ) -> None:
+        self._graph = graph
+        self._aliases = aliases
+        self._structure = structure
+        self._on_evict = on_evict
+        self.devices: Any = None
+        """the ``DevicePorts`` of a session with backends on devices"""
+        self._lock = threading.RLock()
+        # Requests by names in the order given, for speed; reading and setting one are atomic.
+        self._requests: dict[Any, Request] = {}
+        # By sets of names, in the order of their last use.
+        self._subgraphs: OrderedDict[Any, Subgraph] = OrderedDict()
+        if main is None:
+            inputs, outputs = self.graph.inputs, self.graph.outputs
+            main = self.extract([v.name for v in inputs], [v.name for v in outputs], ())
+        self.main = main
+        self._main_key = (frozenset(main.names), frozenset(main.outputs), frozenset[str]())
+        self.all = Request(main, main.outputs)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph of the whole model."""
+        return self._graph()
+
+    @cached_property
+    def values(self) -> dict[str, Value]:
+        """Every value that can be fed or fetched, by name."""
+        return _values_by_name(self.graph)
+
+    def __len__(self) -> int:
+        """The number of subgraphs remembered beside the main one."""
+        return len(self._subgraphs)
+
+    def clear(self) -> None:
+        """Forget all but the main subgraph."""
+        with self._lock:
+            self._requests.clear()
+            self._subgraphs.clear()
+
+    def forked(self) -> None:
+        """Make new locks in a forked child, where no other thread holds the old ones."""
+        self._lock = threading.RLock()
+        for subgraph in (self.main, *self._subgraphs.values()):
+            subgraph.lock = threading.RLock()
+
+    def resolve(
+        self,
+        feeds: Mapping[str, Any] | None,
+        fetches: Sequence[str] | None,
+        targets: Sequence[str] | None,
+        stay: bool = False,
+    ) -> tuple[Request, Any, list[Any]]:
+        """The request, the key of its plan, and the values fed; with ``stay``, for results that
+        stay on the device where they are computed. Raises ``InvalidInput``."""
+        if isinstance(fetches, Mapping):
+            raise InvalidInput(self._swapped(feeds, fetches))
+        if feeds is None:
+            feeds = {}
+        # A dict is a Mapping, and to compare classes takes a tenth of the time.
+        if feeds.__class__ is not dict and not isinstance(feeds, Mapping):
+            raise InvalidInput(
+                f"feeds must map names to values, not be a {type(feeds).__name__}; write "
+                f"run({{{', '.join(f'{name!r}: ...' for name in self.main.names)}}}), or call the "
+                "session with inputs by position"
+            )
+        if feeds and self._aliases:
+            feeds = self._without_aliases(feeds)
+        if self.devices is not None:
+            fed = self.devices.fed(feeds)
+            if fed or stay:
+                request = self._request(feeds, fetches, targets)
+                subgraph, feeds = self.devices.variant(request.subgraph, feeds, fed, stay)
+                values = subgraph.values(feeds)
+                return Request(subgraph, request.names), subgraph.key(values), values
+        request = self.all
+        if fetches is not None or targets is not None or len(feeds) != len(self.main.names):
+            request = self._request(feeds, fetches, targets)
+        try:
+            values = request.subgraph.values(feeds)
+        except (KeyError, TypeError):  # perhaps other values of the model than its inputs
+            request = self._request(feeds, fetches, targets)
+            values = request.subgraph.values(feeds)
+        return request, request.subgraph.key(values), values
+
+    @staticmethod
+    def _swapped(feeds: Any, fetches: Mapping[str, Any]) -> str:
+        """What to write in place of a call with the arguments in ONNX Runtime's order."""
+        fed = f"{{{', '.join(f'{str(name)[:40]!r}: ...' for name in fetches)}}}"
+        named = isinstance(feeds, list | tuple) and all(isinstance(n, str) for n in feeds)
+        call = f"run({fed}, {list(feeds)!r:.200})" if named and feeds else f"run({fed})"
+        return (
+            f"run takes feeds first and the names to fetch second: write {call}. It returns a "
+            "mapping of names to values; penstock.compat.onnxruntime has ONNX Runtime's interface"
+        )
+
+    def _request(
+        self, feeds: Mapping[str, Any], fetches: Sequence[str] | None, targets: Sequence[str] | None
+    ) -> Request:
+        for option, names in (("fetches", fetches), ("targets", targets)):
+            if isinstance(names, str):
+                raise InvalidInput(f"{option} must be a list of names; did you mean [{names!r}]?")
+        try:
+            fetched = self.main.outputs if fetches is None else tuple(fetches)
+            targeted = () if targets is None else tuple(targets)
+            key = (frozenset(feeds), fetched, targeted)
+            request = self._requests.get(key)
+        except TypeError as error:
+            message = f"fetches and targets must be lists of names, which are strings: {error}"
+            raise InvalidInput(message) from error
+        if request is None:
+            for name in (*feeds, *fetched, *targeted):
+                if not isinstance(name, str):
+                    raise InvalidInput(
+                        f"feeds, fetches and targets have names, which are strings; {name!r:.40} "
+                        "is none"
+                    )
+            outputs = tuple(dict.fromkeys(fetched))
+            request = Request(self._subgraph(feeds, outputs, targeted), outputs)
+            if len(self._requests) >= MAX_SUBGRAPHS:
+                self._requests.clear()
+            self._requests[key] = request
+        return request
+
+    def _subgraph(
+        self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
+    ) -> Subgraph:
+        """The subgraph of feeds, fetches and targets in any order."""
+        key = (frozenset(feeds), frozenset(fetches), frozenset(targets))
+        if key == self._main_key:
+            return self.main
+        with self._lock:
+            subgraph = self._subgraphs.get(key)
+            if subgraph is not None:
+                self._subgraphs.move_to_end(key)
+                return subgraph
+        extracted = self.extract(list(feeds), fetches, dict.fromkeys(targets))
+        with self._lock:
+            subgraph = self._subgraphs.setdefault(key, extracted)
+            excess = max(0, len(self._subgraphs) - MAX_SUBGRAPHS)
+            evicted = [self._subgraphs.popitem(last=False)[1] for _ in range(excess)]
+        for oldest in evicted:
+            self._requests.clear()
+            self._on_evict(oldest)
+        return subgraph
+
+    def extract(
+        self,
+        feeds: Collection[str],
+        fetches: Collection[str],
+        targets: Collection[str],
+        structure: Structure | None = None,
+    ) -> Subgraph:
+        """The part of the model that ``fetches`` and ``targets`` need, given ``feeds``."""
+        with compile_guard():
+            graph = self._cut(feeds, fetches, targets)
+            subgraph = Subgraph(graph, fetches, (structure or self._structure)(graph))
+        extract = WeakMethod(self.extract)
+
+        def again(structure: Structure) -> Subgraph | None:
+            method = extract()
+            return None if method is None else method(feeds, fetches, targets, structure)
+
+        subgraph.again = again
+        return subgraph
+
+    def _cut(
+        self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
+    ) -> Graph:
+        from penstock.passes.dead_code import cut
+
+        fed = [self.value(name, "feed") for name in feeds]
+        fetched = [self.value(name, "fetch") for name in fetches]
+        target_values, nodes = self._targets(targets)
+        graph = cut(self.graph, fed, [*fetched, *target_values], nodes)
+        if missing := captures(graph):
+            names = ", ".join(f"{_quoted(v.name)} ({v.type})" for v in missing[:MAX_PROBLEMS])
+            if len(missing) > MAX_PROBLEMS:
+                names += f" and {len(missing) - MAX_PROBLEMS} more"
+            raise InvalidInput(f"the fetches need inputs that were not fed: {names}")
+        for value in graph.inputs:
+            if isinstance(value.type, AnyType):
+                value.type = self._inferred.get(value.name, ANY)
+            value.type = _checked(value.type)
+        return graph
+
+    @cached_property
+    def _inferred(self) -> dict[str, Type]:
+        """Dtypes of the values whose types the model does not declare. Shapes are left open: the
+        graph behind a value that is fed decides which shapes fit."""
+        graph = clone(self.graph)
+        infer_types(graph)
+        types = {name: value.type for name, value in _values_by_name(graph).items()}
+        return {name: TensorType(t.dtype) for name, t in types.items() if isinstance(t, TensorType)}
+
+    def _targets(self, names: Collection[str]) -> tuple[list[Value], list[Node]]:
+        """Targets as values to compute, or as nodes to run. In graphs with frames all are nodes:
+        one of a frame runs many times, and has no one value."""
+        values: list[Value] = []
+        nodes: list[Node] = []
+        framed = bool(names) and is_framed(self.graph)
+        by_name = {node.name: node for node in self.graph.nodes if names and node.name}
+        for name in names:
+            value = self.values.get(self._aliases.get(name, name))
+            node = by_name.get(name) if value is None else value.producer
+            if value is not None and (node is None or not framed):
+                values.append(value)
+            elif node is not None:
+                nodes.append(node)
+            else:
+                hint = suggest(name, [*self.values, *self._aliases, *by_name])
+                raise InvalidInput(f"no target is {_quoted(name)}: {hint}")
+        return values, nodes
+
+    def _without_aliases(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Feeds by the names of their values. Raises ``InvalidInput`` if a value is fed twice."""
+        aliases = self._aliases
+        if aliases.keys().isdisjoint(feeds):
+            return feeds
+        by_value: dict[str, Any] = {}
+        for name, value in feeds.items():
+            value_name = name if name in self.values else aliases.get(name, name)
+            if value_name in by_value:
+                raise InvalidInput(f"{value_name!r} is fed twice, once as {name!r}; feed it once")
+            by_value[value_name] = value
+        return by_value
+
+    def value(self, name: str, role: str) -> Value:
+        """The value of this name or alias, to "feed" or "fetch" it. Raises ``InvalidInput``."""
+        value = self.values.get(name) or self.values.get(self._aliases.get(name, name))
+        if value is None:
+            ports = self.graph.inputs if role == "feed" else self.graph.outputs
+            hint = suggest(name, [*self.values, *self._aliases], [v.name for v in ports])
+            node = next((n for n in self.graph.walk() if n.name == name), None)
+            if node is not None:
+                made = " and ".join([repr(v.name) for v in node.outputs if v is not None])
+                hint = f"that is a node, and its outputs are {made or 'none'}"
+            raise InvalidInput(f"cannot {role} {_quoted(name)}: {hint}")
+        return value
+
+
+@contextmanager
+def compile_guard() -> Iterator[None]:
+    """Pause garbage collection; a model too large for the machine raises ``LimitExceeded``."""
+    with gc_pause.paused():
+        try:
+            yield
+        except RecursionError as error:
+            raise LimitExceeded("the model's graphs nest too deep to be compiled") from error
+        except MemoryError as error:
+            message = f"there is not enough memory to compile the model: {error}"
+            raise LimitExceeded(message) from error
+
+
+def _values_by_name(graph: Graph) -> dict[str, Value]:
+    """Every value of the outermost graph that can be fed or fetched."""
+    inside = [value for node in graph.nodes for value in (*node.inputs, *node.outputs) if value]
+    values: dict[str, Value] = {}
+    for value in (*graph.inputs, *inside, *graph.outputs):
+        values.setdefault(value.name, value)
+    return values
+
+
+def _quoted(name: str) -> str:
+    return repr(shortened(name))
+
+
+def suggest(name: str, names: Iterable[str], preferred: Iterable[str] = ()) -> str:
+    """A hint for an unknown name: close names, or else ``preferred`` ones, or the first few."""
+    from difflib import get_close_matches
+
+    names = list(dict.fromkeys(names))
+    alike = [other for other in names if other.casefold() == name.casefold()][:3]
+    if not alike and len(name) <= _LONGEST_COMPARED:
+        short = (other for other in names if len(other) <= _LONGEST_COMPARED)
+        alike = get_close_matches(name, list(islice(short, _MOST_COMPARED)), n=3, cutoff=0.6)
+    if alike:
+        return "the model has no such value; did you mean " + " or ".join(map(_quoted, alike)) + "?"
+    shown = list(preferred) or names
+    more = ", ..." if len(shown) > 8 else ""
+    return f"the model has no such value; it has {', '.join(map(_quoted, shown[:8]))}{more}"

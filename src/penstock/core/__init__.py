@@ -1,0 +1,1 @@
+"""The vocabulary of all folders: types, errors, limits, records, checkpoints."""

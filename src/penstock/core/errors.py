@@ -1,0 +1,212 @@
+"""The errors Penstock raises. Each names the place at fault and says what to do about it.
+
+``InvalidModel`` and ``Unsupported`` are about a model, ``InvalidInput`` about the arguments of a
+run, ``RunError`` and its subclasses about a run that could not finish, ``InternalError`` about a
+bug of Penstock's own.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import Any
+
+from penstock.core.records import dataclass
+
+MAX_PROBLEMS = 20
+"""The number of problems that a message lists in full; the rest is only counted."""
+MOST_COUNTED = 5000
+"""Faults, or nodes without a kernel, at which no others are looked for."""
+MAX_SENTENCE = 2_000
+"""Characters of a problem in a message; the middle of a longer one is left out."""
+MAX_NAME = 200
+"""Characters of a name in a message."""
+
+
+def shortened(text: str, most: int = MAX_NAME) -> str:
+    """``text`` without its middle if it has more than ``most`` characters."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}...[{len(text) - 2 * half} characters]...{text[-half:]}"
+
+
+def wrong_type(option: str, value: object, needed: str) -> TypeError:
+    """The error of an option whose value has a wrong type."""
+    return TypeError(f"{option}={shortened(repr(value))}: {needed} is needed")
+
+
+class OptionError(ValueError):
+    """An option has a value that it cannot have, or not beside the others."""
+
+
+def check_count(option: str, value: Any, most: int | None = None, *, least: int = 1) -> None:
+    """Raise ``TypeError`` unless the value of an option is a whole number, and ``OptionError``
+    unless it is from ``least``, up to ``most`` if given."""
+    range_ = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+    needed = f"a whole number {range_}"
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise wrong_type(option, value, needed)
+    number = int(value)
+    if number < least or (most is not None and number > most):
+        raise OptionError(f"{option}={shortened(repr(value))}: {needed} is needed")
+
+
+def check_choice(option: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise ``TypeError`` unless the value of an option is a string, and ``OptionError`` unless it
+    is one of ``choices``."""
+    if not isinstance(value, str):
+        raise wrong_type(option, value, f"one of {', '.join(choices)}")
+    if value not in choices:
+        raise OptionError(f"{option} {shortened(value)!r} is not one of {', '.join(choices)}")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line outside of Penstock that called it, however many of its own functions are
+    between: warnings of Penstock's lines say nothing to users, and are shown once for all calls."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _is_own(frame.f_globals.get("__name__")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _is_own(module: str | None) -> bool:
+    # Generated programs have no name.
+    return module is None or module.partition(".")[0] == "penstock"
+
+
+class PenstockError(Exception):
+    """Base of every error that Penstock raises on purpose."""
+
+
+class InvalidModel(PenstockError):  # noqa: N818 - the public names are fixed by the design
+    """The model breaks a rule of its format; ``problems`` has one sentence for each fault found,
+    shortened if names make it long."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        sentences = (problems,) if isinstance(problems, str) else problems
+        self.problems = tuple([shortened(sentence, MAX_SENTENCE) for sentence in sentences])
+        super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
+        return type(self), (self.problems,)
+
+
+class ProblemList:
+    """The faults of one model: the first ``MAX_PROBLEMS``, shortened, and the number of the
+    others, which are raised once there are ``MOST_COUNTED``."""
+
+    def __init__(self) -> None:
+        self._first: list[str] = []
+        self._more = 0
+
+    def add(self, *sentences: str) -> None:
+        for sentence in sentences:
+            if len(self._first) < MAX_PROBLEMS:
+                self._first.append(shortened(sentence, MAX_SENTENCE))
+            else:
+                self._more += 1
+        if self._more >= MOST_COUNTED:
+            self.raise_any()
+
+    def raise_any(self) -> None:
+        """Raise ``InvalidModel`` if there are faults."""
+        if self._first:
+            least = "at least " if self._more >= MOST_COUNTED else ""
+            more = [f"and {least}{self._more} more"] if self._more else []
+            raise InvalidModel([*self._first, *more])
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedOperation:
+    """An operation that Penstock cannot run: its full name, why, and the nodes that use it."""
+
+    operation: str
+    reason: str
+    nodes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = f"{shortened(self.operation)}: {self.reason} (used by {used_by(self.nodes)})"
+        return shortened(text, MAX_SENTENCE)
+
+
+def used_by(nodes: Sequence[str]) -> str:
+    """Return the names of the first five ``nodes`` and the number of the others."""
+    more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
+    return f"{', '.join(map(shortened, nodes[:5]))}{more}"
+
+
+class Unsupported(PenstockError):  # noqa: N818
+    """The model is valid, but Penstock has no kernel for these ``operations``; the message lists
+    the first ``MAX_PROBLEMS``."""
+
+    def __init__(self, operations: Sequence[UnsupportedOperation]) -> None:
+        self.operations = tuple(operations)
+        lines = [f"  {operation}" for operation in self.operations[:MAX_PROBLEMS]]
+        if len(self.operations) > MAX_PROBLEMS:
+            lines.append(f"  and {len(self.operations) - MAX_PROBLEMS} more")
+        text = "\n".join([f"{len(self.operations)} unsupported operation(s):", *lines])
+        super().__init__(text)
+
+    @classmethod
+    def of(cls, uses: Iterable[tuple[str, str, str]]) -> Unsupported:
+        """The error for uses of operations: the full name of each, the reason, and the node."""
+        nodes: dict[tuple[str, str], list[str]] = {}
+        for operation, reason, node in uses:
+            nodes.setdefault((operation, reason), []).append(node)
+        return cls([UnsupportedOperation(*key, tuple(users)) for key, users in nodes.items()])
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[UnsupportedOperation, ...]]]:
+        return type(self), (self.operations,)
+
+
+class InvalidInput(PenstockError):  # noqa: N818
+    """A feed, fetch or target does not fit the model: its name, dtype or shape."""
+
+
+class QueueFull(PenstockError):  # noqa: N818
+    """A request was refused, since as many wait as may."""
+
+
+class RunError(PenstockError):
+    """A run failed. The message names the node, its origin and the shapes of its inputs; so do the
+    attributes, as far as one node is at fault."""
+
+    operation: str | None = None
+    """the operation of the node, as in "Conv" """
+    node: str | None = None
+    """the node: where it came from, as in "Conv_17 in model.onnx" """
+    inputs: tuple[str, ...] = ()
+    """the inputs of the node with their types, as in "x: float32[2, 3]" """
+
+
+class DeadTensor(RunError):  # noqa: N818
+    """A fetched tensor is dead: the branch that would have produced it was not taken."""
+
+
+class Cancelled(RunError):  # noqa: N818
+    """The run was cancelled by its caller."""
+
+
+class DeadlineExceeded(RunError):  # noqa: N818
+    """The run did not finish within its timeout."""
+
+
+class WorkerLost(RunError):  # noqa: N818
+    """A worker of a cluster died, or gave no answer for too long, while it had a part of the run;
+    or it had variables that the run needs."""
+
+
+class LimitExceeded(RunError):  # noqa: N818
+    """The model or the run passed one of its ``Limits``."""
+
+
+class Aborted(RunError):  # noqa: N818
+    """Raised in a part of a run that waits when another part has failed; the run itself raises the
+    other part's error."""
+
+
+class InternalError(PenstockError):
+    """A bug in Penstock. Please report it with the model or the shapes in the message."""

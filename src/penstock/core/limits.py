@@ -1,0 +1,91 @@
+"""Bounds on what a model may ask for, so that a file cannot exhaust the machine that reads it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from penstock.core.records import dataclass, field, fields
+
+_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def machine_bytes() -> int | None:
+    """Return the bytes of memory that the process may use; ``None`` if the system does not say.
+    That is the machine's memory, or the limit of its cgroup (v2 or v1) if that is lower."""
+    sizes = []
+    with suppress(AttributeError, OSError, ValueError):
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in _CGROUPS:
+        with suppress(OSError, ValueError), open(path) as file:  # no such file, or "max"
+            sizes.append(int(file.read()))
+    return min(sizes, default=None)
+
+
+FREE_NODES = 20_000
+"""Nodes that a model may have however small its file is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds checked while a model is loaded, compiled and run. ``None`` means no bound. Exceeding
+    one raises ``InvalidModel`` while loading, and ``LimitExceeded`` in a compile or run."""
+
+    max_nodes: int | None = 5_000_000
+    """nodes over all graphs of a model, function bodies expanded"""
+    max_nodes_per_byte: float | None = 0.25
+    """nodes beyond the first ``FREE_NODES`` for each byte of the file: with functions that call one
+    another twice each, the number of nodes doubles every few bytes"""
+    max_depth: int = 64
+    """levels of nested graphs and functions"""
+    max_dims: int = 64
+    """dims of one tensor, NumPy's own bound"""
+    max_elements: int = 2**62
+    """elements of one tensor: a product of dims beyond it would overflow byte counts"""
+    max_bytes: int | None = field(default_factory=machine_bytes)
+    """bytes of the arenas of one plan, on the host and on each device, and of one tensor whose
+    shape is known before a run; by default the memory of the machine. If less, also of all that one
+    run allocates"""
+    max_constant_bytes: int | None = None
+    """bytes of all constants of a model"""
+    max_iterations: int | None = None
+    """iterations of one Loop, While or Scan"""
+    max_calls: int = 10_000
+    """depth of the stack of function calls in a run"""
+    max_folded_bytes: int = 16 * 2**20
+    """bytes of a folded constant, unless it is smaller than the constants it replaces"""
+    max_plans_bytes: int | None = None
+    """bytes of the plans that a session keeps, arenas and programs; least recently used go first.
+    ``None`` stands for as many bytes as the constants have, and at least 64 MiB"""
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value, unbounded = getattr(self, limit.name), "None" in str(limit.type)
+            if value is None and unbounded:
+                continue
+            kinds = (int, float) if "float" in str(limit.type) else int
+            kind = "number" if "float" in str(limit.type) else "whole number"
+            needed = f"Limits.{limit.name} = {value!r}: a {kind} of at least 0 is needed"
+            needed += ", or None for no bound" if unbounded else ""
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                raise TypeError(needed)
+            if not value >= 0:
+                raise ValueError(needed)
+
+    def beyond(self, name: str, amount: int) -> str:
+        """The end of a sentence about an ``amount`` that is more than a limit allows, else ""."""
+        most = getattr(self, name)
+        if most is None or amount <= most:
+            return ""
+        return f"than Limits.{name} = {most}; raise the limit if you trust the model"
+
+    @property
+    def count_runs(self) -> bool:
+        """Whether runs count what they allocate, where its size follows from data; by default they
+        leave it to the system to refuse more memory than there is."""
+        most, machine = self.max_bytes, DEFAULT_LIMITS.max_bytes
+        less = most is not None and (machine is None or most < machine)
+        return less or self.max_dims < DEFAULT_LIMITS.max_dims
+
+
+DEFAULT_LIMITS = Limits()

@@ -1,0 +1,263 @@
+"""Types of values: tensors with known, named or unknown dims, sequences, optionals and maps.
+
+A dim is an ``int`` (known), a ``str`` (symbolic: two dims of one name are equal) or ``None``
+(unknown). Dtypes are NumPy dtypes, with those of ``ml_dtypes`` (bfloat16, float8, int4, ...);
+strings are ``object`` arrays of ``str``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache, reduce
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from penstock.core.records import dataclass, replace
+
+Dim: TypeAlias = int | str | None
+Shape: TypeAlias = tuple[Dim, ...]
+
+STRING = np.dtype(object)
+INT64 = np.dtype(np.int64)
+BOOL = np.dtype(np.bool_)
+FLOAT32 = np.dtype(np.float32)
+
+MAX_DATA = 128  # elements; shapes and their likes are shorter
+
+
+class ShapeError(ValueError):
+    """Types, shapes or attributes that do not fit an operation. Raised by ``infer`` functions and
+    kernels; their callers add the node and its origin."""
+
+
+class _Sizes:
+    """What a ``TensorType`` computes when it is first asked, and then has as plain attributes: they
+    are read many times for every value of a model."""
+
+    __slots__ = ("dims", "elements", "nbytes", "static")
+
+    static: bool
+    """Whether dtype and every dim are known, so that memory can be planned."""
+    elements: int
+    """The number of elements of a static tensor, -1 of others."""
+    dims: tuple[int, ...]
+    """The shape of a static type."""
+    nbytes: int
+    """Bytes of a static tensor as NumPy stores it (4-bit types take a byte an element)."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _Sizes.__slots__:
+            raise AttributeError(f"a TensorType has no attribute {name!r}")
+        assert isinstance(self, TensorType)
+        dtype, shape, put = self.dtype, self.shape, object.__setattr__
+        dims = () if shape is None else tuple([dim for dim in shape if isinstance(dim, int)])
+        known = dtype is not None and shape is not None and len(dims) == len(shape)
+        elements = math.prod(dims) if known else -1
+        static = elements >= 0
+        put(self, "static", static)
+        put(self, "elements", elements)
+        if static and dtype is not None:
+            put(self, "dims", dims)
+            put(self, "nbytes", elements * dtype.itemsize)
+        assert static or name in ("static", "elements"), self
+        return getattr(self, name)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType(_Sizes):
+    """Element type and shape of a tensor; ``None`` where unknown.
+
+    ``data`` holds the elements, row-major, of a tensor of integers or truth values of rank 0 or 1
+    whose contents are known in whole or in part (an element is a dim). It is how shape arithmetic
+    is carried through inference when the dims themselves are symbolic.
+    """
+
+    dtype: np.dtype | None = None
+    shape: Shape | None = None
+    data: tuple[Dim, ...] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is not TensorType:
+            return NotImplemented
+        assert isinstance(other, TensorType)
+        # To NumPy, None is float64 when it compares dtypes: np.dtype(float) == None.
+        return (
+            self.shape == other.shape
+            and (self.dtype is None) is (other.dtype is None)
+            and self.dtype == other.dtype
+            and self.data == other.data
+        )
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+    def without_data(self) -> TensorType:
+        return self if self.data is None else replace(self, data=None)
+
+    def __str__(self) -> str:
+        dtype = "?" if self.dtype is None else dtype_name(self.dtype)
+        if self.shape is None:
+            return f"{dtype}[...]"
+        return f"{dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceType:
+    """A list of values of one type; a Python ``list`` at run time."""
+
+    element: Type
+
+    def __str__(self) -> str:
+        return f"seq({self.element})"
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalType:
+    """A value that may be missing; ``None`` at run time where it is."""
+
+    element: Type
+
+    def __str__(self) -> str:
+        return f"optional({self.element})"
+
+
+@dataclass(frozen=True, slots=True)
+class MapType:
+    """A mapping from keys of one dtype to values of one type; a ``dict`` at run time."""
+
+    key: np.dtype
+    value: Type
+
+    def __str__(self) -> str:
+        return f"map({dtype_name(self.key)}, {self.value})"
+
+
+@dataclass(frozen=True, slots=True)
+class AnyType:
+    """Unknown: a tensor, sequence, optional or map."""
+
+    def __str__(self) -> str:
+        return "any"
+
+
+Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType | AnyType
+ANY = AnyType()
+
+
+@cache
+@cache
+def dtype_name(dtype: np.dtype) -> str:
+    """NumPy's name of a dtype, with ``string`` for object arrays."""
+    return "string" if dtype == STRING else dtype.name
+
+
+_NUMPY_DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_ML_DTYPES = (
+    *("bfloat16", "int2", "int4", "uint2", "uint4", "float4_e2m1fn", "float6_e2m3fn"),
+    *("float6_e3m2fn", "float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+
+
+_OWN = {name: np.dtype(name) for name in _NUMPY_DTYPES} | {"string": STRING}
+_OWN_DTYPES = frozenset(_OWN.values())
+
+
+def is_dtype(dtype: object) -> bool:
+    """Whether a tensor may have this dtype."""
+    return dtype in _OWN_DTYPES or dtype in dtypes().values()
+
+
+def dtype_named(name: str) -> np.dtype:
+    """The dtype of this name (``dtype_name``). Raises ``KeyError`` if there is none."""
+    return _OWN[name] if name in _OWN else dtypes()[name]
+
+
+@cache
+def dtypes() -> Mapping[str, np.dtype]:
+    """Every dtype that a tensor may have, by its name."""
+    import ml_dtypes  # 5 ms: ``dtype_named`` goes without for NumPy's own
+
+    # Older versions of ml_dtypes lack some of the small types.
+    small = (getattr(ml_dtypes, name, None) for name in _ML_DTYPES)
+    return _OWN | {np.dtype(t).name: np.dtype(t) for t in small if t is not None}
+
+
+def type_of(value: object) -> Type:
+    """The type of a run-time value."""
+    if isinstance(value, np.ndarray):
+        return TensorType(value.dtype, value.shape)
+    if isinstance(value, list):
+        # Of arrays of one type only the last is looked at: sequences may be long.
+        samples = {(id(x.dtype), x.shape) if isinstance(x, np.ndarray) else id(x): x for x in value}
+        return SequenceType(reduce(join, map(type_of, samples.values())) if value else ANY)
+    if value is None:
+        return OptionalType(ANY)
+    return ANY
+
+
+def constant_type(array: np.ndarray) -> TensorType:
+    """The type of a constant, with its contents where they may take part in shape arithmetic."""
+    data = None
+    if array.ndim <= 1 and array.size <= MAX_DATA and array.dtype.kind in "iu":
+        data = tuple([int(x) for x in array.reshape(-1)])
+    return TensorType(array.dtype, array.shape, data)
+
+
+def _common(a: Shape | None, b: Shape | None) -> Shape | None:
+    """The dims that are the same, None where they differ."""
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
+
+
+def without_data(type_: Type) -> Type:
+    """The type, where it is that of a tensor without its contents."""
+    return type_.without_data() if isinstance(type_, TensorType) else type_
+
+
+def join(a: Type, b: Type) -> Type:
+    """Return the narrowest type that contains ``a`` and ``b``, e.g. of both branches of an If."""
+    if a == b:
+        return a
+    if isinstance(a, TensorType) and isinstance(b, TensorType):
+        same = a.dtype is not None and b.dtype is not None and a.dtype == b.dtype
+        shape = _common(a.shape, b.shape)
+        data = None if shape is None else _common(a.data, b.data)
+        return TensorType(a.dtype if same else None, shape, data)
+    if isinstance(a, SequenceType) and isinstance(b, SequenceType):
+        return SequenceType(join(a.element, b.element))
+    if isinstance(a, OptionalType) or isinstance(b, OptionalType):
+        x = a.element if isinstance(a, OptionalType) else a
+        y = b.element if isinstance(b, OptionalType) else b
+        return OptionalType(y if x == ANY else x if y == ANY else join(x, y))
+    return ANY
+
+
+def accepts(declared: Type, actual: Type) -> bool:
+    """Whether a value of type ``actual`` may be used where ``declared`` is expected. Symbolic dims
+    accept any dim here: equal names are checked with all inputs of a run together."""
+    if declared is actual or isinstance(declared, AnyType) or isinstance(actual, AnyType):
+        return True
+    if isinstance(declared, OptionalType):
+        inner = actual.element if isinstance(actual, OptionalType) else actual
+        return accepts(declared.element, inner)
+    if isinstance(declared, TensorType) and isinstance(actual, TensorType):
+        both = declared.dtype is not None and actual.dtype is not None
+        if both and declared.dtype != actual.dtype:
+            return False
+        if declared.shape is None or actual.shape is None or declared.shape == actual.shape:
+            return True
+        return len(declared.shape) == len(actual.shape) and all(
+            not isinstance(want, int) or not isinstance(got, int) or want == got
+            for want, got in zip(declared.shape, actual.shape, strict=True)
+        )
+    if isinstance(declared, SequenceType) and isinstance(actual, SequenceType):
+        return accepts(declared.element, actual.element)
+    return isinstance(declared, MapType) and isinstance(actual, MapType)

@@ -1,0 +1,286 @@
+/* Functions of Python that copy arrays, whatever their shapes and strides are, and variables. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#define NO_IMPORT_ARRAY
+#include "numpy_api.h"
+#include "copies.h"
+#include "rooms.h"
+#include <string.h>
+
+/* Bytes from which on the global interpreter lock is released. */
+enum { WORTH_RELEASE = 1 << 16 };
+
+/* Whether elements of an array are plain bytes of a size that there are copies of. */
+static int is_plain(PyArrayObject *x)
+{
+    int64_t size = PyArray_ITEMSIZE(x);
+    return !PyDataType_REFCHK(PyArray_DESCR(x)) &&
+           (size == 1 || size == 2 || size == 4 || size == 8 || size == 16);
+}
+
+static void copy(copy_plan *plan, const char *from, char *to, int64_t nbytes)
+{
+    PyThreadState *state = nbytes < WORTH_RELEASE ? NULL : PyEval_SaveThread();
+    copy_elements(plan, from, to);
+    if (state)
+        PyEval_RestoreThread(state);
+}
+
+static PyArrayObject *new_array(int rank, const npy_intp *dims, PyArrayObject *like)
+{
+    Py_INCREF((PyObject *)PyArray_DESCR(like));
+    return (PyArrayObject *)PyArray_Empty(rank, dims, PyArray_DESCR(like), 0);
+}
+
+PyObject *array_copied(PyObject *module, PyObject *given)
+{
+    if (!PyArray_Check(given))
+        return PyErr_Format(PyExc_TypeError, "copied() takes an array");
+    PyArrayObject *x = (PyArrayObject *)given;
+    if (!is_plain(x) || PyArray_IS_C_CONTIGUOUS(x))
+        return PyArray_NewCopy(x, NPY_CORDER);
+    copy_plan plan = {PyArray_NDIM(x), PyArray_ITEMSIZE(x), {0}, {0}, {0}};
+    PyArrayObject *y = new_array(plan.rank, PyArray_DIMS(x), x);
+    if (!y)
+        return NULL;
+    for (int i = 0; i < plan.rank; i++) {
+        plan.dims[i] = PyArray_DIM(x, i);
+        plan.from[i] = PyArray_STRIDE(x, i);
+        plan.to[i] = PyArray_STRIDE(y, i);
+    }
+    copy(&plan, PyArray_BYTES(x), PyArray_BYTES(y), PyArray_NBYTES(y));
+    return (PyObject *)y;
+}
+
+PyObject *array_contiguous(PyObject *module, PyObject *given)
+{
+    if (PyArray_Check(given) && !PyArray_IS_C_CONTIGUOUS((PyArrayObject *)given))
+        return array_copied(module, given);
+    return Py_NewRef(given);
+}
+
+static PyObject *array_refilled(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count != 2 || !PyArray_Check(arguments[0]) || !PyArray_Check(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "refilled() takes two arrays");
+    PyArrayObject *y = (PyArrayObject *)arguments[0], *x = (PyArrayObject *)arguments[1];
+    npy_intp nbytes = PyArray_NBYTES(y);
+    int alike = PyArray_DESCR(x) == PyArray_DESCR(y) && PyArray_NBYTES(x) == nbytes && is_plain(x) &&
+                PyArray_NDIM(x) == PyArray_NDIM(y) && PyArray_IS_C_CONTIGUOUS(x) &&
+                PyArray_CompareLists(PyArray_DIMS(x), PyArray_DIMS(y), PyArray_NDIM(x));
+    if (alike && nbytes < WORTH_RELEASE && PyArray_IS_C_CONTIGUOUS(y) && PyArray_ISWRITEABLE(y))
+        memmove(PyArray_DATA(y), PyArray_DATA(x), nbytes);
+    else if (PyArray_CopyInto(y, x) < 0)
+        return NULL;
+    return Py_NewRef(arguments[0]);
+}
+
+/* Whether `x` can be a part of a concatenation that begins with `first`. */
+static int fits(PyObject *given, PyArrayObject *first, int axis)
+{
+    PyArrayObject *x = (PyArrayObject *)given;
+    if (!PyArray_Check(given) || PyArray_NDIM(x) != PyArray_NDIM(first) ||
+        !PyArray_EquivTypes(PyArray_DESCR(x), PyArray_DESCR(first)))
+        return 0;
+    for (int i = 0; i < PyArray_NDIM(x); i++)
+        if (i != axis && PyArray_DIM(x, i) != PyArray_DIM(first, i))
+            return 0;
+    return 1;
+}
+
+/* Copy `x` to rows of `y` that lie as it does. */
+static void copy_rows(PyArrayObject *x, PyArrayObject *y, char *to)
+{
+    copy_plan plan = {PyArray_NDIM(x), PyArray_ITEMSIZE(x), {0}, {0}, {0}};
+    for (int i = 0; i < plan.rank; i++) {
+        plan.dims[i] = PyArray_DIM(x, i);
+        plan.from[i] = PyArray_STRIDE(x, i);
+        plan.to[i] = PyArray_STRIDE(y, i);
+    }
+    copy(&plan, PyArray_BYTES(x), to, PyArray_NBYTES(x));
+}
+
+static PyObject *array_concatenated(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    npy_intp dims[MOST_DIMS];
+    PyObject *const *arrays = arguments + 2;
+    if (count < 3 || !PyArray_Check(arrays[0]))
+        return PyErr_Format(PyExc_TypeError, "concatenated() takes an axis, None or memory, arrays");
+    PyArrayObject *first = (PyArrayObject *)arrays[0], *y = (PyArrayObject *)arguments[1];
+    long axis = PyLong_AsLong(arguments[0]);
+    int rank = PyArray_NDIM(first);
+    int64_t length = 0;
+    if (axis == -1 && PyErr_Occurred())
+        return NULL;
+    axis = axis < 0 ? axis + rank : axis;
+    int fit = axis >= 0 && axis < rank && is_plain(first);
+    for (Py_ssize_t i = 0; fit && i < count - 2; i++) {
+        fit = fits(arrays[i], first, axis);
+        length += fit ? PyArray_DIM((PyArrayObject *)arrays[i], axis) : 0;
+    }
+    for (int i = 0; i < rank; i++)
+        dims[i] = i == axis ? length : PyArray_DIM(first, i);
+    if (fit && arguments[1] != Py_None)
+        fit = fits(arguments[1], first, axis) && PyArray_DIM(y, axis) == length &&
+              PyArray_ISWRITEABLE(y);
+    if (!fit)
+        return PyErr_Format(PyExc_ValueError, "arrays do not fit together");
+    y = arguments[1] == Py_None ? new_array(rank, dims, first) : y;
+    if (!y)
+        return NULL;
+    char *to = PyArray_BYTES(y);
+    for (Py_ssize_t k = 0; k < count - 2; k++) {
+        PyArrayObject *x = (PyArrayObject *)arrays[k];
+        copy_rows(x, y, to);
+        to += PyArray_DIM(x, axis) * PyArray_STRIDE(y, axis);
+    }
+    if (arguments[1] == Py_None)
+        return (PyObject *)y;
+    Py_RETURN_NONE;
+}
+
+static PyObject *array_appended(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count != 4 || !PyArray_Check(arguments[2]) || !PyArray_Check(arguments[3]))
+        return PyErr_Format(PyExc_TypeError, "appended() takes what allocates, an axis, two arrays");
+    PyArrayObject *x = (PyArrayObject *)arguments[2], *added = (PyArrayObject *)arguments[3];
+    long axis = PyLong_AsLong(arguments[1]);
+    int held;
+    if (axis == -1 && PyErr_Occurred())
+        return NULL;
+    axis = axis < 0 ? axis + PyArray_NDIM(x) : axis;
+    if (axis < 0 || axis >= PyArray_NDIM(x) || !is_plain(x) || !fits(arguments[3], x, axis))
+        return PyErr_Format(PyExc_ValueError, "arrays do not fit together");
+    PyArrayObject *y = grown(x, axis, PyArray_DIM(added, axis), arguments[0], &held);
+    if (!y)
+        return NULL;
+    if (!held)
+        copy_rows(x, y, PyArray_BYTES(y));
+    copy_rows(added, y, PyArray_BYTES(y) + PyArray_DIM(x, axis) * PyArray_STRIDE(y, axis));
+    return (PyObject *)y;
+}
+
+/* Each dim becomes two: repetitions, with a stride of 0, and what is repeated. */
+static PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    npy_intp dims[MOST_DIMS];
+    if (count < 1 || !PyArray_Check(arguments[0]) || !is_plain((PyArrayObject *)arguments[0]))
+        return PyErr_Format(PyExc_TypeError, "tiled() takes an array and a number for each axis");
+    PyArrayObject *x = (PyArrayObject *)arguments[0];
+    int rank = PyArray_NDIM(x);
+    if (count != rank + 1 || 2 * rank > MOST_DIMS)
+        return PyErr_Format(PyExc_ValueError, "%zd repetitions of %d axes", count - 1, rank);
+    copy_plan plan = {2 * rank, PyArray_ITEMSIZE(x), {0}, {0}, {0}};
+    for (int i = 0; i < rank; i++) {
+        int64_t times = PyLong_AsLongLong(arguments[i + 1]);
+        if (PyErr_Occurred())
+            return NULL;
+        plan.dims[2 * i] = times < 0 ? 0 : times;
+        plan.dims[2 * i + 1] = PyArray_DIM(x, i);
+        plan.from[2 * i + 1] = PyArray_STRIDE(x, i);
+        if (__builtin_mul_overflow(plan.dims[2 * i], PyArray_DIM(x, i), &dims[i]))
+            return PyErr_NoMemory();
+    }
+    PyArrayObject *y = new_array(rank, dims, x);
+    if (!y)
+        return NULL;
+    for (int i = 0; i < rank; i++) {
+        plan.to[2 * i + 1] = PyArray_STRIDE(y, i);
+        plan.to[2 * i] = PyArray_STRIDE(y, i) * PyArray_DIM(x, i);
+    }
+    copy(&plan, PyArray_BYTES(x), PyArray_BYTES(y), PyArray_NBYTES(y));
+    return (PyObject *)y;
+}
+
+/* Variables (ops/tensorflow/state.py): objects with a `value`, an array that is never changed while
+   anything else holds it, and the methods `read` and `assign`, which check what is not the same as
+   the time before. */
+
+static PyObject *value_name(void)
+{
+    static PyObject *name = NULL;
+    return name ? name : (name = PyUnicode_InternFromString("value"));
+}
+
+/* The value of a variable if it is an array in C order of the type and shape of `like`; NULL without
+   an error if it is something else. */
+static PyArrayObject *value_like(PyObject *variable, PyArrayObject *like)
+{
+    PyArrayObject *x = (PyArrayObject *)PyObject_GetAttr(variable, value_name());
+    if (x && PyArray_Check((PyObject *)x) && PyArray_IS_C_CONTIGUOUS(x) && is_plain(x) &&
+        PyArray_NDIM(x) == PyArray_NDIM(like) &&
+        PyArray_CompareLists(PyArray_DIMS(x), PyArray_DIMS(like), PyArray_NDIM(x)) &&
+        PyArray_EquivTypes(PyArray_DESCR(x), PyArray_DESCR(like)))
+        return x;
+    Py_XDECREF((PyObject *)x);
+    return NULL;
+}
+
+static PyObject *variable_read(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count != 3 || !PyArray_Check(arguments[2]))
+        return PyErr_Format(PyExc_TypeError, "variable_read() takes a variable, None and an array");
+    PyArrayObject *y = (PyArrayObject *)arguments[2], *x = value_like(arguments[0], y);
+    if (x && PyArray_IS_C_CONTIGUOUS(y) && PyArray_ISWRITEABLE(y)) {
+        memcpy(PyArray_DATA(y), PyArray_DATA(x), PyArray_NBYTES(y));
+        Py_DECREF((PyObject *)x);
+        Py_RETURN_NONE;
+    }
+    Py_XDECREF((PyObject *)x);
+    if (PyErr_Occurred())
+        return NULL;
+    PyObject *value = PyObject_CallMethod(arguments[0], "read", NULL);
+    PyArrayObject *z = (PyArrayObject *)value;
+    int status = -1;
+    if (value && PyArray_Check(value) && PyArray_NDIM(z) == PyArray_NDIM(y) &&
+        PyArray_CompareLists(PyArray_DIMS(z), PyArray_DIMS(y), PyArray_NDIM(y)))
+        status = PyArray_CopyInto(y, z);
+    else if (value)
+        PyErr_SetString(PyExc_ValueError, "the variable has another shape than its read declares");
+    Py_XDECREF(value);
+    if (status < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *variable_assign(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count != 3 || !PyArray_Check(arguments[2]))
+        return PyErr_Format(PyExc_TypeError, "variable_assign() takes a variable, None and an array");
+    PyArrayObject *given = (PyArrayObject *)arguments[2], *old = value_like(arguments[0], given);
+    if (!old)
+        return PyErr_Occurred() ? NULL : PyObject_CallMethod(arguments[0], "assign", "O", given);
+    /* Without readers, who would hold it too, its memory is used again. */
+    int own = Py_REFCNT((PyObject *)old) == 2 && PyArray_CHKFLAGS(old, NPY_ARRAY_OWNDATA);
+    own = own && PyArray_IS_C_CONTIGUOUS(given) && is_plain(given);
+    if (own)
+        memcpy(PyArray_DATA(old), PyArray_DATA(given), PyArray_NBYTES(old));
+    Py_DECREF((PyObject *)old);
+    if (own)
+        Py_RETURN_NONE;
+    PyObject *copy = array_copied(NULL, arguments[2]);
+    if (!copy)
+        return NULL;
+    PyArray_CLEARFLAGS((PyArrayObject *)copy, NPY_ARRAY_WRITEABLE);
+    int status = PyObject_SetAttr(arguments[0], value_name(), copy);
+    Py_DECREF(copy);
+    if (status < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+PyMethodDef arrays_functions[] = {
+    {"contiguous", array_contiguous, METH_O, "contiguous(x): an array in C order; other values as they are."},
+    {"refilled", FAST(array_refilled), "refilled(y, x): y, after x is copied into it."},
+    {"copied", array_copied, METH_O, "copied(x): a copy in C order."},
+    {"concatenated", FAST(array_concatenated),
+     "concatenated(axis, out, *arrays): the arrays joined along an axis, in `out` or a new array."},
+    {"appended", FAST(array_appended),
+     "appended(axis, x, added): both joined along an axis, x where it lies if it has room behind it."},
+    {"tiled", FAST(array_tiled), "tiled(x, *repeats): x repeated along each axis."},
+    {"variable_read", FAST(variable_read),
+     "variable_read(variable, handle, y): copy the value of a variable into y."},
+    {"variable_assign", FAST(variable_assign),
+     "variable_assign(variable, handle, x): replace the value of a variable by a copy of x."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,58 @@
+/* Functions of Python around a run: most calls feed arrays of the same types as the call before. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#define NO_IMPORT_ARRAY
+#include "numpy_api.h"
+
+/* Whether `given` is an array of just this element type and shape. */
+static int is_expected(PyObject *given, PyObject *dtype, PyObject *shape)
+{
+    PyArrayObject *x = (PyArrayObject *)given;
+    if (!PyArray_CheckExact(given) || (PyObject *)PyArray_DESCR(x) != dtype ||
+        PyArray_NDIM(x) != PyTuple_Size(shape))
+        return 0;
+    for (int i = 0; i < PyArray_NDIM(x); i++)
+        if (PyLong_AsSsize_t(PyTuple_GetItem(shape, i)) != PyArray_DIM(x, i))
+            return 0;
+    return 1;
+}
+
+static PyObject *feeds_taken(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count != 2 || !PyTuple_Check(arguments[0]) || !PyDict_CheckExact(arguments[1]))
+        Py_RETURN_NONE;
+    PyObject *expected = arguments[0], *feeds = arguments[1];
+    Py_ssize_t size = PyTuple_Size(expected);
+    PyObject *values = PyDict_Size(feeds) == size ? PyTuple_New(size) : Py_NewRef(Py_None);
+    for (Py_ssize_t i = 0; values && values != Py_None && i < size; i++) {
+        PyObject *input = PyTuple_GetItem(expected, i);
+        PyObject *value = PyDict_GetItemWithError(feeds, PyTuple_GetItem(input, 0));
+        if (value && is_expected(value, PyTuple_GetItem(input, 1), PyTuple_GetItem(input, 2)))
+            PyTuple_SetItem(values, i, Py_NewRef(value));
+        else {
+            Py_DECREF(values);
+            values = PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+        }
+    }
+    return values;
+}
+
+static PyObject *outputs_named(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count != 2 || !PyTuple_Check(arguments[0]) || !PyTuple_Check(arguments[1]) ||
+        PyTuple_Size(arguments[0]) > PyTuple_Size(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "named() takes names, and as many values");
+    PyObject *named = PyDict_New();
+    for (Py_ssize_t i = 0; named && i < PyTuple_Size(arguments[0]); i++)
+        if (PyDict_SetItem(named, PyTuple_GetItem(arguments[0], i), PyTuple_GetItem(arguments[1], i)))
+            Py_CLEAR(named);
+    return named;
+}
+
+PyMethodDef feeds_functions[] = {
+    {"taken", FAST(feeds_taken),
+     "taken(expected, feeds): the values of a dict in the order of (name, dtype, shape) in `expected`; "
+     "None if others are given, or arrays of other types."},
+    {"named", FAST(outputs_named), "named(names, values): a dict."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,588 @@
+/* The extension module: bound calls of kernels.
+
+   This file is compiled for the baseline of the architecture, so that a module for instructions that
+   the processor lacks can say so: its import fails. LEVEL is the name of the instruction set. */
+#include "call.h"
+#include "generated_tables.h"
+#include "rooms.h"
+#include "stages.h"
+#include "team.h"
+#include <limits.h>
+#include <stdatomic.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#define TEXT_OF(name) #name
+#define TEXT(name) TEXT_OF(name)
+#define JOINED_OF(a, b) a##b
+#define JOINED(a, b) JOINED_OF(a, b)
+
+#define ADDRESS(table) table,
+static const kernel_entry *const families[] = {KERNEL_TABLES(ADDRESS)};
+static PyMethodDef *const function_tables[] = {FUNCTION_TABLES(ADDRESS)};
+
+static int threads_of_caller(void)
+{
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+/* Items of a call, in chunks. Each part has a share of them, since what lies side by side is often read
+   by the same thread before and after; then it takes chunks of the others. */
+typedef struct {
+    const Call *call;
+    const word *words;
+    int64_t begin, items, chunks;
+    int parts;
+    atomic_int status;
+    struct {
+        _Alignas(64) atomic_llong next;
+        int64_t end;
+    } shares[MOST_SHARES];
+} division;
+
+static void run_chunk(division *work, int64_t i)
+{
+    int64_t each = work->items / work->chunks, more = work->items % work->chunks;
+    int64_t first = work->begin + each * i + (i < more ? i : more);
+    int status = work->call->kernel->run(work->words, first, first + each + (i < more));
+    if (status)
+        atomic_store(&work->status, status);
+}
+
+static int part_of_thread(void)
+{
+#if HAVE_TEAM
+    if (team_parts())
+        return team_part();
+#endif
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+static void run_chunks(void *data)
+{
+    division *work = data;
+    int64_t chunk;
+    for (int i = 0, own = part_of_thread(); i < work->parts; i++) {
+        int share = (own + i) % work->parts;
+        while ((chunk = atomic_fetch_add(&work->shares[share].next, 1)) < work->shares[share].end)
+            run_chunk(work, chunk);
+    }
+}
+
+/* Run `count` stages from `first` on, each on several threads if that is worth it. */
+static int run_stages(const Call *call, const word *words, int64_t first, int64_t count)
+{
+    stage_function stage = call->kernel->stage;
+#if HAVE_TEAM
+    int64_t threads = call->item_ns < call->stages * WORTH_STAGE ? 1 : threads_of_caller();
+    threads = threads < MOST_SHARES ? threads : MOST_SHARES;
+    threads = threads < call->pieces ? threads : call->pieces;
+    if (threads > 1) {
+        staged_work work;
+        stages_prepare(&work, stage, words, first, count, call->pieces, (int)threads);
+        if (team_begin(stages_run, &work, (int)threads)) {
+            stages_run(&work);
+            team_end();
+            return atomic_load(&work.status);
+        }
+    }
+#endif
+    for (int64_t i = 0; i < count; i++) {
+        int status = stage(words, first + i, 0, call->pieces);
+        if (status)
+            return status;
+    }
+    return 0;
+}
+
+/* Run the items from begin up to end, on several threads if they are worth it. */
+static int run_items(const Call *call, const word *words, int64_t begin, int64_t end)
+{
+    double worth = (end - begin) * call->item_ns / WORTH_THREAD;
+    int64_t chunks = worth < 2 ? 1 : worth < 1e6 ? (int64_t)worth : 1000000;
+    /* Items that cannot be divided evenly are shared. */
+    if (chunks > 1 && call->stages && (end - begin) % threads_of_caller())
+        return run_stages(call, words, begin * call->stages, (end - begin) * call->stages);
+    if (chunks > end - begin)
+        chunks = end - begin;
+    int64_t threads = chunks < 2 ? 1 : threads_of_caller();
+    if (threads < 2)
+        return call->kernel->run(words, begin, end);
+    chunks = chunks < 16 * threads ? chunks : 16 * threads;
+    threads = threads < MOST_SHARES ? threads : MOST_SHARES;
+    const int parts = (int)(chunks < threads ? chunks : threads);
+    division work;
+    work.call = call, work.words = words, work.begin = begin, work.items = end - begin;
+    work.chunks = chunks, work.parts = parts;
+    atomic_init(&work.status, 0);
+    for (int i = 0; i < parts; i++) {
+        atomic_init(&work.shares[i].next, chunks * i / parts);
+        work.shares[i].end = chunks * (i + 1) / parts;
+    }
+#if HAVE_TEAM
+    if (team_begin(run_chunks, &work, parts)) {
+        run_chunks(&work);
+        team_end();
+        return atomic_load(&work.status);
+    }
+#endif
+#pragma omp parallel num_threads(parts)
+    run_chunks(&work);
+    return atomic_load(&work.status);
+}
+
+int call_run_words(const Call *call, const word *words, int *status)
+{
+    double total = call->items * call->item_ns, each_ns = call->item_ns;
+    if (total < WORTH_RELEASE) {
+        *status = call->items ? call->kernel->run(words, 0, call->items) : 0;
+        return 0;
+    }
+    int64_t count = call->items, batch;
+    int staged = call->stages && each_ns > BETWEEN_CHECKS; /* an item is too long to wait for */
+    if (staged) {
+        count *= call->stages;
+        each_ns /= call->stages;
+    }
+    batch = count;
+    if (total > BETWEEN_CHECKS) {
+        batch = (int64_t)(BETWEEN_CHECKS / each_ns * threads_of_caller());
+        batch = batch < 1 ? 1 : batch < INT_MAX / 2 ? batch : INT_MAX / 2;
+    }
+    for (int64_t begin = 0; begin < count; begin += batch) {
+        int64_t end = count - begin < batch ? count : begin + batch;
+        Py_BEGIN_ALLOW_THREADS
+        *status = staged ? run_stages(call, words, begin, end - begin) : run_items(call, words, begin, end);
+        Py_END_ALLOW_THREADS
+        if (*status)
+            return 0;
+        if (end < count) {
+            PyObject *result = PyObject_CallNoArgs(call->checkpoint);
+            if (!result)
+                return -1;
+            Py_DECREF(result);
+        }
+    }
+    return 0;
+}
+
+int call_is_plain(const Call *call)
+{
+    return !call->n_late && call->items * call->item_ns <= BETWEEN_CHECKS;
+}
+
+int call_run_plain(const Call *call)
+{
+    return call->items ? run_items(call, call->words, 0, call->items) : 0;
+}
+
+/* The array that a kernel can read or write in place of `given`, as a new reference. */
+static PyArrayObject *usable(PyObject *given, const late_array *late)
+{
+    PyArrayObject *array = NULL;
+    if (PyArray_Check(given) && PyArray_ISCARRAY_RO((PyArrayObject *)given) &&
+        (!late->written || PyArray_ISWRITEABLE((PyArrayObject *)given))) {
+        array = (PyArrayObject *)given;
+        Py_INCREF(given);
+    }
+    else if (!late->written) {
+        PyObject *dense = array_contiguous(NULL, given);
+        if (dense)
+            array = (PyArrayObject *)PyArray_FROM_OF(dense, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);
+        Py_XDECREF(dense);
+    }
+    else
+        PyErr_SetString(PyExc_ValueError, "memory for a result is not contiguous, or read-only");
+    if (array && PyArray_NBYTES(array) != late->nbytes) {
+        PyErr_Format(PyExc_ValueError, "an array of %zd bytes is given for one of %lld",
+                     (Py_ssize_t)PyArray_NBYTES(array), (long long)late->nbytes);
+        Py_CLEAR(array);
+    }
+    return array;
+}
+
+PyObject *call_report(const Call *call, int status, PyObject *const *arguments, Py_ssize_t count)
+{
+    PyObject *late = PyTuple_New(count);
+    if (!late)
+        return NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_INCREF(arguments[i]);
+        PyTuple_SetItem(late, i, arguments[i]);
+    }
+    PyObject *result = PyObject_CallFunction(call->failed, "iN", status, late);
+    Py_XDECREF(result);
+    if (result)
+        PyErr_Format(PyExc_RuntimeError, "kernel %s reports status %d", call->kernel->name, status);
+    return NULL;
+}
+
+PyObject *call_run(Call *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    word words[MOST_WORDS];
+    PyArrayObject *arrays[MOST_LATE];
+    PyObject *result = NULL;
+    int status = 0;
+    int64_t used = 0;
+    if (count != self->n_late) {
+        PyErr_Format(PyExc_TypeError, "kernel %s takes %lld arrays, not %zd", self->kernel->name,
+                     (long long)self->n_late, count);
+        return NULL;
+    }
+    memcpy(words, self->words, sizeof(word) * self->kernel->words);
+    for (; used < count; used++) {
+        uint64_t places = self->late[used].words;
+        if (!places) {
+            arrays[used] = NULL;
+            continue;
+        }
+        arrays[used] = usable(arguments[used], &self->late[used]);
+        if (!arrays[used])
+            goto done;
+        for (; places; places &= places - 1)
+            words[__builtin_ctzll(places)].pointer = PyArray_DATA(arrays[used]);
+    }
+    if (call_run_words(self, words, &status) < 0)
+        goto done;
+    if (status)
+        result = call_report(self, status, arguments, count);
+    else {
+        result = Py_None;
+        Py_INCREF(result);
+    }
+done:
+    while (used--)
+        Py_XDECREF((PyObject *)arrays[used]);
+    return result;
+}
+
+static PyObject *Call_make(Call *self, PyObject *const *given, Py_ssize_t count)
+{
+    PyObject *arguments[MOST_LATE], *result = NULL;
+    int64_t inputs = self->n_late - self->n_results, made = 0;
+    if (!self->n_results || count != inputs)
+        return PyErr_Format(PyExc_TypeError, "kernel %s takes %lld inputs, not %zd",
+                            self->kernel->name, (long long)inputs, count);
+    memcpy(arguments, given, sizeof *arguments * count);
+    for (; made < self->n_results; made++) {
+        result_type *type = &self->results[made];
+        Py_INCREF((PyObject *)type->dtype);
+        arguments[inputs + made] = PyArray_Empty(type->rank, type->dims, type->dtype, 0);
+        if (!arguments[inputs + made])
+            goto done;
+    }
+    PyObject *done = call_run(self, arguments, self->n_late);
+    if (!done)
+        goto done;
+    Py_DECREF(done);
+    if (made == 1) {
+        result = arguments[inputs];
+        Py_INCREF(result);
+    }
+    else if ((result = PyTuple_New(made)))
+        for (int64_t i = 0; i < made; i++) {
+            Py_INCREF(arguments[inputs + i]);
+            PyTuple_SetItem(result, i, arguments[inputs + i]);
+        }
+done:
+    while (made--)
+        Py_DECREF(arguments[inputs + made]);
+    return result;
+}
+
+static int set_word(Call *self, int64_t i, PyObject *value)
+{
+    if (value == Py_None)
+        self->words[i].pointer = NULL;
+    else if (PyFloat_Check(value))
+        self->words[i].real = PyFloat_AsDouble(value);
+    else if (!PyArray_Check(value))
+        self->words[i].integer = PyLong_AsLongLong(value);
+    else if (PyArray_ISALIGNED((PyArrayObject *)value) && PyArray_ISNOTSWAPPED((PyArrayObject *)value))
+        self->words[i].pointer = PyArray_DATA((PyArrayObject *)value);
+    else
+        PyErr_SetString(PyExc_ValueError, "a bound array is not aligned");
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+const kernel_entry *kernel_of(const char *name)
+{
+    for (size_t f = 0; f < sizeof families / sizeof *families; f++)
+        for (const kernel_entry *kernel = families[f]; kernel->name; kernel++)
+            if (!strcmp(kernel->name, name))
+                return kernel;
+    PyErr_Format(PyExc_KeyError, "there is no kernel %s", name);
+    return NULL;
+}
+
+static int set_late(Call *self, PyObject *late)
+{
+    Py_ssize_t count = PyTuple_Size(late);
+    if (count > MOST_LATE) {
+        PyErr_Format(PyExc_ValueError, "%zd arrays are too many for a call", count);
+        return -1;
+    }
+    for (self->n_late = 0; self->n_late < count; self->n_late++) {
+        unsigned long long places;
+        long long nbytes;
+        int written;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(late, self->n_late), "KLp", &places, &nbytes, &written))
+            return -1;
+        if (self->kernel->words < 64 && places >> self->kernel->words) {
+            PyErr_Format(PyExc_ValueError, "kernel %s has no argument %lld", self->kernel->name,
+                         63LL - __builtin_clzll(places));
+            return -1;
+        }
+        self->late[self->n_late] = (late_array){places, nbytes, written};
+    }
+    return 0;
+}
+
+static int set_results(Call *self, PyObject *results)
+{
+    Py_ssize_t count = PyTuple_Size(results);
+    if (count > MOST_RESULTS || count > self->n_late) {
+        PyErr_Format(PyExc_ValueError, "%zd results are too many for a call", count);
+        return -1;
+    }
+    for (self->n_results = 0; self->n_results < count; self->n_results++) {
+        result_type *type = &self->results[self->n_results];
+        PyObject *dtype, *dims;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(results, self->n_results), "OO!", &dtype,
+                              &PyTuple_Type, &dims))
+            return -1;
+        type->rank = (int)PyTuple_Size(dims);
+        if (type->rank > MOST_RANK) {
+            PyErr_Format(PyExc_ValueError, "a result of rank %d", type->rank);
+            return -1;
+        }
+        for (int i = 0; i < type->rank; i++)
+            type->dims[i] = PyLong_AsSsize_t(PyTuple_GetItem(dims, i));
+        if (PyErr_Occurred() || !PyArray_DescrConverter(dtype, &type->dtype))
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+    const char *name;
+    PyObject *words, *late, *results, *failed, *checkpoint;
+    long long items, stages, pieces;
+    double item_ns;
+    if (!PyArg_ParseTuple(arguments, "sO!O!O!LdLLOO", &name, &PyTuple_Type, &words, &PyTuple_Type,
+                          &late, &PyTuple_Type, &results, &items, &item_ns, &stages, &pieces, &failed,
+                          &checkpoint))
+        return NULL;
+    const kernel_entry *kernel = kernel_of(name);
+    if (!kernel)
+        return NULL;
+    if (PyTuple_Size(words) != kernel->words || kernel->words > MOST_WORDS)
+        return PyErr_Format(PyExc_ValueError, "kernel %s takes %lld arguments, not %zd", name,
+                            (long long)kernel->words, PyTuple_Size(words));
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Call *self = (Call *)allocate(type, 0);
+    if (!self)
+        return NULL;
+    self->kernel = kernel;
+    self->items = items;
+    self->item_ns = item_ns > 0 ? item_ns : 1;
+    self->stages = kernel->stage ? stages : 0;
+    self->pieces = pieces;
+    self->arrays = Py_NewRef(words);
+    self->failed = Py_NewRef(failed);
+    self->checkpoint = Py_NewRef(checkpoint);
+    for (int64_t i = 0; i < kernel->words; i++)
+        if (set_word(self, i, PyTuple_GetItem(words, i)) < 0) {
+            Py_DECREF((PyObject *)self);
+            return NULL;
+        }
+    if (set_late(self, late) < 0 || set_results(self, results) < 0) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void Call_dealloc(Call *self)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    for (int64_t i = 0; i < MOST_RESULTS; i++)
+        Py_XDECREF((PyObject *)self->results[i].dtype);
+    Py_XDECREF(self->arrays);
+    Py_XDECREF(self->failed);
+    Py_XDECREF(self->checkpoint);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF((PyObject *)type);
+}
+
+static PyMethodDef Call_methods[] = {
+    {"run", (PyCFunction)(void (*)(void))call_run, METH_FASTCALL,
+     "run(*late): compute; takes the arrays that were not known when the call was made."},
+    {"make", (PyCFunction)(void (*)(void))Call_make, METH_FASTCALL,
+     "make(*inputs): compute into new arrays, which are returned."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot Call_slots[] = {
+    {Py_tp_new, Call_new},
+    {Py_tp_dealloc, Call_dealloc},
+    {Py_tp_methods, Call_methods},
+    {Py_tp_doc, "Call(kernel, words, late, results, items, item_ns, stages, pieces, failed, checkpoint)"},
+    {0, NULL},
+};
+
+static PyType_Spec Call_spec = {
+    "penstock.backends.native." TEXT(LEVEL) ".Call",
+    sizeof(Call),
+    0,
+    Py_TPFLAGS_DEFAULT,
+    Call_slots,
+};
+
+static PyObject *set_threads(PyObject *module, PyObject *threads)
+{
+    long number = PyLong_AsLong(threads);
+    if (number == -1 && PyErr_Occurred())
+        return NULL;
+#ifdef _OPENMP
+    omp_set_num_threads((int)number);
+#endif
+    Py_RETURN_NONE;
+}
+
+static PyObject *use_team(PyObject *module, PyObject *used)
+{
+#if HAVE_TEAM
+    team_use(PyObject_IsTrue(used));
+#endif
+    Py_RETURN_NONE;
+}
+
+/* Whether the library at an address has its threads from the team from now on. */
+static PyObject *adopt(PyObject *module, PyObject *address)
+{
+    unsigned long long place = PyLong_AsUnsignedLongLong(address);
+    if (PyErr_Occurred())
+        return NULL;
+#if HAVE_TEAM
+    return PyBool_FromLong(team_adopt((const void *)(uintptr_t)place));
+#else
+    (void)place;
+    Py_RETURN_FALSE;
+#endif
+}
+
+static PyObject *team_told(PyObject *module, PyObject *unused)
+{
+    int64_t counts[3] = {0, 0, 0};
+#if HAVE_TEAM
+    team_counts(counts);
+#endif
+    return Py_BuildValue("LLL", (long long)counts[0], (long long)counts[1], (long long)counts[2]);
+}
+
+/* The address of the runtime's function, which other libraries of the process may share; or 0. */
+static long openmp(void)
+{
+#ifdef _OPENMP
+    return (long)(intptr_t)&omp_set_num_threads;
+#else
+    return 0;
+#endif
+}
+
+static PyMethodDef module_methods[] = {
+    {"set_threads", set_threads, METH_O, "Set the most threads that kernels of the calling thread use."},
+    {"adopt", adopt, METH_O,
+     "adopt(address): let the library that has this address use the module's threads in place of "
+     "libgomp's; whether it does."},
+    {"use_team", use_team, METH_O, "Whether there is to be a team of threads, or libgomp's alone."},
+    {"team_counts", team_told, METH_NOARGS,
+     "team_counts(): parts that the thread took over which had begun their region, parts that other "
+     "threads ran, and how often those were woken."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int supported(void)
+{
+#if defined(__x86_64__) && defined(NATIVE_X86_64_V4)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+#elif defined(__x86_64__) && defined(NATIVE_X86_64_V3)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+#elif defined(__x86_64__) && defined(NATIVE_X86_64_V2)
+    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt");
+#else
+    return 1;
+#endif
+}
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    TEXT(LEVEL),
+    "Kernels compiled for one instruction set.",
+    -1,
+    module_methods,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
+};
+
+static int append_name(PyObject *names, const char *text)
+{
+    PyObject *name = PyUnicode_FromString(text);
+    int failed = name ? PyList_Append(names, name) : -1;
+    Py_XDECREF(name);
+    return failed;
+}
+
+PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
+{
+    if (!supported()) {
+        PyErr_SetString(PyExc_ImportError, "the processor lacks instructions of " TEXT(LEVEL));
+        return NULL;
+    }
+    import_array();
+    PyObject *module = PyModule_Create(&definition);
+    if (!module)
+        return NULL;
+    PyObject *names = PyList_New(0), *operations = PyList_New(0);
+    PyObject *type = PyType_FromSpec(&Call_spec), *sequence = PyType_FromSpec(&Sequence_spec);
+    room_type = new_room_type();
+    int failed = !names || !operations || !type || !sequence || !room_type;
+    for (size_t f = 0; !failed && f < sizeof function_tables / sizeof *function_tables; f++)
+        failed = PyModule_AddFunctions(module, function_tables[f]) < 0;
+    for (size_t f = 0; !failed && f < sizeof families / sizeof *families; f++)
+        for (const kernel_entry *kernel = families[f]; !failed && kernel->name; kernel++)
+            failed = append_name(names, kernel->name) < 0;
+    for (int i = 0; !failed && elementwise_operations[i]; i++)
+        failed = append_name(operations, elementwise_operations[i]) < 0;
+    failed = failed || PyModule_AddObjectRef(module, "kernels", names) < 0 ||
+             PyModule_AddObjectRef(module, "elementwise_operations", operations) < 0 ||
+             PyModule_AddIntConstant(module, "integer_speed", integer_speed()) < 0 ||
+             PyModule_AddIntConstant(module, "openmp", openmp()) < 0 ||
+             PyModule_AddStringConstant(module, "checksum", TEXT(CHECKSUM)) < 0 ||
+             PyModule_AddObjectRef(module, "Call", type) < 0 ||
+             PyModule_AddObjectRef(module, "Sequence", sequence) < 0;
+    Py_XDECREF(names);
+    Py_XDECREF(operations);
+    Py_XDECREF(type);
+    Py_XDECREF(sequence);
+    if (failed)
+        Py_CLEAR(module);
+    return module;
+}

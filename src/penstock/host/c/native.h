@@ -1,0 +1,47 @@
+/* Kernels, as the call object of module.c sees them.
+
+   A kernel computes the items from `begin` up to `end` of its work: rows, windows, trees. Items are
+   independent of one another, so that the caller can divide them among threads, and pause between
+   them to see whether a run must stop. The arguments are a struct with fields of 8 bytes only:
+   pointers, int64_t and double. Returns 0, or another number if the inputs are at fault: the NumPy
+   kernel of the same node then says how.
+
+   Where items are few and long, threads can share each: a kernel may have a function for a piece of a
+   stage. The stages of an item follow one another, and all pieces of one need all of the one before.
+
+   Results must not depend on the number of threads or the division into items and pieces. Files are compiled
+   once for each instruction set, without contraction to fused multiply-add. */
+#ifndef PENSTOCK_NATIVE_H
+#define PENSTOCK_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int (*kernel_function)(const void *arguments, int64_t begin, int64_t end);
+
+/* The pieces of a stage from `first` up to `last`; stages are counted over all items. In odd stages the
+   last pieces come first, since caches still hold what they read in the stage before. */
+typedef int (*stage_function)(const void *arguments, int64_t stage, int64_t first, int64_t last);
+
+typedef struct {
+    const char *name;
+    kernel_function run;
+    int64_t words;        /* fields of the arguments */
+    stage_function stage; /* NULL if there is none */
+} kernel_entry;
+
+#define KERNEL(name, arguments) {#name, name, sizeof(struct arguments) / 8, NULL}
+#define STAGED_KERNEL(name, arguments, stage) {#name, name, sizeof(struct arguments) / 8, stage}
+#define END_OF_KERNELS {NULL, NULL, 0, NULL}
+
+/* Names that are the same in the modules of several instruction sets stay within each. */
+#pragma GCC visibility push(hidden)
+
+int integer_speed(void); /* of integers.c */
+
+/* Names of the operations of elementwise programs; the last is NULL. */
+extern const char *const elementwise_operations[];
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,18 @@
+/* NumPy's C interface, and the functions of the extension module that take any arrays or strings. */
+#ifndef PENSTOCK_NUMPY_API_H
+#define PENSTOCK_NUMPY_API_H
+
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#define NPY_TARGET_VERSION NPY_2_0_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL penstock_numpy_api
+#include <numpy/arrayobject.h>
+
+/* The entry of a function of the module that takes its arguments as an array. */
+#define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
+
+#pragma GCC visibility push(hidden)
+PyObject *array_contiguous(PyObject *module, PyObject *given);
+PyObject *array_copied(PyObject *module, PyObject *given);
+#pragma GCC visibility pop
+
+#endif

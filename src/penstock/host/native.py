@@ -1,0 +1,149 @@
+"""Find and load the extension module for the instructions of this processor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import PenstockError
+from penstock.core.records import dataclass
+from penstock.host.openmp import is_tuned, openmp_settings
+
+LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2", "plain")
+"""instruction sets that kernels are compiled for, the fastest first"""
+_CHOSEN = "PENSTOCK_NATIVE"
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_SOURCES = [os.path.join(_PACKAGE, *path) for path in (("host", "c"), ("backends", "native", "c"))]
+
+
+@dataclass(frozen=True, eq=False)
+class NativeLibrary:
+    """The kernels compiled for the instruction set ``level``: their names, and ``call``, which
+    binds one to its arguments (``c/module.c``)."""
+
+    level: str
+    path: str
+    kernels: frozenset[str]
+    operations: Mapping[str, int]  # of elementwise programs
+    call: Callable[..., Any]
+    functions: Any
+    """the functions of the module: ``set_threads``, and those that take any arrays or strings; and
+    ``integer_speed``, operations in a nanosecond"""
+
+    def __repr__(self) -> str:
+        return f"NativeLibrary({self.level!r}, {self.path!r}, {len(self.kernels)} kernels)"
+
+    def call_of(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """The call that ``function`` is the method ``run`` of, None if it is another function."""
+        owner = getattr(function, "__self__", None)
+        return owner if type(owner) is self.call else None
+
+
+@cache
+def library() -> NativeLibrary | None:
+    """The library of this process: that of the level that ``PENSTOCK_NATIVE`` names, else the
+    fastest that the processor runs; None if that says ``off``, or none is installed. Raises
+    ``PenstockError`` for a level that is named and cannot be loaded."""
+    chosen = os.environ.get(_CHOSEN)
+    if chosen == "off":
+        return None
+    if chosen and (chosen not in LEVELS or load_level(chosen) is None):
+        raise PenstockError(
+            f"{_CHOSEN}={chosen} is none of the instruction sets that kernels were compiled for "
+            f"and this processor has: unset it, or name one of {', '.join(supported_levels())}"
+        )
+    levels = [chosen] if chosen else LEVELS
+    return next(filter(None, map(load_level, levels)), None)
+
+
+@cache
+def in_c_order() -> Callable[[np.ndarray], np.ndarray]:
+    """The function that copies an array to a new one in C order: a compiled one where there is
+    one, for NumPy's is slow where dims change places."""
+    loaded = library()
+    return np.ndarray.copy if loaded is None else loaded.functions.copied
+
+
+@cache
+def contiguous() -> Callable[[Any], Any]:
+    """The function that returns a tensor in C order, itself if it is, and other values as they
+    are."""
+    loaded = library()
+    if loaded is not None:
+        return loaded.functions.contiguous
+    return lambda x: np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x
+
+
+@cache
+def refilled() -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """The function that copies its second argument into the first, and returns that."""
+    loaded = library()
+    return _refilled if loaded is None else loaded.functions.refilled
+
+
+def _refilled(target: np.ndarray, value: np.ndarray) -> np.ndarray:
+    np.copyto(target, value)
+    return target
+
+
+@cache
+def are_strings() -> Callable[[np.ndarray], bool]:
+    """The function that tells whether all elements of an array of objects are of class ``str``."""
+    loaded = library()
+    if loaded is not None:
+        return loaded.functions.are_strings
+    return lambda x: set(map(type, x.ravel().tolist())) <= {str}
+
+
+def supported_levels() -> Sequence[str]:
+    """The levels that this machine can run, and ``off``."""
+    return *[level for level in LEVELS if load_level(level) is not None], "off"
+
+
+@cache
+def load_level(level: str) -> NativeLibrary | None:
+    """The kernels compiled for ``level``; None if they are not installed, or the processor lacks
+    the instructions. Raises ``PenstockError`` if they were compiled from other sources."""
+    name = "_" + level.replace("-", "_")
+    try:
+        with openmp_settings():
+            module: Any = import_module(f"penstock.host.{name}")
+    except ImportError:
+        return None
+    newer = _newest() > os.stat(module.__file__).st_mtime_ns  # else it was compiled from them
+    if newer and getattr(module, "checksum", None) != _checksum():
+        raise PenstockError(
+            f"the compiled kernels in {module.__file__} are of another version of Penstock: "
+            "run 'make kernels' where Penstock was checked out, or install it again; "
+            f"{_CHOSEN}=off does without them"
+        )
+    module.use_team(not is_tuned())
+    kernels = frozenset(module.kernels)
+    operations = {name: i for i, name in enumerate(module.elementwise_operations)}
+    return NativeLibrary(level, module.__file__, kernels, operations, module.Call, module)
+
+
+@cache
+def _newest() -> int:
+    """When the C files were last changed, 0 if they are not installed."""
+    newest = 0
+    for folder in _SOURCES:
+        with suppress(FileNotFoundError), os.scandir(folder) as entries:
+            newest = max((entry.stat().st_mtime_ns for entry in entries), default=newest)
+    return newest
+
+
+@cache
+def _checksum() -> str:
+    """The checksum of the C files, which ``setup.py`` gives to the modules that it makes."""
+    from pathlib import Path
+    from zlib import crc32
+
+    files = sorted(path for folder in _SOURCES for path in Path(folder).glob("*.[ch]"))
+    return str(crc32(b"".join([path.read_bytes() for path in files])))

@@ -1,0 +1,182 @@
+"""Subgraphs: the part of a model that feeds, fetches and targets need, remembered and resolved."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+
+import numpy as np
+import pytest
+
+from penstock.compiler import subgraphs as module
+from penstock.compiler.subgraphs import Subgraph, Subgraphs, suggest
+from penstock.core.errors import InvalidInput
+from tests.support.onnx_text import graph_from_text
+
+#   x -- a -+- b -- y
+#           +- c -- z
+TREE = """g (float[N] x) => (float[N] y, float[N] z) {
+    a = Exp(x) [left] b = Neg(a) c = Sin(a) y = Abs(b) z = Cos(c) }"""
+X = np.ones(3, np.float32)
+
+
+@pytest.fixture
+def evicted() -> list[Subgraph]:
+    return []
+
+
+@pytest.fixture
+def tree(evicted) -> Subgraphs:
+    graph = graph_from_text(TREE)
+    return Subgraphs(lambda: graph, {"alias": "a"}, lambda graph: (), evicted.append)
+
+
+def operations(subgraph: Subgraph) -> set[str]:
+    return {node.op.name for node in subgraph.graph.nodes}
+
+
+def test_subgraph_of_inputs_and_outputs_is_the_main_one(tree):
+    request, key, values = tree.resolve({"x": X}, None, None)
+    assert request is tree.all
+    assert request.subgraph is tree.main
+    assert key == ((3,),)
+    assert values[0] is X
+
+
+@pytest.mark.parametrize(
+    ("feeds", "fetches", "targets", "expected"),
+    [
+        (["x"], ["y"], None, {"Exp", "Neg", "Abs"}),
+        (["x"], ["a"], ["left"], {"Exp", "Neg"}),
+        (["x"], [], ["b"], {"Exp", "Neg"}),
+        (["a"], None, None, {"Neg", "Abs", "Sin", "Cos"}),
+        (["alias"], ["z"], None, {"Sin", "Cos"}),
+        (["b", "c"], ["y", "z"], None, {"Abs", "Cos"}),
+        (["x", "b"], ["y"], None, {"Abs"}),
+    ],
+)
+def test_subgraph_has_the_nodes_between_feeds_and_fetches(tree, feeds, fetches, targets, expected):
+    request, _, _ = tree.resolve(dict.fromkeys(feeds, X), fetches, targets)
+    assert operations(request.subgraph) == expected
+
+
+def test_requests_in_another_order_share_a_subgraph_and_keep_their_order(tree):
+    one, _, _ = tree.resolve({"x": X}, ["y", "b"], None)
+    other, _, _ = tree.resolve({"x": X}, ["b", "y"], None)
+    assert one.subgraph is other.subgraph
+    outputs = dict(zip(one.subgraph.outputs, (X, 2 * X), strict=True))
+    assert list(one.named(list(outputs.values()))) == ["y", "b"]
+    assert list(other.named(list(outputs.values()))) == ["b", "y"]
+    assert other.named(list(outputs.values()))["y"] is outputs["y"]
+
+
+def test_request_that_is_repeated_is_the_same_object(tree):
+    one, _, _ = tree.resolve({"x": X}, ["y"], ["left"])
+    assert tree.resolve({"x": X}, ["y"], ["left"])[0] is one
+
+
+@pytest.mark.parametrize(
+    ("feeds", "fetches", "targets", "message"),
+    [
+        ({"xx": X}, None, None, r"cannot feed 'xx': .* did you mean 'x'\?"),
+        ({"X": X}, None, None, r"did you mean 'x'\?"),
+        ({"x": X}, ["yy"], None, r"cannot fetch 'yy': .* did you mean 'y'\?"),
+        ({"x": X}, ["nothing_alike"], None, "it has 'y', 'z'"),
+        ({"x": X}, None, ["lefd"], r"no target is 'lefd': .* did you mean 'left'"),
+        ({"x": X}, "y", None, r"fetches must be a list of names; did you mean \['y'\]"),
+        ({"x": X}, None, "left", r"targets must be a list of names; did you mean \['left'\]"),
+        ({1: X}, None, None, "names, which are strings; 1 is none"),
+        ({None: X}, ["y"], None, "names, which are strings; None is none"),
+        ({"x": X, 1: X}, None, None, "names, which are strings; 1 is none"),
+        ({"x": X}, [1], None, "names, which are strings; 1 is none"),
+        ({"x": X}, [b"y"], None, "names, which are strings; b'y' is none"),
+        ({"x": X}, [["y"]], None, "lists of names, which are strings: unhashable"),
+        ({"x": X}, 1, None, "lists of names, which are strings: 'int' object is not iterable"),
+        ({"x": X}, None, [None], "names, which are strings; None is none"),
+        ({"x": X}, None, [{}], "lists of names, which are strings: unhashable"),
+        (5, None, None, "feeds must map names to values, not be a int"),
+        ({}, ["y"], None, r"need inputs that were not fed: 'x' \(float32\[N\]\)"),
+        ([X], None, None, "feeds must map names to values, not be a list"),
+        ({"a": X, "alias": X}, ["y"], None, "'a' is fed twice, once as 'alias'"),
+    ],
+)
+def test_wrong_names_are_refused_with_a_hint(tree, feeds, fetches, targets, message):
+    with pytest.raises(InvalidInput, match=message):
+        tree.resolve(feeds, fetches, targets)
+
+
+def test_key_of_a_feed_without_declared_dtype_has_the_dtype(tree):
+    subgraph = Subgraph(graph_from_text("g (x) => (y) { y = Identity(x) }"), ["y"])
+    assert subgraph.depends_on_dtypes
+    assert subgraph.key([X]) == (((3,), np.dtype(np.float32)),)
+    assert subgraph.key([X]) != subgraph.key([X.astype(np.int32)])
+    assert not tree.main.depends_on_dtypes
+
+
+def test_subgraphs_beyond_the_limit_are_evicted_least_recently_used_first(
+    tree, evicted, monkeypatch
+):
+    monkeypatch.setattr(module, "MAX_SUBGRAPHS", 2)
+    first, _, _ = tree.resolve({"x": X}, ["a"], None)
+    second, _, _ = tree.resolve({"x": X}, ["b"], None)
+    tree.resolve({"x": X}, ["a"], None)  # used again, but known by its request
+    tree.resolve({"x": X}, ["c"], None)
+    assert len(tree) == 2
+    assert len(evicted) == 1
+    assert evicted[0] in (first.subgraph, second.subgraph)
+    again, _, _ = tree.resolve({"x": X}, [evicted[0].outputs[0]], None)
+    assert again.subgraph is not evicted[0]
+
+
+def test_clear_forgets_all_but_the_main_subgraph(tree):
+    tree.resolve({"x": X}, ["a"], None)
+    main = tree.main
+    tree.clear()
+    assert len(tree) == 0
+    assert tree.resolve({"x": X}, None, None)[0].subgraph is main
+
+
+def test_concurrent_requests_for_one_subgraph_get_the_same_one(tree):
+    start = threading.Barrier(8)
+    subgraphs = []
+
+    def ask() -> None:
+        start.wait(30)
+        subgraphs.append(tree.resolve({"x": X}, ["c"], None)[0].subgraph)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(subgraphs) == 8
+    assert len(set(map(id, subgraphs))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("CONV", "did you mean 'conv'?"),
+        ("con1", "did you mean 'conv'?"),
+        ("zzz", "it has 'out'"),
+    ],
+)
+def test_suggest_prefers_alike_then_close_then_preferred_names(name, hint):
+    assert hint in suggest(name, ["conv", "pool", "out"], ["out"])
+
+
+def test_suggest_lists_the_first_few_of_many_names():
+    hint = suggest("zzz", [f"value{i}" for i in range(100)])
+    assert hint.endswith("'value7', ...")
+
+
+def test_suggest_does_not_compare_long_or_very_many_names(monkeypatch):
+    long = "N" * 1_000_000
+    assert len(suggest(long + "x", [long + "y", "z"])) < 1000
+    compared = []
+    monkeypatch.setattr(
+        difflib, "get_close_matches", lambda name, names, **_: compared.append(names)
+    )
+    suggest("?", (f"value_{i}" for i in range(3 * module._MOST_COMPARED)))
+    (names,) = compared
+    assert len(names) == module._MOST_COMPARED

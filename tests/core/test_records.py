@@ -1,0 +1,173 @@
+"""Data classes that are quick to define behave as Python's."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+from dataclasses import KW_ONLY, FrozenInstanceError
+from typing import Any, NamedTuple
+
+import pytest
+
+from penstock.core import records
+from penstock.core.records import FEW
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"frozen": True},
+    {"slots": True},
+    {"frozen": True, "slots": True},
+    {"frozen": True, "slots": True, "eq": False},
+    {"slots": True, "weakref_slot": True, "repr": False},
+    {"kw_only": True},
+]
+
+
+def pair(module: Any, options: dict[str, Any]) -> tuple[type, type]:
+    """A class that a module makes, and one that inherits from it."""
+    decorate, field = module.dataclass, module.field
+
+    @decorate(**options)
+    class Base:
+        a: int
+        b: str = "b"
+        c: list[int] = field(default_factory=list, compare=False)
+
+    @decorate(**options)
+    class Derived(Base):
+        _: KW_ONLY
+        d: float = field(default=0.5, repr=False)
+        e: int = field(default=7, init=False)
+
+        def __post_init__(self) -> None:
+            self.seen(self.a)
+
+        def seen(self, a: int) -> None:
+            assert a == self.a
+
+    return Base, Derived
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_record_behaves_as_a_data_class_of_python(options: dict[str, Any]) -> None:
+    ours, theirs = pair(records, options), pair(dataclasses, options)
+    for own, other in zip(ours, theirs, strict=True):
+        x, y = own(a=1, c=[2]), other(a=1, c=[2])
+        assert dataclasses.asdict(x) == dataclasses.asdict(y)
+        if options.get("repr", True):
+            assert repr(x) == repr(y)
+        assert (x == own(a=1)) == (y == other(a=1))
+        assert (x == own(a=2)) == (y == other(a=2))
+        assert x != y
+        assert (own.__hash__ is None) == (other.__hash__ is None)
+        assert dataclasses.asdict(dataclasses.replace(x, b="x")) == {
+            **dataclasses.asdict(y),
+            "b": "x",
+        }
+        assert dataclasses.asdict(copy.copy(x)) == dataclasses.asdict(y)
+        assert hasattr(x, "__dict__") == hasattr(y, "__dict__")
+        changed = records.replace(x, b="x")
+        assert dataclasses.asdict(changed) == dataclasses.asdict(dataclasses.replace(y, b="x"))
+        for wrong in ({"e": 1} if own is ours[1] else {"f": 1}, {"f": 2}):
+            with pytest.raises((TypeError, ValueError)):
+                records.replace(x, **wrong)
+        assert [f.name for f in records.fields(own)] == [f.name for f in dataclasses.fields(other)]
+        assert own.__match_args__ == other.__match_args__
+        assert own.__annotations__ == other.__annotations__
+        types = [(f.name, f.type, f.kw_only) for f in dataclasses.fields(own)]
+        assert types == [(f.name, f.type, f.kw_only) for f in dataclasses.fields(other)]
+        for wrong in ({}, {"a": 1, "f": 2}):
+            with pytest.raises(TypeError):
+                own(**wrong)
+        if options.get("frozen"):
+            assert (hash(x) == hash(own(a=1))) == (hash(y) == hash(other(a=1)))
+            for change in (lambda x=x: setattr(x, "a", 2), lambda x=x: delattr(x, "a")):
+                with pytest.raises(FrozenInstanceError):
+                    change()
+
+
+def test_init_is_compiled_after_a_few_instances() -> None:
+    base, derived = pair(records, {})
+    late = base.__init__
+    for _ in range(2 * FEW):
+        derived(1)
+    assert base.__init__ is late
+    few = [base(1, "x", c=[3]) for _ in range(3)]
+    assert base.__init__ is late
+    many = [base(1, "x", c=[3]) for _ in range(2 * FEW)]
+    assert base.__init__ is not late
+    assert few[0] == many[-1]
+    assert few[0].c == many[-1].c == [3]
+
+
+def test_signature_of_record_is_that_of_data_class() -> None:
+    ours, theirs = pair(records, {}), pair(dataclasses, {})
+    for own, other in zip(ours, theirs, strict=True):
+        names = [(p.name, p.kind) for p in inspect.signature(own).parameters.values()]
+        assert names == [(p.name, p.kind) for p in inspect.signature(other).parameters.values()]
+
+    class Own(ours[0]):  # type: ignore[misc, name-defined]
+        def __init__(self, x: int) -> None:
+            super().__init__(x)
+
+    assert [*inspect.signature(Own).parameters] == ["x"]
+    assert Own.__signature__ == Own.__signature__  # type: ignore[attr-defined]  # as often as asked
+
+
+@records.dataclass(frozen=True, slots=True)
+class Pickled:
+    a: int
+    b: tuple[int, ...] = ()
+
+
+def test_frozen_record_with_slots_is_pickled() -> None:
+    assert pickle.loads(pickle.dumps(Pickled(1, (2,)))) == Pickled(1, (2,))
+
+
+class Theirs(NamedTuple):
+    a: int
+    b: str = "b"
+    c: tuple[int, ...] = ()
+
+    @property
+    def twice(self) -> int:
+        return 2 * self.a
+
+
+class Ours(records.NamedTuple):
+    a: int
+    b: str = "b"
+    c: tuple[int, ...] = ()
+
+    @property
+    def twice(self) -> int:
+        return 2 * self.a
+
+
+def test_named_tuple_behaves_as_pythons() -> None:
+    for arguments, values in (((1,), {}), ((1, "x"), {"c": (3,)}), ((1, "x", (2,)), {})):
+        x, y = Ours(*arguments, **values), Theirs(*arguments, **values)  # type: ignore[arg-type]
+        assert x == y == tuple(x)
+        assert (x.a, x.b, x.c, x.twice) == (y.a, y.b, y.c, y.twice)
+        assert x._replace(b="z") == y._replace(b="z")
+        assert repr(x) == repr(y).replace("Theirs", "Ours")
+        assert copy.copy(x) == pickle.loads(pickle.dumps(x)) == x
+        assert type(pickle.loads(pickle.dumps(x))) is Ours
+        match x:
+            case Ours(a, _, c):
+                assert (a, c) == (y.a, y.c)
+    assert Ours._fields == Theirs._fields
+    assert Ours.__match_args__ == Theirs.__match_args__
+    for wrong in ((), (1, "x", (), 4)):
+        with pytest.raises(TypeError):
+            Ours(*wrong)  # type: ignore[arg-type]
+    for named in ({"a": 1, "d": 2}, {"b": ""}):
+        with pytest.raises(TypeError):
+            Ours(**named)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        Ours(1, a=1)  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        Ours(1).a = 2  # type: ignore[misc]
+    assert not hasattr(Ours(1), "__dict__")
