@@ -1,22 +1,39 @@
-"""Figures of the architecture: ``python tools/architecture.py`` prints them.
+"""Figures of the architecture: ``python tools/architecture.py`` prints them, and with the name of a
+figure the places that it counts.
 
 ``tests/test_architecture.py`` uses the same functions and holds them to bounds. Imports are read
-from the source, function bodies included, so that an import hidden in a function counts. Imports
-under ``TYPE_CHECKING`` do not count where folders are ordered (only annotations need them), but do
-where circles of modules are looked for.
+from the source, function bodies included, so that an import hidden in a function counts, and so do
+imports by string (``tools/string_imports.py``). Imports under ``TYPE_CHECKING`` do not count where
+folders are ordered (only annotations need them), but do where circles of modules are looked for.
+What has a bound that falls with each change is counted in ``tools/ratchets.py``.
 """
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-PACKAGE = "penstock"
-SOURCE = Path(__file__).parent.parent / "src" / PACKAGE
-GENERATED = ("_pb2.py", "_dnnl.py")
+sys.path.insert(0, str(Path(__file__).parent.parent))  # where this file is run as a program
+
+from tools.code_style import MEASURES, complexity, length
+from tools.ratchets import FIGURES
+from tools.source_tree import (
+    PACKAGE,
+    SOURCE,
+    Function,
+    functions,
+    modules,
+    statements,
+    subfolder,
+    top,
+    tree,
+    written,
+)
+from tools.string_imports import all_string_imports, string_imports
 
 # In the order in which the data flows. Each name is a module at the top of the package or a folder;
 # it imports from itself and from names above it. New files need no entry.
@@ -42,31 +59,6 @@ SUBFOLDERS = {
 
 
 @cache
-def modules() -> dict[str, Path]:
-    """Every module by its dotted name below the package; a package by that of its folder."""
-    paths = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        if len(parts) > 1 and parts[-1] == "__init__":
-            parts = parts[:-1]
-        paths[".".join(parts)] = path
-    return paths
-
-
-@cache
-def tree(module: str) -> ast.Module:
-    """The syntax tree of a module."""
-    return ast.parse(modules()[module].read_text())
-
-
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """What ``node`` consists of, less the expressions."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
-            yield child
-
-
-@cache
 def imports(module: str, annotations: bool = False) -> list[tuple[str, int]]:
     """Dotted names that ``module`` imports, with the line; with ``annotations`` those under
     ``TYPE_CHECKING``, too."""
@@ -86,31 +78,23 @@ def imports(module: str, annotations: bool = False) -> list[tuple[str, int]]:
             names += [(name, node.lineno) for name in own]
             if len(own) < len(full) and node.module:
                 names.append((node.module, node.lineno))
-        stack.extend(_statements(node))
+        stack.extend(statements(node))
     return names
 
 
-def own_imports(module: str, annotations: bool = False) -> list[tuple[str, int]]:
-    """The modules of the package that ``module`` imports, by dotted name below the package."""
-    names = []
+def own_imports(
+    module: str, annotations: bool = False, tables: bool = True
+) -> list[tuple[str, int]]:
+    """The modules of the package that ``module`` imports, by dotted name below the package; with
+    ``tables`` those of its tables of modules, too."""
+    by_string = [s for s in string_imports(module) if tables or not s.in_table]
+    names = [(s.target, s.line) for s in by_string if s.target is not None]
     for name, line in imports(module, annotations):
         if name == PACKAGE:
             names.append(("__init__", line))
         elif name.startswith(f"{PACKAGE}."):
             names.append((name.removeprefix(f"{PACKAGE}."), line))
     return names
-
-
-def top(module: str) -> str:
-    """The folder or top-level module that ``module`` belongs to."""
-    return module.split(".")[0]
-
-
-def subfolder(module: str) -> str | None:
-    """The sub-folder of its folder in which a module stands, if in any."""
-    parts = module.split(".")
-    path = SOURCE.joinpath(*parts[:2])
-    return parts[1] if len(parts) > 1 and path.is_dir() else None
 
 
 def upward(module: str) -> Iterator[tuple[str, int]]:
@@ -134,9 +118,10 @@ def sideways(module: str) -> Iterator[tuple[str, int]]:
 
 def circles(annotations: bool) -> list[list[str]]:
     """Sets of two or more modules that import one another, with ``annotations`` also by imports
-    under ``TYPE_CHECKING``."""
+    under ``TYPE_CHECKING``. Tables of modules are left out: they are there so that a registry can
+    import what registers itself."""
     edges = {
-        module: {name for name, _ in own_imports(module, annotations) if name in modules()}
+        module: {name for name, _ in own_imports(module, annotations, tables=False)} & {*modules()}
         for module in modules()
     }
     index: dict[str, int] = {}
@@ -174,58 +159,6 @@ def levels() -> dict[str, int]:
     return height
 
 
-def lines() -> int:
-    """Lines of all modules but generated ones."""
-    paths = [path for path in modules().values() if not path.name.endswith(GENERATED)]
-    return sum(len(path.read_text().splitlines()) for path in paths)
-
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def functions() -> Iterator[tuple[str, Function]]:
-    """Every function of every module that is not generated, nested ones too."""
-    for module, path in modules().items():
-        stack: list[ast.AST] = [] if path.name.endswith(GENERATED) else [tree(module)]
-        while stack:
-            node = stack.pop()
-            if isinstance(node, Function):
-                yield module, node
-            stack.extend(_statements(node))
-
-
-def length(function: Function) -> int:
-    """Lines of a function, its decorators and its docstring not counted."""
-    body = function.body
-    if ast.get_docstring(function) is not None and len(body) > 1:
-        return 1 + (function.end_lineno or 0) - body[1].lineno + body[0].lineno - function.lineno
-    return 1 + (function.end_lineno or 0) - function.lineno
-
-
-_BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert)
-
-
-def complexity(function: Function) -> int:
-    """The cyclomatic complexity (McCabe 1976): one more than the decisions, those of nested
-    functions not counted."""
-    count = 1
-    stack: list[ast.AST] = list(function.body)
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Function | ast.Lambda | ast.ClassDef):
-            continue
-        if isinstance(node, _BRANCHES):
-            count += 1
-        elif isinstance(node, ast.BoolOp):
-            count += len(node.values) - 1
-        elif isinstance(node, ast.comprehension):
-            count += 1 + len(node.ifs)
-        elif isinstance(node, ast.match_case):
-            count += 1
-        stack.extend(ast.iter_child_nodes(node))
-    return count
-
-
 def shared_names() -> dict[str, list[str]]:
     """Public classes and functions whose name another module has as well, by name.
 
@@ -235,8 +168,8 @@ def shared_names() -> dict[str, list[str]]:
     names of other runtimes.
     """
     homes: dict[str, dict[str, None]] = defaultdict(dict)
-    for module, path in modules().items():
-        if path.name.endswith(GENERATED) or top(module) == "compat":
+    for module in written():
+        if top(module) == "compat":
             continue
         for node in tree(module).body:
             if not isinstance(node, Function | ast.ClassDef) or node.name.startswith("_"):
@@ -261,34 +194,57 @@ def _is_implementation(module: str, function: Function) -> bool:
     return decorated or module.startswith(IMPLEMENTATIONS)
 
 
+def _named(chosen: Iterable[tuple[str, Function]]) -> list[str]:
+    return [f"{module}.{function.name}, line {function.lineno}" for module, function in chosen]
+
+
+STRUCTURE: dict[str, Callable[[], list[str]]] = {
+    "top_modules": lambda: sorted(path.name for path in SOURCE.glob("*.py")),
+    "levels": lambda: [
+        " ".join(name for name, height in levels().items() if height == level)
+        for level in range(1, max(levels().values()) + 1)
+    ],
+    "upward_imports": lambda: [
+        f"{module}, line {line}: {imported}"
+        for module in modules()
+        for imported, line in upward(module)
+    ],
+    "sideways_imports": lambda: [
+        f"{module}, line {line}: {imported}"
+        for module in modules()
+        for imported, line in sideways(module)
+    ],
+    "circles": lambda: [" <-> ".join(members) for members in circles(annotations=True)],
+    "faulty_string_imports": lambda: [
+        f"{s.module}, line {s.line}: {s.path}: {s.fault}" for s in all_string_imports() if s.fault
+    ],
+    "functions_over_60_lines": lambda: _named(f for f in functions() if length(f[1]) > 60),
+    "functions_of_complexity_over_25": lambda: _named(
+        f for f in functions() if complexity(f[1]) > 25
+    ),
+    "public_names_in_several_modules": lambda: [
+        f"{name}: {', '.join(homes)}" for name, homes in shared_names().items()
+    ],
+}
+"""The functions that list the places of the figures of this module, by their names"""
+
+
 def report() -> Iterator[str]:
-    """The figures, a line each."""
-    heights = levels()
-    names = shared_names()
-    long = [(m, f) for m, f in functions() if length(f) > 60]
-    intricate = [(m, f) for m, f in functions() if complexity(f) > 25]
-    yield f"modules at the top of the package: {len(list(SOURCE.glob('*.py')))}"
-    yield f"levels of imports between folders: {max(heights.values())}"
-    yield f"imports that run upward: {sum(len(list(upward(m))) for m in modules())}"
-    yield f"imports between sibling folders: {sum(len(list(sideways(m))) for m in modules())}"
-    yield from _listed("circles of modules", (" <-> ".join(c) for c in circles(annotations=True)))
-    yield f"lines: {lines()}"
-    yield from _listed(
-        "functions over 60 lines", (f"{m}.{f.name}: {length(f)} lines" for m, f in long)
-    )
-    yield from _listed(
-        "functions of complexity over 25", (f"{m}.{f.name}: {complexity(f)}" for m, f in intricate)
-    )
-    yield from _listed(
-        "public names in several modules", (f"{n}: {', '.join(w)}" for n, w in names.items())
-    )
+    """The figures, a line each, by the names that ``listing`` takes."""
+    for name, places in (STRUCTURE | FIGURES).items():
+        yield f"{name}: {len(places())}"
+    for name, measure in MEASURES.items():
+        yield f"{name}: {measure()}"
 
 
-def _listed(title: str, rows: Iterable[str]) -> Iterator[str]:
-    rows = list(rows)
-    yield f"{title}: {len(rows)}"
-    yield from (f"    {row}" for row in rows)
+def listing(name: str) -> list[str]:
+    """The places of a figure. Raises ``SystemExit`` for an unknown name."""
+    figures = STRUCTURE | FIGURES
+    if name not in figures:
+        raise SystemExit(f"no figure is named {name!r}; these are: {', '.join(figures)}")
+    return figures[name]()
 
 
 if __name__ == "__main__":
-    print("\n".join(report()))
+    names = sys.argv[1:]
+    print(*([place for name in names for place in listing(name)] if names else report()), sep="\n")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tools.architecture import GENERATED, ORDER, SOURCE, modules, top, tree
+from tools.architecture import ORDER
+from tools.source_tree import GENERATED, SOURCE, modules, top, tree
 
 INTRODUCTION = """# Modules
 
