@@ -59,8 +59,8 @@ X86 = {"x86-64-v4": "_x86_64_v4", "x86-64-v3": "_x86_64_v3", "x86-64-v2": "_x86_
 
 
 def generated_tables() -> str:
-    """The text of ``generated_tables.h``: declarations of the tables in the C files, and a list of
-    the tables of each type."""
+    """The text of ``generated_tables.h``: declarations of the tables in the C files, a list of the
+    tables of each type, and the checksum of all files."""
     text = "".join(path.read_text() for path in SOURCES)
     kernels = re.findall(r"^const kernel_entry (\w+)\[\]", text, re.MULTILINE)
     functions = re.findall(r"^PyMethodDef (\w+)\[\]", text, re.MULTILINE)
@@ -70,6 +70,7 @@ def generated_tables() -> str:
             *[f"extern PyMethodDef {name}[];" for name in functions],
             f"#define KERNEL_TABLES(X) {' '.join(f'X({name})' for name in kernels)}",
             f"#define FUNCTION_TABLES(X) {' '.join(f'X({name})' for name in functions)}",
+            f'#define CHECKSUM "{CHECKSUM}"',
             "",
         ]
     )
@@ -147,7 +148,6 @@ setup(
             define_macros=[
                 ("LEVEL", name),
                 (f"NATIVE{name.upper()}", "1"),
-                ("CHECKSUM", str(CHECKSUM)),
                 ("Py_LIMITED_API", "0x030B0000"),
             ],
             extra_compile_args=options,

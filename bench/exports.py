@@ -66,7 +66,7 @@ def _mobilenetv2() -> torch.nn.Module:
 
 
 def _settled(model: torch.nn.Module) -> torch.nn.Module:
-    """``model`` with the statistics of one random batch in its batch normalisations.
+    """``model`` with the statistics of one random batch in its batch normalizations.
 
     With those that it is made with, signals of random weights fade layer by layer, and rounding
     errors of the last ones say nothing.

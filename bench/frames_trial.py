@@ -99,7 +99,7 @@ def penstock(job: Job, feeds: dict[str, np.ndarray]) -> tuple[Runner, str]:
 
 
 def tensorflow(job: Job, feeds: dict[str, np.ndarray]) -> tuple[Runner, str]:
-    """Runs the graph once, with all of TensorFlow's optimisations off: the graph as it is."""
+    """Runs the graph once, with all of TensorFlow's optimizations off: the graph as it is."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import tensorflow as tf
 

@@ -134,7 +134,7 @@ def heads_last(net: Net, x: str, width: int) -> str:
 def encoder(
     positions: int, width: int, heads: int, layers: int, *, masked: bool, batch: int = 1
 ) -> onnx.ModelProto:
-    """BERT's, ``masked``; else that of Whisper, which normalises before each layer and scales both
+    """BERT's, ``masked``; else that of Whisper, which normalizes before each layer and scales both
     queries and keys."""
     net, size = Net(), width // heads
     x, mask = net.input("x", [batch, positions, width]), ""

@@ -218,7 +218,7 @@ def summary(types: FileTypes) -> dict[str, str]:
     before = sum(1 for _ in types.session.model.graph.walk())
     steps = sum(1 for _ in plan.walk())
     rows = {
-        "nodes": f"{before} in the model, {steps + plan.views} after optimisation",
+        "nodes": f"{before} in the model, {steps + plan.views} after optimization",
         "steps": f"{steps}, as {plan.views} of the nodes are views of memory that is there",
         "arena": f"{arena_plan.size / 2**20:.2f} MiB for a batch of {types.batch} files",
         "lower bound": f"{arena_plan.lower_bound / 2**20:.2f} MiB",

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> None:
 
     session = penstock.compile(path, backends=["numpy"])
     print(f"from {n} to 1: {session.run({'n': n})['steps:0']} steps")
-    print(f"run by {session.granted.executor}, as this program:\n\n{session.source}")
+    print(f"run by {session.effective.executor}, as this program:\n\n{session.source}")
 
     frames, trace = penstock.compile(path, executor="frames"), penstock.Trace()
     steps = frames.run({"n": n}, trace=trace)["steps:0"]

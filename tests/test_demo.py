@@ -183,7 +183,7 @@ def test_demo_prints_a_table_and_the_plan(capsys, tmp_path):
     assert "shell" in words
     assert "empty" in words
     text = " ".join(words)
-    assert "after optimisation" in text
+    assert "after optimization" in text
     assert "lower bound" in text
     assert "time per file" in text
 

@@ -154,7 +154,7 @@ model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["" : 20, "com
 g (float[2] x) => (float[2] y) { a = com.plug.Twice(x) y = Neg(a) }''')
 assert "plug_in" not in sys.modules
 session = ps.compile(model, backends=["plug", "numpy"], place={"Neg": "plug"}, shapes={})
-print(session([1, 2]), session.granted.backends)
+print(session([1, 2]), session.effective.backends)
 try:
     ps.compile(model, backends=["plugs"])
 except ValueError as error:

@@ -73,7 +73,7 @@ def test_arenas_are_within_one_percent_of_their_lower_bounds():
 
 
 def resnet50(seed: int = 0) -> onnx.ModelProto:
-    """ResNet-50 with random weights, batch normalisation folded in as exporters do."""
+    """ResNet-50 with random weights, batch normalization folded in as exporters do."""
     rng = np.random.default_rng(seed)
     nodes: list[onnx.NodeProto] = []
     weights: list[onnx.TensorProto] = []

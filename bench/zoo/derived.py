@@ -1,4 +1,4 @@
-"""Models derived from the exporters' by the tools of ONNX Runtime: float16, quantised, optimised.
+"""Models derived from the exporters' by the tools of ONNX Runtime: float16, quantized, optimized.
 
 Each form is made of several models of the zoo, which must have been generated before.
 """
@@ -18,9 +18,9 @@ import onnx
 
 from bench.zoo.store import EXACT, Case, Entry, Product, Recipe, entries, read_feeds
 
-HALF, QUANTISED = 1e-2, 5e-2
+HALF, QUANTIZED = 1e-2, 5e-2
 
-# Models by GROUP/NAME; ONNX Runtime's optimiser has a type for some.
+# Models by GROUP/NAME; ONNX Runtime's optimizer has a type for some.
 TRANSFORMERS = {
     "transformers/BertModel_eager_script": "bert",
     "transformers/BertModel_dynamo": "bert",
@@ -58,9 +58,9 @@ def recipes(_: str) -> Iterator[Recipe]:
         if key not in made:
             print(f"derived: {key} is not there", flush=True)
             continue
-        forms = {**FORMS, **(_optimiser(TRANSFORMERS[key]) if key in TRANSFORMERS else {})}
+        forms = {**FORMS, **(_optimizer(TRANSFORMERS[key]) if key in TRANSFORMERS else {})}
         for name, (form, tolerance) in forms.items():
-            make = partial(_product, made[key], form, tolerance < QUANTISED)
+            make = partial(_product, made[key], form, tolerance < QUANTIZED)
             yield Recipe(f"{key.replace('/', '-')}__{name}", make, tolerance)
 
 
@@ -93,7 +93,7 @@ def _half(source: Path, target: Path, _: Entry, keep: bool) -> None:
 
 
 def _saved(source: Path, target: Path, _: Entry, level: str) -> None:
-    """As ONNX Runtime saves it after optimising it at ``level``."""
+    """As ONNX Runtime saves it after optimizing it at ``level``."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -112,7 +112,7 @@ def _dynamic(source: Path, target: Path, _: Entry, weights: str, per_channel: bo
 
 
 def _static(source: Path, target: Path, entry: Entry, form: str, types: str, **more: Any) -> None:
-    """Quantised with the ranges of one batch; ``types``: of activations and of weights."""
+    """Quantized with the ranges of one batch; ``types``: of activations and of weights."""
     from onnxruntime import quantization
 
     batch = [read_feeds(entry.inputs, entry.case(entry.cases[-1]))]
@@ -150,10 +150,10 @@ def _then(first: Form, second: Form) -> Form:
     return both
 
 
-def _optimiser(kind: str) -> dict[str, tuple[Form, float]]:
+def _optimizer(kind: str) -> dict[str, tuple[Form, float]]:
     """The forms of onnxruntime.transformers, for a model of that type."""
 
-    def optimise(source: Path, target: Path, _: Entry, half: bool) -> None:
+    def optimize(source: Path, target: Path, _: Entry, half: bool) -> None:
         from onnxruntime.transformers.optimizer import optimize_model
 
         options: dict[str, Any] = {"num_heads": 4, "hidden_size": 64}
@@ -162,12 +162,12 @@ def _optimiser(kind: str) -> dict[str, tuple[Form, float]]:
             model.convert_float_to_float16(keep_io_types=True)
         model.save_model_to_file(str(target))
 
-    plain = partial(optimise, half=False)
+    plain = partial(optimize, half=False)
     dynamic = partial(_dynamic, weights="QInt8", per_channel=False)
     return {
         "optimizer": (plain, EXACT),
-        "optimizer_float16": (partial(optimise, half=True), HALF),
-        "optimizer_dynamic_int8": (_then(plain, dynamic), QUANTISED),
+        "optimizer_float16": (partial(optimize, half=True), HALF),
+        "optimizer_dynamic_int8": (_then(plain, dynamic), QUANTIZED),
     }
 
 
@@ -181,25 +181,25 @@ _DYNAMIC = partial(_dynamic, weights="QInt8", per_channel=False)
 FORMS: dict[str, tuple[Form, float]] = {
     "float16": (partial(_half, keep=True), HALF),
     "float16_inputs": (partial(_half, keep=False), HALF),
-    "dynamic_int8": (_DYNAMIC, QUANTISED),
-    "dynamic_uint8": (partial(_dynamic, weights="QUInt8", per_channel=False), QUANTISED),
-    "dynamic_int8_per_channel": (partial(_dynamic, weights="QInt8", per_channel=True), QUANTISED),
-    "dynamic_uint8_per_channel": (partial(_dynamic, weights="QUInt8", per_channel=True), QUANTISED),
-    "qdq_u8s8": (_QDQ, QUANTISED),
-    "qdq_u8u8": (partial(_static, form="QDQ", types="QUInt8 QUInt8"), QUANTISED),
-    "qdq_s8s8": (partial(_static, form="QDQ", types="QInt8 QInt8"), QUANTISED),
+    "dynamic_int8": (_DYNAMIC, QUANTIZED),
+    "dynamic_uint8": (partial(_dynamic, weights="QUInt8", per_channel=False), QUANTIZED),
+    "dynamic_int8_per_channel": (partial(_dynamic, weights="QInt8", per_channel=True), QUANTIZED),
+    "dynamic_uint8_per_channel": (partial(_dynamic, weights="QUInt8", per_channel=True), QUANTIZED),
+    "qdq_u8s8": (_QDQ, QUANTIZED),
+    "qdq_u8u8": (partial(_static, form="QDQ", types="QUInt8 QUInt8"), QUANTIZED),
+    "qdq_s8s8": (partial(_static, form="QDQ", types="QInt8 QInt8"), QUANTIZED),
     "qdq_s8s8_per_channel": (
-        partial(_static, form="QDQ", types="QInt8 QInt8", per_channel=True), QUANTISED,
+        partial(_static, form="QDQ", types="QInt8 QInt8", per_channel=True), QUANTIZED,
     ),
-    "qdq_u16s8": (partial(_static, form="QDQ", types="QUInt16 QInt8"), QUANTISED),
-    "qoperator_u8s8": (partial(_static, form="QOperator", types="QUInt8 QInt8"), QUANTISED),
-    "qoperator_s8s8": (partial(_static, form="QOperator", types="QInt8 QInt8"), QUANTISED),
-    "nbits4": (partial(_few_bits, symmetric=True), QUANTISED),
-    "nbits4_zero_points": (partial(_few_bits, symmetric=False), QUANTISED),
-    "nbits4_accuracy4": (partial(_few_bits, symmetric=True, accuracy_level=4), QUANTISED),
+    "qdq_u16s8": (partial(_static, form="QDQ", types="QUInt16 QInt8"), QUANTIZED),
+    "qoperator_u8s8": (partial(_static, form="QOperator", types="QUInt8 QInt8"), QUANTIZED),
+    "qoperator_s8s8": (partial(_static, form="QOperator", types="QInt8 QInt8"), QUANTIZED),
+    "nbits4": (partial(_few_bits, symmetric=True), QUANTIZED),
+    "nbits4_zero_points": (partial(_few_bits, symmetric=False), QUANTIZED),
+    "nbits4_accuracy4": (partial(_few_bits, symmetric=True, accuracy_level=4), QUANTIZED),
     **{f"ort_{name}": (saved, EXACT) for name, saved in _LEVELS.items()},
-    "qdq_u8s8__ort_extended": (_then(_QDQ, _LEVELS["extended"]), QUANTISED),
-    "qdq_u8s8__ort_all": (_then(_QDQ, _LEVELS["all"]), QUANTISED),
-    "dynamic_int8__ort_extended": (_then(_DYNAMIC, _LEVELS["extended"]), QUANTISED),
+    "qdq_u8s8__ort_extended": (_then(_QDQ, _LEVELS["extended"]), QUANTIZED),
+    "qdq_u8s8__ort_all": (_then(_QDQ, _LEVELS["all"]), QUANTIZED),
+    "dynamic_int8__ort_extended": (_then(_DYNAMIC, _LEVELS["extended"]), QUANTIZED),
     "float16__ort_extended": (_then(partial(_half, keep=True), _LEVELS["extended"]), HALF),
 }  # fmt: skip

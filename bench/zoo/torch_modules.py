@@ -41,7 +41,7 @@ def _module(name: str, *arguments: Any, on: Any, **keywords: Any) -> Part:
         import torch
 
         module = getattr(torch.nn, name)(*arguments, **keywords)
-        # Statistics and parameters of normalisations are zeros and ones when made.
+        # Statistics and parameters of normalizations are zeros and ones when made.
         for parameter in [*module.parameters(), *module.buffers()]:
             if parameter.is_floating_point() and (parameter == parameter.flatten()[0]).all():
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
@@ -345,7 +345,7 @@ def _images() -> dict[str, Part]:
         "grid_sample_border": _torch(f + "grid_sample", image, _grid(12), align_corners=True, padding_mode="border"),
         "grid_sample_nearest": _torch(f + "grid_sample", image, _grid(12), mode="nearest", align_corners=False),
         "affine_grid": _function(_affine, tall),
-        "image_normalise": _function(lambda a: (a - 0.45) / 0.225, tall),
+        "image_normalize": _function(lambda a: (a - 0.45) / 0.225, tall),
         "image_bytes": _function(lambda a: (a.float() / 255 - 0.5).permute(0, 3, 1, 2), whole(256, 32, 32, 3, dtype=np.uint8)),
         "nms": _function(_nms, positive(4)),
         "roi_align": _function(_roi_align, image),

@@ -166,7 +166,7 @@ def _timm_model(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def settled(model: Any) -> Any:
-    """``model`` with random statistics in its batch normalisations, near those of a unit signal.
+    """``model`` with random statistics in its batch normalizations, near those of a unit signal.
 
     With those that it is made with, nothing but zeros and ones, folding them shows nothing.
     """

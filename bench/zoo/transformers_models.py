@@ -2,7 +2,7 @@
 
 Each is the base model or the one with a head that is most exported; only its first outputs count,
 those that are tensors. Attention is "sdpa", transformers' default, and for some also "eager", from
-which ONNX Runtime's optimiser and its quantiser start; and some are written by transformers' own
+which ONNX Runtime's optimizer and its quantizer start; and some are written by transformers' own
 exporter, with its fusions for ONNX Runtime.
 """
 

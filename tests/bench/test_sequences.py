@@ -14,7 +14,7 @@ from bench import nets
 NETS = {
     "windows": lambda: nets.windows(1, 28, 32, 2),
     "encoder": lambda: nets.encoder(9, 32, 4, 2, masked=True),
-    "encoder that normalises first": lambda: nets.encoder(9, 32, 4, 2, masked=False),
+    "encoder that normalizes first": lambda: nets.encoder(9, 32, 4, 2, masked=False),
     "gpt2": lambda: nets.gpt2("float32", 1, 64, 4),
     "gpt2 with 8-bit codes": lambda: nets.gpt2("dynamic", 1, 64, 4),
     "llama": lambda: nets.llama("float32", False, layers=1, width=64, heads=4, groups=2, inner=96),

@@ -320,7 +320,7 @@ def test_profile_measures_shows_and_traces(model, tmp_path, monkeypatch, backend
     assert times == pytest.approx(result["ms"], rel=0.05)
     assert {row["flops"] for row in result["steps"]} <= {21, 42}
     assert result["peak"]["gflops_per_s"] > 0 and result["inputs"]["x"] == "float32[7, 3]"
-    assert result["granted"]["executor"] in result["granted_line"]
+    assert result["effective"]["executor"] in result["effective_line"]
     assert "traceEvents" in json.loads((tmp_path / "affine.trace.json").read_text())
     machine = measured_variants(tmp_path / "cache" / "costs.sqlite")
     # Where chains are fused, they are measured, too.
@@ -572,14 +572,14 @@ def test_every_command_that_compiles_takes_the_options_of_compiling(model, tmp_p
     options += ["--limits", "max_iterations=10", "--place", "Mul=numpy", "--executor", "dataflow"]
     shape = ["--shape", "x=2x3"]
     plan = as_json("plan", model, *shape, *options)["plan"]
-    assert plan["granted"] == {
+    assert plan["effective"] == {
         "executor": "dataflow",
         "precision": "strict",
         "devices": [],
         "threads": 1,
         "backends": ["numpy"],
     }
-    assert "dataflow" in as_json("info", model, *shape, *options)["plan"]["granted"]
+    assert "dataflow" in as_json("info", model, *shape, *options)["plan"]["effective"]
     feeds = ["-i", "x=random:2x3", "-i", "scale=random"]
     assert as_json("run", model, *feeds, *options)["outputs"]["y"]["shape"] == [2, 3]
     output = ["-o", str(tmp_path / "m.penstock")]

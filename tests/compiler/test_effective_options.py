@@ -1,4 +1,4 @@
-"""What plans say of themselves: backends, reasons, executor and precision, asked for and granted."""
+"""What plans say of themselves: backends, reasons, executor and precision, asked for and effective."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_source_of_fused_steps_says_what_each_reads_and_writes():
 
 def test_explain_says_backend_of_each_step_and_executor_asked_and_granted():
     session = compile_text(CONVOLUTION, backends=["numpy"], shapes={}, executor="streams")
-    assert session.granted.backends == ("numpy",)
+    assert session.effective.backends == ("numpy",)
     line = session.explain().splitlines()[1]
     assert line.startswith("executor streams, precision float32, up to")
     steps = [line for line in session.explain().splitlines() if " in the model" in line]
     assert steps and all(" on numpy  # " in line for line in steps)
     auto = compile_text(CONVOLUTION, backends=["numpy"], shapes={}, threads=1)
-    assert auto.granted.executor == "linear"
+    assert auto.effective.executor == "linear"
     assert "executor linear (asked for: auto)" in auto.explain()
 
 
@@ -92,7 +92,7 @@ def test_reasons_name_what_was_compared():
 def test_description_is_json_with_types_operations_and_bytes():
     session = compile_text(CONVOLUTION, backends=["numpy"], shapes={}, executor="linear")
     described = json.loads(json.dumps(session.describe()))
-    assert described["asked"]["executor"] == described["granted"]["executor"] == "linear"
+    assert described["asked"]["executor"] == described["effective"]["executor"] == "linear"
     conv = next(step for step in described["steps"] if step["name"] == "first")
     assert conv["flops"] == 2 * 8 * 8 * 9 * 16 * 16
     assert conv["bytes"] == 4 * (8 * 256 + 576 + 8 * 256)
@@ -115,7 +115,7 @@ def test_bf16_without_a_backend_for_it_warns_and_says_float32():
     with pytest.warns(UserWarning, match=reason) as warned:
         session = compile_text(CONVOLUTION, backends=["numpy"], precision="bf16", shapes={})
     assert [warning.filename for warning in warned] == [onnx_text.__file__]  # which called compile
-    assert session.granted.precision == "float32"
+    assert session.effective.precision == "float32"
     assert "precision float32 (asked for: bf16)" in session.explain()
 
 

@@ -43,7 +43,7 @@ def test_compiling_is_told_stage_by_stage(executor: str) -> None:
     assert told.steps == [("read the model", 0, 1)]
     session.run(X)
     assert ends(told) == ["compiled"]
-    assert ("specialise", 0, told.steps[-1][2]) in told.steps
+    assert ("specialize", 0, told.steps[-1][2]) in told.steps
     count = len(told.steps)
     session.run(X)
     assert len(told.steps) == count
@@ -64,7 +64,7 @@ def test_error_of_the_function_ends_compiling_and_leaves_the_session_usable() ->
     failures = iter([True])
 
     def fail(step: str, done: int, total: int) -> None:
-        if step == "specialise" and next(failures, False):
+        if step == "specialize" and next(failures, False):
             raise KeyError(step)
 
     session = compile_text(TEXT, progress=fail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.core.checkpoints import THREAD, checkpoint, paced
+from penstock.core.checkpoints import THREAD, checkpoint, with_checkpoints
 from penstock.executors.control import CancelToken, begin_run
 from penstock.host.current_run import (
     Budget,
@@ -62,7 +62,7 @@ def test_checkpoint_raises_what_the_run_was_stopped_with():
 
     def kernel() -> None:
         checkpoint()
-        for i in paced(range(10**9)):
+        for i in with_checkpoints(range(10**9)):
             if i == 100:
                 token.cancel()
 

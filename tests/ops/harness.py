@@ -109,7 +109,7 @@ def check_node(
     for i in constants:
         value = node.inputs[i]
         assert value is not None
-        value.fix(inputs[i])
+        value.set_constant(inputs[i])
     values = [None if v is None else by_name.get(v.name, v.const) for v in node.inputs]
     return check_results(node, values, wanted, rtol, atol)
 

@@ -190,10 +190,10 @@ def no_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Native kernels may not bring weights into panels."""
     from penstock.backends.native import (
         blocks,
-        code_convolution,
         convolution,
         integers,
         matmul,
+        quantized_convolution,
         recurrent,
     )
 
@@ -203,8 +203,8 @@ def no_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         for module, name in (
             (blocks, "_panels"),
-            (code_convolution, "integer_panels"),
-            (code_convolution, "_pairs_of_taps"),
+            (quantized_convolution, "integer_panels"),
+            (quantized_convolution, "_pairs_of_taps"),
             (convolution, "_packed"),
             (integers, "integer_panels"),
             (matmul, "_padded"),

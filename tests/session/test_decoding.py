@@ -37,7 +37,7 @@ GROUPED = """g (float[b, s, 16] x, float[b, 2, p, 8] past_k, float[b, 2, p, 8] p
     y, present_k, present_v = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2>
         (x, x, n, past_k, past_v, last, total)
 }"""
-# Nothing that is recognised reads this cache.
+# Nothing that is recognized reads this cache.
 PLAIN = """g (float[b, s, 16] x, float[b, p, 16] past_k) => (float[b, s, 16] y, float[b, t, 16] present_k)
     { present_k = Concat <axis = 1> (past_k, x) m = ReduceMax <keepdims = 1> (present_k)
       y = Add (x, m) }"""

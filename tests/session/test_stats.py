@@ -63,7 +63,7 @@ def test_plan_of_other_values_is_told_of_if_no_run_had_the_outputs():
     session.run(x(3), ["a"])
     assert "Neg" not in session.explain()
     assert "exp" in session.source
-    assert session.granted.backends == ("numpy",)
+    assert session.effective.backends == ("numpy",)
     session.run(x(3))
     assert "Neg" in session.explain()
 

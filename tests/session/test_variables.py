@@ -29,7 +29,7 @@ def add(session: ps.Session, by: int) -> int:
 
 
 def unset() -> bytes:
-    """A graph of version 1 that reads "v" and has an initialiser of it."""
+    """A graph of version 1 that reads "v" and has an initializer of it."""
     g = Builder()
     g.node("VariableV2", name="v", dtype=Type("float32"), shape=Shape([2]))
     g.const(np.array([1, 2], np.float32), "first")

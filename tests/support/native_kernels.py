@@ -14,7 +14,7 @@ from penstock.backends.native.backend import NativeBackend
 from penstock.core.types import TensorType
 from penstock.host.native import LEVELS, NativeLibrary, load_level
 from penstock.ir.graph import Node, Value
-from penstock.ir.layout import LateArray
+from penstock.ir.layout import RuntimeArray
 from penstock.ir.op import Kernel, Op
 from penstock.ops.registry import find
 
@@ -115,12 +115,15 @@ def _forms(
         function, arguments = kernel.bind(given, made, work)
         function(*arguments)
         kernel.into(*given, *made, *scratch)
-        expected = [LateArray(x.strides) if isinstance(x, np.ndarray) else x for x in given]
+        expected = [RuntimeArray(x.strides) if isinstance(x, np.ndarray) else x for x in given]
         results["late, channels last"] = made = [_garbage(want) for want in wanted]
         function, arguments = kernel.bind(expected, made, work)
         for arrays in (inputs, given):
             function(
-                *[arrays[expected.index(a)] if isinstance(a, LateArray) else a for a in arguments]
+                *[
+                    arrays[expected.index(a)] if isinstance(a, RuntimeArray) else a
+                    for a in arguments
+                ]
             )
     late = [f"late {i}" for i in range(len(inputs) + len(wanted))]
     function, arguments = kernel.bind(late[: len(inputs)], late[len(inputs) :], work)

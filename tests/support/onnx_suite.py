@@ -249,7 +249,7 @@ def _runtime_operations() -> Iterator[str]:
     import onnxruntime
 
     yield _text(
-        "ONNX Runtime has domains of its own, which its optimiser, its quantiser and several "
+        "ONNX Runtime has domains of its own, which its optimizer, its quantizer and several "
         f"exporters write. These are the operations that its CPU provider (onnxruntime "
         f"{onnxruntime.__version__}) has kernels for, and what Penstock knows beside. Nodes that "
         "fuse others are taken apart again when a model is imported, so that Penstock fuses what "
@@ -335,7 +335,7 @@ FORMS = (
         "several spatial axes and windows of states are refused, as the CPU provider does",
     ),
     ("DecoderMaskedSelfAttention", "unsupported, as with the CPU provider"),
-    ("GroupQueryAttention", "normalised queries and keys are refused, as the CPU provider does"),
+    ("GroupQueryAttention", "normalized queries and keys are refused, as the CPU provider does"),
     (
         "GroupQueryAttention",
         "rows behind a sample's length are arbitrary; without the outputs of the cache, the CPU "

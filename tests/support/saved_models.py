@@ -1,4 +1,4 @@
-"""Models of random weights, and what ONNX Runtime saves of them after its optimisations."""
+"""Models of random weights, and what ONNX Runtime saves of them after its optimizations."""
 
 from __future__ import annotations
 

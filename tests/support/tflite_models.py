@@ -17,7 +17,7 @@ import numpy as np
 from penstock.frontends.tflite.flatbuffer import TableField, schema
 
 _CODES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float32 float64"
-CODES = dict(zip(_CODES.split(), "?bBhHiIqQfd", strict=True))
+QUANTIZED_KINDS = dict(zip(_CODES.split(), "?bBhHiIqQfd", strict=True))
 TYPES = [
     "float32",
     "float16",
@@ -59,7 +59,7 @@ class _Writer:
         pending = []
         for name, value in fields.items():
             field = declared[name]
-            code = None if field.vector else CODES.get(field.type)
+            code = None if field.vector else QUANTIZED_KINDS.get(field.type)
             place = self.align(8)
             self.data += bytes(8)
             struct.pack_into("<H", self.data, vtable + 4 + 2 * field.slot, place - at)
@@ -84,7 +84,7 @@ class _Writer:
             )
         if field.type == "uint8":
             return self.bytes(bytes(value))
-        code = CODES.get(field.type)
+        code = QUANTIZED_KINDS.get(field.type)
         if code is not None:
             return self.bytes(struct.pack(f"<{len(value)}{code}", *value), len(value))
         at = self.align(8)

@@ -77,7 +77,7 @@ def test_simulated_run_counts_loads_traffic_and_makespan():
     traffic = {(DRIVER, 0): 1000, (0, 1): 1000, (1, DRIVER): 1000}
     assert simulated == ClusterForecast(8.5, (5.0, 5.0), (2.0, 2.0), (2, 2), traffic, 3.0)
     assert simulated.interval == 5.0
-    assert simulated.utilisation == 1.0
+    assert simulated.utilization == 1.0
     assert simulated.bottleneck == 0
     assert simulated.used == 2
 
@@ -88,7 +88,7 @@ def test_simulated_branches_overlap():
     # Fed for 1 s, then three nodes; or two beside each other, and 1 s between them.
     assert (one.makespan, two.makespan) == (5.0, 5.0)
     assert (one.loads, two.loads) == ((5.0, 0.0), (5.0, 3.0))
-    assert (one.utilisation, two.utilisation) == (1.0, 0.8)
+    assert (one.utilization, two.utilization) == (1.0, 0.8)
 
 
 def test_value_goes_once_to_each_worker_that_reads_it():

@@ -32,7 +32,7 @@ def run(path: str) -> np.ndarray:
     session.run({"x": [[1, 2, 3]]}, trace=trace, observers=[ps.NanGuard()])
     target = np.empty((1, 2), np.float32)
     session.run({"x": [[1, 2, 3]]}, out={"y": target})
-    print(describe(session), session.granted.executor, session.stats.plans_made, future)
+    print(describe(session), session.effective.executor, session.stats.plans_made, future)
     y: np.ndarray = outputs["y"]
     return y
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass
 
 MEMORY_PLANNERS = ("quick", "best", "wic", "first_fit", "bump")
@@ -46,7 +46,7 @@ def arena_size(buffers: Sequence[Buffer], offsets: Sequence[int]) -> int | None:
     if any(type(o) is not int or o < 0 or o % ALIGNMENT for o in offsets):
         return None
     live: list[tuple[int, int, Buffer]] = []
-    for begin, end, buffer in paced(sorted(places, key=lambda place: place[2].first)):
+    for begin, end, buffer in with_checkpoints(sorted(places, key=lambda place: place[2].first)):
         live = [place for place in live if place[2].last >= buffer.first]
         if any(begin < other_end and other < end for other, other_end, _ in live):
             return None

@@ -28,7 +28,7 @@ from penstock.algorithms.arena import (
     largest_load,
     lower_bound,
 )
-from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.checkpoints import checkpoint, with_checkpoints
 
 # The budget of planners "best" and "quick", counted instead of timed, so that results are the same
 # on every machine: pairs of buffers, and visits of the search to buffers and their neighbours, in
@@ -95,7 +95,7 @@ def plan_memory_dag(
 
     def neighbours() -> list[list[int]]:
         near: list[list[int]] = [[] for _ in sizes]
-        for i, j in paced(combinations(by_size, 2)):
+        for i, j in with_checkpoints(combinations(by_size, 2)):
             if conflicts(min(i, j), max(i, j)):
                 near[i].append(j)
                 near[j].append(i)
@@ -148,7 +148,7 @@ class _Blocks:
         """Place each buffer in turn in the lowest gap between its placed neighbours."""
         offsets = [0] * len(self.sizes)
         ends = [0] * len(self.sizes)  # 0 for buffers not placed yet
-        for i in paced(order):
+        for i in with_checkpoints(order):
             taken = sorted([(offsets[j], ends[j]) for j in neighbours[i] if ends[j]])
             offsets[i] = _lowest_gap(taken, self.sizes[i])
             ends[i] = offsets[i] + self.sizes[i]
@@ -161,7 +161,7 @@ class _Blocks:
         tenant: list[int] = []
         sizes: list[int] = []
         place_of: dict[int, int] = {}
-        for i in paced(self.filled):
+        for i in with_checkpoints(self.filled):
             size = self.sizes[i]
             at = bisect_left(places, (size, -1))
             # Places that are large enough first, then smaller ones, which grow.
@@ -333,7 +333,7 @@ def _overlaps(buffers: Sequence[Buffer]) -> list[list[int]]:
     """For each buffer the other buffers that share a step with it."""
     neighbours: list[list[int]] = [[] for _ in buffers]
     live: list[int] = []
-    for i in paced(_by_first_use(buffers)):
+    for i in with_checkpoints(_by_first_use(buffers)):
         first = buffers[i].first
         live = [j for j in live if buffers[j].last >= first]
         neighbours[i] += live
@@ -347,7 +347,7 @@ def _cliques(order: Sequence[int], neighbours: Sequence[Sequence[int]]) -> Itera
     """Cliques of conflicting buffers that cover all buffers, grown greedily in ``order``."""
     near = [set(others) for others in neighbours]
     covered: set[int] = set()
-    for seed in paced(order):
+    for seed in with_checkpoints(order):
         if seed not in covered:
             clique: list[int] = []
             candidates = [seed, *(i for i in order if i in near[seed])]
@@ -371,7 +371,7 @@ def _sweep(
     offsets = [0] * len(buffers)
     gaps = _Gaps(sum(sizes))
     dead = 0
-    for i in paced(sorted(filled, key=first.__getitem__)):
+    for i in with_checkpoints(sorted(filled, key=first.__getitem__)):
         while last[by_last[dead]] < first[i]:
             gaps.release(offsets[by_last[dead]], sizes[by_last[dead]])
             dead += 1

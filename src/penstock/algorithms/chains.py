@@ -11,7 +11,7 @@ from itertools import count
 
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 
 # Nodes whose descendants are computed at once, as the bits of one integer for each node.
 _BATCH = 4096
@@ -37,7 +37,7 @@ def implied_edges(order: Sequence[int], pred: Sequence[Sequence[int]]) -> set[tu
     """
     place = [0] * len(order)
     until: dict[int, int] = {}
-    for k, i in enumerate(paced(order)):
+    for k, i in enumerate(with_checkpoints(order)):
         place[i] = k
         if len(pred[i]) > 1:
             until.update(dict.fromkeys(pred[i], k))
@@ -56,7 +56,7 @@ def _implied_by(
     bit = {p: 1 << b for b, p in enumerate(batch)}
     reached_by: dict[int, int] = {}
     edges: set[tuple[int, int]] = set()
-    for i in paced(stretch):
+    for i in with_checkpoints(stretch):
         direct = further = 0
         for p in pred[i]:
             if p in bit:
@@ -87,7 +87,7 @@ def fewest_chains(dag: Dag, order: Sequence[int], chain: Sequence[int]) -> list[
         pass
     numbered = [_NONE] * dag.n
     numbers = count()
-    for i in paced(order):
+    for i in with_checkpoints(order):
         if chain[i] != _NONE:
             numbered[i] = next(numbers) if before[i] == _NONE else numbered[before[i]]
     return numbered

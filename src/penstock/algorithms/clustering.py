@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from penstock.algorithms.dag import Dag, expect_one_per_node
 from penstock.algorithms.ordering import topological_order
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 
 # Maximum rounds of merging; each makes the graph several times smaller.
 _ROUNDS = 8
@@ -87,7 +87,7 @@ class _Clusters:
 
     def join_chains(self) -> None:
         """Merge each node with its only successor, if that has no other predecessor."""
-        for i in paced(list(self.alive)):
+        for i in with_checkpoints(list(self.alive)):
             if i not in self.alive:
                 continue
             while len(self.succ[i]) == 1:
@@ -100,7 +100,7 @@ class _Clusters:
 
     def join_small(self) -> None:
         """Merge each small group into its only successor, else into its only predecessor."""
-        for i in paced(list(self.alive)):
+        for i in with_checkpoints(list(self.alive)):
             if i not in self.alive or self.cost[i] >= self.grain:
                 continue
             for near in (self.succ[i], self.pred[i]):
@@ -118,7 +118,7 @@ class _Clusters:
         creates no cycle: a path from one of them to another would lead through a predecessor that
         they share, back to itself."""
         open_groups: dict[tuple[int, frozenset[int]], list[int]] = {}
-        for i in paced(list(self.alive)):
+        for i in with_checkpoints(list(self.alive)):
             if self.cost[i] < self.grain:
                 key = (self.kinds[i], frozenset(self.pred[i]))
                 open_groups.setdefault(key, []).append(i)

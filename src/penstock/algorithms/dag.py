@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field
 
 # Nodes of a long cycle that a message shows at either end.
@@ -50,13 +50,13 @@ class Dag:
         if n < 0:
             raise ValueError(f"a graph cannot have {n} nodes")
         outgoing: list[list[int]] = [[] for _ in range(n)]
-        for a, b in paced(edges):
+        for a, b in with_checkpoints(edges):
             if not (0 <= a < n and 0 <= b < n):
                 raise ValueError(f"edge {a} -> {b} leaves the graph, whose n is {n}")
             outgoing[a].append(b)
         succ = tuple([tuple(sorted(set(after))) for after in outgoing])
         incoming: list[list[int]] = [[] for _ in range(n)]
-        for a, after in enumerate(paced(succ)):
+        for a, after in enumerate(with_checkpoints(succ)):
             for b in after:
                 incoming[b].append(a)
         pred = tuple(map(tuple, incoming))

@@ -20,7 +20,7 @@ from operator import attrgetter
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.min_sum import Series
 from penstock.algorithms.ordering import critical_path, ranks, topological_order
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, replace
 
 # cost[i][b]: the time of node i on backend b; None where b does not support it.
@@ -267,7 +267,7 @@ def _near(problem: _Problem, plan: Sequence[int]) -> list[int]:
     backend = list(plan)
     for _ in range(_SWEEPS if problem.arriving else 0):
         before = backend[:]
-        for j in paced(problem.order):
+        for j in with_checkpoints(problem.order):
             around = (*problem.arrivals(j), *problem.departures(j))
             costs = {
                 b: c + sum(table[backend[i]][b] for i, table in around)
@@ -362,7 +362,7 @@ def _insert(problem: _Problem, order: Iterable[int]) -> WorkerSchedule:
     backend, worker, start, finish = [0] * n, [0] * n, [0.0] * n, [0.0] * n
     shortest = [min([of[b] for of in problem.options if b in of], default=0.0) for b in width]
     idle = [[_Idle(shortest[b]) for _ in range(min(n, problem.workers[b]))] for b in width]
-    for j in paced(order):
+    for j in with_checkpoints(order):
         ready = max([finish[i] for i in problem.dag.pred[j]], default=0.0)
         best_slot: list[int] = []
         earliest = (inf, inf)

@@ -1,4 +1,4 @@
-"""Min-sum problems: minimise a sum over variables that have a few states each.
+"""Min-sum problems: minimize a sum over variables that have a few states each.
 
 The time of nodes that run one at a time is such a sum; a node's backend is the state of a variable.
 

@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from penstock.algorithms.dag import Dag, expect_one_per_node
-from penstock.core.checkpoints import CHECK_EVERY, checkpoint, paced
+from penstock.core.checkpoints import CHECK_EVERY, checkpoint, with_checkpoints
 
 # An output of a node: its bytes, and the nodes that read it. See memory_order.
 Output = tuple[int, Sequence[int] | None]
@@ -61,7 +61,7 @@ def ranks(dag: Dag, cost: Sequence[float] | None = None) -> list[float]:
     if min(cost, default=0.0) < 0:
         raise ValueError(f"a node cannot have the negative cost {min(cost)}")
     rank = [0.0] * dag.n
-    for i in paced(reversed(topological_order(dag))):
+    for i in with_checkpoints(reversed(topological_order(dag))):
         rank[i] = float(max((cost[j] + rank[j] for j in dag.succ[i]), default=0.0))
     return rank
 
@@ -144,7 +144,7 @@ class _Liveness:
         untouched = [True] * len(self.sizes)
         remaining = [len(nodes) for nodes in self.touched_by]
         now = peak = 0
-        for i in paced(order):
+        for i in with_checkpoints(order):
             for b in self.touches[i]:
                 if untouched[b]:
                     untouched[b] = False
@@ -242,7 +242,7 @@ def _postorder(dag: Dag, live: _Liveness) -> list[int]:
         return sorted(nodes, key=lambda i: leaves[i] - needs[i])
 
     inputs: list[list[int]] = [[]] * dag.n
-    for i in paced(topological_order(dag)):
+    for i in with_checkpoints(topological_order(dag)):
         inputs[i] = hungriest_first(dag.pred[i])
         held = 0
         for j in inputs[i]:

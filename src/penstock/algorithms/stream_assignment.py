@@ -20,7 +20,7 @@ from itertools import chain
 from penstock.algorithms.chains import fewest_chains, implied_edges, transitive_reduction
 from penstock.algorithms.dag import Dag, expect_one_per_node
 from penstock.algorithms.ordering import ranks, topological_order
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field
 
 _NONE = -1
@@ -59,7 +59,7 @@ class StreamSchedule:
     def programs(self) -> list[list[int]]:
         """The nodes of each stream, in their order."""
         programs: list[list[int]] = [[] for _ in self.device_of]
-        for i in paced(self.order):
+        for i in with_checkpoints(self.order):
             programs[self.stream[i]].append(i)
         return programs
 
@@ -142,7 +142,7 @@ def simulate_streams(
         idle[s] = float(signal)
     emitted = [0.0] * schedule.n_signals
     start, finish = [0.0] * dag.n, [0.0] * dag.n
-    for i in paced(schedule.order):
+    for i in with_checkpoints(schedule.order):
         s, waits = schedule.stream[i], schedule.waits[i]
         start[i] = max([idle[s], *[emitted[k] for k in waits]]) + signal * len(waits)
         idle[s] = finish[i] = start[i] + cost[i]
@@ -200,7 +200,7 @@ def _paths(
     last: dict[int, int] = {}  # the last node of each path
     ran: list[set[Hashable]] = []  # the commands of each path
     readers = [len(after) for after in dag.succ]
-    for first in paced(order):
+    for first in with_checkpoints(order):
         i, before = first, dag.pred[first]
         if path[i] == _NONE:
             number = _taken_over([ended[p] for p in before if ended[p]], ran, commands[i])
@@ -281,7 +281,7 @@ def _share(
     stream, finish = [_NONE] * dag.n, [0.0] * dag.n
     of_path: dict[int, int] = {}
     latest: dict[tuple[int, Hashable], int] = {}  # the stream that has run a command last
-    for i in paced(order):
+    for i in with_checkpoints(order):
         device = on[devices[i]]
         alike = latest.get((devices[i], commands[i]), _NONE)
         ready = max([finish[p] for p in dag.pred[i]], default=0.0)
@@ -325,7 +325,7 @@ def _schedule(
     last: dict[int, int] = {}
     before: list[list[int]] = [[] for _ in order]
     begin = []
-    for i in paced(order):
+    for i in with_checkpoints(order):
         s = stream[i] = number.setdefault((devices[i], own[i]), len(number))
         before[i] = [p for p in dag.pred[i] if stream[p] != s]
         if s in last:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
 from penstock.ir.graph import Graph, Node, all_reads
@@ -70,7 +70,7 @@ class Frames:
         self.of: dict[Node, Frame] = {}
         self.of_outputs: dict[Node, Frame] = {}
         self.by_name: dict[str, Frame] = {}
-        for node in paced(graph.nodes):
+        for node in with_checkpoints(graph.nodes):
             frame = self.common(node)
             self.of[node] = frame
             self.of_outputs[node] = self.through(node, frame)

@@ -14,7 +14,7 @@ from penstock.ops.registry import COMPUTING, MICROSOFT
 
 def quantized_weights(graph: Graph) -> Collection[Node]:
     """The DequantizeLinear nodes of constants that are multiplied, perhaps transposed, with values
-    that are dequantised during the run."""
+    that are dequantized during the run."""
     weights = set()
     for node in graph.walk():
         if node.op.name not in COMPUTING or node.op.domain:
@@ -56,7 +56,7 @@ def producer(value: Value | None, name: str) -> Node | None:
 
 
 def _has_constant_inputs(node: Node) -> bool:
-    """Whether a conversion reads constants, or codes that are quantised from constants."""
+    """Whether a conversion reads constants, or codes that are quantized from constants."""
     values = [_untransposed(value) for value in node.inputs]
     quantizing = producer(values[0], "QuantizeLinear") if values else None
     if quantizing is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import PenstockError
 from penstock.core.types import (
     ANY,
@@ -43,7 +43,7 @@ def infer_types(graph: Graph, *, certain: bool = True, settled: Settled | None =
     ``settled``: of an enclosing loop.
     """
     settled = {} if settled is None else settled
-    for node in paced(graph.nodes):
+    for node in with_checkpoints(graph.nodes):
         types = node_types(node, certain=certain, settled=settled)
         for i, value in enumerate(node.outputs):
             if value is not None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import LimitExceeded
 from penstock.core.records import dataclass, field
 from penstock.core.types import ShapeError, TensorType, Type
@@ -96,19 +96,19 @@ def value_memory(
     on_host: Callable[[Node], bool] = lambda node: True,
     *,
     planned: bool = True,
-    away: Callable[[Node], bool] = lambda node: False,
+    remote: Callable[[Node], bool] = lambda node: False,
 ) -> ValueMemory:
     """Decide where the values of a sorted graph with inferred types are.
 
     ``kernels`` has the kernel of each node but those of control flow; the outputs of a node that is
-    missing are dynamic. Only nodes ``on_host`` write into the arena, and those ``away`` into one of
-    their own memory, in C order. Without ``planned`` there is none. Raises ``LimitExceeded`` if a
-    value cannot be allocated at all.
+    missing are dynamic. Only nodes ``on_host`` write into the arena, and those ``remote`` into one
+    of their own memory, in C order. Without ``planned`` there is none. Raises ``LimitExceeded`` if
+    a value cannot be allocated at all.
     """
-    escapes = escaping_values(graph, kernels, planned=planned, away=away)
+    escapes = escaping_values(graph, kernels, planned=planned, remote=remote)
     memory = ValueMemory(escapes, alternating_values(graph) if planned else {})
     transposed = dict(transposed_values(graph))
-    _Annotator(kernels, on_host, away, planned, transposed, memory).graph(graph)
+    _Annotator(kernels, on_host, remote, planned, transposed, memory).graph(graph)
     return memory
 
 
@@ -126,14 +126,14 @@ def escaping_values(
     kernels: Mapping[Node, Kernel],
     *,
     planned: bool = True,
-    away: Callable[[Node], bool] = lambda node: False,
+    remote: Callable[[Node], bool] = lambda node: False,
 ) -> set[Value]:
     """The values that must not be in the arena, because they outlive the run, the iteration or the
     branch: the outputs of ``graph``, what loops collect, and what these are views of."""
     escapes = set(graph.outputs)
     for inner in graph.graphs():  # a graph before those nested in it
         own = set(inner.nodes)
-        for node in paced(inner.nodes[::-1]):
+        for node in with_checkpoints(inner.nodes[::-1]):
             kernel = kernels.get(node)
             if kernel is not None and kernel.view and not escapes.isdisjoint(node.outputs):
                 # A view of memory that escapes with it need not be copied.
@@ -142,12 +142,12 @@ def escaping_values(
                     escapes.add(source)
         for node in inner.nodes:
             if is_control(node):
-                escapes.update(_escaping_results(node, escapes, planned, away))
+                escapes.update(_escaping_results(node, escapes, planned, remote))
     return escapes
 
 
 def _escaping_results(
-    node: Node, escapes: Collection[Value], planned: bool, away: Callable[[Node], bool]
+    node: Node, escapes: Collection[Value], planned: bool, remote: Callable[[Node], bool]
 ) -> Iterator[Value]:
     """The values computed in the graphs of an If or a loop that escape from these graphs."""
     if node.op.name == "If":
@@ -159,7 +159,7 @@ def _escaping_results(
     escaping = body.outputs[loop_carried(node)[1].stop :]
     for inside, updated in _carried(node):
         buffered = planned and is_plannable(inside.type)
-        if updated.producer is not None and away(updated.producer):
+        if updated.producer is not None and remote(updated.producer):
             buffered = False  # loops have buffers on the host alone
         if updated is not inside and not buffered:
             escaping.append(updated)
@@ -214,21 +214,21 @@ def transposed_values(graph: Graph) -> Iterator[tuple[Value, Order]]:
 class _Annotator:
     kernels: Mapping[Node, Kernel]
     on_host: Callable[[Node], bool]
-    away: Callable[[Node], bool]
+    remote: Callable[[Node], bool]
     planned: bool
     transposed: Mapping[Value, Order]
     memory: ValueMemory
     _dummies: dict[Value, np.ndarray] = field(default_factory=dict)
 
     def graph(self, graph: Graph) -> None:
-        for node in paced(graph.nodes):
+        for node in with_checkpoints(graph.nodes):
             kernel = self.kernels.get(node)
             if kernel is None:
                 for _, inner in node.graphs:
                     self.graph(inner)
             elif kernel.view:
                 self._view(node, kernel)
-            elif self.away(node):
+            elif self.remote(node):
                 self._write_away(node, kernel)
             elif self._can_write(node, kernel):
                 order = self._order(node, kernel)
@@ -318,7 +318,7 @@ class _Annotator:
                 self.memory.expected[value] = tuple(np.argsort(perm).tolist()) if perm else ()
             return
         function = kernel.function
-        if self.away(node):  # the same elements as NumPy's, which the dummies are of
+        if self.remote(node):  # the same elements as NumPy's, which the dummies are of
             types = [None if v is None else v.type for v in node.inputs]
             function = node.op.compile(node, types).function
         try:
@@ -330,7 +330,7 @@ class _Annotator:
             return
         arrays = arrays if len(node.outputs) != 1 else (arrays,)
         if not all(array.size == 0 or np.may_share_memory(array, dummy) for array in arrays):
-            if not self.away(node):
+            if not self.remote(node):
                 self._copy(node)
             return
         for value, array in zip(node.outputs, arrays, strict=False):

@@ -16,7 +16,7 @@ from math import prod
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel, ProblemList
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field
@@ -97,7 +97,7 @@ class _Index:
         for i, scope in enumerate(self.scopes):
             read = list(scope.graph.outputs)
             scope.values += scope.graph.inputs
-            for node in paced(scope.graph.nodes):
+            for node in with_checkpoints(scope.graph.nodes):
                 self.home.setdefault(node, i)
                 scope.values += [v for v in node.outputs if v is not None]
                 read += [v for v in node.inputs if v is not None]
@@ -115,7 +115,7 @@ class _Index:
         """Each node with its scope and the index of that."""
         return chain.from_iterable(
             [
-                zip(repeat(i), repeat(scope), paced(scope.graph.nodes))
+                zip(repeat(i), repeat(scope), with_checkpoints(scope.graph.nodes))
                 for i, scope in enumerate(self.scopes)
             ]
         )
@@ -231,7 +231,7 @@ def _check_names(index: _Index) -> Iterator[str]:
     # that would replace it is reported instead.
     latest: dict[str, tuple[int, Value]] = {}
     for i, scope in enumerate(index.scopes):
-        for value in paced(scope.values):
+        for value in with_checkpoints(scope.values):
             name = value.name
             if not name:
                 yield f"a value of {scope} ({_described(value)}) has no name; name it"
@@ -438,7 +438,7 @@ def _check_types(index: _Index) -> Iterator[str]:
     """Types have known dtypes, and dims whose product is within limits."""
     sound: set[int] = set()  # many values share a type; all of these outlive this loop
     for values in (*(scope.values for scope in index.scopes), index.constants):
-        for value in paced(values):
+        for value in with_checkpoints(values):
             if id(value.type) in sound:
                 continue
             fault = _type_fault(value.type, index.limits)
@@ -496,7 +496,7 @@ def _tensor_fault(type_: TensorType, limits: Limits) -> str | None:
 def _check_constants(index: _Index) -> Iterator[str]:
     """A constant is an array that fits its type; the bytes of all of them are bounded."""
     total = 0
-    for value in paced(index.constants):
+    for value in with_checkpoints(index.constants):
         array = value.const
         if not isinstance(array, np.ndarray):
             yield f"constant {value.name!r} is a {type(array).__name__}; make it a NumPy array"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.artifact.container import ArtifactFile
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import Unsupported
 from penstock.core.types import (
     ANY,
@@ -130,8 +130,8 @@ class _Decoder:
         self.file = file
         self.parts = parts
         self.document = _typed(document, dict)
-        self.ops = list(map(self.op, paced(_typed(document["ops"], list))))
-        self.values = list(map(self.value, paced(_typed(document["values"], list))))
+        self.ops = list(map(self.op, with_checkpoints(_typed(document["ops"], list))))
+        self.values = list(map(self.value, with_checkpoints(_typed(document["values"], list))))
         self.depth = 0
         self.room = file.nbytes
 
@@ -167,7 +167,7 @@ class _Decoder:
         assert self.depth <= _MOST_NESTED, "graphs nest too deep"
         inputs, outputs = self.all_of(entry["inputs"]), self.all_of(entry["outputs"])
         entries = _typed(entry["nodes"], list)
-        nodes = [self.node(node) for node in paced(entries)]
+        nodes = [self.node(node) for node in with_checkpoints(entries)]
         for node, node_entry in zip(nodes, entries, strict=True):
             before = node_entry[5] if len(node_entry) > 5 else ()
             node.control_inputs = [nodes[self.index(i, nodes)] for i in before]

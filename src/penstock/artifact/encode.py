@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from penstock.artifact.container import ArtifactWriter
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import PenstockError
 from penstock.core.types import MapType, OptionalType, SequenceType, TensorType, Type, dtype_name
 from penstock.ir.graph import Graph, Node, Value
@@ -82,7 +82,7 @@ class _Encoder:
         # Before the nodes, of which none makes them.
         inputs = [self.value(value, typed=True) for value in graph.inputs]
         place = {node: i for i, node in enumerate(graph.nodes)}
-        nodes = [self.node(node, place) for node in paced(graph.nodes)]
+        nodes = [self.node(node, place) for node in with_checkpoints(graph.nodes)]
         return {
             "name": graph.name,
             "inputs": inputs,

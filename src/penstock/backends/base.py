@@ -50,7 +50,7 @@ class DeviceStream(Protocol):
         """
         ...
 
-    # For kernels that need workspace, a stream also has ``allocate(nbytes: int)``: uninitialised
+    # For kernels that need workspace, a stream also has ``allocate(nbytes: int)``: uninitialized
     # memory of its device, which all kernels on the stream share (``Kernel.workspace``).
 
 
@@ -110,7 +110,7 @@ class Backend(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """Uninitialised memory as uint8, aligned to 64 bytes.
+        """Uninitialized memory as uint8, aligned to 64 bytes.
 
         Args:
             nbytes: Bytes of memory.
@@ -217,7 +217,7 @@ class HostBackend:
         return seconds(node)
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """Uninitialised memory as uint8, aligned to 64 bytes.
+        """Uninitialized memory as uint8, aligned to 64 bytes.
 
         Args:
             nbytes: Bytes of memory.
@@ -309,8 +309,8 @@ def stack_kernel(node: Node, backend: Backend) -> Kernel:
 def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:
     """The kernel of a transfer between two of ``backends``, named in its attributes. Names of other
     backends, and of those in the host's memory, stand for the host."""
-    away = {backend.name: backend for backend in backends if backend.memory != HOST}
-    source, target = away.get(node.attrs["source"]), away.get(node.attrs["target"])
+    remote = {backend.name: backend for backend in backends if backend.memory != HOST}
+    source, target = remote.get(node.attrs["source"]), remote.get(node.attrs["target"])
     if target is None:
         assert source is not None
         return Kernel(source.to_host)

@@ -103,7 +103,7 @@ class SpecialisingBackend(HostBackend, Backend):
                 cache = KernelCache(self, node, tensors, contents, pays)
                 self._caches[id(cache)] = cache
                 work = flops(guess)
-                return Kernel(cache.function(), cached_bytes=cache.nbytes, late_flops=work)
+                return Kernel(cache.function(), cached_bytes=cache.nbytes, runtime_flops=work)
         return None
 
     def gain(self, node: Node) -> float:

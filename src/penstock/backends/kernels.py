@@ -96,12 +96,12 @@ def other_places(
 ) -> Callable[[Node], OtherPlaces]:
     """A function from a node to the places of its values, for ``PassContext.other_places``, by
     ``Kernel.host_inputs``, ``host_outputs`` and ``members`` of its kernel."""
-    away = {backend.name: backend for backend in backends if backend.memory != HOST}
+    remote = {backend.name: backend for backend in backends if backend.memory != HOST}
     home = next((Place(b.name, HOST) for b in backends if b.memory == HOST), Place(HOST, HOST))
 
     def places(node: Node) -> OtherPlaces:
         place = placement.get(node)
-        backend = None if place is None else away.get(place.backend)
+        backend = None if place is None else remote.get(place.backend)
         if backend is None or is_transfer(node):
             return NO_OTHER_PLACES
         try:

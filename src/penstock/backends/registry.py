@@ -84,7 +84,7 @@ def describe(name: str) -> str:
         try:
             release = metadata.version("torch")
         except metadata.PackageNotFoundError:  # a folder on the path
-            release = "of a version that nothing tells"
+            release = "(unknown version)"
         return f"PyTorch {release}, with {devices} devices of NVIDIA in /dev"
     from penstock.backends.onednn.library import library
 

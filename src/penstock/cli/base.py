@@ -16,7 +16,7 @@ import click
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.commands import main
 from penstock.compiler.options import EXECUTORS, CompileOptions, help_of
-from penstock.core.checkpoints import told
+from penstock.core.checkpoints import reporting
 from penstock.core.errors import InvalidInput, OptionError, PenstockError
 from penstock.core.types import TensorType
 from penstock.frontends.load import load
@@ -89,7 +89,7 @@ def _progress(what: str, *, quiet: bool) -> Iterator[None]:
     timer.daemon = True
     timer.start()
     try:
-        with told(tell):
+        with reporting(tell):
             yield
     finally:
         timer.cancel()

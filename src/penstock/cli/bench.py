@@ -27,7 +27,7 @@ _MIN_RUNS = 5
 
 _COLUMNS = (
     ("executor", "executor", ""),
-    ("granted", "granted", ""),
+    ("effective", "effective", ""),
     ("threads", "threads", ""),
     ("clients", "clients", ""),
     ("prepare", "prepare_ms", ".1f"),
@@ -129,11 +129,11 @@ def bench(
             for _ in range(_WARM_UP_RUNS):
                 session.run(feeds)
             times, elapsed = _timed(session, feeds, client_count, seconds)
-            granted = session.granted.executor
+            effective = session.effective.executor
         rows.append(
             {
                 "executor": session.options.executor,
-                "granted": granted,
+                "effective": effective,
                 "threads": count,
                 "clients": client_count,
                 "prepare_ms": 1e3 * (prepared - begin),

@@ -1,4 +1,4 @@
-"""Options for clusters that are only thought of, ``penstock plan --cluster``, and their forecasts:
+"""Options for simulated clusters, ``penstock plan --cluster``, and their forecasts:
 units on the command line, and what is shown."""
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def describe_forecast(
         "makespan": forecast.makespan,
         "serial": sum(forecast.computing),
         "interval": forecast.interval,
-        "utilisation": forecast.utilisation,
+        "utilization": forecast.utilization,
         "bottleneck": _bottleneck(forecast),
         "traffic_bytes": sum(forecast.traffic.values()),
         "loads": workers,
@@ -199,7 +199,7 @@ def show_forecast(result: Mapping[str, Any]) -> None:
         f"interval     {interval * 1e3:.3f} ms between the ends of runs, with many in flight"
         + (f": {1 / interval:.1f} a second" if interval else "")
     )
-    click.echo(f"utilisation  {result['utilisation']:.1%} of the time of workers that have nodes")
+    click.echo(f"utilization  {result['utilization']:.1%} of the time of workers that have nodes")
     click.echo(f"traffic      {format_bytes(result['traffic_bytes'])} a run")
     if bottleneck["worker"] is None:
         click.echo("bottleneck   the cores that workers share")

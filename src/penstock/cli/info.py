@@ -61,7 +61,7 @@ def _show_info(result: Mapping[str, Any]) -> None:
     if not plan:
         return
     show_assumed(plan)
-    click.echo(f"runs with   {plan['granted']}")
+    click.echo(f"runs with   {plan['effective']}")
     click.echo(f"steps       {plan['steps']}")
     click.echo(f"work        {plan['flops'] / 1e6:,.1f} MFLOP a run")
     arena, bound = format_bytes(plan["arena_bytes"]), format_bytes(plan["arena_lower_bound"])
@@ -196,7 +196,7 @@ def _plan_of(model: Model, shapes: Sequence[str], options: Mapping[str, Any]) ->
             name: str(plan.slots[i].type) for name, i in zip(outputs, plan.outputs, strict=True)
         },
         "assumed": assumed,
-        "granted": session.granted.line(session.options),
+        "effective": session.effective.line(session.options),
         "steps": sum(1 for _ in plan.walk()),
         "flops": sum(flops(step.node) for step in plan.walk()),
         "arena_bytes": 0 if arena_plan is None else arena_plan.size,

@@ -26,7 +26,7 @@ _MAX_ROWS = 20
 
 def _show_profile(result: Mapping[str, Any]) -> None:
     show_assumed(result)
-    click.echo(f"{result['granted_line']}")
+    click.echo(f"{result['effective_line']}")
     steps = result["steps"]
     headers = ("step", "operation", "backend", "dtype", "times", "ms a run", "share")
     rows = [
@@ -68,7 +68,7 @@ def _show_profile(result: Mapping[str, Any]) -> None:
 
 
 def _no_costs(result: Mapping[str, Any]) -> str:
-    if result["granted"]["executor"] == "frames":
+    if result["effective"]["executor"] == "frames":
         return "no costs were kept: a graph that only frames can run is not measured ahead"
     return f"no costs could be kept: {result['costs_path']} cannot be written"
 
@@ -125,15 +125,15 @@ def profile(
         session.run(feeds, trace=recording)
         recording.save(trace)
     rows = measured.steps()
-    peak = machine_peak(session.granted.threads).with_steps(rows)
+    peak = machine_peak(session.effective.threads).with_steps(rows)
     count, path = measured.runs or 1, cost_table().path
     return {
         "model": str(model),
         "inputs": {name: str(type_of(value)) for name, value in feeds.items()},
         "assumed": assumed,
         "asked": {name: str(value) for name, value in options.items()},
-        "granted": asdict(session.granted),
-        "granted_line": session.granted.line(session.options),
+        "effective": asdict(session.effective),
+        "effective_line": session.effective.line(session.options),
         "steps": [_step(row, count, peak) for row in rows],
         "operations": _rows(measured.by_operation(), count),
         "backends": _rows(measured.by_backend(), count),

@@ -17,7 +17,7 @@ MOST_WORKERS = 10_000
 
 
 class SimulatedCluster:
-    """Workers that are only thought of: ``penstock.compile(model, cluster=SimulatedCluster(1000,
+    """Simulated workers: ``penstock.compile(model, cluster=SimulatedCluster(1000,
     bandwidth=10e9, latency=50e-6)).forecast_on_cluster()`` says what runs on them would take.
 
     Nodes are placed as on ``penstock.Cluster``. Raises ``InvalidInput`` for a file that is no

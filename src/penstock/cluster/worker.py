@@ -61,7 +61,7 @@ class FarRendezvous(Rendezvous):
         self.sent: dict[int, int] = {}
         self.received: dict[int, int] = {}
 
-    def is_far(self, key: Hashable) -> bool:
+    def is_remote(self, key: Hashable) -> bool:
         return True
 
     def send(self, key: Hashable, value: Any, dead: bool = False) -> None:

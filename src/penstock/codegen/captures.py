@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import TensorType
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.plan import Plan, SlotKind, Step
@@ -63,7 +63,7 @@ def capture_groups(
     """Steps of a block, those together that can be captured together; ``counted`` are those whose
     results count against the budget of a run."""
     group: list[Step] = []
-    for step in paced(steps):
+    for step in with_checkpoints(steps):
         joins = step not in counted and is_capturable(plan, step)
         if group and not (joins and step.backend == group[0].backend):
             yield from _worth(group)
@@ -107,7 +107,7 @@ def read_at_once(plan: Plan) -> set[int]:
     """The slots that only transfers to the host read, which wait for them."""
     moved: set[int] = set()
     others: set[int] = set(plan.outputs)
-    for step in paced(plan.walk()):
+    for step in with_checkpoints(plan.walk()):
         brought = is_transfer(step.node) and step.node.attrs["target"] not in plan.captures
         (moved if brought else others).update(i for i in step.inputs if i >= 0)
         for block in step.blocks:

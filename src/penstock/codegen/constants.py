@@ -19,8 +19,8 @@ def let_go_constants(table: StepTable) -> int:
     for step in table.walk():
         kernel = step.kernel
         held: Mapping[int, Callable[[], np.ndarray]] = {}
-        if kernel is not None and kernel.let_go is not None and absorbed_inputs(table, step):
-            held = kernel.let_go()
+        if kernel is not None and kernel.release is not None and absorbed_inputs(table, step):
+            held = kernel.release()
         for i, slot in enumerate(step.inputs):
             if i in held:
                 give_back[slot] = held[i]
@@ -33,5 +33,5 @@ def let_go_constants(table: StepTable) -> int:
         constant = table.slots[index].constant
         if constant is not None and constant.held is not None:
             freed += constant.held.nbytes
-            constant.let_go(give_back[index])
+            constant.release(give_back[index])
     return freed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.plan.plan import Block, Plan, Slot, SlotKind, Step, reads
 from penstock.plan.tasks import Tasks
 
@@ -38,7 +38,7 @@ class Lifetimes:
         only these steps read."""
         kept = set(kept)
         last: dict[int, Step] = dict.fromkeys(released, steps[0]) if steps else {}
-        for step in paced(steps):
+        for step in with_checkpoints(steps):
             for slot in local_outputs(self._slots, step):
                 if slot not in self._shared:
                     last[slot] = step

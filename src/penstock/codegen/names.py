@@ -39,11 +39,11 @@ import numpy as np
 
 from penstock.codegen.helpers import helpers
 from penstock.codegen.sequences import CallSequence, bound_sequence
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import NamedTuple, dataclass
 from penstock.core.types import TensorType
 from penstock.ir.contract import Guard
-from penstock.ir.layout import LateArray
+from penstock.ir.layout import RuntimeArray
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import parts
 from penstock.ops.internal.transfer import HOST
@@ -98,7 +98,7 @@ def program_names(
     ``counted``: the steps whose results are counted during a run."""
     slots: list[str] = []
     first_name: dict[tuple[Any, ...], str] = {}
-    for index, slot in enumerate(paced(plan.slots)):
+    for index, slot in enumerate(with_checkpoints(plan.slots)):
         if slot.kind is SlotKind.CONSTANT:
             name = f"c{index}"
         elif slot.kind is SlotKind.DYNAMIC:
@@ -109,7 +109,7 @@ def program_names(
         slots.append(name)
     slots.append("None")
     calls: dict[Step, Call] = {}
-    for number, step in enumerate(paced(plan.walk())):
+    for number, step in enumerate(with_checkpoints(plan.walk())):
         if step.kernel is not None:
             is_counted = step in counted
             function = _function_name(number, step, step.kernel, is_counted)
@@ -204,13 +204,13 @@ def bind_names(
     arena_plan: ArenaPlan,
     names: ProgramNames,
     memory: np.ndarray,
-    away: Mapping[str, Any],
+    remote: Mapping[str, Any],
     read: Collection[str],
     workspaces: Mapping[Step, Any],
     sequences: Mapping[str, CallSequence],
     on_streams: bool,
 ) -> dict[str, Any]:
-    """The namespace of a program whose arena is ``memory`` (uint8), and ``away`` those in other
+    """The namespace of a program whose arena is ``memory`` (uint8), and ``remote`` those in other
     memories, by name; of constants, those that it
     has ``read`` by name. ``workspaces`` are those that streams of devices have for steps;
     ``sequences`` are what the program calls in place of their steps. ``on_streams``: kernels of
@@ -218,19 +218,19 @@ def bind_names(
     namespace: dict[str, Any] = helpers()
     ahead: dict[str, int] = defaultdict(int)
     values: list[Any] = []
-    for index, slot in enumerate(paced(plan.slots)):
+    for index, slot in enumerate(with_checkpoints(plan.slots)):
         name = names.slots[index]
         if slot.kind in (SlotKind.DYNAMIC, SlotKind.CONSTANT):
-            values.append(LateArray(slot.strides))
+            values.append(RuntimeArray(slot.strides))
             if slot.kind is SlotKind.CONSTANT and name in read:
-                namespace[name] = slot.borrowed
+                namespace[name] = slot.peek
             continue
         if name not in namespace:
             place = memory_name(plan, slot)
             offset, dims, dtype, strides, _ = view_key(arena_plan, slot, index, place)
             if place != HOST:
-                backend: Any = plan.away[place]
-                namespace[name] = backend.view(away[place], *offset, slot.type, strides)
+                backend: Any = plan.remote[place]
+                namespace[name] = backend.view(remote[place], *offset, slot.type, strides)
                 values.append(namespace[name])
                 continue
             buffer, start = (memory, offset) if memory.size else (np.empty(dims, dtype), 0)
@@ -238,10 +238,10 @@ def bind_names(
         values.append(namespace[name])
     values.append(None)  # for slots left out, whose index is -1
     bind = partial(_bound, plan, values)
-    for name, sequence in paced(sequences.items()):
+    for name, sequence in with_checkpoints(sequences.items()):
         namespace[name] = bound_sequence(sequence, values, bind)
     in_sequences = {step for sequence in sequences.values() for step in sequence.steps}
-    for number, step in enumerate(paced(plan.walk())):
+    for number, step in enumerate(with_checkpoints(plan.walk())):
         kernel = step.kernel
         if kernel is None or step in in_sequences:
             continue
@@ -268,7 +268,7 @@ def _bound(plan: Plan, values: Sequence[Any], step: Step) -> Any:
     kernel = step.kernel
     assert kernel is not None
     inputs = [
-        plan.slots[index].borrowed
+        plan.slots[index].peek
         if index >= 0 and plan.slots[index].kind is SlotKind.CONSTANT and i not in kernel.absorbed
         else values[index]
         for i, index in enumerate(step.inputs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import MOST_AHEAD, ProgramNames, runtime_slots
 from penstock.codegen.sequences import CallSequence, is_joinable
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import TensorType
 from penstock.host.native import library
 from penstock.host.on_demand import imported
@@ -148,7 +148,7 @@ class StepWriter:
         self.lines, self.step_of_line, self.depth = [], [], 0
         self.line(f"def body_{number}({self.names(inputs)}):")
         with self.indented():
-            for step in paced(steps):
+            for step in with_checkpoints(steps):
                 self._call(step)
                 gone = [i for i in self.lifetimes.after.get(step, ()) if i in made]
                 if gone:
@@ -161,7 +161,7 @@ class StepWriter:
         return self.slots[slot].kind is SlotKind.DYNAMIC
 
     def _steps(self, steps: Sequence[Step]) -> None:
-        for step in paced(steps):
+        for step in with_checkpoints(steps):
             self._wait(step)
             self._observe("began", step, step.inputs if self._inputs_observed else ())
             if step.control:

@@ -42,7 +42,7 @@ from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import ProgramNames, bind_names, program_names
 from penstock.codegen.sequences import CallSequence
 from penstock.codegen.steps import StepWriter, printable
-from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass, field
 from penstock.host.on_demand import imported
@@ -116,23 +116,23 @@ class Program:
             self.plan, self.arena_plan, self.limits, given=outputs, capture=capture
         )
 
-    def arenas_away(self) -> dict[str, Any]:
+    def remote_arenas(self) -> dict[str, Any]:
         """New arenas in the memories of devices, by the name of the memory."""
-        backends: Mapping[str, Any] = self.plan.away
-        return {name: backends[name].arena(size) for name, size in self.arena_plan.away.items()}
+        backends: Mapping[str, Any] = self.plan.remote
+        return {name: backends[name].arena(size) for name, size in self.arena_plan.remote.items()}
 
     def bind(
         self,
         memory: np.ndarray,
         streams: Mapping[str, Any] | None = None,
         workspaces: Mapping[Step, Any] | None = None,
-        away: Mapping[str, Any] | None = None,
+        remote: Mapping[str, Any] | None = None,
     ) -> list[Callable[..., Any]]:
         """The ``functions`` in the arena ``memory`` (uint8, of the size planned). ``streams``: the
         device streams that tasks put their steps on, by name; ``workspaces``: what kernels there
-        get as ``workspace=``; ``away``: the arenas in other memories, by default new ones."""
-        away = self.arenas_away() if away is None else away
-        parts = self.plan, self.arena_plan, self.names, memory, away, self.read
+        get as ``workspace=``; ``remote``: the arenas in other memories, by default new ones."""
+        remote = self.remote_arenas() if remote is None else remote
+        parts = self.plan, self.arena_plan, self.names, memory, remote, self.read
         namespace = bind_names(*parts, workspaces or {}, self.sequences, bool(streams))
         namespace.update(self.constants)
         namespace.update(streams or {})
@@ -243,7 +243,7 @@ def _write_run(writer: StepWriter, order: Sequence[Step], given: Sequence[int]) 
 def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
     """Each task as a function, and one for the outputs."""
     parameters = "control, V, S, emit" if tasks.signals.count else "control, V"
-    for number, task in enumerate(paced(tasks.tasks)):
+    for number, task in enumerate(with_checkpoints(tasks.tasks)):
         writer.line(f"def t{number}({parameters}):")
         with writer.indented():
             writer.work = 0
@@ -270,16 +270,16 @@ def _write_return(writer: StepWriter, given: Sequence[int] = ()) -> None:
     texts = []
     for number, i in enumerate(writer.plan.outputs):
         slot = writer.slots[i]
-        holder = slot.base if slot.base >= 0 else i
+        resident_in = slot.base if slot.base >= 0 else i
         if number in given:
             name = f"o{number}"
             direct = writer.given.get(i) == name
             texts.append(name if direct else f"put({name}, {writer.name[i]})")
-            returned.add(holder)
+            returned.add(resident_in)
             continue
-        kept = slot.owned and holder not in returned
+        kept = slot.owned and resident_in not in returned
         kept |= writer.plan.inner and not memory_of(writer.slots, i)
         text = writer.name[i] if kept else f"unshared({writer.name[i]})"
         texts.append(f"contiguous({text})" if reordered else text)
-        returned.add(holder)
+        returned.add(resident_in)
     writer.line(f"return ({', '.join(texts)}{',' if texts else ''})")

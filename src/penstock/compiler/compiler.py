@@ -16,8 +16,8 @@ from penstock.core.checkpoints import (
     THREAD,
     Progress,
     checkpoint,
-    tell_progress,
-    told,
+    report_progress,
+    reporting,
 )
 from penstock.core.errors import InvalidInput, InvalidModel, wrong_type
 from penstock.core.records import replace
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Stage = Callable[[Any, CompileContext], Any]
 
 # Stages that a plan that was saved does not need are imported where they run.
-_optimise: Stage = imported("penstock.compiler.lowering.optimise")
+_optimize: Stage = imported("penstock.compiler.lowering.optimize_for_shapes")
 _lower_graph: Callable[..., Any] = imported("penstock.compiler.lowering.lower_graph")
 _schedule_step_by_step: Stage = imported("penstock.compiler.scheduling.schedule_step_by_step")
 _schedule_tasks: Stage = imported("penstock.compiler.scheduling.schedule_tasks")
@@ -49,7 +49,7 @@ _build_frames: Stage = imported("penstock.compiler.frames.build_frames")
 _build_on_cluster: Stage = imported("penstock.compiler.cluster.build_on_cluster")
 _forecast_on_cluster: Stage = imported("penstock.compiler.cluster.forecast_on_cluster")
 
-_FOR_SHAPES: tuple[Stage, ...] = (stages.specialise, _optimise)
+_FOR_SHAPES: tuple[Stage, ...] = (stages.specialize, _optimize)
 _PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, _lower_graph, stages.plan_slots)
 _BOUND: tuple[Stage, ...] = (stages.generate_program, stages.bind)
 _SAMPLED: tuple[Stage, ...] = (stages.generate_program, _bind_sampled)
@@ -67,9 +67,9 @@ LINES: Mapping[str, tuple[Stage, ...]] = {
     "auto": (*_PLANNED, _schedule_tasks, *_SAMPLED),
     "streams": (*_PLANNED, _schedule_streams, *_SAMPLED),
     # Passes know nothing of frames: they see what runs between tokens.
-    "frames": (stages.specialise, _build_frames),
+    "frames": (stages.specialize, _build_frames),
     "cluster": (*_FOR_SHAPES, _build_on_cluster),
-    "interpret": (stages.specialise, stages.infer, stages.bind_interpreter),
+    "interpret": (stages.specialize, stages.infer, stages.bind_interpreter),
 }
 """The stages of each executor, from ``Feeds`` to the executor; "cluster" is what ``cluster=`` asks
 for. "auto" is "parallel" with a margin:
@@ -129,7 +129,7 @@ class Compiler:
             run_passes(STRUCTURE, graph, passes)
             framed = is_framed(graph)
             if not framed and self.context.executor == "interpret":
-                prune(graph)  # what alone nodes without side effects waited for
+                prune(graph)  # nodes that only control edges of pure nodes kept alive
                 infer_types(graph)
             elif not framed:
                 optimize(graph, passes)
@@ -149,16 +149,18 @@ class Compiler:
         framed = context.executor == "frames" or subgraph.framed
         line = LINES["frames" if framed else self._executor]
         if framed and context.options.cluster is not None:
-            line = (stages.specialise, _build_on_cluster)
+            line = (stages.specialize, _build_on_cluster)
         if not framed and context.executor == "auto" and context.workers > 1:
-            again = partial(_reframed, context, subgraph.again, _unfilled(values), open_types)
-            compiler = Compiler(replace(context, reframed=again))
+            extract = partial(
+                _reframed, context, subgraph.extract_again, _unfilled(values), open_types
+            )
+            compiler = Compiler(replace(context, reframed=extract))
         return compiler._run(line, subgraph, values, open_types, samples)
 
     def forecast_on_cluster(self, subgraph: Subgraph, values: Sequence[Any]) -> ClusterForecast:
         """What runs of ``subgraph`` on the workers of ``cluster=`` are expected to take."""
         framed = self.context.executor == "frames" or subgraph.framed
-        line = (stages.specialise,) if framed else _FOR_SHAPES
+        line = (stages.specialize,) if framed else _FOR_SHAPES
         return self._run((*line, _forecast_on_cluster), subgraph, values)
 
     def restore(self, saved: SavedPlan, values: Sequence[Any]) -> Executor:
@@ -191,12 +193,12 @@ class Compiler:
 
     def _through(self, line: Sequence[Stage], record: Any, feeds: Feeds) -> Any:
         """What a line of stages makes of a record, for these ``feeds``."""
-        with compile_guard(), told(self._progress):
+        with compile_guard(), reporting(self._progress):
             try:
                 for i, stage in enumerate(line):
                     checkpoint()
                     if THREAD.progress is not None:
-                        tell_progress(_name(stage), i, len(line))
+                        report_progress(_name(stage), i, len(line))
                     record = stage(record, self.context)
             except InvalidModel as error:
                 if not feeds.add_shapes or is_framed(feeds.graph):
@@ -206,7 +208,7 @@ class Compiler:
                 fed = ", ".join(f"{value.name}: {input_type}" for value, input_type in ports)
                 raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
             checkpoint()  # an attempt that was stopped may have been taken for a failed one
-            tell_progress("compiled", len(line), len(line))
+            report_progress("compiled", len(line), len(line))
         return record
 
     def measure(self, subgraph: Subgraph, values: Sequence[Any], runs: int) -> None:
@@ -293,14 +295,14 @@ def _unfilled(values: Sequence[Any]) -> list[Any]:
 
 def _reframed(
     context: CompileContext,
-    again: Callable[[Structure], Subgraph | None],
+    extract_again: Callable[[Structure], Subgraph | None],
     values: Sequence[Any],
     open_types: Sequence[Type] | None,
     long: Collection[str],
 ) -> Executor | None:
     """The executor of a subgraph in which loops stay on frames because of ``long`` nodes."""
     compiler = Compiler(replace(context, long=long))
-    subgraph = again(compiler.structure)
+    subgraph = extract_again(compiler.structure)
     if subgraph is None or not subgraph.framed:
         return None
     return compiler.compile(subgraph, values, open_types)

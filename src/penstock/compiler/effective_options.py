@@ -1,4 +1,4 @@
-"""What a session was asked for, and what it got: its executor, precision, devices, threads."""
+"""Effective options: the executor, precision, devices and threads that a plan really runs with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.executors.base import Executor
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class EffectiveOptions:
     """What a plan runs with, whatever the options of its session ask for: the name of its
     executor, the precision of its products, the virtual devices of its nodes, the most ``threads``
     that one kernel uses, and the backends that its steps run on."""
@@ -37,20 +37,20 @@ class Granted:
         return ", ".join(texts)
 
 
-def _asked(asked: str, granted: str) -> str:
-    return "" if asked == granted else f" (asked for: {asked})"
+def _asked(asked: str, effective: str) -> str:
+    return "" if asked == effective else f" (asked for: {asked})"
 
 
-def granted(context: CompileContext, executor: Executor) -> Granted:
+def effective_options(context: CompileContext, executor: Executor) -> EffectiveOptions:
     """What the plan of ``executor`` runs with."""
     used = {step.backend for step in executor.table.walk() if step.backend}
     names = [backend.name for backend in context.backends if backend.name in used]
-    precision = granted_precision(context.options.precision, context.backends)
+    precision = effective_precision(context.options.precision, context.backends)
     devices = context.devices if executor.name == "frames" else ()
-    return Granted(executor.name, precision, devices, executor.threads, tuple(names))
+    return EffectiveOptions(executor.name, precision, devices, executor.threads, tuple(names))
 
 
-def granted_precision(asked: str, backends: Sequence[Backend]) -> str:
+def effective_precision(asked: str, backends: Sequence[Backend]) -> str:
     """The precision that ``backends`` can give."""
     narrows = any(getattr(backend, "narrow", False) for backend in backends)
     return "float32" if asked == "bf16" and not narrows else asked
@@ -58,7 +58,7 @@ def granted_precision(asked: str, backends: Sequence[Backend]) -> str:
 
 def warn_of_precision(asked: str, backends: Sequence[Backend]) -> None:
     """Warn where a precision is asked for that no backend has."""
-    if granted_precision(asked, backends) == asked:
+    if effective_precision(asked, backends) == asked:
         return
     names = [backend.name for backend in backends]
     why = "the processor has no instructions for bfloat16"

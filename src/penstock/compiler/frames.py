@@ -28,7 +28,7 @@ from penstock.backends.dynamic_shapes import plausible
 from penstock.backends.kernels import KernelTable
 from penstock.backends.registry import backend_of
 from penstock.compiler import stages
-from penstock.compiler.lowering import lower_graph, optimise
+from penstock.compiler.lowering import lower_graph, optimize_for_shapes
 from penstock.compiler.stages import CompileContext, Feeds
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel, LimitExceeded, Unsupported
@@ -60,7 +60,7 @@ from penstock.passes.structure.segments import group_segments
 from penstock.plan.builder import failing
 from penstock.tuning.placement import NODE, Placement
 
-# Estimated seconds of a kernel from which on iterations of a loop had better overlap.
+# Estimated seconds of a kernel above which loop iterations should overlap.
 _LONG_S = 200e-6
 # Times that segments are formed anew, without the nodes of one that cannot be compiled.
 _MOST_ATTEMPTS = 4
@@ -108,8 +108,8 @@ class _FramesCompiler:
     """Compiles one graph, whose types are known, in both of its forms. ``kept`` has the kernels of
     nodes with side effects: both forms share their state. ``originals`` has the nodes of the model
     by their copies. ``refused``: the names of nodes that must be in no segment, nor in a frame that
-    is one node. ``together``: whether devices gain nothing from parts of their own, since no kernel
-    waits or takes long."""
+    is one node. ``one_partition``: whether devices gain nothing from parts of their own, since no
+    kernel waits or takes long."""
 
     def __init__(self, graph: Graph, context: CompileContext) -> None:
         self.graph = graph
@@ -120,7 +120,7 @@ class _FramesCompiler:
         self.kernels = KernelTable()
         self.overlapping = context.passes().must_stay  # of "auto", which has raised what it can
         self.contexts = _contexts(graph, context, self.kernels)
-        self.together = bool(context.devices) and not self.separate()
+        self.one_partition = bool(context.devices) and not self.separate()
 
     def segmented(self) -> FramesExecutor:
         """The executor of runs without observers."""
@@ -151,7 +151,7 @@ class _FramesCompiler:
         frames = Frames(graph)
         inputs, outputs = tuple(range(len(graph.inputs))), tuple(range(len(graph.outputs)))
         parts = [GraphPart("", graph, inputs, outputs, frames.paths())]
-        if not (segments and self.together) and context.devices:
+        if not (segments and self.one_partition) and context.devices:
             split = partition(graph, frames, {node: node.device for node in graph.nodes})
             if len(split) > 1:
                 parts = split
@@ -198,7 +198,7 @@ class _FramesCompiler:
         if any(node.op.role in (Role.SEND, Role.RECV) for node in graph.nodes):
             return True
         several = self.context.devices and len({node.device for node in graph.nodes}) > 1
-        return bool(several) and not self.together
+        return bool(several) and not self.one_partition
 
     def copy(self, graph: Graph, inputs: list[Value] | None = None) -> Graph:
         """A copy of a graph, of which the nodes with side effects keep their kernels."""
@@ -268,7 +268,7 @@ class _FramesCompiler:
 
     def parted(self, node: Node) -> bool:
         """Whether the nodes in the graphs of ``node`` must run on devices of their own."""
-        return spans_devices(node) and not (self.together and collects_rows(node))
+        return spans_devices(node) and not (self.one_partition and collects_rows(node))
 
     def overlaps(self, node: Node) -> bool:
         """Whether nodes in the graphs of ``node`` had better run at the same time as others; those
@@ -365,7 +365,7 @@ class _FramesCompiler:
         feeds = Feeds(graph, values, refined=True, ports=ports)
         try:
             run_passes((RelaxControlEdges(),), graph, context.passes())
-            lowered = lower_graph(optimise(feeds, context), context)
+            lowered = lower_graph(optimize_for_shapes(feeds, context), context)
             planned = stages.plan_slots(lowered, context, inner=True)
             executor = stages.executor_in_order(planned, context, "linear")
             return DeviceSegment(executor, own) if on_streams else executor
@@ -409,7 +409,7 @@ def _frame_form(node: Node) -> FrameForm:
     except UnraisedError as error:
         raise _SegmentError(body) from error
     conditions = loop.deadness.conditions
-    edge = {*loop.variables, *loop.again, *loop.exits}
+    edge = {*loop.variables, *loop.next_iterations, *loop.exits}
     return FrameForm(
         body,
         frame.enters,

@@ -23,7 +23,7 @@ from penstock.tuning.placement import Placement
 _observed_executor = imported("penstock.compiler.scheduling.observed_executor")
 
 
-def optimise(feeds: Feeds, context: CompileContext) -> Feeds:
+def optimize_for_shapes(feeds: Feeds, context: CompileContext) -> Feeds:
     """Simplify the graph as far as its shapes allow; refuse tensors that do not fit into memory."""
     if feeds.refined:  # else it is as simple already as its shapes allow
         optimize(feeds.graph, context.passes())
@@ -32,7 +32,7 @@ def optimise(feeds: Feeds, context: CompileContext) -> Feeds:
 
 
 def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) -> Lowered:
-    """Quantise, fuse, place each node on a backend; insert transfers between memories, and with
+    """Quantize, fuse, place each node on a backend; insert transfers between memories, and with
     ``layouts`` copies between layouts. Values that kernels allocate need none of these."""
     graph, kernels = feeds.graph, KernelTable()
     set_threads(graph, context)

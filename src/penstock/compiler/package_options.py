@@ -1,6 +1,6 @@
-"""Options of compiling that a model's file wishes for, as the configuration of a package does.
+"""Compile options from an nnpackage's configuration, whose keys are those of onert.
 
-They hold where the caller has not given the option. The keys are those of onert.
+An option that the caller gives takes precedence.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def with_wishes(options: CompileOptions, model: Model) -> CompileOptions:
+def with_package_options(options: CompileOptions, model: Model) -> CompileOptions:
     """``options`` with those of the model's file. Warns of keys and values without a meaning."""
     nodes = [*model.graph.walk()]
-    wishes: dict[str, Any] = {}
+    package_options: dict[str, Any] = {}
     ignored = []
     for key, text in model.options.items():
         meaning = _meaning(key, text, nodes)
         if meaning is None:
             ignored.append(f"{key}={text}")
         elif isinstance(meaning.get("place"), dict):
-            wishes.setdefault("place", {}).update(meaning["place"])
+            package_options.setdefault("place", {}).update(meaning["place"])
         else:
-            wishes |= meaning
+            package_options |= meaning
     if ignored:
         entries = shortened(", ".join(ignored))
         warn(
             f"the configuration of {model.path} has {entries}, which is ignored: there is no such "
             "key, or it has no such value here",
         )
-    return options.filled(wishes)
+    return options.filled(package_options)
 
 
 def _meaning(key: str, text: str, nodes: Sequence[Node]) -> dict[str, Any] | None:

@@ -72,12 +72,12 @@ def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     queue_of = queues_of(context, 1)[1]
     guess = partial(costs.guess, context.by_name)
     if not context.grouping(plan, guess, context.workers, queue_of).promising:
-        return replace(in_order(), undecided=True)
+        return replace(in_order(), unmeasured=True)
     # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
     wanted = context.executor == "parallel" or context.options.autotune
     threaded = any(backend.threads_of_caller for backend in context.hosts)
     if threaded and not wanted and not costs.complete_already():
-        return replace(in_order(), undecided=True)
+        return replace(in_order(), unmeasured=True)
     costs.complete(single_threaded=True)
     costs.complete(single_threaded=False)
     return schedule_by_costs(planned, context) or in_order()
@@ -94,7 +94,7 @@ def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
     if are_asynchronous(plan.steps):
         return in_order()
     if streams.one:
-        return replace(in_order(), undecided=not forced)
+        return replace(in_order(), unmeasured=not forced)
     costs.complete(single_threaded=True)
     costs.complete(single_threaded=False)
     return schedule_by_costs(planned, context) or in_order()
@@ -189,9 +189,9 @@ def observed_executor(
 
 
 def bind_sampled(programmed: Programmed, context: CompileContext) -> Executor:
-    """``bind``; runs of a plan in one order that is undecided show whether tasks are faster."""
+    """``bind``; runs of a plan in one order that is unmeasured show whether tasks are faster."""
     schedule, executor = programmed.schedule, bind(programmed, context)
-    plan, several = schedule.plan, schedule.undecided and context.workers > 1
+    plan, several = schedule.plan, schedule.unmeasured and context.workers > 1
     several = several and (not is_chain(plan) or _may_overlap(plan, context))
     if several and isinstance(executor, LinearExecutor):
         executor.sampler = _run_sampler(programmed, context)
@@ -221,7 +221,7 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
         timed = program.with_observers(inputs=False)
         return LinearExecutor(timed, context.hosts, context.limits, threads=1)
 
-    def promising(serial: float, profile: Profile) -> bool:
+    def may_pay(serial: float, profile: Profile) -> bool:
         plan = planned.plan
         if context.accelerators or _may_overlap(plan, context):
             return True
@@ -232,7 +232,7 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
         least = bound(step_dag(plan.slots, plan.steps), seconds, context.workers)
         return least <= _SIMULATED[context.executor] * serial
 
-    def reconsidered(serial: float, profile: Profile) -> Executor | None:
+    def reschedule(serial: float, profile: Profile) -> Executor | None:
         long = {entry.step.node.name for entry in profile if entry.best >= LONG_S}
         if long and context.reframed is not None and _may_overlap(planned.plan, context):
             executor = context.reframed(long)
@@ -244,4 +244,4 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
         return bind(generate_program(replace(schedule, trial=None), context), context)
 
     margin, pool, adopt = TRIED[context.executor], context.pool, context.adopt
-    return RunSampler(planned, observed, promising, reconsidered, margin, pool, adopt)
+    return RunSampler(planned, observed, may_pay, reschedule, margin, pool, adopt)

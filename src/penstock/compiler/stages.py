@@ -2,10 +2,10 @@
 
 ::
 
-    Feeds -> specialise -> optimise -> lower -> plan -> schedule -> generate_program -> bind
+    Feeds -> specialize -> optimize -> lower -> plan -> schedule -> generate_program -> bind
 
     Feeds         a graph and the values of its inputs
-    Feeds         the graph copied, with the shapes of the values; then optimised for them
+    Feeds         the graph copied, with the shapes of the values; then optimized for them
     Lowered       the graph with fused nodes and transfers, and the backend of each node
     Planned       steps and slots
     Scheduled     tasks, and the offsets of slots in the arena
@@ -13,7 +13,7 @@
     Executor      the program, bound to memory
 
 A stage reads the record that it is given and the ``CompileContext``. The one copy of the graph is
-made by ``specialise``; passes then change that copy in place. No stage calls another one, but to
+made by ``specialize``; passes then change that copy in place. No stage calls another one, but to
 compile a second plan: in one order, to compare with, or of a graph between frames.
 """
 
@@ -235,9 +235,9 @@ def _overlaps(context: CompileContext, node: Node) -> bool:
         except Exception:  # the plan raises it, unless the node may never run
             return False
         if kernel is not None:
-            alone = context.workers == 1 or backend.threads_of_caller
+            solo = context.workers == 1 or backend.threads_of_caller
             long = node.name in context.long or LONG_S <= seconds < inf
-            return kernel.begin is not None or (long and not alone)
+            return kernel.begin is not None or (long and not solo)
     return False
 
 
@@ -278,7 +278,7 @@ class Feeds:
         return self.types != [value.type for value in self.graph.inputs]
 
 
-def specialise(feeds: Feeds, context: CompileContext) -> Feeds:
+def specialize(feeds: Feeds, context: CompileContext) -> Feeds:
     """Copy the graph, and give the inputs of the copy the types of the values."""
     graph = clone(feeds.graph)
     for value, input_type in zip(graph.inputs, feeds.types, strict=True):
@@ -370,7 +370,7 @@ class Scheduled:
     Without ``tasks`` all steps run in the order of the arena plan. Else ``queues`` has the workers
     of the tasks, of which another one is asked for if a task takes at least ``worthwhile`` seconds;
     ``devices`` have the streams of tasks, by name. With ``trial`` the executor is used only if a
-    run of it takes at most this part of the time of the plan in one order. ``undecided``: only
+    run of it takes at most this part of the time of the plan in one order. ``unmeasured``: only
     estimates speak for this order, and runs are to show whether tasks are faster.
     """
 
@@ -383,7 +383,7 @@ class Scheduled:
     worthwhile: float = 0.0
     devices: Mapping[str, Device] = field(default_factory=dict)
     trial: float | None = None
-    undecided: bool = False
+    unmeasured: bool = False
 
 
 def schedule_in_order(planned: Planned, context: CompileContext, name: str = "linear") -> Scheduled:
@@ -412,7 +412,7 @@ def schedule_saved(planned: Planned, context: CompileContext) -> Scheduled:
     streams = context.executor == "streams"
     chosen = context.executor == "linear" or (streams and context.options.max_streams is not None)
     in_order = schedule_in_order(planned, context, "streams" if streams else "linear")
-    return replace(in_order, undecided=not chosen)
+    return replace(in_order, unmeasured=not chosen)
 
 
 def queues_of(
@@ -422,9 +422,9 @@ def queues_of(
     that has a memory of its own; and the numbers of the latter by name."""
     from penstock.executors.task_loop import Queue
 
-    away = [b for b in (context.backends if backends is None else backends) if b.memory != HOST]
-    queues = [Queue(b.workers, pool(b.name, b.workers)) for b in away]
-    return [Queue(workers, context.pool), *queues], {b.name: i for i, b in enumerate(away, 1)}
+    remote = [b for b in (context.backends if backends is None else backends) if b.memory != HOST]
+    queues = [Queue(b.workers, pool(b.name, b.workers)) for b in remote]
+    return [Queue(workers, context.pool), *queues], {b.name: i for i, b in enumerate(remote, 1)}
 
 
 def bind_interpreter(feeds: Feeds, context: CompileContext) -> Executor:

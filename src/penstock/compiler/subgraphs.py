@@ -65,10 +65,11 @@ class Subgraph:
     is possible without shapes. A function that makes it may stand for it, together with values of
     the names and types of its ``inputs`` and its outputs, the ``results``. ``unraised``:
     TensorFlow's primitives that it still contains, though structured control flow was asked for.
-    ``again`` extracts it once more, given what simplifies its graph; None if the session is gone.
+    ``extract_again`` extracts it once more, given the function that simplifies its graph; None if
+    the session is gone.
     """
 
-    again: Callable[[Structure], Subgraph | None] = staticmethod(lambda structure: None)
+    extract_again: Callable[[Structure], Subgraph | None] = staticmethod(lambda structure: None)
     ports: Ports | None = None
     """where inputs and outputs are, if not all of them in the host's memory"""
 
@@ -372,11 +373,11 @@ class Subgraphs:
             subgraph = Subgraph(graph, fetches, (structure or self._structure)(graph))
         extract = WeakMethod(self.extract)
 
-        def again(structure: Structure) -> Subgraph | None:
+        def extract_again(structure: Structure) -> Subgraph | None:
             method = extract()
             return None if method is None else method(feeds, fetches, targets, structure)
 
-        subgraph.again = again
+        subgraph.extract_again = extract_again
         return subgraph
 
     def _cut(

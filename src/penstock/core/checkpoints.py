@@ -1,10 +1,10 @@
-"""Checkpoints: where long work on a thread, a kernel's or compiling, looks whether it must stop,
-and tells how far it has come.
+"""Checkpoints: points at which long work on a thread, such as a kernel or a compilation, checks
+whether it must stop, and reports its progress.
 
 ::
 
-    with stopped_by(StopCondition(timeout=2.0, cancel=token)):
-        for node in paced(nodes):      # raises DeadlineExceeded or Cancelled at a checkpoint
+    with cancelled_by(StopCondition(timeout=2.0, cancel=token)):
+        for node in with_checkpoints(nodes):  # raises DeadlineExceeded or Cancelled
             ...
 
 What stops the work belongs to the thread, so that functions need not pass it on. Between two
@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 Progress = Callable[[str, int, int], object]
-"""Is told of long work: what is done next, the number of steps that are done, and that of all."""
+"""Called with the progress of long work: the step that begins, the steps done, and all steps."""
 
 CHECK_EVERY = 128
 """Nodes between two checkpoints of a walk; no step of compiling takes longer than 0.2 ms a node."""
@@ -60,22 +60,22 @@ told how far it has come"""
 
 
 def checkpoint() -> None:
-    """Raise what the work of this thread must stop with, if it must."""
+    """Raise the pending stop error of this thread's work, if any."""
     run = THREAD.run
     if run is not None:
         run.check()
 
 
-def tell_progress(step: str, done: int, total: int) -> None:
-    """Tell how far the work of this thread has come. What is told may raise, to stop it."""
+def report_progress(step: str, done: int, total: int) -> None:
+    """Report the progress of this thread's work. The receiver may raise, to stop it."""
     progress = THREAD.progress
     if progress is not None:
         progress(step, done, total)
 
 
 @contextmanager
-def told(progress: Progress | None) -> Iterator[None]:
-    """Tell ``progress`` of the work of this thread in the block, if there is one."""
+def reporting(progress: Progress | None) -> Iterator[None]:
+    """Report the progress of this thread's work in the block to ``progress``, if given."""
     outer = THREAD.progress
     THREAD.progress = outer if progress is None else progress
     try:
@@ -85,7 +85,7 @@ def told(progress: Progress | None) -> Iterator[None]:
 
 
 @contextmanager
-def stopped_by(stop: Work) -> Iterator[None]:
+def cancelled_by(stop: Work) -> Iterator[None]:
     """Let checkpoints on this thread, and the end of the block, obey ``stop``; if that is not
     limited, what they have obeyed so far."""
     outer = THREAD.run
@@ -98,7 +98,7 @@ def stopped_by(stop: Work) -> Iterator[None]:
         THREAD.run = outer
 
 
-def paced(items: Iterable[T]) -> Iterator[T]:
+def with_checkpoints(items: Iterable[T]) -> Iterator[T]:
     """``items``, which must not change meanwhile, with a checkpoint before each ``CHECK_EVERY``."""
     if isinstance(items, list) and len(items) <= CHECK_EVERY:  # of most models all
         checkpoint()

@@ -31,8 +31,8 @@ _PATIENCE_S = 0.02
 
 class Arenas(Generic[T]):
     """A pool of arenas of ``size`` bytes each, as ``bind(memory)`` returns them, which allocates
-    ``away`` bytes more in each memory of a device, by its name. Raises ``LimitExceeded`` if that is
-    more than ``limits.max_bytes`` in one of them."""
+    ``remote`` bytes more in each memory of a device, by its name. Raises ``LimitExceeded`` if that
+    is more than ``limits.max_bytes`` in one of them."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class Arenas(Generic[T]):
         host: Backend,
         limits: Limits,
         bind: Callable[[np.ndarray], T],
-        away: Mapping[str, int] | None = None,
+        remote: Mapping[str, int] | None = None,
     ) -> None:
         self.size = size
-        memories = {HOST: size, **(away or {})}
+        memories = {HOST: size, **(remote or {})}
         self.each = sum(memories.values())
         self._host = host
         self._bind = bind

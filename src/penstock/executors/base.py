@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.limits import Limits
 from penstock.core.types import TensorType
 from penstock.executors.arenas import Arenas
@@ -156,18 +156,18 @@ class CompiledExecutor:
         limits: Limits,
         bind: Callable[[np.ndarray], Callable[[], T]],
         shared: bool = False,
-        away: Mapping[str, int] | None = None,
+        remote: Mapping[str, int] | None = None,
     ) -> Arenas[PerThreadCount[T]]:
         """The pool of arenas, with one bound now, so that errors show when the plan is compiled.
         ``bind(memory)()`` binds the program to one of them. ``shared``: nothing is bound to the
-        arenas, so that all runs can use the same functions. ``away``: the bytes that ``bind``
+        arenas, so that all runs can use the same functions. ``remote``: the bytes that ``bind``
         allocates for each in memories of devices, by name."""
         bound = PerThreadCount(bind(np.empty(0, np.uint8))) if shared else None
 
         def bind_arena(memory: np.ndarray) -> PerThreadCount[T]:
             return PerThreadCount(bind(memory)) if bound is None else bound
 
-        arenas = Arenas(self.arena_plan.size, host, limits, bind_arena, away)
+        arenas = Arenas(self.arena_plan.size, host, limits, bind_arena, remote)
         arena = arenas.make()
         with self._share as threads:
             arena[threads]
@@ -235,9 +235,9 @@ def share_of(
     which the session may use ``threads``, or is to use them all if their number is ``fixed``."""
     most: dict[str, int] = {}
     threaded = {b.name for b in hosts if b.threads_of_caller}  # whatever they run
-    for step in paced(plan.walk()):
+    for step in with_checkpoints(plan.walk()):
         work = 0 if step.node.op.view else flops(step.node)
-        late = 0 if step.kernel is None else step.kernel.late_flops
+        late = 0 if step.kernel is None else step.kernel.runtime_flops
         most[step.backend] = max(work, late, most.get(step.backend, 0))
         moves = step.node.op.moves
         # NumPy's kernel computes what other backends have no kernel for in a run.

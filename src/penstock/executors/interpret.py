@@ -1,7 +1,7 @@
 """The executor ``interpret``, for debugging: the reference interpreter, which checks every value.
 
 Nodes run one by one, in the order of the graph and as the model has them, each on its NumPy kernel;
-nothing is optimised, fused or planned. So an answer that differs from another executor's is that
+nothing is optimized, fused or planned. So an answer that differs from another executor's is that
 executor's fault, or that of a pass; and a kernel that breaks its node's declared type is reported
 there.
 """

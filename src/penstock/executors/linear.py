@@ -19,14 +19,14 @@ from penstock.host.current_run import working_for
 from penstock.host.on_demand import imported
 
 if TYPE_CHECKING:
-    from penstock.host.run_line import PlaceInLine
+    from penstock.host.admission import Ticket
 
 Run = Callable[..., tuple[Any, ...]]
 
 # Runs that take less than this many seconds do not look for others.
 _LEAST_S = 1e-3
 
-_place = imported("penstock.host.run_line.place_of")
+_place = imported("penstock.host.admission.ticket_for")
 
 
 class Sampler(Protocol):
@@ -39,12 +39,12 @@ class Sampler(Protocol):
 
 def _with_arenas(program: Program, memory: np.ndarray) -> Callable[[], Run]:
     """What binds a program to an arena, and to those of devices beside it."""
-    return partial(_bind_run, program, memory, program.arenas_away())
+    return partial(_bind_run, program, memory, program.remote_arenas())
 
 
-def _bind_run(program: Program, memory: np.ndarray, away: Mapping[str, Any]) -> Run:
+def _bind_run(program: Program, memory: np.ndarray, remote: Mapping[str, Any]) -> Run:
     """The program in an arena, with NumPy's floating-point warnings off."""
-    (function,) = program.bind(memory, away=away)
+    (function,) = program.bind(memory, remote=remote)
     for scope in program.plan.scopes:
         function = scope(function)
     return partial(silent().run, function)
@@ -54,7 +54,7 @@ def _only_computes(program: Program, hosts: Sequence[Backend]) -> bool:
     """Whether runs keep a core busy from begin to end, and call nothing of users that could wait
     for another run: then they may wait for one another."""
     plan, names = program.plan, {backend.name for backend in hosts}
-    return not (program.observed or plan.inner or plan.away or plan.scopes) and all(
+    return not (program.observed or plan.inner or plan.remote or plan.scopes) and all(
         step.contract is None
         and (step.kernel is None or (step.kernel.begin is None and step.backend in names))
         for step in plan.walk()
@@ -80,13 +80,13 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         super().__init__(program, name, hosts, threads, fixed_threads=fixed_threads)
         self._arguments = hosts, limits, threads, name, fixed_threads
         self.sampler: Sampler | None = None
-        self.otherwise: Callable[[Sequence[Any], Control], tuple[Any, ...]] | None = None
+        self.fallback: Callable[[Sequence[Any], Control], tuple[Any, ...]] | None = None
         """runs what has other dims than the plan was compiled for"""
         self._core_seconds = 0.0
         """what a run takes on one core; 0 before the first, and of runs that do not wait in line"""
         self._may_wait = not self._share.single and _only_computes(program, hosts)
         bind = partial(_with_arenas, program)
-        self._arenas = self._allocate(hosts[0], limits, bind, away=program.arena_plan.away)
+        self._arenas = self._allocate(hosts[0], limits, bind, remote=program.arena_plan.remote)
 
     def direct(self) -> tuple[Run, Program] | None:
         """The function of the program, for callers that turn NumPy's warnings off and explain its
@@ -98,7 +98,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
 
     def observed(self) -> LinearExecutor:
         executor = LinearExecutor(self._program.with_observers(), *self._arguments)
-        executor.otherwise = self.otherwise
+        executor.fallback = self.fallback
         executor._share.follow(self._share)
         return executor
 
@@ -112,7 +112,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
     @property
     def takes_outputs(self) -> bool:
         """Whether ``with_given`` serves: not where runs may turn to another plan."""
-        return self.otherwise is None
+        return self.fallback is None
 
     def with_given(self, outputs: Sequence[int]) -> LinearExecutor:
         """An executor of the same plan that takes arrays for these outputs, by number, behind the
@@ -120,7 +120,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         return LinearExecutor(self._program.with_given(outputs), *self._arguments)
 
     def run(
-        self, inputs: Sequence[Any], control: Control, place: PlaceInLine | None = None
+        self, inputs: Sequence[Any], control: Control, place: Ticket | None = None
     ) -> tuple[Any, ...]:
         if control is not NEVER or self._counts or self.sampler is not None:
             control = self._counting(control)
@@ -154,7 +154,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
             from penstock.executors.errors import explained, throw
             from penstock.ops.internal.expected import UnexpectedDimsError
 
-            if self.otherwise is None or not isinstance(error, UnexpectedDimsError):
+            if self.fallback is None or not isinstance(error, UnexpectedDimsError):
                 throw(explained(error, self._program))
         finally:
             arenas.free.append(arena)
@@ -162,7 +162,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                 arenas.serve()
             if self._program.observed:
                 control.observer.allocation(control.run, -arenas.size)
-        return self.otherwise(inputs, control)
+        return self.fallback(inputs, control)
 
     def _took(self, threads: int, seconds: float) -> None:
         """Note that the kernels of a run took ``seconds`` with ``threads`` threads each."""

@@ -46,7 +46,7 @@ def _with_streams(
     for step, on in signals.on.items():
         if step.kernel is not None and step.kernel.workspace and not step.into:
             workspaces[step] = kept[on[0]] if len(on) == 1 else tuple([kept[s] for s in on])
-    return partial(_bind_tasks, program, streams, workspaces, memory, program.arenas_away())
+    return partial(_bind_tasks, program, streams, workspaces, memory, program.remote_arenas())
 
 
 def _bind_tasks(
@@ -54,10 +54,10 @@ def _bind_tasks(
     streams: Sequence[DeviceStream],
     workspaces: Mapping[Step, Any],
     memory: np.ndarray,
-    away: Mapping[str, Any],
+    remote: Mapping[str, Any],
 ) -> _Functions:
     names = {f"d{s}": stream for s, stream in enumerate(streams)}
-    bound: Sequence[Callable[..., Any]] = program.bind(memory, names, workspaces, away)
+    bound: Sequence[Callable[..., Any]] = program.bind(memory, names, workspaces, remote)
     for scope in program.plan.scopes:
         bound = [_scoped(scope, function) for function in bound]
     functions = _Functions(bound)
@@ -110,13 +110,13 @@ class ParallelExecutor(CompiledExecutor):
         self.hands_over = bool(self._flow.devices)
         of_streams = [(devices or {})[name] for name in tasks.signals.devices]
         bind = partial(_with_streams, program, of_streams)
-        memories = {backend.name: memory for memory, backend in program.plan.away.items()}
-        away = Counter(program.arena_plan.away)
+        memories = {backend.name: memory for memory, backend in program.plan.remote.items()}
+        remote = Counter(program.arena_plan.remote)
         for device, nbytes in zip(tasks.signals.devices, tasks.signals.workspaces, strict=True):
-            away[memories.get(device, device)] += nbytes
+            remote[memories.get(device, device)] += nbytes
         writes = self.arena_plan.size or any(step.into for step in program.plan.walk())
         shared = not (of_streams or writes)
-        self._arenas = self._allocate(hosts[0], limits, bind, shared, away)
+        self._arenas = self._allocate(hosts[0], limits, bind, shared, remote)
 
     def observed(self) -> ParallelExecutor:
         return ParallelExecutor(self._program.with_observers(), *self._arguments)

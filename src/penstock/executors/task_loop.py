@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.backends.base import Event
 from penstock.codegen.helpers import freed
-from penstock.core.checkpoints import THREAD, await_release, paced
+from penstock.core.checkpoints import THREAD, await_release, with_checkpoints
 from penstock.core.errors import Cancelled, InternalError
 from penstock.core.records import dataclass
 from penstock.executors.base import quiet
@@ -77,7 +77,7 @@ def _generators(tasks: Tasks) -> tuple[bool, ...]:
     signals, overlap = tasks.signals, tasks.signals.overlap
     waits = {step for step, events in overlap.awaited.items() if any(s < 0 for s, _ in events)}
     waits.update(signals.waits)
-    asynchronous = any(are_asynchronous(task.steps) for task in paced(tasks.tasks))
+    asynchronous = any(are_asynchronous(task.steps) for task in with_checkpoints(tasks.tasks))
     return tuple(
         [
             bool(task.blocks)
@@ -110,7 +110,7 @@ class TaskRun:
     """
 
     __slots__ = (
-        *("S", "V", "adopt", "away", "caller_waits", "control", "ended", "error"),
+        *("S", "V", "adopt", "in_flight", "caller_waits", "control", "ended", "error"),
         *("enqueued", "failed", "flow", "functions", "generators", "lock", "observe", "on_end"),
         *("parked", "ready", "remaining", "running", "signal", "uses", "waits", "workers"),
         "worthwhile",
@@ -148,7 +148,7 @@ class TaskRun:
         self.S: list[Any] = [False] * flow.signals
         # Tasks that wait for a signal, and for an asynchronous kernel or a device.
         self.parked: dict[int, list[int]] = {}
-        self.away: dict[int, Outcome | Event] = {}
+        self.in_flight: dict[int, Outcome | Event] = {}
         # The tasks that have put all of their work on a device.
         self.enqueued: set[int] = set()
         self.running = 0
@@ -272,7 +272,7 @@ class TaskRun:
         """Let the next run begin if all that is left of this one comes after events of devices."""
         devices = self.flow.devices
         with self.lock:
-            events = list(self.away.values())
+            events = list(self.in_flight.values())
             left = self.running or self.ended or not devices or not devices <= self.enqueued
             if left or any(isinstance(event, Outcome) for event in events):
                 return
@@ -309,7 +309,7 @@ class TaskRun:
                 return True
             with self.lock:
                 if needed.__class__ is not int:
-                    self.away[task] = needed
+                    self.in_flight[task] = needed
                     self.enqueued.add(task)
                     resume = partial(self._resume, task)
                     if isinstance(needed, Outcome):
@@ -327,7 +327,7 @@ class TaskRun:
     def _resume(self, task: int) -> None:
         """The asynchronous kernel or the event that a task waits for has come; on any thread."""
         with self.lock:
-            self.away.pop(task, None)
+            self.in_flight.pop(task, None)
             if self.failed or self.ended:
                 return
             self._push(task)
@@ -423,7 +423,7 @@ class TaskRun:
         """A worker has nothing to do; whether it was the last and the run has ended."""
         pool = self.flow.queues[queue].pool
         if not caller and self.on_end is None and pool is not None:
-            # Before the caller knows that the run has ended, who may begin the next one.
+            # Return the worker before signalling completion: the caller may start the next run.
             pool.finishing()
         self.workers[queue] -= 1
         self.running -= 1
@@ -433,7 +433,7 @@ class TaskRun:
         if self.remaining[0] and not self.failed:
             if self.control.stopped:  # since we looked, and no other worker will
                 self._stopped()
-            elif self.away or any(self.workers):
+            elif self.in_flight or any(self.workers):
                 self.caller_waits |= caller
                 return False
             else:
@@ -476,7 +476,7 @@ class TaskRun:
         """The run was stopped while no worker was there."""
         self.failed = True
         self.error = self.control.error
-        waiting = [ready[0] for ready in self.ready if ready] or self.away
+        waiting = [ready[0] for ready in self.ready if ready] or self.in_flight
         if waiting and self.error is not None:
             self.error.add_note(f"The run had come to {self._place(min(waiting))}.")
         self._clear()

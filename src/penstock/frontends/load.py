@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.analysis.verify import verify
 from penstock.artifact import MAGIC
-from penstock.core.checkpoints import stopped_by
+from penstock.core.checkpoints import cancelled_by
 from penstock.core.errors import InvalidInput, InvalidModel, wrong_type
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import replace
@@ -33,7 +33,7 @@ def load(
     """Load a model from a path, from bytes, or from an ``onnx.ModelProto``, and verify it.
 
     Reads ONNX models, TFLite and Circle files, nnpackages of these, TensorFlow's GraphDefs
-    (``.pb``, ``.pbtxt``) and folders of SavedModels; the format is recognised by the path and the
+    (``.pb``, ``.pbtxt``) and folders of SavedModels; the format is recognized by the path and the
     first bytes. Raises ``InvalidModel`` with all faults of the model, or ``Unsupported`` with all
     operations that have no kernel; ``InvalidInput`` if there is no such signature,
     ``DeadlineExceeded`` or ``Cancelled`` if it is stopped.
@@ -60,7 +60,7 @@ def load(
     if isinstance(source, str | os.PathLike) and not os.path.exists(source):
         raise InvalidModel(f"there is no file {os.fspath(source)!r}; check the path")
     stop = StopCondition(timeout, cancel, "loading the model")
-    with stopped_by(stop), gc_pause.paused():
+    with cancelled_by(stop), gc_pause.paused():
         try:
             model = _read(source, limits, map_weights, signature)
         except OSError as error:

@@ -10,7 +10,7 @@ _WIDTH = 24
 
 
 class ProgressLine:
-    """Writes what is told of long work (``core.checkpoints.tell_progress``) over and over to
+    """Writes what is told of long work (``core.checkpoints.report_progress``) over and over to
     one line of stderr, from one second after the work began on, and clears it at the end."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ def format_plan(
             f"{views} free views, arena {format_bytes(arena_plan.size)} "
             f"({planner}lower bound {format_bytes(arena_plan.lower_bound)}{_others(arena_plan)})"
         )
-        for name, size in arena_plan.away.items():
+        for name, size in arena_plan.remote.items():
             memory += f", arena {format_bytes(size)} in memory {name!r}"
     lines = [
         f"plan {plan.name!r}: {sum(1 for _ in plan.walk())} steps, {memory}, "

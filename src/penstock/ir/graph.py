@@ -17,7 +17,7 @@ from weakref import ref
 import numpy as np
 
 from penstock.algorithms.dag import CycleError, Dag
-from penstock.core.checkpoints import CHECK_EVERY, checkpoint, paced
+from penstock.core.checkpoints import CHECK_EVERY, checkpoint, with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
 from penstock.core.types import ANY, Shape, TensorType, Type, constant_type
@@ -28,10 +28,10 @@ class Value:
     """A named result of a node, an input of a graph (no producer), or a constant (``const``). Nodes
     own their values, not the reverse: a graph that is dropped is freed at once, with its constants,
     without waiting for the garbage collector. A constant that is held in another form as well may
-    be held there alone (``let_go``): it is given back from there when it is read. ``is_constant``
+    be held there alone (``release``): it is given back from there when it is read. ``is_constant``
     says whether it has contents, ``is_held`` whether reading them gives nothing back."""
 
-    __slots__ = ("_give_back", "_producer", "const", "is_constant", "is_held", "name", "type")
+    __slots__ = ("_producer", "_rematerialize", "const", "is_constant", "is_held", "name", "type")
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Value:
         self.is_constant = const is not None
         self.is_held = True
 
-    def fix(self, const: np.ndarray) -> None:
+    def set_constant(self, const: np.ndarray) -> None:
         """Become a constant with these contents."""
         self.const, self.type = const, constant_type(const)
         self.is_constant = self.is_held = True
 
-    def let_go(self, give_back: Callable[[], np.ndarray]) -> None:
-        """Drop the contents of a constant; ``give_back`` returns equal ones when they are read."""
-        self._give_back = give_back
+    def release(self, rematerialize: Callable[[], np.ndarray]) -> None:
+        """Drop the contents of a constant; ``rematerialize`` returns equal contents on demand."""
+        self._rematerialize = rematerialize
         self.is_held = False
         with suppress(AttributeError):  # not held
             del self.const
@@ -62,15 +62,15 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         if name != "const":
             raise AttributeError(f"a Value has no attribute {name!r}")
-        self.const = const = self._give_back()
+        self.const = const = self._rematerialize()
         self.is_held = True
         return const
 
     @property
-    def holder(self) -> object | None:
+    def resident_in(self) -> object | None:
         """What gives back the contents of a constant that are not held here, if it is the method of
         an object."""
-        return None if self.is_held else getattr(self._give_back, "__self__", None)
+        return None if self.is_held else getattr(self._rematerialize, "__self__", None)
 
     @property
     def held(self) -> np.ndarray | None:
@@ -78,10 +78,10 @@ class Value:
         return self.const if self.is_held else None
 
     @property
-    def borrowed(self) -> np.ndarray | None:
+    def peek(self) -> np.ndarray | None:
         """The contents of a constant, which are not held here from now on if they were not
         before."""
-        return self.const if self.is_held else self._give_back()
+        return self.const if self.is_held else self._rematerialize()
 
     @property
     def dtype(self) -> np.dtype | None:
@@ -264,7 +264,7 @@ class Graph:
 
     def walk(self) -> Iterator[Node]:
         """Every node, those of nested graphs after the node that carries them."""
-        return self._walk_nested() if self._nests else paced(self.nodes)
+        return self._walk_nested() if self._nests else with_checkpoints(self.nodes)
 
     @property
     def _nests(self) -> bool:
@@ -399,7 +399,7 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
         position = {node: i for i, node in enumerate(subgraph.nodes)}
         edges: list[tuple[int, int]] = []
         beyond: set[Node] = set()
-        for b, node in enumerate(paced(subgraph.nodes)):
+        for b, node in enumerate(with_checkpoints(subgraph.nodes)):
             needed = [p for v in node.inputs if v is not None and (p := v.producer) is not None]
             if node.op.role is Role.MERGE:
                 needed = [p for p in needed if p.op.role is not Role.NEXT_ITERATION]
@@ -466,7 +466,7 @@ def embed(graph: Graph, inputs: Sequence[Value], suffix: str) -> tuple[list[Node
     cloner = _Cloner(suffix)
     cloner.values.update((value, value) for value in captures(graph))
     cloner.values.update(zip(graph.inputs, inputs, strict=True))
-    nodes = [cloner.node(node) for node in paced(graph.nodes)]
+    nodes = [cloner.node(node) for node in with_checkpoints(graph.nodes)]
     for node, copy in zip(graph.nodes, nodes, strict=True):
         copy.control_inputs = [cloner.nodes.get(source, source) for source in node.control_inputs]
     return nodes, [cloner.value(value) for value in graph.outputs]
@@ -494,7 +494,7 @@ class _Cloner:
         fed = [Value(value.name + self.suffix, value.type) for value in inputs]
         self.fed.update(inputs)
         self.values.update(zip(inputs, fed, strict=True))
-        nodes = [self.node(node) for node in paced(graph.nodes)]
+        nodes = [self.node(node) for node in with_checkpoints(graph.nodes)]
         for node, copy in zip(graph.nodes, nodes, strict=True):
             if node.control_inputs:
                 # In loops, some of these are copied later.

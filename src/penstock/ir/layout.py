@@ -26,7 +26,7 @@ def is_plannable(type_: Type) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LateArray:
+class RuntimeArray:
     """Stands for an array that is given during the run, when a kernel is bound. It may have any
     strides; the ones that are expected are given if its dims are not in memory in their own order.
     """

@@ -97,17 +97,17 @@ class Kernel:
     listed: other inputs are read while the output is written.
 
     ``absorbed``: constant inputs that neither ``bind`` nor ``function`` looks at, as the kernel has
-    them in an order of its own: None may stand for them. ``let_go()`` makes it hold them in that
+    them in an order of its own: None may stand for them. ``release()`` makes it hold them in that
     order alone, and returns functions that give them back, by input.
 
     ``reserves``: ``function`` asks the budget of the run before it allocates what is large
-    (``host.current_run``). ``room_bytes()``: memory that outputs it has returned can grow into, and
-    lie in, which lives as long as they.
+    (``host.current_run``). ``capacity_bytes()``: bytes of the growable buffers that hold outputs
+    it has returned, which live as long as these.
 
     ``operands``: the dtype to which it rounds the operands of products, "" if it does not.
 
     ``code_bytes``: about what it keeps in memory of a native library, such as generated code;
-    ``cached_bytes()``: what it has come to keep during runs. ``late_flops``: about how many
+    ``cached_bytes()``: what it has come to keep during runs. ``runtime_flops``: about how many
     floating-point operations it has, if only runs know its shapes.
     """
 
@@ -133,11 +133,11 @@ class Kernel:
     operands: str = ""
     code_bytes: int = 0
     cached_bytes: Callable[[], int] | None = None
-    late_flops: int = 0
+    runtime_flops: int = 0
     reserves: bool = False
-    room_bytes: Callable[[], int] | None = None
+    capacity_bytes: Callable[[], int] | None = None
     absorbed: tuple[int, ...] = ()
-    let_go: Callable[[], Mapping[int, Callable[[], np.ndarray]]] | None = None
+    release: Callable[[], Mapping[int, Callable[[], np.ndarray]]] | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         return self.function(*inputs)

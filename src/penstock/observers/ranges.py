@@ -1,4 +1,4 @@
-"""An observer that records the range of every value, for quantisation."""
+"""An observer that records the range of every value, for quantization."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Range:
 
 
 class Ranges(Observer):
-    """Records the range of every value, for quantisation: ``session.run(x, observers=[ranges])``.
+    """Records the range of every value, for quantization: ``session.run(x, observers=[ranges])``.
 
     Covers the numeric tensors that steps output and, once a run, the inputs of the model that steps
     read. Values without a step are not covered: folded ones, and views of planned memory, whose

@@ -75,7 +75,7 @@ def _numeric(compile: Compile) -> Compile:
     """``compile`` of an operation that takes no strings: reject them before they reach its kernel.
 
     NumPy computes with them as with any objects. Where it casts the results to another type, it
-    reads uninitialised memory as objects, and crashes.
+    reads uninitialized memory as objects, and crashes.
     """
 
     @wraps(compile)

@@ -78,7 +78,7 @@ class PassContext:
     fuses: bool = False
     """Whether a backend fuses nodes, so that it pays to take others apart for it."""
     fold_quantized_weights: bool = True
-    """Whether constant folding dequantises weights that could be operands of integer kernels. The
+    """Whether constant folding dequantizes weights that could be operands of integer kernels. The
     compiler says no as long as ``quantize`` is still to come and may want them as they are."""
     framed: bool = False
     """Whether the graph has TensorFlow's frames, so that values may be dead."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import compress
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ir.op import Role
 from penstock.ops.onnx.control_flow import is_control, loop_carried
@@ -31,7 +31,7 @@ def prune(graph: Graph) -> bool:
     needed: set[Value | None] = set(graph.outputs)
     controls: set[Node] = set(graph.targets)
     kept: list[Node] = []
-    for node in paced(graph.nodes[::-1]):
+    for node in with_checkpoints(graph.nodes[::-1]):
         if needed.isdisjoint(node.outputs) and node not in controls:
             changed = True
             continue

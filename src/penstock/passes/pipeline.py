@@ -61,7 +61,7 @@ class ImportedPass(Pass):
 
 
 class FoldQuantizedWeights(Pass):
-    """Optimise once more with the weights that ``quantize`` has not used, which are folded now."""
+    """Optimize once more with the weights that ``quantize`` has not used, which are folded now."""
 
     name = "fold_quantized_weights"
     operations = frozenset({"DequantizeLinear"})
@@ -105,7 +105,9 @@ OPTIMIZE: tuple[Pass, ...] = (
 )
 
 LOWER: tuple[Pass, ...] = (
-    ImportedPass("lowering.split_codes", "ConvInteger", "DequantizeLinear", "QLinearConv"),
+    ImportedPass(
+        "lowering.split_quantized_weights", "ConvInteger", "DequantizeLinear", "QLinearConv"
+    ),
     ImportedPass("lowering.quantize", "DequantizeLinear"),
     FoldQuantizedWeights(),
     ImportedPass("lowering.hoist_scales", "MatMul"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.registry import standard
@@ -31,7 +31,7 @@ def forward(graph: Graph, visit: Visit, substitution: Substitution | None = None
     changed = False
     kept = []
     replaced = substitution.pending
-    for node in paced(graph.nodes):
+    for node in with_checkpoints(graph.nodes):
         if replaced:
             substitution.apply(node)
         for _, inner in node.graphs if node.nests else ():
@@ -56,7 +56,7 @@ def replace_nodes(graph: Graph, parts: Callable[[Node], Sequence[Node] | None]) 
     changed = False
     for inner in list(graph.graphs()):
         nodes: list[Node] = []
-        for node in paced(inner.nodes):
+        for node in with_checkpoints(inner.nodes):
             replacement = parts(node)
             changed |= replacement is not None
             nodes += replacement or (node,)
@@ -180,7 +180,7 @@ class Substitution:
     def apply_throughout(self, graph: Graph) -> None:
         """Apply the replacements to ``graph`` and all graphs nested in it."""
         for inner in graph.graphs() if self else ():
-            for node in paced(inner.nodes):
+            for node in with_checkpoints(inner.nodes):
                 self.apply(node)
             self.apply_outputs(inner)
 

@@ -31,7 +31,7 @@ from functools import partial
 from operator import attrgetter
 
 from penstock.algorithms.arena import Buffer, arena_size, lower_bound
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field, replace
 from penstock.core.types import TensorType
 from penstock.ops.internal.transfer import HOST
@@ -55,7 +55,7 @@ class ArenaPlan:
     lower_bound: int
     planner: str = ""
     by: Callable[[str], ArenaPlan] | None = field(default=None, compare=False, repr=False)
-    away: Mapping[str, int] = field(default_factory=dict)
+    remote: Mapping[str, int] = field(default_factory=dict)
     """bytes of the arenas in other memories than the host's, by memory; ``size`` is the host's"""
 
 
@@ -91,7 +91,7 @@ class SavedArena:
 def restored_arena(plan: Plan, saved: SavedArena) -> ArenaPlan | None:
     """The arena plan that was saved for an equal plan; None if it is not one for this plan: steps
     would run before those that they depend on, or buffers overlap that are live at once."""
-    if plan.away:
+    if plan.remote:
         return None  # files have places of the host's arena alone
     dag = plan.dag
     position = {step: i for i, step in enumerate(saved.order)}
@@ -144,7 +144,7 @@ def _arena_plan(
 
     offset_of: dict[int, int] = {}
     sizes, bound = {HOST: 0}, 0
-    for memory in dict.fromkeys((HOST, *plan.away)):
+    for memory in dict.fromkeys((HOST, *plan.remote)):
         part = buffers.in_memory(plan, memory)
         live = part.live(plan)
         if precedes is None:
@@ -157,7 +157,7 @@ def _arena_plan(
         bound = lower_bound(live) if memory == HOST else bound
     offsets = {slot: offset_of[buffer] for slot, buffer in buffers.buffer_of.items()}
     size = sizes.pop(HOST)
-    return ArenaPlan(tuple(order), offsets, buffers.buffer_of, size, bound, planner, away=sizes)
+    return ArenaPlan(tuple(order), offsets, buffers.buffer_of, size, bound, planner, remote=sizes)
 
 
 # Up to this many buffers, conflicts are asked for pair by pair, which takes a few seconds.
@@ -228,7 +228,7 @@ class Intervals:
 
     def _run(self, steps: Sequence[Step]) -> None:
         outer_task = self._task
-        for step in paced(steps):
+        for step in with_checkpoints(steps):
             self._task = self._task_of.get(step, outer_task)
             for slot in step.inputs:
                 self._touch(slot)
@@ -316,7 +316,7 @@ class Buffers:
 
     def in_memory(self, plan: Plan, memory: str) -> Buffers:
         """The buffers in one memory."""
-        if not plan.away:
+        if not plan.remote:
             return self
         among = {slot for slot in self.buffer_of if plan.slots[slot].memory == memory}
         return replace(self, among=among)
@@ -362,7 +362,7 @@ def assign_buffers(plan: Plan, lifetimes: Intervals, precedes: Precedes | None =
     ``lifetimes`` those of buffers. ``precedes`` is the order of tasks, if tasks run the plan."""
     buffer_of: dict[int, int] = {}
     buffers = Buffers(buffer_of, lifetimes)
-    for time, step in paced(lifetimes.steps):
+    for time, step in with_checkpoints(lifetimes.steps):
         taken_over = _taken_over(plan, buffers, precedes, time, step)
         for slot in step.outputs:
             if slot in lifetimes.first and slot not in buffer_of:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import ranks, topological_order
-from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.records import dataclass, field
 from penstock.plan.plan import Plan, SlotKind, Step, reads, step_dag, walk
 from penstock.plan.tasks import NO_SIGNALS, Grouping, Signals, Task, Tasks
@@ -117,11 +117,11 @@ class Arranger:
         assert len(group_of) == len(steps)
         pairs = [(group_of[a], group_of[b]) for a, b in (*dag.edges, *self.grouping.orders(steps))]
         over = Dag(len(groups), [(a, b) for a, b in pairs if a != b])
-        seconds = [self.grouping.seconds(step) for step in paced(steps)]
+        seconds = [self.grouping.seconds(step) for step in with_checkpoints(steps)]
         cost = [sum(seconds[i] for i in group) for group in groups]
         drafts = [
             Draft(tuple([steps[i] for i in group]), number, self.grouping.queue(steps[group[0]]), c)
-            for group, c in paced(zip(groups, cost, strict=True))
+            for group, c in with_checkpoints(zip(groups, cost, strict=True))
         ]
         for draft, before, after in zip(drafts, over.pred, over.succ, strict=True):
             draft.waits = len(before)
@@ -136,7 +136,7 @@ class Arranger:
         ends = (*self.plan.inputs, *self.plan.outputs)
         shared = {i for i in ends if slots[i].kind is SlotKind.DYNAMIC}
         first: dict[int, Draft] = {}
-        for draft in paced(self.drafts):
+        for draft in with_checkpoints(self.drafts):
             for step in draft.steps:
                 for i in touches(step, inside=step not in self.expanded):
                     dynamic = slots[i].kind is SlotKind.DYNAMIC
@@ -155,7 +155,7 @@ class Arranger:
             if i in shared and i not in self.kept[draft.block]
         }
         readers: dict[int, list[int]] = {}
-        for draft in paced(self.drafts):
+        for draft in with_checkpoints(self.drafts):
             for i in sorted({i for step in draft.steps for i in reads(step)}):
                 writer = writers.get(i)
                 if writer is None or writer.block != draft.block:

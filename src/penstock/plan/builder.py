@@ -19,7 +19,7 @@ from penstock.analysis.value_memory import (
 )
 from penstock.backends.base import Backend, has_arenas, transfer_kernel
 from penstock.backends.kernels import KernelTable
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InternalError
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import MapType, SequenceType, ShapeError, TensorType, Type
@@ -42,7 +42,7 @@ class CompiledNode(NamedTuple):
     """whether it is a transfer from the backend to the host"""
 
     @property
-    def away(self) -> bool:
+    def remote(self) -> bool:
         """Whether the outputs may be in an arena of the backend's own memory."""
         return not self.on_host and has_arenas(self.backend)
 
@@ -72,7 +72,7 @@ def compile_plan(
     table = kernels or KernelTable()
     compiled: dict[Node, CompiledNode] = {}
     for nested in graph.graphs():
-        for node in paced(nested.nodes[::-1]):
+        for node in with_checkpoints(nested.nodes[::-1]):
             if not is_control(node):
                 certain = nested is graph and not inner
                 compiled[node] = _compile(node, backends, placed or {}, table, certain)
@@ -82,7 +82,7 @@ def compile_plan(
         of_nodes,
         lambda node: compiled[node].on_host,
         planned=planned,
-        away=lambda node: node in compiled and compiled[node].away,
+        remote=lambda node: node in compiled and compiled[node].remote,
     )
     return _Builder(compiled, memory, planned).plan(graph, inner)
 
@@ -100,8 +100,8 @@ def _compile(
         raise InternalError(f"no backend has a kernel for {describe_node(node)}")
     if is_transfer(node):
         transfer = transfer_kernel(node, backends)
-        away = {b.name: b for b in backends if b.memory != HOST}
-        source, to_host = away.get(node.attrs["source"]), node.attrs["target"] not in away
+        remote = {b.name: b for b in backends if b.memory != HOST}
+        source, to_host = remote.get(node.attrs["source"]), node.attrs["target"] not in remote
         contract = contract_of(node, source) if to_host else None
         return CompiledNode(transfer, backend, contract, to_host)
     try:
@@ -146,22 +146,22 @@ class _Builder:
         ports = tuple(inputs), outputs
         views = self.views
         used = {slot.memory for slot in slots if slot.kind is SlotKind.ARENA}
-        backends = [compiled.backend for compiled in self.compiled.values() if compiled.away]
-        away = {backend.memory: backend for backend in backends if backend.memory in used}
+        backends = [compiled.backend for compiled in self.compiled.values() if compiled.remote]
+        remote = {backend.memory: backend for backend in backends if backend.memory in used}
         entered = [getattr(c.backend, "in_runs", None) for c in self.compiled.values()]
         scopes = tuple(dict.fromkeys([scope for scope in entered if scope is not None]))
         captures = {}
         for compiled in self.compiled.values():
             if (captured := getattr(compiled.backend, "captured", None)) is not None:
                 captures[compiled.backend.name] = captured
-        parts: dict[str, Any] = {"away": away, "scopes": scopes, "captures": captures}
+        parts: dict[str, Any] = {"remote": remote, "scopes": scopes, "captures": captures}
         return Plan(
             graph.name, steps, slots, *ports, views=views, inner=inner, graph=graph, **parts
         )
 
     def steps(self, graph: Graph, *, certain: bool) -> tuple[Step, ...]:
         steps: list[Step | None] = []
-        for node in paced(graph.nodes):
+        for node in with_checkpoints(graph.nodes):
             if node not in self.compiled:
                 steps.append(self.branches(node) if node.op.name == "If" else self.loop(node))
             elif self.compiled[node].kernel.view:
@@ -209,7 +209,7 @@ class _Builder:
         """The arena slots whose memory the value of a slot may be in."""
         return memory_of(self.slots, index) if index >= 0 else ()
 
-    def holder(self, index: int) -> int:
+    def resident_in(self, index: int) -> int:
         """The slot that holds the memory of a dynamic value: itself, or the one it is a view of."""
         base = self.slots[index].base
         return base if base >= 0 else index
@@ -225,7 +225,7 @@ class _Builder:
         if inside is not None:
             return self.define(value, SlotKind.DYNAMIC, roots=self.buffers[inside])
         compiled = None if value.producer is None else self.compiled.get(value.producer)
-        memory = HOST if compiled is None or not compiled.away else compiled.backend.memory
+        memory = HOST if compiled is None or not compiled.remote else compiled.backend.memory
         return self.define(value, SlotKind.ARENA, strides=self.memory.strides[value], memory=memory)
 
     def allocated(self, value: Value | None) -> int:
@@ -298,7 +298,7 @@ class _Builder:
                 self.define(value, SlotKind.ALIAS, view.type, **place)
             return None
         source = inputs[0]
-        roots, base, owned = self.roots(source), self.holder(source), self.slots[source].owned
+        roots, base, owned = self.roots(source), self.resident_in(source), self.slots[source].owned
         place = {"roots": roots, "base": base, "owned": owned}
         if outputs and (order := self.memory.expected.get(outputs[0])):
             place["strides"] = dense_strides(outputs[0].type, order)
@@ -337,7 +337,7 @@ class _Builder:
             results = self.read(branch.outputs)
             blocks.append(Block((), results, steps))
             # The If owns values that its branch computed (in later slots) and hands out only once.
-            holders = [self.holder(index) for index in results]
+            holders = [self.resident_in(index) for index in results]
             pairs = zip(results, holders, strict=True)
             flags = [
                 self.slots[i].owned and h >= before and holders.count(h) == 1 for i, h in pairs

@@ -9,7 +9,7 @@ from math import inf
 from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import critical_path
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.plan.plan import Step, StepTable, step_dag, walk
 from penstock.plan.tasks import Grouping, are_asynchronous, nests_deep
 
@@ -149,7 +149,7 @@ class ClusteredGrouping(Grouping):
             for i, step in enumerate(steps)
         ]
         cost = [self.seconds(step) for step in steps]
-        for i, step in enumerate(paced(steps)):
+        for i, step in enumerate(with_checkpoints(steps)):
             if classes[i] < 0:
                 times = [self._best(block.steps)[1] for block in step.blocks]
                 cost[i] = control_flow_cost(self.plan, step, times)

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from itertools import chain
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.plan.arrangement import Draft
 from penstock.plan.plan import Carry, Slot, Step, has_effect, memory_of, reads, walk
 from penstock.plan.tasks import Overlap
@@ -62,7 +62,7 @@ class Overlaps:
     def _runs_on(self, steps: Sequence[Step], written: Container[int]) -> bool:
         """Whether a task puts all of its steps on devices, and none reads memory of the arena that
         iterations write, and the next one may write before it is read."""
-        inputs = [i for step in paced(steps) for i in step.inputs if i >= 0]
+        inputs = [i for step in with_checkpoints(steps) for i in step.inputs if i >= 0]
         read = chain(*[memory_of(self.slots, i) for i in inputs])
         return all(step in self.on for step in steps) and not any(i in written for i in read)
 
@@ -81,7 +81,7 @@ class Overlaps:
             self.moved[loop].append((event[j], origin))
         for draft in body:
             behind: set[tuple[int, int]] = set()
-            for step in paced(draft.steps):
+            for step in with_checkpoints(draft.steps):
                 for j in sorted({index[i] for i in reads(step) if i in index}):
                     for stream in self.on.get(step, (HOST_STREAM,)):
                         if j in event and streams[j] != {stream} and (stream, j) not in behind:

@@ -45,7 +45,7 @@ import numpy as np
 
 from penstock.algorithms.dag import Dag
 from penstock.backends.base import Backend
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field
 from penstock.core.types import TensorType, Type
 from penstock.host.on_demand import imported
@@ -102,9 +102,9 @@ class Slot:
         return None if self.constant is None else self.constant.const
 
     @property
-    def borrowed(self) -> np.ndarray | None:
-        """The contents of a constant, for a reader that holds them itself (``Value.borrowed``)."""
-        return None if self.constant is None else self.constant.borrowed
+    def peek(self) -> np.ndarray | None:
+        """The contents of a constant, for a reader that holds them itself (``Value.peek``)."""
+        return None if self.constant is None else self.constant.peek
 
     @property
     def nbytes(self) -> int:
@@ -231,10 +231,12 @@ class StepTable:
         return sum(seen.values())
 
     @property
-    def room_bytes(self) -> int:
-        """Bytes of the caches that kernels returned and callers hold (``Kernel.room_bytes``)."""
+    def capacity_bytes(self) -> int:
+        """Bytes of caches that kernels returned and callers hold (``Kernel.capacity_bytes``)."""
         kernels = [step.kernel for step in self.walk()]
-        return sum([k.room_bytes() for k in kernels if k is not None and k.room_bytes is not None])
+        return sum(
+            [k.capacity_bytes() for k in kernels if k is not None and k.capacity_bytes is not None]
+        )
 
     def __repr__(self) -> str:
         """Short: a plan has thousands of steps; ``Session.explain`` tells of them."""
@@ -252,7 +254,7 @@ class Plan(StepTable):
     """whether it is part of another plan, so that outputs may share memory with inputs"""
     graph: Graph | None = None
     """what it was compiled from"""
-    away: Mapping[str, Backend] = field(default_factory=dict)
+    remote: Mapping[str, Backend] = field(default_factory=dict)
     """the backends that have arenas in memories other than the host's, by memory"""
     scopes: tuple[Callable[..., Any], ...] = ()
     """what backends have to make functions of programs run in their settings"""
@@ -294,7 +296,7 @@ def step_edges(slots: Sequence[Slot], steps: Sequence[Step]) -> list[tuple[int, 
     place = {step.node: i for i, step in enumerate(steps)}
     edges = []
     effect = -1
-    for i, step in enumerate(paced(steps)):
+    for i, step in enumerate(with_checkpoints(steps)):
         for slot in reads(step):
             source = producer.get(slot, producer.get(slots[slot].base, -1))
             if source >= 0 and source != i:

@@ -22,7 +22,7 @@ from math import inf, log2
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate_streams
 from penstock.backends.base import Device
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.arrangement import Arranger, Draft, arrange
@@ -164,15 +164,15 @@ class StreamSchedules(Grouping):
 
     def _schedule(self, steps: Sequence[Step]) -> BlockSchedule:
         dag = step_dag(self.plan.slots, steps)
-        seconds = [self.seconds(step) for step in paced(steps)]
-        places = [self.places(step) for step in paced(steps)]
+        seconds = [self.seconds(step) for step in with_checkpoints(steps)]
+        places = [self.places(step) for step in with_checkpoints(steps)]
         number = {name: d for d, name in enumerate(self.names)}
         devices = [number[name] for names in places for name in names]
         nodes = tuple([i for i, names in enumerate(places) for _ in names])
         if len(nodes) > dag.n:
             dag = _of_nodes(dag, nodes)
         cost = [seconds[i] for i in nodes]
-        rough = list(map(_rough, paced(cost)))
+        rough = list(map(_rough, with_checkpoints(cost)))
         commands = [None if steps[i].blocks else steps[i].node.op.full_name for i in nodes]
         used = len(set(devices))
 

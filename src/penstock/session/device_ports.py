@@ -149,7 +149,7 @@ class DeviceSubgraph(Subgraph):
         self._base = ref(base)
         self.name = name
         self.ports = ports
-        self.again = base.again
+        self.extract_again = base.extract_again
 
     @property
     def base(self) -> Subgraph | None:

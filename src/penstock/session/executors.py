@@ -207,7 +207,7 @@ class Executors:
             executor = self._compiler.compile(subgraph, values, types, samples)
             if samples and isinstance(executor, LinearExecutor):
                 executor.sampler = None  # which might choose another executor
-                executor.otherwise = partial(_anew, WeakMethod(self._expect_nothing), ref(subgraph))
+                executor.fallback = partial(_anew, WeakMethod(self._expect_nothing), ref(subgraph))
             elif samples:
                 executor = self._compiler.compile(subgraph, values, types)
             if types is None and self._entry is not None and subgraph is self._subgraphs.main:
@@ -224,11 +224,11 @@ class Executors:
 
     def _log(self, executor: Executor, seconds: float) -> None:
         """Tell of a plan that was compiled, and where its steps run."""
-        from penstock.compiler.effective_options import granted
+        from penstock.compiler.effective_options import effective_options
 
         table, context = executor.table, self._compiler.context
         ports = ", ".join([f"{table.slots[i].name}: {table.slots[i].type}" for i in table.inputs])
-        about = granted(context, executor).line(context.options)
+        about = effective_options(context, executor).line(context.options)
         message = "compiled a plan of %r for (%s) in %.1f ms: %s"
         log(INFO, message, table.name, ports, 1e3 * seconds, about)
         if is_logged(DEBUG):

@@ -49,9 +49,9 @@ def open_model(
     entry = _cache_entry(model, options)
     model = _loaded(model, options, limits, entry)
     if model.options:
-        from penstock.compiler.package_options import with_wishes
+        from penstock.compiler.package_options import with_package_options
 
-        options = with_wishes(options, model)
+        options = with_package_options(options, model)
     file = model.artifact
     if file is not None:
         from penstock.session.artifact import saved_options

@@ -8,7 +8,7 @@ from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.compiler.effective_options import Granted
+from penstock.compiler.effective_options import EffectiveOptions
 from penstock.compiler.options import CompileOptions
 from penstock.core.errors import InvalidInput
 from penstock.core.types import type_of
@@ -40,7 +40,7 @@ class ReportedSession(Protocol):
         the values that they take."""
 
     @property
-    def granted(self) -> Granted: ...
+    def effective(self) -> EffectiveOptions: ...
 
     @property
     def reasons(self) -> Reasons: ...
@@ -112,21 +112,21 @@ def make_report(
             raise InvalidInput(
                 "the sessions compute no value of the same name: compare sessions of one model"
             )
-    seen, granted = watched.observation(runs), session.granted
-    peak = machine_peak(granted.threads).with_steps(seen.profile.steps())
+    seen, effective = watched.observation(runs), session.effective
+    peak = machine_peak(effective.threads).with_steps(seen.profile.steps())
     path = session.model.path
     about: dict[str, Any] = {
         "format": 1,
         "version": VERSION,
         "title": Path(path).name if path else session.model.entry,
-        "about": granted.line(session.options),
-        "granted": asdict(granted),
+        "about": effective.line(session.options),
+        "effective": asdict(effective),
         "feeds": {name: str(type_of(value)) for name, value in (feeds or {}).items()},
         "peak": asdict(peak),
     }
     document = report_document(about, seen)
     if other is not None and against is not None:
-        labels = granted.line(session.options), against.granted.line(against.options)
+        labels = effective.line(session.options), against.effective.line(against.options)
         measured = other.observation(runs)
         document["comparison"] = comparison_document(labels, seen, measured, kept, compared)
     return Report(document)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.compiler.options import RunOptions
-from penstock.core.checkpoints import stopped_by
+from penstock.core.checkpoints import cancelled_by
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control, begin_run, end_run
 from penstock.executors.turn import Turn
@@ -49,7 +49,7 @@ class Run:
     def prepare(self, prepare: Callable[[bool], PreparedRun]) -> PreparedRun:
         """What ``prepare(observed)`` returns, which may have to compile, unless that is stopped."""
         try:
-            with stopped_by(self.control):
+            with cancelled_by(self.control):
                 return prepare(self.observed)
         except BaseException as error:
             self.end(error)

@@ -22,7 +22,7 @@ from penstock.compiler.options import (
 )
 from penstock.compiler.stages import CompileContext
 from penstock.compiler.subgraphs import Subgraphs
-from penstock.core.checkpoints import Progress, stopped_by, tell_progress, told
+from penstock.core.checkpoints import Progress, cancelled_by, report_progress, reporting
 from penstock.core.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.base import Backend
-    from penstock.compiler.effective_options import Granted
+    from penstock.compiler.effective_options import EffectiveOptions
     from penstock.inspect.forecast import Forecast
     from penstock.inspect.gantt import Schedule
     from penstock.inspect.report_page import Report
@@ -78,7 +78,7 @@ _ELSEWHERE = {
     "get_inputs": "session.inputs",
     "get_outputs": "session.outputs",
     "get_modelmeta": "session.model.metadata and session.model.about",
-    "get_providers": "session.granted.backends",
+    "get_providers": "session.effective.backends",
     "io_binding": "session.run(feeds, out=...)",
     "run_with_iobinding": "session.run(feeds, out=...)",
     "end_profiling": "session.run(feeds, trace=penstock.Trace())",
@@ -120,8 +120,8 @@ class Session:
         self._variables: Variables | None = None
         self._traced = trace() is not None
         self._plans = PlanCache(self.limits.max_plans_bytes)
-        with stopped_by(stop), gc_pause.paused(), told(progress_of(options.progress)):
-            tell_progress("read the model", 0, 1)
+        with cancelled_by(stop), gc_pause.paused(), reporting(progress_of(options.progress)):
+            report_progress("read the model", 0, 1)
             opened = open_model(model, options, self.limits, WeakMethod(self._plans.replace))
             self.model, self._stores = opened.model, opened.stores
             self.options = options = opened.context.options
@@ -357,7 +357,7 @@ class Session:
             raise PenstockError("the session is closed")
         check_count("runs", runs)
         request, _, values = self._subgraphs.resolve(feeds, None, None)
-        with told(progress_of(progress)):
+        with reporting(progress_of(progress)):
             if not request.subgraph.framed:
                 self._compiler.measure(request.subgraph, values, runs)
                 self._plans.drop(request.subgraph)
@@ -490,7 +490,7 @@ class Session:
     @property
     def source(self) -> str:
         """The generated program of the plan that was used last for the outputs of the model; if it
-        was only run for other values, of the last plan for these. So are ``plan``, ``granted``,
+        was only run for other values, of the last plan for these. So are ``plan``, ``effective``,
         ``explain`` and ``describe``."""
         return self.latest.source
 
@@ -515,15 +515,15 @@ class Session:
             sum(e.arena_bytes for e in executors),
             sum(e.plan_bytes for e in executors),
             len(executors),
-            sum(e.table.room_bytes for e in executors),
+            sum(e.table.capacity_bytes for e in executors),
         )
 
     @property
-    def granted(self) -> Granted:
+    def effective(self) -> EffectiveOptions:
         """What the plan that was used last runs with, whatever the options ask for."""
-        from penstock.compiler.effective_options import granted
+        from penstock.compiler.effective_options import effective_options
 
-        return granted(self._compiler.context, self.latest)
+        return effective_options(self._compiler.context, self.latest)
 
     @property
     def stats(self) -> Stats:
@@ -547,7 +547,7 @@ class Session:
 
         executor = self.latest
         sequences = {**getattr(executor, "sequences", {})}  # of executors with a program
-        about = self.granted.line(self.options)
+        about = self.effective.line(self.options)
         for name, graph in getattr(executor, "captures", {}).items():
             sequences[name] = graph.steps
             about += f"\n{name}: {len(graph.steps)} steps, {graph.told}"
@@ -555,7 +555,7 @@ class Session:
         return format_plan(*parts, about, self._compiler.reasons.of if reasons else None)
 
     def describe(self) -> dict[str, Any]:
-        """The last plan as plain data, for machines: what was asked for and what was granted, its
+        """The last plan as plain data, for machines: what was asked for and what was effective, its
         memory, the graphs of devices that it is captured into, or why not, and each step with the
         ``nodes`` of the model that it computes, its backend, the reason for it, types, operations
         and bytes. ``nodes_without_step`` are nodes whose results are constants, parts of other
@@ -567,7 +567,7 @@ class Session:
         executor, options = self.latest, self.options
         asked: dict[str, Any] = {"executor": options.executor, "precision": options.precision}
         asked |= {"threads": options.threads, "devices": options.devices}
-        granted = asdict(self.granted)
+        effective = asdict(self.effective)
         document = plan_document(executor.table, executor.arena_plan, self._compiler.reasons.of)
         graphs = [
             {"name": name, "steps": len(graph.steps), "state": graph.state, "reason": graph.reason}
@@ -576,7 +576,7 @@ class Session:
         computed = {name for step in document["steps"] for name in step["nodes"]}
         names = [node.name or node.label for node in self.model.graph.walk()]
         gone = [name for name in names if name not in computed]
-        about = {"asked": asked, "granted": granted, "graphs": graphs}
+        about = {"asked": asked, "effective": effective, "graphs": graphs}
         return {**about, **document, "nodes_without_step": gone}
 
     def save(self, path: str | Path) -> None:

@@ -65,7 +65,7 @@ class Variables(Mapping[str, np.ndarray]):
         value = self._variable(name).value
         if value is None:
             raise InvalidInput(
-                f"variable {name!r} has no value yet: set it, or run its initialiser as a target"
+                f"variable {name!r} has no value yet: set it, or run its initializer as a target"
             )
         return value.copy()
 

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.backends.base import Backend
 from penstock.backends.dynamic_shapes import expected_seconds
 from penstock.backends.kernels import KernelTable, other_places, placed_kernels
-from penstock.core.checkpoints import tell_progress
+from penstock.core.checkpoints import report_progress
 from penstock.core.errors import PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import compile_run
@@ -78,7 +78,7 @@ def profile_in_turn(
     alone: list[float] = []
     turns = min(_TURNS, runs // 3) or 1
     for turn in range(turns):
-        tell_progress("measure the plan", turn, turns)
+        report_progress("measure the plan", turn, turns)
         count = (runs + turn) // turns
         # Each turn after one run to warm up: the other executor has an arena of its own.
         alone += _seconds(executor, values, 1 + count, runs)[1:]
@@ -86,7 +86,7 @@ def profile_in_turn(
             profile = Profile()
             _observe(observed, values, profile if i else None)
             watched += [profile] if i else []
-    tell_progress("measured the plan", turns, turns)
+    report_progress("measured the plan", turns, turns)
     whole = _without_disturbances(watched)
     whole.alone = undisturbed(alone)
     return whole
@@ -250,7 +250,7 @@ class CostModel:
         return self.transfer(node.attrs["source"], node.attrs["target"], size)
 
     def record_new(self, profile: Profile, single_threaded: bool) -> None:
-        """``record``, of what was never measured."""
+        """Record only entries that have no measurement yet."""
         by_name = {backend.name: backend for backend in self.backends}
         new = [
             entry
@@ -337,7 +337,7 @@ class GraphProfiler(CostModel):
         raise the error."""
         for i, backend in enumerate(self.backends):
             if self._missing(backend, single_threaded):
-                tell_progress(f"measure nodes on {backend.name}", i, len(self.backends))
+                report_progress(f"measure nodes on {backend.name}", i, len(self.backends))
                 with suppress(PenstockError):
                     self._measure(backend, single_threaded, None)
         self._table.save()
@@ -348,9 +348,9 @@ class GraphProfiler(CostModel):
         ways = [(backend, single) for backend in self.backends for single in both]
         for i, (backend, single) in enumerate(ways):
             threads = "with one thread" if single else "with all threads"
-            tell_progress(f"measure nodes on {backend.name} {threads}", i, len(ways))
+            report_progress(f"measure nodes on {backend.name} {threads}", i, len(ways))
             self._measure(backend, single, runs)
-        tell_progress("measured nodes", len(ways), len(ways))
+        report_progress("measured nodes", len(ways), len(ways))
         self._table.save()
 
     def faster(self, one: Executor, other: Executor, margin: float) -> Executor:
@@ -400,8 +400,8 @@ class GraphProfiler(CostModel):
         from penstock.passes.pipeline import run_passes
 
         placed = {node: backend if backend in b else b[0] for node, b in self.allowed.items()}
-        away = any(b.memory != HOST for b in placed.values())
-        if not away and not any(_wants_layout(kernels, b, node) for node, b in placed.items()):
+        remote = any(b.memory != HOST for b in placed.values())
+        if not remote and not any(_wants_layout(kernels, b, node) for node, b in placed.items()):
             return self.graph, placed
         copy = clone(self.graph)
         placement = {

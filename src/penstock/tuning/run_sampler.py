@@ -42,7 +42,7 @@ Adopt = Callable[[], Callable[[Executor, Executor], None] | None]
 """Gives a function that replaces an executor by another; None if the session is gone."""
 
 Runner = Callable[[LinearExecutor, Sequence[Any], Control], tuple[Any, ...]]
-Course = Generator[Runner, float, Executor | None]
+Trial = Generator[Runner, float, Executor | None]
 
 
 class PlanWithCosts(Protocol):
@@ -59,8 +59,8 @@ class RunSampler:
     """Chooses how the runs of an executor are run, until it is known which way is fastest.
 
     ``observed()`` is an executor of the plan with one thread that tells observers of its steps.
-    ``promising(seconds, profile)`` says whether any schedule of the steps in ``profile`` may take
-    less than ``seconds``. ``reconsidered(seconds, profile)`` is an executor that should take less
+    ``may_pay(seconds, profile)`` says whether any schedule of the steps in ``profile`` may take
+    less than ``seconds``. ``reschedule(seconds, profile)`` is an executor that should take less
     than ``seconds``, by the costs of ``planned``, which now has those in ``profile``, if there is
     one: it takes the place of the first, by ``adopt``, if it takes at most ``margin`` of its time.
     Of concurrent runs one is sampled.
@@ -70,15 +70,15 @@ class RunSampler:
         self,
         planned: PlanWithCosts,
         observed: Callable[[], Executor],
-        promising: Callable[[float, Profile], bool],
-        reconsidered: Callable[[float, Profile], Executor | None],
+        may_pay: Callable[[float, Profile], bool],
+        reschedule: Callable[[float, Profile], Executor | None],
         margin: float,
         workers: Workers,
         adopt: Adopt,
     ) -> None:
         self._lock = threading.Lock()
-        self._course = _course(planned, observed, promising, reconsidered, margin, workers)
-        self._next = next(self._course)
+        self._trial = _trial(planned, observed, may_pay, reschedule, margin, workers)
+        self._next = next(self._trial)
         self._adopt = adopt
 
     def run(
@@ -97,7 +97,7 @@ class RunSampler:
     def _advance(self, executor: LinearExecutor, seconds: float) -> None:
         """A run took ``seconds``."""
         try:
-            self._next = self._course.send(seconds)
+            self._next = self._trial.send(seconds)
         except StopIteration as end:
             executor.sampler = None
             adopt = self._adopt()
@@ -105,14 +105,14 @@ class RunSampler:
                 adopt(executor, end.value)
 
 
-def _course(
+def _trial(
     planned: PlanWithCosts,
     observed: Callable[[], Executor],
-    promising: Callable[[float, Profile], bool],
-    reconsidered: Callable[[float, Profile], Executor | None],
+    may_pay: Callable[[float, Profile], bool],
+    reschedule: Callable[[float, Profile], Executor | None],
     margin: float,
     workers: Workers,
-) -> Course:
+) -> Trial:
     """How each run is run, which is sent the seconds that the run took; returns the executor that
     is faster, if one is."""
     from concurrent.futures import Future
@@ -128,13 +128,13 @@ def _course(
         for _ in range(_BETWEEN):
             yield _in_order
         yield partial(_measured, executor, profile)
-        if not promising(serial, profile):
+        if not may_pay(serial, profile):
             return None
 
     def decide() -> Executor | None:
         planned.costs.record(profile, True)
         planned.costs.save()
-        return reconsidered(serial, profile)
+        return reschedule(serial, profile)
 
     decision: Future[Executor | None] = Future()
     try:

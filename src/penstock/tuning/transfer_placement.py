@@ -68,7 +68,7 @@ def choose(
 
 class _Problem:
     """The arguments of ``choose``. ``home`` is the index of a backend in the host's memory, if
-    there is one, ``away`` are those elsewhere, and ``memories`` have one for each memory. ``fed``
+    there is one, ``remote`` are those elsewhere, and ``memories`` have one for each memory. ``fed``
     has the backends of inputs by number, if not ``home``; with ``stay`` outputs are wanted away
     from it. ``placed[graph, b]``: the best that was found for a graph whose carried values, or
     outputs of a branch, are in the memory of b."""
@@ -90,7 +90,7 @@ class _Problem:
         memories = {backend.memory: b for b, backend in reversed(list(enumerate(backends)))}
         self.memories = sorted(memories.values())
         self.home = memories.get(HOST, 0)
-        self.away = [b for b, backend in enumerate(backends) if backend.memory != HOST]
+        self.remote = [b for b, backend in enumerate(backends) if backend.memory != HOST]
         named = {backend.name: b for b, backend in enumerate(backends)}
         fed = {} if ports is None else ports.fed
         self.fed = {i: named[place.backend] for i, place in fed.items()}
@@ -146,7 +146,7 @@ class _Problem:
             if v in index:
                 pairs.append((index[v], n + len(ports)))
                 if whole and self.stay:
-                    ports.append(self.away)
+                    ports.append(self.remote)
                 else:
                     ports.append([b] if i in leaving else home)
         return pairs, ports

@@ -118,7 +118,7 @@ class ClusterForecast:
         return sum(load > 0 for load in self.loads)
 
     @property
-    def utilisation(self) -> float:
+    def utilization(self) -> float:
         """The part of their time that the workers which are used are busy, if many runs are in
         flight."""
         return sum(self.loads) / (self.used * self.interval) if self.used else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.backends.native.late import attention_kernel
+from penstock.backends.native.any_shape import attention_kernel
 from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.registry import MICROSOFT, find

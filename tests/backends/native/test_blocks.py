@@ -107,10 +107,10 @@ def test_experts_with_a_gate_in_their_first_layer_equal_numpy(fusion):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("normalised", [0, 1])
-def test_experts_of_blocks_with_zero_points_and_given_shares_equal_numpy(bits, normalised):
+@pytest.mark.parametrize("normalized", [0, 1])
+def test_experts_of_blocks_with_zero_points_and_given_shares_equal_numpy(bits, normalized):
     given = {"zeros": True, "bias": True, "shares": True}
-    attrs = {"activation_type": "silu", "normalize_routing_weights": normalised}
+    attrs = {"activation_type": "silu", "normalize_routing_weights": normalized}
     check(*_experts(PLAIN, bits, 16, **given, **attrs), TOLERANCE)
 
 

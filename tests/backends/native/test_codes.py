@@ -10,7 +10,7 @@ from tests.support.native_kernels import check, node_of, pytestmark  # noqa: F40
 from tests.support.onnx_text import model_from_text
 
 RANDOM = np.random.default_rng(17)
-CODES = ["uint8", "int8", "uint16", "int16"]
+QUANTIZED_KINDS = ["uint8", "int8", "uint16", "int16"]
 
 
 def reals(dims, dtype):
@@ -30,7 +30,7 @@ def codes(dims, dtype):
 @pytest.mark.parametrize("domain", ["", "com.microsoft"])
 @pytest.mark.parametrize("scale", [0.5, 0.3, 1e-38, np.inf, 1e-45])
 @pytest.mark.parametrize("zero", [None, 0, 3])
-@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("dtype", QUANTIZED_KINDS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_quantize_and_dequantize_equal_numpy(dtype, zero, scale, domain):
     scale = np.float32(scale)
@@ -84,7 +84,7 @@ TYPES = {"uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7,
 TYPES |= {"float32": 1, "float64": 11, "float16": 10}
 
 
-@pytest.mark.parametrize("narrow", CODES)
+@pytest.mark.parametrize("narrow", QUANTIZED_KINDS)
 @pytest.mark.parametrize("other", TYPES)
 def test_cast_of_codes_equals_numpy(narrow, other):
     if narrow != other:
@@ -95,7 +95,7 @@ def test_cast_of_codes_equals_numpy(narrow, other):
 
 
 @pytest.mark.parametrize("name", ["Add", "Sub", "Mul", "Max", "Less", "Where"])
-@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("dtype", QUANTIZED_KINDS)
 def test_arithmetic_of_codes_wraps_as_numpy(dtype, name):
     inputs = [codes((4, 300), dtype), codes((300,), dtype)]
     if name == "Where":
@@ -107,7 +107,7 @@ SHAPES = [((2, 16, 5, 5), (2, 16, 5, 5)), ((2, 16, 5, 5), (1, 16, 1, 1)), ((3, 4
 
 
 @pytest.mark.parametrize("dims", SHAPES)
-@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("dtype", QUANTIZED_KINDS)
 @pytest.mark.parametrize("op", ["Add", "Mul"])
 @pytest.mark.parametrize("bound", [False, True])
 def test_sum_or_product_of_codes_is_one_step_and_equals_numpy(bound, op, dtype, dims):

@@ -55,11 +55,11 @@ def test_binary_operation_broadcasts_as_numpy(name, dtype, dims):
     check(node_of(name, inputs), inputs)
 
 
-CODES = ["int8", "uint8", "int16", "uint16"]
+QUANTIZED_KINDS = ["int8", "uint8", "int16", "uint16"]
 
 
 @pytest.mark.parametrize("dims", BROADCASTS)
-@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("dtype", QUANTIZED_KINDS)
 @pytest.mark.parametrize("name", ["Add", "Sub", "Mul", "Max", "Min", "Less", "Equal"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_binary_operation_of_codes_equals_numpy(name, dtype, dims):
@@ -68,7 +68,7 @@ def test_binary_operation_of_codes_equals_numpy(name, dtype, dims):
     check(node_of(name, inputs), inputs)
 
 
-@pytest.mark.parametrize("dtype", [*CODES, "int32", "int64"])
+@pytest.mark.parametrize("dtype", [*QUANTIZED_KINDS, "int32", "int64"])
 @pytest.mark.parametrize("name", ["Abs", "Neg", "Sign", "Relu", "Shrink", "Clip"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_unary_operation_of_integers_equals_numpy(name, dtype):
@@ -110,7 +110,9 @@ def test_operation_of_three_inputs_equals_numpy(name, constants):
     check(node_of(name, inputs, constants), inputs, LOOSE)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "bool", *CODES])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "int32", "int64", "bool", *QUANTIZED_KINDS]
+)
 def test_where_chooses_as_numpy(dtype):
     inputs = [
         RANDOM.random((5, 1, 40)) < 0.5,

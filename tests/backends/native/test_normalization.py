@@ -1,4 +1,4 @@
-"""Compiled normalisations by instance, group and layer against NumPy's."""
+"""Compiled normalizations by instance, group and layer against NumPy's."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_constants_are_given_back_bit_by_bit_and_shared_by_plans(case: str) -> N
         np.testing.assert_allclose(session.run({"x0": x})["y"], expected, rtol=1e-3, atol=1e-3)
         session.trim()
         assert value.held is None
-        holders.add(value._give_back.__self__)
+        holders.add(value._rematerialize.__self__)
     assert len(holders) == 1, "one copy for all plans"
     assert value.const.dtype == inputs[1].dtype
     assert np.array_equal(value.const, inputs[1])

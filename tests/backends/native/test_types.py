@@ -16,7 +16,7 @@ def zeros(*dims: int) -> np.ndarray:
 LAYER = [zeros(3, 2, 4), zeros(1, 12, 4), zeros(1, 12, 3), zeros(1, 24)]
 STATE, PEEPHOLES = zeros(1, 2, 3), zeros(1, 9)
 LENGTHS = np.zeros(2, np.int32)
-CODES = np.zeros((4, 32), np.uint8)
+QUANTIZED_KINDS = np.zeros((4, 32), np.uint8)
 BLOCKS = [zeros(2, 32), np.zeros((4, 1, 16), np.uint8), zeros(4, 1)]
 N_BITS = {"K": 32, "N": 4, "bits": 4, "block_size": 32}
 CASES = [
@@ -48,7 +48,7 @@ def test_input_of_another_type_is_left_to_numpy(case):
 
 def test_product_of_codes_with_an_empty_scale_is_left_to_numpy():
     codes, scale, zero = np.zeros((2, 4), np.uint8), np.float32([1]), np.uint8([0])
-    inputs = [codes, scale, zero, CODES, scale, zero, scale, zero]
+    inputs = [codes, scale, zero, QUANTIZED_KINDS, scale, zero, scale, zero]
     constants = range(1, 8)
     assert kernel_of(node_of("QLinearMatMul", inputs, constants), LIBRARIES[0]) is not None
     inputs[6] = scale[:0]

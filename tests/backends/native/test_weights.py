@@ -115,22 +115,22 @@ def test_reordered_takes_the_arrays_that_hold_a_constant_in_the_same_order_alone
 
     assert (weights.ndim, weights.size) == (2, 12)
     first = asked("turned")
-    value.let_go(first.let_go())
+    value.release(first.release())
     del array, made[:]
     assert asked("turned") is first
     assert made == []
-    assert value.holder is first
+    assert value.resident_in is first
     assert asked("turned otherwise") is not first  # the contents are read
     assert len(made) == 1
     assert value.is_held
-    assert value.holder is None
+    assert value.resident_in is None
 
 
 def test_contents_are_given_back_when_they_are_asked_for():
     asked = []
-    held, let_go, missing = Value("a", const=np.ones(2)), Value("b", const=np.zeros(3)), Value("c")
-    let_go.let_go(lambda: asked.append("b") or np.full(3, 7.0))
-    contents = Contents([held, None, let_go, missing])
+    held, release, missing = Value("a", const=np.ones(2)), Value("b", const=np.zeros(3)), Value("c")
+    release.release(lambda: asked.append("b") or np.full(3, 7.0))
+    contents = Contents([held, None, release, missing])
     assert len(contents) == 4
     np.testing.assert_array_equal(contents[0], np.ones(2))
     assert (contents[1], contents[3], contents[-1]) == (None, None, None)

@@ -1,4 +1,4 @@
-"""Softmax, normalisations, and what is alike: oneDNN against the NumPy backend."""
+"""Softmax, normalizations, and what is alike: oneDNN against the NumPy backend."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_quantized_conv_with_a_float32_bias_equals_numpy():
 )
 def test_quantized_weights_of_uint8_run_on_onednn_if_int8_holds_them(low, high, zero, parts):
     """If neither they nor two parts of them fit int8 less their zero points, the operation runs in
-    float32. No run dequantises them."""
+    float32. No run dequantizes them."""
     net = Net()
     weights = rng.integers(low, high, (16, 8, 3, 3)).astype(U8)
     weights.reshape(-1)[:2] = low, high - 1
@@ -183,7 +183,7 @@ def test_depthwise_conv_over_three_axes_runs_in_float32(dtype, groups):
 
 @pytest.mark.parametrize("branch", [True, False])
 def test_quantized_convolutions_in_branches_equal_numpy(branch):
-    """What is dequantised stands outside of the branch that the convolution is in."""
+    """What is dequantized stands outside of the branch that the convolution is in."""
     net, result = convolution("padded")
     then = net.nodes[-2:]  # Conv and QuantizeLinear
     del net.nodes[-2:]

@@ -40,7 +40,7 @@ def _restart_rng() -> None:
     restart_rng()
 
 
-# Products of integers that are scaled afterwards, as dynamic quantisation has them
+# Products of integers that are scaled afterwards, as dynamic quantization has them
 
 
 @pytest.mark.parametrize("zero", ["known", "late", "left out"])

@@ -19,7 +19,7 @@ from bench.models import models
 
 import penstock as ps
 from penstock.backends import registry
-from tests.backends.onednn.quantised_nets import FEEDS, FORMS, quantised
+from tests.backends.onednn.exported_quantized_net import FEEDS, FORMS, quantized
 from tests.support.sweeps import sweep
 
 pytestmark = pytest.mark.skipif("onednn" not in registry.available(), reason="needs oneDNN")
@@ -48,11 +48,11 @@ model = next(model for model in models() if model.name == sys.argv[1])
 session = ps.compile(model.path(), threads=int(sys.argv[2]))
 session.run(model.feeds())
 """
-RUN_QUANTISED = """
+RUN_QUANTIZED = """
 import sys
 import penstock as ps
-from tests.backends.onednn.quantised_nets import FEEDS, quantised
-ps.compile(quantised(sys.argv[1]), threads=int(sys.argv[2])).run(FEEDS)
+from tests.backends.onednn.exported_quantized_net import FEEDS, quantized
+ps.compile(quantized(sys.argv[1]), threads=int(sys.argv[2])).run(FEEDS)
 """
 NETS = [
     *[f"nets.windows({batch})" for batch in (1, 3, 8)],
@@ -104,8 +104,8 @@ def test_networks_run_no_reference_code(net):
 
 
 @pytest.mark.parametrize("case", sweep(product(FORMS, (1, 2)), 5), ids=str)
-def test_quantised_networks_run_no_reference_code(case):
-    assert not reference_code(executed(RUN_QUANTISED, *case))
+def test_quantized_networks_run_no_reference_code(case):
+    assert not reference_code(executed(RUN_QUANTIZED, *case))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -122,9 +122,9 @@ def test_benchmark_models_run_no_reference_code(name, threads):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_quantised_networks_run_as_on_onnx_runtime(form):
+def test_quantized_networks_run_as_on_onnx_runtime(form):
     """The networks that are counted are those that were meant: within two steps of 8-bit codes."""
-    model = quantised(form)
+    model = quantized(form)
     (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, FEEDS)
     (y,) = ps.compile(model).run(FEEDS).values()
     assert np.abs(y - wanted).max() < 2 / 127 * np.abs(wanted).max()

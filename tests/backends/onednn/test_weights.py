@@ -100,11 +100,11 @@ def test_plans_for_more_shapes_read_the_same_weights(case: str) -> None:
         if n == 2:
             session.trim()
         if value.held is None:
-            holder = value._give_back.__self__
-            holders[id(holder)] = holder
+            resident_in = value._rematerialize.__self__
+            holders[id(resident_in)] = resident_in
     if case != "grouped transposed convolution":
-        (holder,) = holders.values()
-        assert len(holder._copies) <= 2, "a copy for each layout, not for each plan"
+        (resident_in,) = holders.values()
+        assert len(resident_in._copies) <= 2, "a copy for each layout, not for each plan"
 
 
 def test_weights_that_another_plan_has_read_are_let_go_by_trim_and_after_many_plans() -> None:
@@ -184,7 +184,7 @@ def test_weights_that_an_observer_has_seen_are_let_go_with_the_observed_plan() -
     session.run({"x": normal(50, 70)})
     observed = session.latest.observed()
     assert value.held is None
-    seen = weakref.ref(value.borrowed)
+    seen = weakref.ref(value.peek)
     assert seen() is not None, "the observed plan holds them"
     del observed
     assert seen() is None

@@ -170,4 +170,4 @@ def test_saved_session_with_a_group_runs_again(tmp_path):
     session.save(tmp_path / "saved.penstock")
     opened = ps.open(tmp_path / "saved.penstock")
     check(opened, WANTED)
-    assert "torch+numpy" in opened.granted.backends
+    assert "torch+numpy" in opened.effective.backends

@@ -36,13 +36,13 @@ def test_values_between_torch_kernels_are_planned_into_an_arena_of_the_device(ex
     arena_plan = session.latest.arena_plan
     assert arena_plan.size == 0
     # a, and what is computed from it, in place
-    assert arena_plan.away == {"torch cpu": 128 + X.nbytes}
+    assert arena_plan.remote == {"torch cpu": 128 + X.nbytes}
 
 
 def test_memory_of_a_session_counts_the_arenas_of_devices():
     session = compile_text(CHAIN, backends=["torch"], executor="linear")
     session(X)
-    assert session.memory.arenas == sum(session.latest.arena_plan.away.values()) > 0
+    assert session.memory.arenas == sum(session.latest.arena_plan.remote.values()) > 0
 
 
 def test_memory_of_a_session_counts_constants_on_devices():
@@ -117,7 +117,7 @@ def test_limit_of_bytes_holds_for_each_memory_alone():
     text = """g (float[4, 6] x) => (float[4, 6] y) {
         a = Sin(x) b = Exp(a) h = Hardmax(b) i = Add(h, b) k = Hardmax(i) y = Mul(k, a) }"""
     session = compile_text(text, backends=["torch"], executor="linear")
-    host, away = session.latest.arena_plan.size, session.latest.arena_plan.away["torch cpu"]
+    host, away = session.latest.arena_plan.size, session.latest.arena_plan.remote["torch cpu"]
     assert min(host, away) > 0
     most = max(host, away)
     limits = ps.Limits(max_bytes=most)

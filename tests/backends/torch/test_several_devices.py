@@ -80,7 +80,7 @@ def test_devices_of_fewer_bits_convert_what_crosses():
 
 def test_each_device_has_an_arena_of_its_own():
     session = compile_text(TEXT, backends=late_devices(), place=PLACE, executor="linear")
-    assert {*session.latest.arena_plan.away} == {"torch cpu", "torch cpu of second"}
+    assert {*session.latest.arena_plan.remote} == {"torch cpu", "torch cpu of second"}
 
 
 def test_devices_that_name_cuda_devices_have_a_backend_each(monkeypatch):

@@ -108,7 +108,7 @@ def test_tasks_run_in_inference_mode():
             cost_model=EqualCosts(),
             capture=False,
         )
-        assert session.granted.executor == executor
+        assert session.effective.executor == executor
         seen.clear()
         session(X)
         assert len(seen) == 5

@@ -120,4 +120,4 @@ def test_profile_command_on_frames_shows_nodes(model, executor):
     report = json.loads(result.stdout)
     (late,) = [row for row in report["steps"] if "f/late" in row["name"]]
     assert late["count"] == 2 * TURNS
-    assert report["granted"]["executor"] == "frames"
+    assert report["effective"]["executor"] == "frames"

@@ -28,7 +28,7 @@ def rounded(x: np.ndarray, scale: float, zero_point: int) -> np.ndarray:
 
 
 def producer(dtype: str, **tensor: Any) -> bytes:
-    """``x`` as ``dtype``, by a quantisation or a cast."""
+    """``x`` as ``dtype``, by a quantization or a cast."""
     operator = "QUANTIZE" if tensor else "CAST"
     return model(
         [

@@ -511,7 +511,7 @@ def test_search_with_other_inputs_is_unsupported(name: str) -> None:
         ps.compile(search_model("BeamSearch", feeds))
 
 
-def test_sampling_penalises_present_tokens_of_each_sample() -> None:
+def test_sampling_penalizes_present_tokens_of_each_sample() -> None:
     # ONNX Runtime takes the penalties of all tokens off the first one.
     present = np.ones((2, 20), np.int32)
     present[0, [3, 4]] = present[1, [5, 6]] = 0

@@ -230,7 +230,7 @@ def test_matmul_fp_q4_matches_onnx_runtime(kind: int, n: int, k: int) -> None:
     check_contrib("MatMulFpQ4", inputs, {"blk_quant_type": kind}, constants=[1, 2])
 
 
-# Normalisation and embedding.
+# Normalization and embedding.
 
 
 @pytest.mark.parametrize("skip", [(2, 3, 8), (1, 3, 8), (3, 8)])

@@ -1,4 +1,4 @@
-"""Gates and normalisations of ONNX Runtime that are written as operations of ONNX."""
+"""Gates and normalizations of ONNX Runtime that are written as operations of ONNX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that ONNX Runtime saved after its optimisations: what it fused is taken apart again."""
+"""Models that ONNX Runtime saved after its optimizations: what it fused is taken apart again."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def test_saved_model_has_the_steps_and_results_of_the_plain_one(
     network: object, shape: tuple[int, ...], level: str, tmp_path: Path
 ) -> None:
     plain = network(Net())  # type: ignore[operator]
-    optimised = saved(plain, tmp_path, level)
+    optimized = saved(plain, tmp_path, level)
     if level == "ORT_ENABLE_EXTENDED":
-        assert any(node.domain == "com.microsoft" for node in optimised.graph.node)
+        assert any(node.domain == "com.microsoft" for node in optimized.graph.node)
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-    sessions = [ps.compile(model, shapes={"x": shape}) for model in (plain, optimised)]
+    sessions = [ps.compile(model, shapes={"x": shape}) for model in (plain, optimized)]
     wanted, got = (session.run({"x": x}) for session in sessions)
     for name, want in wanted.items():
         np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-5)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 
-from penstock.core.checkpoints import CHECK_EVERY, stopped_by
+from penstock.core.checkpoints import CHECK_EVERY, cancelled_by
 from penstock.frontends.tensorflow import text_format as ours
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedModel
 
@@ -187,7 +187,7 @@ def test_each_statement_is_looked_at_once_and_checkpoints_follow(
 ) -> None:
     spans, work = Spans(ours._STATEMENT), Checks()
     monkeypatch.setattr(ours, "_STATEMENT", spans)
-    with stopped_by(work):
+    with cancelled_by(work):
         ours.parse_text(text, GraphDef())
     assert statements <= spans.matches <= statements + 1
     assert spans.characters <= len(text) + statements
@@ -199,7 +199,7 @@ def test_each_statement_is_looked_at_once_and_checkpoints_follow(
 )
 def test_escapes_are_read_once_with_checkpoints(value: str, checks: int) -> None:
     work = Checks()
-    with stopped_by(work):
+    with cancelled_by(work):
         ours.parse_text(f"node {{ attr {{ value {{ s: {value} }} }} }}", GraphDef())
     assert checks <= work.count <= 2 * checks + 10
 

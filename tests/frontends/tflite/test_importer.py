@@ -312,7 +312,7 @@ def test_weights_with_a_scale_for_each_block_are_real_numbers(points: int) -> No
         ({"size": 0}, "without a constant scale"),
         ({"size": -2}, "without a constant scale"),
         ({"size": 4}, "without a constant scale"),
-        ({"number": 3}, "quantised in a way that no kernel computes"),
+        ({"number": 3}, "quantized in a way that no kernel computes"),
     ],
 )
 def test_blocks_that_do_not_fit_are_refused(fields: dict[str, int], reason: str) -> None:
@@ -410,7 +410,7 @@ def test_transposed_convolution_of_mediapipe_is_one_of_onnx(padding: int, size: 
 # Formats.
 
 
-def test_tflite_file_is_recognised_by_its_content(tmp_path: Path) -> None:
+def test_tflite_file_is_recognized_by_its_content(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     path.write_bytes(calling(1))
     np.testing.assert_array_equal(run(path, -ONE), ONE)

@@ -1,4 +1,4 @@
-"""Quantised TFLite models: which steps compute on 8-bit codes."""
+"""Quantized TFLite models: which steps compute on 8-bit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers with quantised weights and states: of codes within a quantum of LiteRT's kernels, of real
+"""Layers with quantized weights and states: of codes within a quantum of LiteRT's kernels, of real
 numbers (dynamic range) within what LiteRT rounds activations to."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quantised operators one by one: within one quantum of LiteRT's kernels without delegates.
+"""Quantized operators one by one: within one quantum of LiteRT's kernels without delegates.
 
 Codes of the whole range are fed, with scales and zero points of their own for inputs and outputs.
 """
@@ -32,7 +32,7 @@ POOL = {"padding": 1, "stride_w": 2, "stride_h": 1, "filter_width": 3, "filter_h
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """A quantised tensor, fed or constant; with scales for each index of ``axis`` or one for all."""
+    """A quantized tensor, fed or constant; with scales for each index of ``axis`` or one for all."""
 
     array: np.ndarray
     scale: Any

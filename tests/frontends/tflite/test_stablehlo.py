@@ -219,7 +219,7 @@ def test_composite_runs_its_decomposition() -> None:
     np.testing.assert_array_equal(ps.compile(file)(ONE), ONE**2)
 
 
-# What is initialised once.
+# What is initialized once.
 
 ONCE = ("CALL_ONCE", [], [], ("CallOnceOptions", {"init_subgraph_index": 1}))
 

@@ -75,7 +75,7 @@ CASES = {
         {"N": 4, "K": 32, "bits": 4, "block_size": 32},
         MS,
     ),
-    "quantised lstm": (
+    "quantized lstm": (
         "DynamicQuantizeLSTM",
         lambda n: floats(3, n, 4),
         [
@@ -109,7 +109,7 @@ def test_kernels_share_what_is_made_of_constants(name):
     (node,) = graph.nodes
     for value, const in zip(node.inputs[1:], constants, strict=True):
         if value is not None:
-            value.fix(const)
+            value.set_constant(const)
     gc.collect()
     before = held()
     kernels, counts = [], []

@@ -13,7 +13,7 @@ EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_node_with_more_outputs_than_its_inputs_give_is_an_error(executor: str) -> None:
-    """One tensor is optimised, and outputs of two are asked for."""
+    """One tensor is optimized, and outputs of two are asked for."""
     text = """g (float r, int64 t, float[1] x, float[1] g, float[1] h) => (float[1] y) {
         y, z, u = ai.onnx.preview.training.Adagrad(r, t, x, g, h) }"""
     model = model_from_text(text, domains={"ai.onnx.preview.training": 1})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.native.late import attend_kernel
+from penstock.backends.native.any_shape import attend_kernel
 from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.attend import ATTEND

@@ -150,7 +150,7 @@ def test_cache_of_other_floats_than_queries_matches_onnx_runtime(dtypes: Any, fo
 )
 @pytest.mark.parametrize("form", ["prompt", "padded prompt", "decoding", "decoding in a buffer"])
 @pytest.mark.parametrize("half", [False, True])
-def test_group_query_attention_with_a_quantised_cache_matches_onnx_runtime(
+def test_group_query_attention_with_a_quantized_cache_matches_onnx_runtime(
     bits: int, scales: tuple[str, Any], form: str, half: bool
 ) -> None:
     mode, shape = scales

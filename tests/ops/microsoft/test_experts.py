@@ -75,10 +75,10 @@ def softmax_of_best(router: np.ndarray, k: int) -> np.ndarray:
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "identity"])
 @pytest.mark.parametrize("k", [1, 2, 4])
-@pytest.mark.parametrize("normalised", [0, 1])
+@pytest.mark.parametrize("normalized", [0, 1])
 @pytest.mark.parametrize("bias", [False, True])
-def test_moe_matches_onnx_runtime(activation: str, k: int, normalised: int, bias: bool) -> None:
-    attrs = {"activation_type": activation, "k": k, "normalize_routing_weights": normalised}
+def test_moe_matches_onnx_runtime(activation: str, k: int, normalized: int, bias: bool) -> None:
+    attrs = {"activation_type": activation, "k": k, "normalize_routing_weights": normalized}
     check("MoE", moe_inputs(bias=bias), attrs)
 
 
@@ -152,7 +152,7 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
     return places.sum(-1).astype(np.uint8)
 
 
-def quantised(
+def quantized(
     layer: str, fused: bool, bits: int, block: int, zero_points: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
     """Packed weights, scales, zero points, and the weights that they stand for."""
@@ -179,7 +179,7 @@ def qmoe_inputs(
     values: list[Any] = [normal(TOKENS, HIDDEN), normal(TOKENS, EXPERTS), *[None] * 12]
     plain = values[:2]
     for i, layer in enumerate(("fc1", "fc2", "fc3") if gate else ("fc1", "fc2")):
-        packed, scales, zeros, weights = quantised(layer, fused, bits[layer], block, zero_points)
+        packed, scales, zeros, weights = quantized(layer, fused, bits[layer], block, zero_points)
         bias = normal(EXPERTS, sizes(layer, fused)[0])
         values[2 + 3 * i : 5 + 3 * i] = [packed, scales, bias]
         values[11 + i] = zeros
@@ -207,14 +207,14 @@ def test_qmoe_matches_onnx_runtime(form: tuple[int, int, bool, bool, bool]) -> N
         shares = softmax_of_best(plain[1], 2)
         want = experts(plain, attrs, shares / shares.sum(-1, keepdims=True))
         check("QMoE", values, attrs, expected=[want])
-    # ONNX Runtime may quantise tokens to 8 bits before it multiplies.
+    # ONNX Runtime may quantize tokens to 8 bits before it multiplies.
     tolerance = 3e-2 if block and bits != 4 else 1e-2 if half else 1e-4
     check("QMoE", values, attrs, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("zero_points", [False, True])
 @pytest.mark.parametrize("block", [0, 16])
-def test_qmoe_of_constant_weights_is_dequantised_when_compiled(
+def test_qmoe_of_constant_weights_is_dequantized_when_compiled(
     zero_points: bool, block: int
 ) -> None:
     values, plain = qmoe_inputs(dict.fromkeys(LAYERS, 4), block, zero_points)
@@ -226,11 +226,11 @@ def test_qmoe_of_constant_weights_is_dequantised_when_compiled(
     check("QMoE", values, attrs, expected=[want], constants=packed[:3])
 
 
-@pytest.mark.parametrize("normalised", [0, 1])
-def test_qmoe_with_router_weights_matches_onnx_runtime(normalised: int) -> None:
+@pytest.mark.parametrize("normalized", [0, 1])
+def test_qmoe_with_router_weights_matches_onnx_runtime(normalized: int) -> None:
     values, _ = qmoe_inputs(dict.fromkeys(LAYERS, 4), 16, True)
     values.append(rng.random((TOKENS, EXPERTS)).astype(np.float32))
-    attrs = {"k": 2, "block_size": 16, "normalize_routing_weights": normalised}
+    attrs = {"k": 2, "block_size": 16, "normalize_routing_weights": normalized}
     check("QMoE", values, attrs)
 
 

@@ -102,7 +102,7 @@ def compiled(
     for i in constants:
         value = node.inputs[i]
         assert value is not None
-        value.fix(inputs[i])
+        value.set_constant(inputs[i])
     given = [TensorType(x.dtype, x.shape) for x in inputs]
     if types is not None:
         given = [b if a is None else a for a, b in zip(types, given, strict=True)]

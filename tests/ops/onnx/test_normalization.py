@@ -1,4 +1,4 @@
-"""Normalisations by batch, instance, group, layer, channels and norms."""
+"""Normalizations by batch, instance, group, layer, channels and norms."""
 
 import ml_dtypes
 import numpy as np

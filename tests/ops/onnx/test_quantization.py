@@ -213,11 +213,11 @@ def test_quantize_infer_of_partly_known_types() -> None:
         quantize.infer([x, TensorType(F32, (2,))], {"axis": 2}, none)
     with pytest.raises(ShapeError, match="output_dtype"):
         quantize.infer([x, TensorType(), int8], {"output_dtype": TensorProto.UINT8}, none)
-    with pytest.raises(ShapeError, match="no type to quantise to"):
+    with pytest.raises(ShapeError, match="no type to quantize to"):
         quantize.infer([x, TensorType()], {"output_dtype": TensorProto.DOUBLE}, none)
     with pytest.raises(ShapeError, match="need an output_dtype"):
         dequantize.infer([int8, TensorType(np.dtype(ml_dtypes.float8_e8m0fnu), ())], {}, none)
-    with pytest.raises(ShapeError, match="no quantised type"):
+    with pytest.raises(ShapeError, match="no quantized type"):
         dequantize.infer([x, TensorType(F32, ())], {}, none)
 
 

@@ -1,4 +1,4 @@
-"""Strings: concatenation, splitting, normalising, matching, counting."""
+"""Strings: concatenation, splitting, normalizing, matching, counting."""
 
 import time
 from typing import Any

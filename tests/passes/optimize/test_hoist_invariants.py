@@ -47,7 +47,7 @@ FEEDS = {
 
 
 def carried(name: str) -> list[int]:
-    """How many values the loops of an optimised graph carry."""
+    """How many values the loops of an optimized graph carry."""
     graph = graph_from_text(LOOPS[name])
     optimize(graph)
     loops = [node for node in graph.walk() if node.op.role in (Role.LOOP, Role.SCAN)]

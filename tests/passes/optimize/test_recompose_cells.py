@@ -183,7 +183,7 @@ def compare(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", FORMS.values(), ids=FORMS)
-def test_cell_is_recognised_in_any_spelling(text):
+def test_cell_is_recognized_in_any_spelling(text):
     check(text, 1)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, native_kernel, site_of
-from penstock.backends.native.rooms import Rooms
 from penstock.core.records import replace
 from penstock.core.types import ShapeError, TensorType, Type
 from penstock.host.native import NativeLibrary
@@ -123,12 +123,12 @@ def _assign(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
 
 
 def _append(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-    """Both joined, where input 0 lies if it has room: ``c/rooms.c``."""
+    """Both joined, where input 0 lies if it has room: ``c/growable.c``."""
     if not _are_copied(types):
         return None
-    rooms = Rooms()
+    rooms = GrowableBuffers()
     function = partial(library.functions.appended, rooms, node.attrs["axis"])
-    return Kernel(function, reserves=True, room_bytes=rooms.nbytes)
+    return Kernel(function, reserves=True, capacity_bytes=rooms.nbytes)
 
 
 _FAMILIES: Mapping[str, ArrayFamily] = {

@@ -45,22 +45,22 @@ def _of(name: str) -> Callable[..., Any]:
 
 _ATTENTION_CALL = _of("heads.attention_call")
 _ATTENTION_SECONDS = _of("heads.attention_seconds")
-_CODE_CONVOLUTION = _of("code_convolution.code_convolution")
-_CODE_SECONDS = _of("code_convolution.code_seconds")
+_CODE_CONVOLUTION = _of("quantized_convolution.quantized_convolution")
+_CODE_SECONDS = _of("quantized_convolution.code_seconds")
 _DENSE_CALL = _of("dense.dense_call")
 _DENSE_SECONDS = _of("dense.dense_seconds")
 _IMAGE_CONVOLUTION = _of("image_convolution.image_convolution")
 _IMAGE_SECONDS = _of("image_convolution.image_seconds")
 _PRODUCT = _of("matmul.product")
 _PRODUCT_SECONDS = _of("matmul.product_seconds")
-_LATE_FUNCTION = _of("late.late_function")
-_VIEW_KERNEL = _of("late.late_view")
+_ANY_SHAPE_FUNCTION = _of("any_shape.any_shape_function")
+_VIEW_KERNEL = _of("any_shape.any_shape_view")
 _PLANE_CONVOLUTION = _of("convolution.convolution_call")
 _PLANE_SECONDS = _of("convolution.convolution_seconds")
 
 
-def _is_product_of_codes(node: Node) -> bool:
-    """Whether a fused node may be one that ``code_convolution`` has a kernel for."""
+def _is_quantized_product(node: Node) -> bool:
+    """Whether a fused node may be one that ``quantized_convolution`` has a kernel for."""
     names = [part.op.full_name for part in parts(node)]
     product = "Conv" in names or "Gemm" in names
     return names[0] == "DequantizeLinear" and product and names[-1] == "QuantizeLinear"
@@ -99,7 +99,7 @@ def _by_program(node: Node) -> float:
         return float(_ATTENTION_SECONDS(node))
     if parts(node)[0].op.full_name in _PRODUCTS:
         return float(_DENSE_SECONDS(node))
-    if _is_product_of_codes(node):
+    if _is_quantized_product(node):
         return float(_CODE_SECONDS(node))
     element_ns = estimated_ns(node)
     return math.inf if element_ns is None else _by_memory(node, element_ns)
@@ -112,7 +112,7 @@ def _fused_call(site: Site) -> NativeCall | None:
         return _ATTENTION_CALL(site)
     if parts(site.node)[0].op.full_name in _PRODUCTS:
         return _DENSE_CALL(site)
-    return (_CODE_CONVOLUTION if _is_product_of_codes(site.node) else elementwise_call)(site)
+    return (_CODE_CONVOLUTION if _is_quantized_product(site.node) else elementwise_call)(site)
 
 
 def _product_seconds(node: Node) -> float:
@@ -168,11 +168,11 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("Col2Im",): Family(_of("windows.col2im")),
     ("Concat",): Family(_of("arrays.join_call")),
     ("Conv",): Family(_convolution_call, _convolution_seconds),
-    ("ConvInteger",): Family(_of("code_convolution.integer_convolution"), _CODE_SECONDS),
+    ("ConvInteger",): Family(_of("quantized_convolution.integer_convolution"), _CODE_SECONDS),
     ("ConvTranspose",): Family(_PLANE_CONVOLUTION, _PLANE_SECONDS),
     ("CumProd", "CumSum"): Family(_of("cumulative.cumulative")),
     ("DeformConv",): Family(_of("deformable.deform_conv")),
-    ("DynamicQuantizeLinear",): Family(_of("integers.dynamic_codes"), _by_memory),
+    ("DynamicQuantizeLinear",): Family(_of("integers.dynamically_quantized"), _by_memory),
     ("EyeLike",): Family(_of("select.eye_like")),
     ("penstock.ChosenMatMul",): Family(_of("matmul.chosen_product")),
     ("penstock.GruCell",): Family(_of("cells.gru_cell"), _by_memory),
@@ -238,9 +238,9 @@ _OF_ANY_SHAPES = {
         (_APPEND, "Concat", "Tile", REORDER.full_name, *_VARIABLES),
         _of("arrays.array_kernel"),
     ),
-    _ATTEND: _of("late.attend_kernel"),
+    _ATTEND: _of("any_shape.attend_kernel"),
     **dict.fromkeys(
-        ("Attention", f"{MICROSOFT}.GroupQueryAttention"), _of("late.attention_kernel")
+        ("Attention", f"{MICROSOFT}.GroupQueryAttention"), _of("any_shape.attention_kernel")
     ),
     **dict.fromkeys(
         (
@@ -312,19 +312,19 @@ class NativeBackend(SpecialisingBackend):
             return None if _is_static(node) else _VIEW_KERNEL(self.library, node, types)
         chosen = _OF_ANY_SHAPES.get(node.op.full_name)
         if chosen is None:
-            return self._late_kernel(node, types, super().kernel(node, types))
+            return self._any_shape_kernel(node, types, super().kernel(node, types))
         kernel, static = chosen(self.library, node, types), self.static_kernel(node, types)
         if kernel is None or static is None:
             return kernel or super().kernel(node, types)
         return replace(static, function=kernel.function)  # which takes inputs in any layout
 
-    def _late_kernel(
+    def _any_shape_kernel(
         self, node: Node, types: Sequence[Type | None], kernel: Kernel | None
     ) -> Kernel | None:
         """``kernel``, if it is for known shapes, or one that takes any."""
         if kernel is None or kernel.cached_bytes is None:
             return kernel
-        function = _LATE_FUNCTION(self.library, node, types, kernel.function)
+        function = _ANY_SHAPE_FUNCTION(self.library, node, types, kernel.function)
         return kernel if function is None else replace(kernel, function=function)
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:

@@ -1,4 +1,4 @@
-"""Products, and experts, with weights of a few bits in blocks, dequantised in registers."""
+"""Products, and experts, with weights of a few bits in blocks, dequantized in registers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def experts_call(site: Site) -> NativeCall | None:
         if not _add_layer(site, layer, count, size, words, keep):
             return None
     limit = float(attrs.get("swiglu_limit", math.inf))
-    is_normalised = shares is None or bool(attrs.get("normalize_routing_weights", 0))
+    is_normalized = shares is None or bool(attrs.get("normalize_routing_weights", 0))
     token_flops = 6 * chosen * hidden * inner
     together = min(max(_MOST_FLOPS // token_flops // _ROWS, 1) * _ROWS, tokens)
     activation = _ACTIVATIONS.index(attrs.get("activation_type", "relu"))
@@ -94,7 +94,7 @@ def experts_call(site: Site) -> NativeCall | None:
         "experts",
         (
             *(Tensor(0), Tensor(1), given, *words, site.result()),
-            *(tokens, count, chosen, hidden, inner, fusion, activation, is_normalised, together),
+            *(tokens, count, chosen, hidden, inner, fusion, activation, is_normalized, together),
             *(*numbers, limit),
         ),
         items=count * math.ceil(tokens / together),

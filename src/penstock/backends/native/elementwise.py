@@ -18,10 +18,10 @@ import numpy as np
 
 from penstock.backends.native.formulas import (
     CHEAP_POWERS,
-    CODES,
     FORMULAS,
     KINDS,
-    OF_CODES,
+    QUANTIZED,
+    QUANTIZED_KINDS,
     Term,
     converted,
 )
@@ -78,7 +78,7 @@ _NS = {
     "fmod_f4": 1.0,
     "pow_f4": 15.0,
     "pow_f8": 15.0,
-    **dict.fromkeys([f"quantize_{kind}" for kind in CODES.values()], 0.13),
+    **dict.fromkeys([f"quantize_{kind}" for kind in QUANTIZED_KINDS.values()], 0.13),
     **dict.fromkeys(("exp_f8", "sigmoid_f8"), 0.8),
     **dict.fromkeys(("expm1_f8", "log_f8", "log1p_f8", "tanh_f8"), 6.0),
     **dict.fromkeys(("acos_f8", "asin_f8", "cos_f8", "erf_f8", "sin_f8"), 6.0),
@@ -236,11 +236,11 @@ class _Program:
             values = values[:-1]
         if node.op.full_name != "Clip" and None in values:
             raise UnsupportedError
-        if node.op.full_name not in OF_CODES:
-            codes = CODES.values()
+        if node.op.full_name not in QUANTIZED:
+            codes = QUANTIZED_KINDS.values()
             values = [converted(v, "i4") if v and v.kind in codes else v for v in values]
         result = formula(node.attrs, *values)
-        return converted(result, CODES[name]) if name in CODES else result
+        return converted(result, QUANTIZED_KINDS[name]) if name in QUANTIZED_KINDS else result
 
     def _convert(self, node: Node, values: Sequence[Term | None], name: str) -> Term:
         """A Cast, QuantizeLinear or DequantizeLinear to the dtype ``name``."""
@@ -260,7 +260,7 @@ class _Program:
         zeros = Term("f4", constant=0.0) if zero is None else converted(zero, "f4")
         if node.op.name == "DequantizeLinear":
             return Term(kind, f"dequantize_{x.kind}", (x, scale, zeros))
-        if x.kind != "f4" or scales.dtype != np.float32 or name not in CODES:
+        if x.kind != "f4" or scales.dtype != np.float32 or name not in QUANTIZED_KINDS:
             raise UnsupportedError
         if scale.constant is None:
             x, scale = x / scale, Term("f4", constant=1.0)

@@ -14,8 +14,15 @@ from typing import Any, TypeAlias
 
 from penstock.backends.native.kernel import UnsupportedError
 
-CODES = {"uint8": "u1", "int8": "s1", "uint16": "u2", "int16": "s2"}
-KINDS = {"float32": "f4", "float64": "f8", "int32": "i4", "int64": "i8", "bool": "b1", **CODES}
+QUANTIZED_KINDS = {"uint8": "u1", "int8": "s1", "uint16": "u2", "int16": "s2"}
+KINDS = {
+    "float32": "f4",
+    "float64": "f8",
+    "int32": "i4",
+    "int64": "i8",
+    "bool": "b1",
+    **QUANTIZED_KINDS,
+}
 """how elements are held in registers, by dtype"""
 
 
@@ -228,7 +235,7 @@ def converted(x: Term, kind: str) -> Term:
         return x
     if x.constant is not None:
         return Term(kind, constant=x.constant)
-    codes = CODES.values()
+    codes = QUANTIZED_KINDS.values()
     if kind != "i4" and (x.kind in codes or kind in codes):
         x = converted(x, "i4")
     if kind == "b1":
@@ -294,7 +301,7 @@ FORMULAS: dict[str, Formula] = {
     "penstock.ZeroNaN": _zero_nan,
 }
 """by operation, what it computes, given its attributes and its inputs"""
-OF_CODES = frozenset(
+QUANTIZED = frozenset(
     {"Add", "Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"}
     | {"Mul", "Relu", "Sub", "Sum", "Where"}
 )

@@ -101,13 +101,13 @@ def integer_product(site: Site) -> NativeCall | None:
     )
 
 
-def dynamic_codes(site: Site) -> NativeCall | None:
+def dynamically_quantized(site: Site) -> NativeCall | None:
     """DynamicQuantizeLinear: codes of real numbers over their own range."""
     x = site.input(0)
     if x is None or x.dtype != FLOAT32:
         return None
     words: tuple[Word, ...] = Tensor(0), *[site.result(i) for i in range(3)], x.elements
-    return NativeCall("dynamic_codes", words, items=1, item_ns=50 + x.elements * 0.5)
+    return NativeCall("dynamically_quantized", words, items=1, item_ns=50 + x.elements * 0.5)
 
 
 def integer_seconds(node: Node) -> float:

@@ -13,7 +13,7 @@ from penstock.core.records import dataclass, field, replace
 from penstock.core.types import INT64, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Contents, Node
-from penstock.ir.layout import LateArray
+from penstock.ir.layout import RuntimeArray
 from penstock.ir.op import Kernel
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, weights_of
 
@@ -152,8 +152,8 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         site = replace(site, constants=Contents(others))
     binder = _CallBinder(site, call)
     count, tensors = len(site.node.inputs), site.tensors
-    late: tuple[Any, ...] = (_LATE,) * len(tensors)
-    call_given = binder.call(late, _LATE if call.workspace else None, every=True)
+    runtime: tuple[Any, ...] = (_RUNTIME,) * len(tensors)
+    call_given = binder.call(runtime, _RUNTIME if call.workspace else None, every=True)
     into: Callable[..., Any] = call_given.run
     function: Callable[..., Any] = call_given.make
     if call.restrided is not None or call.workspace:
@@ -165,8 +165,8 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
             if all(y is None or y.flags.c_contiguous for y in arrays[count : len(tensors)]):
                 call_given.run(*arrays[: len(tensors)], *(() if work is None else (work,)))
             else:
-                run, late = binder.bind(arrays[:count], arrays[count : len(tensors)], work)
-                run(*late)
+                run, runtime = binder.bind(arrays[:count], arrays[count : len(tensors)], work)
+                run(*runtime)
 
     if call.workspace or None in tensors[count:]:
 
@@ -192,7 +192,7 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         # A call of the function is given the former, and has results in their own order of dims.
         prefer_bound=bool(call.reordered or call.dims_order),
         absorbed=tuple(call.reordered),
-        let_go=lambda: {i: held.let_go() for i, held in call.reordered.items()},
+        release=lambda: {i: held.release() for i, held in call.reordered.items()},
     )
 
 
@@ -227,11 +227,11 @@ def _finished_kernel(site: Site, call: NativeCall, finish: Callable[..., Any]) -
     return Kernel(lambda *inputs: finish(function(*inputs)))
 
 
-class _Late:
+class _Runtime:
     """Stands for an array that is given during the run."""
 
 
-_LATE = _Late()
+_RUNTIME = _Runtime()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,14 +258,14 @@ class _CallBinder:
                 native, usable = native.restrided(strides), _is_aligned
             except UnsupportedError:
                 return self._bind_copy(inputs, outputs, workspace)
-            orders = {i: x.order for i, x in enumerate(arrays) if isinstance(x, LateArray)}
+            orders = {i: x.order for i, x in enumerate(arrays) if isinstance(x, RuntimeArray)}
         fixed = [isinstance(x, np.ndarray) and usable(x) for x in arrays]
         read = _read(native)
-        late = [i for i in range(len(arrays)) if i in read and not fixed[i]]
-        run = _CallBinder(self.site, native).call(arrays, workspace, late).run
-        of_late = [orders.get(i) for i in late]
-        function = _in_order(run, of_late) if any(of_late) else run
-        return function, tuple([arrays[i] for i in late])
+        runtime = [i for i in range(len(arrays)) if i in read and not fixed[i]]
+        run = _CallBinder(self.site, native).call(arrays, workspace, runtime).run
+        of_runtime = [orders.get(i) for i in runtime]
+        function = _in_order(run, of_runtime) if any(of_runtime) else run
+        return function, tuple([arrays[i] for i in runtime])
 
     def _bind_copy(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
@@ -274,7 +274,7 @@ class _CallBinder:
         and outputs computed without gaps and then copied."""
         dense = [np.empty_like(y, order="C") if _arrays([y]) else y for y in outputs]
         plain = _CallBinder(self.site, replace(self.native, restrided=None))
-        call, late = plain.bind(inputs, dense, workspace)
+        call, runtime = plain.bind(inputs, dense, workspace)
 
         def run(*arrays: Any) -> None:
             call(*arrays)
@@ -282,22 +282,22 @@ class _CallBinder:
                 if result is not y:
                     np.copyto(y, result)
 
-        return run, late
+        return run, runtime
 
     def call(
         self,
         arrays: Sequence[Any],
         workspace: Any,
-        late: Sequence[int] = (),
+        runtime: Sequence[int] = (),
         *,
         every: bool = False,
     ) -> Any:
-        """The call on ``arrays``, inputs and then outputs, of which it takes those at ``late`` as
-        arguments; with ``every``, it takes them all and the workspace, or makes the outputs."""
+        """The call on ``arrays``, inputs and then outputs, of which it takes those at ``runtime``
+        as arguments; with ``every``, it takes them all and the workspace, or makes the outputs."""
         native, site = self.native, self.site
         count, behind = len(site.node.inputs), len(arrays)
         words: list[Any] = list(native.words)
-        given = range(behind + (1 if native.workspace else 0)) if every else late
+        given = range(behind + (1 if native.workspace else 0)) if every else runtime
         places: dict[int, int] = {}  # bits of the words that a tensor is
         of_call: Sequence[Any] = native.words
         for place, word in enumerate(of_call):
@@ -354,7 +354,7 @@ def _in_order(
 def _strides(x: Any, type_: TensorType | None) -> tuple[int, ...] | None:
     """The strides of an array in elements, also those expected of one that is given during the run;
     None if it is dense, or must be copied before it is read."""
-    if isinstance(x, LateArray) and type_ is not None and type_.dtype is not None:
+    if isinstance(x, RuntimeArray) and type_ is not None and type_.dtype is not None:
         return tuple([stride // type_.dtype.itemsize for stride in x.strides]) or None
     if not isinstance(x, np.ndarray) or _is_dense(x) or not _is_aligned(x):
         return None
@@ -381,9 +381,9 @@ class _Failed:
     arrays: tuple[Any, ...]
     places: tuple[int, ...]
 
-    def __call__(self, status: int, late: tuple[np.ndarray, ...]) -> None:
+    def __call__(self, status: int, runtime: tuple[np.ndarray, ...]) -> None:
         arrays = [*self.arrays, None]  # the workspace is the last
-        for i, array in zip(self.places, late, strict=True):
+        for i, array in zip(self.places, runtime, strict=True):
             arrays[i] = array
         node, count = self.site.node, len(self.site.node.inputs)
         inputs = arrays[:count]

@@ -1,4 +1,4 @@
-"""Normalisations by instance, group and layer, and by the root mean square of a layer."""
+"""Normalizations by instance, group and layer, and by the root mean square of a layer."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _UNITS = 16
 # Of a block of codes, which has whole panels: as in c/integers.h.
 _CODE_UNITS = 32
 _CELLS = ("RNN", "GRU", "LSTM")
-_OF_CODES = "DynamicQuantizeLSTM"
+_QUANTIZED = "DynamicQuantizeLSTM"
 _ACTIVATIONS = (
     *("tanh", "sigmoid", "relu", "affine", "leakyrelu", "thresholdedrelu", "scaledtanh"),
     *("hardsigmoid", "elu", "softsign", "softplus"),
@@ -61,7 +61,7 @@ class _CodeMatrix(NamedTuple):
     scales: np.ndarray
 
 
-_NO_CODES = [None] * len(_CodeMatrix._fields)
+_NOT_QUANTIZED = [None] * len(_CodeMatrix._fields)
 
 
 class _Weights(NamedTuple):
@@ -111,7 +111,16 @@ def recurrence_call(site: Site) -> NativeCall | None:
         "recurrent",
         (
             *(Tensor(0), *states, None, live, share),
-            *(*_NO_CODES, *_NO_CODES, None, r, new[0] if new else None, total, new_bias, None),
+            *(
+                *_NOT_QUANTIZED,
+                *_NOT_QUANTIZED,
+                None,
+                r,
+                new[0] if new else None,
+                total,
+                new_bias,
+                None,
+            ),
             activations.view(np.uint8),
             *(*last, WORKSPACE),
             *(_CELLS.index(cell), 1, 0, 0, layer.linear_before_reset, 0),
@@ -138,9 +147,9 @@ def recurrence_seconds(node: Node) -> float:
 
 def recurrent_call(site: Site) -> NativeCall | None:
     """A recurrent layer over float32, if its weights are constants."""
-    x, has_codes = site.input(0), site.node.op.name == _OF_CODES
-    cell = "LSTM" if has_codes else site.node.op.name
-    held = _held_weights(site, cell, has_codes)
+    x, is_quantized = site.input(0), site.node.op.name == _QUANTIZED
+    cell = "LSTM" if is_quantized else site.node.op.name
+    held = _held_weights(site, cell, is_quantized)
     if x is None or held is None or 0 in x.dims:
         return None
     wanted = {0: FLOAT32, 4: INT32, 5: FLOAT32, 6: FLOAT32, 7: FLOAT32}
@@ -155,9 +164,9 @@ def recurrent_call(site: Site) -> NativeCall | None:
     if activations is None:
         return None
     hidden = packed.hidden
-    sizes = _sizes(layer, steps, batch, hidden, width, has_codes)
+    sizes = _sizes(layer, steps, batch, hidden, width, is_quantized)
     rows, chunk, item_bytes, items = sizes.rows, sizes.chunk, sizes.item_bytes, sizes.items
-    if has_codes:
+    if is_quantized:
         lines = [math.ceil(count / 64) * 64 for count in (width, hidden)]
         item_bytes += batch * (steps * lines[0] + lines[1]) + _RANGE_BYTES
     work = 2 * steps * rows * layer.gates * hidden * (width + hidden)
@@ -183,7 +192,7 @@ def recurrent_call(site: Site) -> NativeCall | None:
         items=items,
         item_ns=work / _OPERATIONS_PER_NS,
         stages=sizes.stages,
-        pieces=padded // (_CODE_UNITS if has_codes else _UNITS),
+        pieces=padded // (_CODE_UNITS if is_quantized else _UNITS),
         workspace=items * item_bytes,
         can_fail=site.input(4) is not None,
         keep=held.keep,
@@ -215,13 +224,13 @@ class _Sizes(NamedTuple):
 
 
 def _sizes(
-    layer: Layer, steps: int, batch: int, hidden: int, width: int, has_codes: bool = False
+    layer: Layer, steps: int, batch: int, hidden: int, width: int, is_quantized: bool = False
 ) -> _Sizes:
     """How a layer is divided that multiplies X [steps, batch, width]."""
-    block = _CODE_UNITS if has_codes else _UNITS
+    block = _CODE_UNITS if is_quantized else _UNITS
     padded = math.ceil(hidden / block) * block
     columns = layer.gates * padded
-    if has_codes:  # whose range is that of the whole batch
+    if is_quantized:  # whose range is that of the whole batch
         rows = batch
     else:
         rows = _even(batch, _MANY_ROWS if columns * hidden * 4 > _NEAR_BYTES else _ROWS)
@@ -231,7 +240,7 @@ def _sizes(
     item_bytes = sum(math.ceil(count * 4 / 64) * 64 for count in floats)
     items = len(layer.reverse) * math.ceil(batch / rows)
     stages = math.ceil(steps / chunk) + steps * len(_parts(layer))
-    if has_codes:
+    if is_quantized:
         stages += 1 + steps
     return _Sizes(padded, rows, chunk, item_bytes, items, stages)
 
@@ -245,20 +254,20 @@ def _seconds(node: Node, steps: int, rows: int) -> float:
     return 1e-6 + steps * _STEP_S + flops(node) * (rows + _WAIT_ROWS) / (max(rows, 1) * _PER_S)
 
 
-def _held_weights(site: Site, cell: str, has_codes: bool) -> _Held | None:
+def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
     """The packed weights of a layer, None if they are no constants of its type."""
     w, r, bias, *codes = (site.constant(i) for i in (1, 2, 3, 8, 9, 10, 11))
-    given = [3, 7, *range(8, 12 * has_codes)]
+    given = [3, 7, *range(8, 12 * is_quantized)]
     absent = [i for i in given if site.input(i) is not None and site.constant(i) is None]
     if w is None or r is None or absent or 0 in r.shape:
         return None
-    if w.dtype not in ((INT8, UINT8) if has_codes else (FLOAT32,)):
+    if w.dtype not in ((INT8, UINT8) if is_quantized else (FLOAT32,)):
         return None
     layer, peepholes = parse_layer(cell, site.node.attrs), site.constant(7)
     if peepholes is not None:
-        block = _CODE_UNITS if has_codes else _UNITS
+        block = _CODE_UNITS if is_quantized else _UNITS
         peepholes = _padded(peepholes.reshape(len(r), 3, -1), block)
-    if not has_codes:
+    if not is_quantized:
         hidden = r.shape[2]
         matrices = {
             1: _reordered(w, hidden, (layer.gates,)),
@@ -267,7 +276,7 @@ def _held_weights(site: Site, cell: str, has_codes: bool) -> _Held | None:
         (w_blocks,), (r_blocks, *new) = matrices[1].arrays, matrices[2].arrays
         blocks = w_blocks, r_blocks, new[0] if new else None
         biases = _biases(layer, len(w), hidden, bias)
-        weights = _Weights(_NO_CODES, _NO_CODES, *blocks, *biases, peepholes, hidden)
+        weights = _Weights(_NOT_QUANTIZED, _NOT_QUANTIZED, *blocks, *biases, peepholes, hidden)
         return _Held(weights, None, matrices)
     if site.input(4) is not None:
         return None  # lengths

@@ -28,7 +28,7 @@ from penstock.backends.onednn.spec import BoundPrimitive, PrimitiveSpec, SpecCon
 from penstock.backends.sequence import BoundStep, sequence_of
 from penstock.core.records import NamedTuple, dataclass
 from penstock.core.types import TensorType
-from penstock.ir.layout import LateArray, address, packed_strides
+from penstock.ir.layout import RuntimeArray, address, packed_strides
 from penstock.ir.op import Kernel
 
 # Arrays of a call whose addresses compiled code sets, as in native/c/sequence.c.
@@ -94,7 +94,7 @@ def kernel_of(library: Library, spec: PrimitiveSpec) -> Kernel:
         check=library.check,
         code_bytes=primitives.packed.primitive.code_bytes,
         absorbed=tuple(spec.weights),
-        let_go=primitives.let_go,
+        release=primitives.release,
     )
 
 
@@ -134,11 +134,11 @@ class PrimitiveCache:
     ) -> Call:
         return self.call((*inputs, *outputs), workspace)
 
-    def let_go(self) -> dict[int, Callable[[], np.ndarray]]:
+    def release(self) -> dict[int, Callable[[], np.ndarray]]:
         """Hold weights in the layouts of primitives alone: what gives them back, by input."""
         if not all(weights.is_copied for weights in self.spec.weights.values()):
             self.packed.fixed()  # no call has needed them yet
-        functions = {i: weights.let_go() for i, weights in self.spec.weights.items()}
+        functions = {i: weights.release() for i, weights in self.spec.weights.items()}
         return {i: function for i, function in functions.items() if function is not None}
 
     def get(self, strides: Strides, summed: bool) -> BoundPrimitive:
@@ -176,7 +176,7 @@ class PrimitiveCache:
             dims, itemsize, order = type_.dims, _itemsize(type_), self.spec.dims_order
             if i in self.spec.weights:
                 strides.append(self.packed_strides[i])
-            elif isinstance(x, np.ndarray) or (isinstance(x, LateArray) and x.strides):
+            elif isinstance(x, np.ndarray) or (isinstance(x, RuntimeArray) and x.strides):
                 strides.append(canonical_strides(dims, x.strides, order, itemsize))
             else:
                 strides.append(packed_strides(dims, itemsize))
@@ -230,7 +230,7 @@ class PrimitiveCache:
                 calls.append(reorder_primitive(library, own, taken, attr).call(arguments))
             if array is None:
                 is_read = i not in self.spec.desc.outputs
-                order = x.order if isinstance(x, LateArray) else None
+                order = x.order if isinstance(x, RuntimeArray) else None
                 rank = len(self.packed_strides[i] or ())
                 late.append((x, _Handle(own_memory, is_read, order, rank)))
         for argument in bound.dropped:

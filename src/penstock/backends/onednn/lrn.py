@@ -1,4 +1,4 @@
-"""Local response normalisation."""
+"""Local response normalization."""
 
 from __future__ import annotations
 

@@ -209,11 +209,11 @@ def kernel_of_parts(
         into(*inputs, *outputs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def let_go() -> Mapping[int, Callable[[], np.ndarray]]:
+    def release() -> Mapping[int, Callable[[], np.ndarray]]:
         held: dict[int, Callable[[], np.ndarray]] = {}
         for kernel in kernels:
-            assert kernel.let_go is not None
-            held.update(kernel.let_go())
+            assert kernel.release is not None
+            held.update(kernel.release())
         return held
 
     return Kernel(
@@ -225,5 +225,5 @@ def kernel_of_parts(
         binder=PartsBinder(kernels, absorbed, into),
         code_bytes=sum(kernel.code_bytes for kernel in kernels),
         absorbed=absorbed,
-        let_go=let_go if absorbed else None,
+        release=release if absorbed else None,
     )

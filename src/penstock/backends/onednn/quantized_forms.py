@@ -1,4 +1,4 @@
-"""Decode quantised nodes into operations of real numbers, scales and zero points.
+"""Decode quantized nodes into operations of real numbers, scales and zero points.
 
 A code represents ``scale * (code - zero)``. Models express operations of codes in three ways: as
 operations of codes (QLinearConv and so on); as operations between DequantizeLinear and

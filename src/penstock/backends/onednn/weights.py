@@ -83,8 +83,8 @@ class _Copy(NamedTuple):
 class Weights:
     """A constant in the layouts that primitives have asked for, one copy for each.
 
-    After ``let_go`` only the copies are held. They have the same elements in another order, so that
-    ``array`` gives the same constant again.
+    After ``release`` only the copies are held. They have the same elements in another order, so
+    that ``array`` gives the same constant again.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Weights:
                     _ALL[id(array), self._key] = self
             return array
 
-    def let_go(self) -> Callable[[], np.ndarray] | None:
+    def release(self) -> Callable[[], np.ndarray] | None:
         """Stop holding the constant itself, if it can be given back from a copy; returns what
         does so."""
         with self._lock:

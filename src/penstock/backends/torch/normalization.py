@@ -1,4 +1,4 @@
-"""Normalisation: by batch, instance, layer, group and across channels; softmax."""
+"""Normalization: by batch, instance, layer, group and across channels; softmax."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def group_normalization_kernel(site: TorchSite) -> Kernel | None:
 
 
 def _normalized_axes(site: TorchSite) -> int | None:
-    """The first of the axes that are normalised, which are the last ones."""
+    """The first of the axes that are normalized, which are the last ones."""
     rank = site.rank(0)
     axis = site.attrs.get("axis", -1)
     return None if rank is None or not -rank <= axis < rank else axis % rank
@@ -104,7 +104,7 @@ def _scaled(y: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _same_dims(site: TorchSite) -> bool:
-    """Whether scale and bias are known to have the dims that are normalised."""
+    """Whether scale and bias are known to have the dims that are normalized."""
     x, scale, bias = site.type(0), site.dims(1), site.dims(2)
     if x is None or x.shape is None or scale is None:
         return False

@@ -1,7 +1,7 @@
 """Options of sessions and of runs, as ONNX Runtime has them.
 
 What has a counterpart takes effect: the numbers of threads, the execution mode, dims by name,
-profiles, termination. What steers ONNX Runtime's own allocators, optimiser and logs is kept and
+profiles, termination. What steers ONNX Runtime's own allocators, optimizer and logs is kept and
 told back, and changes nothing (``docs/coming-from.md`` lists both).
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GraphOptimizationLevel(IntEnum):
-    """How far ONNX Runtime optimises a graph; Penstock always optimises what answers allow."""
+    """How far ONNX Runtime optimizes a graph; Penstock always optimizes what answers allow."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1

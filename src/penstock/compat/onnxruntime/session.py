@@ -343,7 +343,7 @@ def _set_initializers(model: Model, given: Mapping[str, OrtValue]) -> None:
             raise InvalidArgument(
                 f"initializer {name!r} is {type_of(was)} in the model, not {type_of(array)}"
             )
-        value.fix(array)
+        value.set_constant(array)
 
 
 def _set_free_dims(model: Model, dims: Mapping[str, int]) -> None:

@@ -55,7 +55,8 @@ class Barrier:
     """The shared state of the parts of one run, whose ``lock`` they use as well.
 
     ``on_end`` is called once, by the thread that ends the run. Only a run of several parts has a
-    ``rendezvous``, or one that is given it since other parts are in other processes (``is_far``).
+    ``rendezvous``, or one that is given it since other parts are in other processes
+    (``is_remote``).
     ``dispatch`` calls a function: at once, by default.
     """
 
@@ -69,7 +70,7 @@ class Barrier:
         self.control = control
         self.lock = threading.RLock()
         self.rendezvous = rendezvous
-        self.is_far = rendezvous is not None
+        self.is_remote = rendezvous is not None
         self._dispatch = dispatch
         self.parts: Sequence[PartRun] = ()
         self.error: BaseException | None = None

@@ -179,7 +179,7 @@ class FramesExecutor:
             FramesRun(p.graph, [inputs[i] for i in p.inputs], p.workers, observe, limits, barrier)
             for p in self.parts
         ]
-        barrier.begin(runs, listens=self._listens or barrier.is_far)
+        barrier.begin(runs, listens=self._listens or barrier.is_remote)
 
     def _end(self, barrier: Barrier) -> tuple[Any, ...]:
         """The outputs of a run that is over; raises the error that it ended with."""
@@ -193,7 +193,7 @@ class FramesExecutor:
             finally:
                 del error, run, runs  # the traceback holds this frame
         outputs: list[Any] = [None] * len(self.table.outputs)
-        own = sent if barrier.is_far else unshared
+        own = sent if barrier.is_remote else unshared
         for part, run in zip(self.parts, runs, strict=True):
             fetched = part.graph.graph.outputs
             for i, value, result in zip(part.outputs, fetched, run.outputs(), strict=True):

@@ -28,7 +28,7 @@ from weakref import ref
 import numpy as np
 
 from penstock.analysis.frames import FramePath
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass, field, replace
 from penstock.executors.frames.rendezvous import edge_key
@@ -205,7 +205,7 @@ class ValueNumbers:
     def block(self, table: StepTable) -> Block:
         """The steps of a plan within, with slots of this table."""
         first = len(self._values)
-        for slot in paced(table.slots):
+        for slot in with_checkpoints(table.slots):
             kind = SlotKind.DYNAMIC if slot.constant is None else SlotKind.CONSTANT
             self._values.append(Slot(slot.name, slot.type, kind, slot.constant))
 
@@ -218,7 +218,9 @@ class ValueNumbers:
             return replace(old, inputs=inputs, outputs=outputs, blocks=blocks, workspace=-1)
 
         def block(old: Block | StepTable) -> Block:
-            return Block(moved(old.inputs), moved(old.outputs), tuple(map(step, paced(old.steps))))
+            return Block(
+                moved(old.inputs), moved(old.outputs), tuple(map(step, with_checkpoints(old.steps)))
+            )
 
         return block(table)
 
@@ -283,10 +285,12 @@ class FrameGraph:
         self.asynchronous = False
         self._numbers = numbers
         self._frames: dict[FramePath, StaticFrame] = {(): self.root}
-        self.nodes = [self._node(node, paths[node], kernel, call) for node in paced(graph.nodes)]
+        self.nodes = [
+            self._node(node, paths[node], kernel, call) for node in with_checkpoints(graph.nodes)
+        ]
         readers: _ReadersByValue = {}
         controls: dict[Node, list[FrameNode]] = {}
-        for node, original in paced(zip(self.nodes, graph.nodes, strict=True)):
+        for node, original in with_checkpoints(zip(self.nodes, graph.nodes, strict=True)):
             self._place(node, _inputs(original, kernel), readers)
             predecessors = dict.fromkeys(original.control_inputs)
             for predecessor in predecessors:
@@ -307,7 +311,7 @@ class FrameGraph:
             node.counter = len(node.frame.waits)
             # Of a Merge, behind its count: how many of its inputs are dead.
             node.frame.waits += [node.waits, 0] if node.rule is TokenRule.MERGE else [node.waits]
-        for node, original in paced(zip(self.nodes, graph.nodes, strict=False)):
+        for node, original in with_checkpoints(zip(self.nodes, graph.nodes, strict=False)):
             node.edges = tuple([_edges(readers, value) for value in original.outputs])
             node.controls = tuple(controls.get(original, ()))
             node.only_edge = _only_edge(node)

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from penstock.codegen.steps import printable
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass
 from penstock.core.types import BOOL, TensorType
@@ -209,7 +209,7 @@ class _FrameWriter:
         pending: dict[Node, int] = {}
         readers: dict[Node, list[Node]] = defaultdict(list)
         ready: dict[Condition, deque[Node]] = defaultdict(deque)
-        for node in paced(nodes):
+        for node in with_checkpoints(nodes):
             before = {*[v.producer for v in all_reads(node)], *node.control_inputs} & own
             pending[node] = len(before)
             for source in before:

@@ -66,7 +66,7 @@ class Rendezvous:
                 del self._sent[key]
             return value
 
-    def is_far(self, key: Hashable) -> bool:
+    def is_remote(self, key: Hashable) -> bool:
         """Whether values with this key are sent from outside of the process, so that a part that
         waits for one is not at rest."""
         return False

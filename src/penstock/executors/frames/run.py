@@ -101,9 +101,9 @@ class FramesRun:
         self.failed = False
         # The output that each Switch has chosen last, to explain why a value is dead.
         self.chosen: dict[FrameNode, int] = {}
-        self.away = 0  # kernels that run elsewhere, asynchronous ones included
-        self.elsewhere = 0  # of these, those that keep a thread of the pool busy
-        self.far = 0  # values of other processes that it waits for
+        self.in_flight = 0  # kernels that run elsewhere, asynchronous ones included
+        self.on_pool = 0  # of these, those that keep a thread of the pool busy
+        self.awaiting_peers = 0  # values of other processes that it waits for
         self.workers = graph.workers
         self.pending: set[_Completion] = set()
         # Jobs of other threads for the thread of the run.
@@ -130,7 +130,7 @@ class FramesRun:
                 if self.back:
                     continue
                 self.active = False
-                self.resting = not self.away and not self.far
+                self.resting = not self.in_flight and not self.awaiting_peers
                 ended = self.resting and self.barrier.rested()
             if ended:
                 self.barrier.end()
@@ -140,7 +140,7 @@ class FramesRun:
     def waits(self) -> bool:
         """Whether nothing but values of other processes can wake it, or nothing at all."""
         with self.lock:
-            return not (self.active or self.away)
+            return not (self.active or self.in_flight)
 
     def outputs(self) -> Outputs:
         error = missing_output(self.root, self.chosen)
@@ -372,14 +372,14 @@ class FramesRun:
         pool = self.pool
         if pool is not None:
             self.barrier.help(pool)
-        free = 0 if pool is None else max(0, self.workers - 1 - self.elsewhere)
+        free = 0 if pool is None else max(0, self.workers - 1 - self.on_pool)
         free = min(free, len(heavy) - (not self.calls))
         others, own = heavy[:free], heavy[free:]
         announce(len(others) + 1)
         for token in others:
-            if pool is not None and pool.offer(partial(self._elsewhere, token, _inputs(token))):
-                self.away += 1
-                self.elsewhere += 1
+            if pool is not None and pool.offer(partial(self._run_on_pool, token, _inputs(token))):
+                self.in_flight += 1
+                self.on_pool += 1
             else:
                 announce(-1)
                 own.append(token)
@@ -388,7 +388,7 @@ class FramesRun:
         for token in own[:1]:
             self._run(token)
 
-    def _elsewhere(self, token: Token, inputs: list[Any]) -> None:
+    def _run_on_pool(self, token: Token, inputs: list[Any]) -> None:
         """Run a kernel on another thread."""
         announce(-1)
         node, control = token[0], self.control
@@ -420,8 +420,8 @@ class FramesRun:
     ) -> None:
         """Deliver the outputs of a kernel that has ended on another thread."""
         node, iteration, _ = token
-        self.away -= 1
-        self.elsewhere -= 1
+        self.in_flight -= 1
+        self.on_pool -= 1
         _record_cost(node, seconds)
         if error is not None:
             self._fail(error)
@@ -434,7 +434,7 @@ class FramesRun:
         """Begin an asynchronous kernel."""
         node, inputs = token[0], _inputs(token)
         completion = _Completion(self, token)
-        self.away += 1
+        self.in_flight += 1
         self.pending.add(completion)
         self._begun(node, inputs)
         assert node.function is not None
@@ -449,7 +449,7 @@ class FramesRun:
         if completion not in self.pending:
             return  # the run has failed meanwhile
         self.pending.remove(completion)
-        self.away -= 1
+        self.in_flight -= 1
         node, iteration, _ = completion.token
         if error is not None:
             self._fail(error, node, _inputs(completion.token))
@@ -473,20 +473,20 @@ class FramesRun:
         self._begun(node, ())
         rendezvous, key = self.barrier.rendezvous, _key(node, iteration)
         assert rendezvous is not None
-        far = rendezvous.is_far(key)
+        remote = rendezvous.is_remote(key)
         try:
-            sent = rendezvous.recv(key, partial(self.post, self._received, token, far))
+            sent = rendezvous.recv(key, partial(self.post, self._received, token, remote))
         except Aborted as error:
             self._fail(error)
             return
-        self.far += far
+        self.awaiting_peers += remote
         if sent is not None:
-            self._received(token, far, *sent, None)
+            self._received(token, remote, *sent, None)
 
     def _received(
-        self, token: Token, far: bool, value: Any, dead: bool, error: Aborted | None
+        self, token: Token, remote: bool, value: Any, dead: bool, error: Aborted | None
     ) -> None:
-        self.far -= far
+        self.awaiting_peers -= remote
         if isinstance(error, NoValue):
             return
         if error is not None:
@@ -513,7 +513,7 @@ class FramesRun:
         while self.pending:
             completion = self.pending.pop()
             completion.run = None
-            self.away -= 1
+            self.in_flight -= 1
             if completion.cancel is not None:
                 try:
                     completion.cancel()

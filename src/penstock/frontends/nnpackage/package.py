@@ -288,7 +288,7 @@ class _Package:
 
     def converted(self, source: Value, target: Value) -> Value:
         """What feeds ``target``: ``source``, converted if its element type is another, or if both
-        are quantised and its integers stand for other numbers."""
+        are quantized and its integers stand for other numbers."""
         (dtype, given), (wanted_dtype, wanted) = self.declared[source], self.declared[target]
         alike = given is None or wanted is None or given.equals(wanted)
         if str(dtype) == str(wanted_dtype) and alike:

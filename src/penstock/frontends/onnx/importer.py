@@ -20,7 +20,7 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
-from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.errors import InvalidModel, shortened
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import replace
@@ -184,7 +184,7 @@ class _Importer:
         outer_inputs, graph.inputs = graph.inputs, []
         for name, const in self.initializers(proto, context):
             value = self.value(name, context)
-            value.fix(const)
+            value.set_constant(const)
             names[name] = value
         n, wanted = len(proto.input), len(outer_inputs)
         if wanted not in (0, n):
@@ -250,14 +250,14 @@ class _Importer:
         in any order, so that outputs are needed before inputs are looked up. ``bound`` has values
         for outputs of a function by name; names that no node produces are left in it."""
         self.diagnostics.count_nodes(len(nodes))
-        if not context.prefix and any(node.metadata_props for node in paced(nodes)):
+        if not context.prefix and any(node.metadata_props for node in with_checkpoints(nodes)):
             from penstock.frontends.onnx.module_scopes import module_scopes
 
             self.scopes |= module_scopes(nodes)
         names = context.scope.names
         declared: list[OnnxNode] = []
         functions = self.functions.table
-        for index, proto in enumerate(paced(nodes)):
+        for index, proto in enumerate(with_checkpoints(nodes)):
             outputs: list[Value | None] = []
             for name in proto.output:
                 value = None
@@ -273,7 +273,7 @@ class _Importer:
                 self.constant(node)
             else:
                 declared.append(node)
-        return paced(declared)
+        return with_checkpoints(declared)
 
     def expand(self, into: list[Node], body: Iterator[OnnxNode]) -> None:
         """Import nodes; the nodes of functions take the place of the calls."""
@@ -430,7 +430,7 @@ class _Importer:
     def copy(self, value: Value, output: Value, call: OnnxNode) -> Node | None:
         """Make ``output`` a copy of ``value``: a constant, or the output of a node."""
         if value.const is not None:
-            output.fix(value.const)
+            output.set_constant(value.const)
             return None
         op, _ = current("Identity")
         name = f"{short_name(call.name)}/Identity"
@@ -449,7 +449,7 @@ class _Importer:
             self.diagnostics.problem(f"a Constant in {where} has {count} outputs, not 1")
         for value in node.outputs:
             if value is not None and array is not None:
-                value.fix(array)
+                value.set_constant(array)
 
 
 def _full_name(domain: str, op_type: str) -> str:

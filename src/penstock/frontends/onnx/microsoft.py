@@ -1,6 +1,6 @@
 """Operations of ONNX Runtime, written as those of ONNX.
 
-ONNX Runtime's optimiser fuses nodes into operations of its own domain. Taken apart again, they are
+ONNX Runtime's optimizer fuses nodes into operations of its own domain. Taken apart again, they are
 the plain graph, which Penstock's own passes and backends know. ``RULES`` has a rule for each; a
 rule that emits no final node leaves the node unchanged: its operation has a kernel.
 """
@@ -435,7 +435,7 @@ def matmul_fp_q4(b: NodeUpgrade) -> None:
     b.become("MatMul", [b.input(0), b.emit("Transpose", [weights], perm=[1, 0])])
 
 
-# Normalisation and embedding.
+# Normalization and embedding.
 
 
 @rewrites("SimplifiedLayerNormalization", domain="")
@@ -489,7 +489,7 @@ def _become_normalized(
 @rewrites("EmbedLayerNormalization", "QEmbedLayerNormalization")
 def embed_layer_normalization(b: NodeUpgrade) -> None:
     """The sum of rows of up to three tables, normalized; and how many elements of each row of a
-    mask are set. Tables and parameters may be quantised: their scales and zero points follow."""
+    mask are set. Tables and parameters may be quantized: their scales and zero points follow."""
     ids, segments, mask = b.input(0), b.optional(1), b.optional(7)
     is_quantized = b.op.startswith("Q")
 

@@ -1,4 +1,4 @@
-"""Gates and normalisations of ONNX Runtime's newer language models, written as ONNX's operations.
+"""Gates and normalizations of ONNX Runtime's newer language models, written as ONNX's operations.
 
 They are computed in float32, whatever the tensors are, and rounded once. ``branches`` of features
 are an axis of their own, [..., branches, features], or come one behind the other in the last axis.
@@ -77,7 +77,7 @@ def branchwise_rms_norm(b: NodeUpgrade) -> None:
 
 @rewrites("GatedRMSNorm")
 def gated_rms_norm(b: NodeUpgrade) -> None:
-    """Each row is normalised in groups as long as the scale."""
+    """Each row is normalized in groups as long as the scale."""
     x, scale, gate = b.input(0), b.input(1), as_type(b, b.input(2), "FLOAT")
     activation = b.attrs.get("activation", "silu")
     if activation not in ("silu", "swish", "sigmoid"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.messages import NodeProto
 
@@ -22,7 +22,7 @@ def module_scopes(nodes: Iterable[NodeProto]) -> dict[str, str]:
     them, and what is not written as torch writes it."""
     paths: dict[str, str] = {}
     of_text: dict[str, str] = {}
-    for node in paced(nodes):
+    for node in with_checkpoints(nodes):
         for entry in node.metadata_props:
             if entry.key == NAME_SCOPES and node.name:
                 text = decode_text(entry.value)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import ProblemList
 from penstock.core.types import (
     ANY,
@@ -204,7 +204,7 @@ class _Checker:
     def check(self, graph: Graph) -> None:
         """Check all nodes of ``graph``, and of the graphs in it."""
         types, outcomes, of = self._types, self._outcomes, self._of
-        for node in paced(graph.nodes):
+        for node in with_checkpoints(graph.nodes):
             outputs = node.outputs
             inputs = [types[v] if v in types else of(v) for v in node.inputs]
             key = (node.op, len(outputs), *inputs)

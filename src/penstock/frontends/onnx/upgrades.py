@@ -340,9 +340,11 @@ class Meaning:
 @cache
 def microsoft_rules() -> Mapping[tuple[str, str], Rule]:
     """The rules for operations of ONNX Runtime, by domain and name."""
-    from penstock.frontends.onnx import generation, microsoft, microsoft_codes, microsoft_gates
+    from penstock.frontends.onnx import generation, microsoft, microsoft_gates, microsoft_quantized
 
-    assert generation and microsoft_codes and microsoft_gates  # which add to those of ``microsoft``
+    assert (
+        generation and microsoft_quantized and microsoft_gates
+    )  # which add to those of ``microsoft``
     return microsoft.RULES
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from penstock.algorithms.dag import on_cycles
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.limits import Limits
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.expansion import Census, expanded_size, expanded_sizes
@@ -118,7 +118,7 @@ def _argument(proto: OpDef.ArgDef) -> Argument:
 
 def _census(nodes: Iterable[NodeDef]) -> Census:
     census: Counter[str | None] = Counter()
-    for node in paced(nodes):
+    for node in with_checkpoints(nodes):
         census.update((None, *called_functions(node)))
         if "cond" in node.attr:  # of a While, computed before the loop and in its body
             census[node.attr["cond"].func.name] += 1

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.types import ANY, TensorType
@@ -143,8 +143,8 @@ class Importer(ConversionContext):
     def import_nodes(self, scope: GraphScope, protos: Sequence[NodeDef]) -> None:
         """Import the nodes of a graph or of the body of a function."""
         self.diagnostics.count_nodes(len(protos))
-        importable = [proto for proto in paced(protos) if self.declare(scope, proto)]
-        for proto in paced(producers_first(importable)):
+        importable = [proto for proto in with_checkpoints(protos) if self.declare(scope, proto)]
+        for proto in with_checkpoints(producers_first(importable)):
             self.convert(scope, proto)
         scope.connect()
 

@@ -1,4 +1,4 @@
-"""Rules of operations on images: convolution, pooling, normalisation, resizing, selection of boxes.
+"""Rules of operations on images: convolution, pooling, normalization, resizing, selection of boxes.
 
 ONNX has channels first. Where TensorFlow has them last, the node is put between two Transposes,
 which are views and cost nothing.

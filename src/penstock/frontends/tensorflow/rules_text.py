@@ -60,7 +60,7 @@ def _contents(c: Conversion) -> tuple[np.ndarray, np.ndarray]:
         raise InexpressibleError(
             "what is in its table is not known before a run: it is filled by what is not constant, "
             "by a file that the model does not hold, or not at all; export a SavedModel whose "
-            "initialiser fills it"
+            "initializer fills it"
         )
     return contents
 

@@ -1,6 +1,6 @@
 """Tables of a model, and what they hold: keys and values that its nodes fill them with.
 
-A table is filled once, by nodes that TensorFlow runs before any other: those of the initialiser of
+A table is filled once, by nodes that TensorFlow runs before any other: those of the initializer of
 a SavedModel, or of a frozen graph. They are found wherever they are, in the graph or in a function
 that it calls, and what they read must be constants, or lines of a file among the model's assets.
 """
@@ -73,7 +73,7 @@ def table_contents(
     }
     if not contents:
         return Tables({})
-    # Newer SavedModels assign the paths of their files to variables, which the initialiser reads.
+    # Newer SavedModels assign the paths of their files to variables, which the initializer reads.
     assigned = {
         _node_of(node.input[0]): _node_of(node.input[1])
         for node in top.values()

@@ -24,7 +24,7 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     TensorShapeProto,
 )
 
-# Names of element types by their numbers. Quantised types are the integers that they are stored as.
+# Names of element types by their numbers. Quantized types are the integers that they are stored as.
 _BY_NUMBER = (
     *("", "float32", "float64", "int32", "uint8", "int16", "int8", "string", "complex64", "int64"),
     *("bool", "int8", "uint8", "int32", "bfloat16", "int16", "uint16", "uint16", "complex128"),

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from google.protobuf.descriptor import Descriptor, FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
-from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.errors import shortened
 from penstock.core.records import NamedTuple
 
@@ -80,7 +80,7 @@ def parse_text(text: str, message: Message) -> None:
     stack = [_Frame(message, _fields(message.DESCRIPTOR), "", None, False)]
     position = _BLANKS.match(text).end()  # type: ignore[union-attr]
     try:
-        for _ in paced(repeat(None)):
+        for _ in with_checkpoints(repeat(None)):
             match = _STATEMENT.match(text, position)
             if match is None:
                 break
@@ -155,7 +155,7 @@ def _assign(message: Message, field: _Field, text: str, is_list: bool) -> None:
         raise ValueError(f"{field.name} must be one value, not a list")
     try:
         if is_list:
-            values = [field.read(item) for item in paced(_VALUES.findall(text)) if item]
+            values = [field.read(item) for item in with_checkpoints(_VALUES.findall(text)) if item]
         else:
             values = [field.read(text)]
         if not field.repeated:
@@ -231,7 +231,7 @@ def _bytes(text: str) -> bytes:
     if text[-1] == quote and text.count(quote) == 2:
         data = text[1:-1].encode()
     else:  # a line break cannot stand in a string: between two, it ends an escape and is dropped
-        matches = paced(_PIECE.finditer(text))
+        matches = with_checkpoints(_PIECE.finditer(text))
         data = "\n".join([match[0][1:-1] for match in matches if match[0][0] != "#"]).encode()
     return _ESCAPE.sub(_unescaped, data) if b"\\" in data else data.replace(b"\n", b"")
 

@@ -1,12 +1,12 @@
 """One operator of a TFLite file for the rule that converts it.
 
 A rule is a function of an ``OperatorConversion``, registered by the names of its operators. It
-gets the operator's inputs as values, integers where the file has quantised tensors:
-``quantizations`` and ``output_quantizations`` say what these stand for. Quantised tensors reach a
+gets the operator's inputs as values, integers where the file has quantized tensors:
+``quantizations`` and ``output_quantizations`` say what these stand for. Quantized tensors reach a
 rule in one of two ways:
 
 * ``@operator_rule(..., moves=True)``: the operator only moves elements, so that the integers move
-  as they are where inputs and outputs have the same quantisation;
+  as they are where inputs and outputs have the same quantization;
 * by default the rule of real numbers, between DequantizeLinear and QuantizeLinear nodes, which
   later passes may take up into kernels of 8-bit codes.
 """
@@ -78,7 +78,7 @@ def operator_rule(
     *operators: str, outputs: int | None = 1, moves: bool = False, integers: bool = False
 ) -> Callable[[Rule], Rule]:
     """Register a rule of operators with this number of ``outputs``, or any. ``moves``: they
-    only move elements. ``integers``: the rule converts quantised tensors itself."""
+    only move elements. ``integers``: the rule converts quantized tensors itself."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(operators, RuleEntry(function, outputs, moves, integers)))
@@ -133,7 +133,7 @@ class OperatorConversion(NodeBuilder):
         self.emit_final(op, inputs, attrs, domain=TENSORFLOW)
 
     def reshaped(self, value: Value, shape: Value) -> Value:
-        """A value in another shape; of one that was dequantised, the codes are reshaped."""
+        """A value in another shape; of one that was dequantized, the codes are reshaped."""
         node = value.producer
         if node is None or node.op.name != "DequantizeLinear":
             return self.emit("Reshape", [value, shape], allowzero=1)
@@ -230,16 +230,16 @@ class OperatorConversion(NodeBuilder):
             value = self.emit(*self.activation(activation, value))
         self.emit_final("Transpose", [value], {"perm": [0, *range(2, rank), 1]})
 
-    # Quantised tensors.
+    # Quantized tensors.
 
     @property
     def moved_as_integers(self) -> bool:
-        """Whether inputs and outputs have one quantisation, so that moving integers is exact."""
+        """Whether inputs and outputs have one quantization, so that moving integers is exact."""
         given = [q for q in (*self.quantizations, *self.output_quantizations) if q is not None]
         return all(q.equals(given[0]) for q in given)
 
     def apply(self, entry: RuleEntry) -> None:
-        """Apply a rule to the operator, whose tensors may be quantised."""
+        """Apply a rule to the operator, whose tensors may be quantized."""
         if entry.outputs not in (None, len(self.outputs)):
             raise NodeError(f"has {len(self.outputs)} outputs, but {self.op} has {entry.outputs}")
         quantized = any((*self.quantizations, *self.output_quantizations))
@@ -272,7 +272,7 @@ class OperatorConversion(NodeBuilder):
 
 
 def dequantized(b: NodeBuilder, value: Value, given: Quantization) -> Value:
-    """The real numbers that a quantised tensor stands for."""
+    """The real numbers that a quantized tensor stands for."""
     dtype = value.dtype or b.types.tensor(value).dtype or np.dtype(np.int8)
     scale = b.constant(given.scale if given.per_channel else given.scale[0], FLOAT32)
     attrs = {"axis": given.axis} if given.per_channel else {}

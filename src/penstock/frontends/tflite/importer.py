@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel, shortened
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import dataclass
@@ -272,7 +272,7 @@ class SubgraphImporter:
         """Import the operators of a subgraph."""
         operators = scope.table.operators
         self.diagnostics.count_nodes(1 + len(operators))
-        for position, operator in enumerate(paced(operators)):
+        for position, operator in enumerate(with_checkpoints(operators)):
             self.convert(scope, position, operator)
         for index in scope.table.outputs:
             self.value(scope, index)

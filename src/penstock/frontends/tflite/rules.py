@@ -213,7 +213,7 @@ def instance_norm(c: OperatorConversion) -> None:
 
 @operator_rule("CAST", integers=True)
 def cast(c: OperatorConversion) -> None:
-    """Of codes, not of what they stand for."""
+    """Operates on quantized values directly."""
     (dtype,), given = c.output_dtypes, c.dtype(0)
     if dtype is None:
         raise InexpressibleError("it casts to a handle")
@@ -252,7 +252,7 @@ def dequantize(c: OperatorConversion) -> None:
 
 @operator_rule("QUANTIZE", integers=True)
 def quantize(c: OperatorConversion) -> None:
-    """Of real numbers, or of integers with another quantisation."""
+    """Of real numbers, or of integers with another quantization."""
     (x,) = c.take(1)
     given, (wanted,), (output,) = c.quantizations[0], c.output_quantizations, c.outputs
     if wanted is None or output is None:

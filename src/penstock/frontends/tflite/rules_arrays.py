@@ -244,7 +244,7 @@ def reverse_sequence(c: OperatorConversion) -> None:
 
 @operator_rule("PAD", "PADV2", moves=True)
 def pad(c: OperatorConversion) -> None:
-    """With 0, of quantised tensors with the integer that stands for it, or with a value."""
+    """With 0, of quantized tensors with the integer that stands for it, or with a value."""
     x, _, value = c.take(2, 3)
     given = c.quantizations[0]
     if value is None and given is not None and c.dtype(0) is not None and c.moved_as_integers:

@@ -155,7 +155,7 @@ def call_once(c: OperatorConversion) -> None:
     assigned = [node for node in scope.nodes if node.op.name == "AssignVariableOp"]
     handles = [v.producer.attrs for n in assigned if (v := n.inputs[0]) and v.producer]
     if len(handles) < len(assigned) or (scope.nodes and not assigned):
-        raise InexpressibleError("it initialises the model with something else than variables")
+        raise InexpressibleError("it initializes the model with something else than variables")
     variables = [(attrs["container"], attrs["shared_name"]) for attrs in handles]
     constants = [node.inputs[1] and node.inputs[1].const for node in assigned]
     others = len(scope.nodes) - len(assigned)

@@ -1,4 +1,4 @@
-"""Tensors of TFLite files: element types, shapes, quantisation, and constants, dense or sparse.
+"""Tensors of TFLite files: element types, shapes, quantization, and constants, dense or sparse.
 
 The file is not trusted: a shape is compared with the number of bytes before anything is allocated.
 Constants are views of the bytes that were read, wherever these are aligned, and read-only.
@@ -90,11 +90,11 @@ def input_type(tensor: FlatTable) -> Type:
 
 
 def quantization_of(tensor: FlatTable) -> Quantization | None:
-    """The quantisation of a tensor; ``None`` if it has none. Raises ``TensorError``."""
+    """The quantization of a tensor; ``None`` if it has none. Raises ``TensorError``."""
     parameters = tensor.quantization
     if parameters is None or not parameters.scale:
         if parameters is not None and parameters.details_type > 1:
-            raise TensorError("is quantised in a way that no kernel computes")
+            raise TensorError("is quantized in a way that no kernel computes")
         return None
     scale = np.array(parameters.scale, np.float32)
     points = parameters.zero_point or [0]

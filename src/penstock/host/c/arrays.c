@@ -4,7 +4,7 @@
 #define NO_IMPORT_ARRAY
 #include "numpy_api.h"
 #include "copies.h"
-#include "rooms.h"
+#include "growable.h"
 #include <string.h>
 
 /* Bytes from which on the global interpreter lock is released. */

@@ -7,7 +7,7 @@
 #include "native.h"
 #include "numpy_api.h"
 
-enum { MOST_WORDS = 64, MOST_LATE = MOST_WORDS, MOST_RESULTS = 4, MOST_RANK = 16 };
+enum { MOST_WORDS = 64, MOST_RUNTIME = MOST_WORDS, MOST_RESULTS = 4, MOST_RANK = 16 };
 
 /* Nanoseconds of work that are worth a thread of their own, the release of the global interpreter
    lock, and the time between two looks at whether the run must stop; and of a stage that several threads
@@ -24,7 +24,7 @@ typedef struct {
     uint64_t words; /* those that it is: a bit of each, none if the kernel does not look at it */
     int64_t nbytes;
     int64_t written;
-} late_array;
+} runtime_array;
 
 typedef struct {
     PyArray_Descr *dtype;
@@ -38,13 +38,13 @@ typedef struct {
     int64_t items;
     double item_ns;
     int64_t stages, pieces; /* of an item, and of a stage; no stages: threads share no item */
-    int64_t n_late;
+    int64_t n_runtime;
     word words[MOST_WORDS];
-    late_array late[MOST_LATE];
-    int64_t n_results; /* the last of the late arrays, which `make` allocates */
+    runtime_array runtime[MOST_RUNTIME];
+    int64_t n_results; /* the last of the arrays given at run time, which `make` allocates */
     result_type results[MOST_RESULTS];
     PyObject *arrays;     /* keeps those in `words` alive */
-    PyObject *failed;     /* called with the status and the late arrays; raises */
+    PyObject *failed;     /* called with the status and these arrays; raises */
     PyObject *checkpoint; /* called between parts of long work; raises if the run must stop */
 } Call;
 
@@ -65,7 +65,7 @@ const kernel_entry *kernel_of(const char *name);
 /* As the method `run` of a call. */
 PyObject *call_run(Call *self, PyObject *const *arguments, Py_ssize_t count);
 
-/* Raise the error of a status, given the arrays that the call was given late; returns NULL. */
+/* Raise the error of a status, given the arrays that the call was given at run time; returns NULL. */
 PyObject *call_report(const Call *call, int status, PyObject *const *arguments, Py_ssize_t count);
 
 extern PyType_Spec Sequence_spec;

@@ -4,7 +4,7 @@
    the processor lacks can say so: its import fails. LEVEL is the name of the instruction set. */
 #include "call.h"
 #include "generated_tables.h"
-#include "rooms.h"
+#include "growable.h"
 #include "stages.h"
 #include "team.h"
 #include <limits.h>
@@ -178,7 +178,7 @@ int call_run_words(const Call *call, const word *words, int *status)
 
 int call_is_plain(const Call *call)
 {
-    return !call->n_late && call->items * call->item_ns <= BETWEEN_CHECKS;
+    return !call->n_runtime && call->items * call->item_ns <= BETWEEN_CHECKS;
 }
 
 int call_run_plain(const Call *call)
@@ -187,15 +187,15 @@ int call_run_plain(const Call *call)
 }
 
 /* The array that a kernel can read or write in place of `given`, as a new reference. */
-static PyArrayObject *usable(PyObject *given, const late_array *late)
+static PyArrayObject *usable(PyObject *given, const runtime_array *runtime)
 {
     PyArrayObject *array = NULL;
     if (PyArray_Check(given) && PyArray_ISCARRAY_RO((PyArrayObject *)given) &&
-        (!late->written || PyArray_ISWRITEABLE((PyArrayObject *)given))) {
+        (!runtime->written || PyArray_ISWRITEABLE((PyArrayObject *)given))) {
         array = (PyArrayObject *)given;
         Py_INCREF(given);
     }
-    else if (!late->written) {
+    else if (!runtime->written) {
         PyObject *dense = array_contiguous(NULL, given);
         if (dense)
             array = (PyArrayObject *)PyArray_FROM_OF(dense, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);
@@ -203,9 +203,9 @@ static PyArrayObject *usable(PyObject *given, const late_array *late)
     }
     else
         PyErr_SetString(PyExc_ValueError, "memory for a result is not contiguous, or read-only");
-    if (array && PyArray_NBYTES(array) != late->nbytes) {
+    if (array && PyArray_NBYTES(array) != runtime->nbytes) {
         PyErr_Format(PyExc_ValueError, "an array of %zd bytes is given for one of %lld",
-                     (Py_ssize_t)PyArray_NBYTES(array), (long long)late->nbytes);
+                     (Py_ssize_t)PyArray_NBYTES(array), (long long)runtime->nbytes);
         Py_CLEAR(array);
     }
     return array;
@@ -213,14 +213,14 @@ static PyArrayObject *usable(PyObject *given, const late_array *late)
 
 PyObject *call_report(const Call *call, int status, PyObject *const *arguments, Py_ssize_t count)
 {
-    PyObject *late = PyTuple_New(count);
-    if (!late)
+    PyObject *runtime = PyTuple_New(count);
+    if (!runtime)
         return NULL;
     for (Py_ssize_t i = 0; i < count; i++) {
         Py_INCREF(arguments[i]);
-        PyTuple_SetItem(late, i, arguments[i]);
+        PyTuple_SetItem(runtime, i, arguments[i]);
     }
-    PyObject *result = PyObject_CallFunction(call->failed, "iN", status, late);
+    PyObject *result = PyObject_CallFunction(call->failed, "iN", status, runtime);
     Py_XDECREF(result);
     if (result)
         PyErr_Format(PyExc_RuntimeError, "kernel %s reports status %d", call->kernel->name, status);
@@ -230,23 +230,23 @@ PyObject *call_report(const Call *call, int status, PyObject *const *arguments, 
 PyObject *call_run(Call *self, PyObject *const *arguments, Py_ssize_t count)
 {
     word words[MOST_WORDS];
-    PyArrayObject *arrays[MOST_LATE];
+    PyArrayObject *arrays[MOST_RUNTIME];
     PyObject *result = NULL;
     int status = 0;
     int64_t used = 0;
-    if (count != self->n_late) {
+    if (count != self->n_runtime) {
         PyErr_Format(PyExc_TypeError, "kernel %s takes %lld arrays, not %zd", self->kernel->name,
-                     (long long)self->n_late, count);
+                     (long long)self->n_runtime, count);
         return NULL;
     }
     memcpy(words, self->words, sizeof(word) * self->kernel->words);
     for (; used < count; used++) {
-        uint64_t places = self->late[used].words;
+        uint64_t places = self->runtime[used].words;
         if (!places) {
             arrays[used] = NULL;
             continue;
         }
-        arrays[used] = usable(arguments[used], &self->late[used]);
+        arrays[used] = usable(arguments[used], &self->runtime[used]);
         if (!arrays[used])
             goto done;
         for (; places; places &= places - 1)
@@ -268,8 +268,8 @@ done:
 
 static PyObject *Call_make(Call *self, PyObject *const *given, Py_ssize_t count)
 {
-    PyObject *arguments[MOST_LATE], *result = NULL;
-    int64_t inputs = self->n_late - self->n_results, made = 0;
+    PyObject *arguments[MOST_RUNTIME], *result = NULL;
+    int64_t inputs = self->n_runtime - self->n_results, made = 0;
     if (!self->n_results || count != inputs)
         return PyErr_Format(PyExc_TypeError, "kernel %s takes %lld inputs, not %zd",
                             self->kernel->name, (long long)inputs, count);
@@ -281,7 +281,7 @@ static PyObject *Call_make(Call *self, PyObject *const *given, Py_ssize_t count)
         if (!arguments[inputs + made])
             goto done;
     }
-    PyObject *done = call_run(self, arguments, self->n_late);
+    PyObject *done = call_run(self, arguments, self->n_runtime);
     if (!done)
         goto done;
     Py_DECREF(done);
@@ -325,25 +325,25 @@ const kernel_entry *kernel_of(const char *name)
     return NULL;
 }
 
-static int set_late(Call *self, PyObject *late)
+static int set_runtime(Call *self, PyObject *runtime)
 {
-    Py_ssize_t count = PyTuple_Size(late);
-    if (count > MOST_LATE) {
+    Py_ssize_t count = PyTuple_Size(runtime);
+    if (count > MOST_RUNTIME) {
         PyErr_Format(PyExc_ValueError, "%zd arrays are too many for a call", count);
         return -1;
     }
-    for (self->n_late = 0; self->n_late < count; self->n_late++) {
+    for (self->n_runtime = 0; self->n_runtime < count; self->n_runtime++) {
         unsigned long long places;
         long long nbytes;
         int written;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(late, self->n_late), "KLp", &places, &nbytes, &written))
+        if (!PyArg_ParseTuple(PyTuple_GetItem(runtime, self->n_runtime), "KLp", &places, &nbytes, &written))
             return -1;
         if (self->kernel->words < 64 && places >> self->kernel->words) {
             PyErr_Format(PyExc_ValueError, "kernel %s has no argument %lld", self->kernel->name,
                          63LL - __builtin_clzll(places));
             return -1;
         }
-        self->late[self->n_late] = (late_array){places, nbytes, written};
+        self->runtime[self->n_runtime] = (runtime_array){places, nbytes, written};
     }
     return 0;
 }
@@ -351,7 +351,7 @@ static int set_late(Call *self, PyObject *late)
 static int set_results(Call *self, PyObject *results)
 {
     Py_ssize_t count = PyTuple_Size(results);
-    if (count > MOST_RESULTS || count > self->n_late) {
+    if (count > MOST_RESULTS || count > self->n_runtime) {
         PyErr_Format(PyExc_ValueError, "%zd results are too many for a call", count);
         return -1;
     }
@@ -377,11 +377,11 @@ static int set_results(Call *self, PyObject *results)
 static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
     const char *name;
-    PyObject *words, *late, *results, *failed, *checkpoint;
+    PyObject *words, *runtime, *results, *failed, *checkpoint;
     long long items, stages, pieces;
     double item_ns;
     if (!PyArg_ParseTuple(arguments, "sO!O!O!LdLLOO", &name, &PyTuple_Type, &words, &PyTuple_Type,
-                          &late, &PyTuple_Type, &results, &items, &item_ns, &stages, &pieces, &failed,
+                          &runtime, &PyTuple_Type, &results, &items, &item_ns, &stages, &pieces, &failed,
                           &checkpoint))
         return NULL;
     const kernel_entry *kernel = kernel_of(name);
@@ -407,7 +407,7 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *arguments, PyObject *key
             Py_DECREF((PyObject *)self);
             return NULL;
         }
-    if (set_late(self, late) < 0 || set_results(self, results) < 0) {
+    if (set_runtime(self, runtime) < 0 || set_results(self, results) < 0) {
         Py_DECREF((PyObject *)self);
         return NULL;
     }
@@ -428,7 +428,7 @@ static void Call_dealloc(Call *self)
 
 static PyMethodDef Call_methods[] = {
     {"run", (PyCFunction)(void (*)(void))call_run, METH_FASTCALL,
-     "run(*late): compute; takes the arrays that were not known when the call was made."},
+     "run(*runtime): compute; takes the arrays that were not known when the call was made."},
     {"make", (PyCFunction)(void (*)(void))Call_make, METH_FASTCALL,
      "make(*inputs): compute into new arrays, which are returned."},
     {NULL, NULL, 0, NULL},
@@ -438,7 +438,7 @@ static PyType_Slot Call_slots[] = {
     {Py_tp_new, Call_new},
     {Py_tp_dealloc, Call_dealloc},
     {Py_tp_methods, Call_methods},
-    {Py_tp_doc, "Call(kernel, words, late, results, items, item_ns, stages, pieces, failed, checkpoint)"},
+    {Py_tp_doc, "Call(kernel, words, runtime, results, items, item_ns, stages, pieces, failed, checkpoint)"},
     {0, NULL},
 };
 
@@ -575,7 +575,7 @@ PyMODINIT_FUNC JOINED(PyInit_, LEVEL)(void)
              PyModule_AddObjectRef(module, "elementwise_operations", operations) < 0 ||
              PyModule_AddIntConstant(module, "integer_speed", integer_speed()) < 0 ||
              PyModule_AddIntConstant(module, "openmp", openmp()) < 0 ||
-             PyModule_AddStringConstant(module, "checksum", TEXT(CHECKSUM)) < 0 ||
+             PyModule_AddStringConstant(module, "checksum", CHECKSUM) < 0 ||
              PyModule_AddObjectRef(module, "Call", type) < 0 ||
              PyModule_AddObjectRef(module, "Sequence", sequence) < 0;
     Py_XDECREF(names);

@@ -24,7 +24,7 @@ typedef struct {
     PyObject *function, *arguments; /* as Python calls it; None for arrays of the sequence's */
     PyObject *check;                /* takes a status that is not 0, and raises */
     Py_ssize_t count;
-    int16_t places[MOST_LATE]; /* of each argument among those of the sequence, or -1 */
+    int16_t places[MOST_RUNTIME]; /* of each argument among those of the sequence, or -1 */
     int is_fixed;              /* all are known */
     Call *call;                /* if the function is a method of one */
     library_function in_library;
@@ -115,7 +115,7 @@ static int run_with_handles(const sequence_step *step, PyObject *const *given)
 
 static PyObject *run_in_python(const sequence_step *step, PyObject *const *given)
 {
-    PyObject *values[MOST_LATE];
+    PyObject *values[MOST_RUNTIME];
     if (step->call) {
         for (Py_ssize_t i = 0; i < step->count; i++)
             values[i] = argument(step, i, given);
@@ -218,7 +218,7 @@ static int set_step(sequence_step *step, PyObject *given, Py_ssize_t n_arrays, P
     Py_INCREF(step->arguments);
     Py_INCREF(step->check);
     step->count = PyTuple_Size(step->arguments);
-    if (step->count > MOST_LATE || PyTuple_Size(places) != step->count) {
+    if (step->count > MOST_RUNTIME || PyTuple_Size(places) != step->count) {
         PyErr_Format(PyExc_ValueError, "%zd arguments and %zd places", step->count,
                      PyTuple_Size(places));
         return -1;

@@ -80,7 +80,7 @@ Arrays = tuple[np.ndarray, ...]
 
 class Reordered:
     """``arrays`` that have the elements of a constant in another order, from which ``back``, if
-    there is such a function, makes an equal array. After ``let_go`` only these are held."""
+    there is such a function, makes an equal array. After ``release`` only these are held."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Reordered:
                 _REORDERED[id(array), self.name] = self
             return array
 
-    def let_go(self) -> Callable[[], np.ndarray]:
+    def release(self) -> Callable[[], np.ndarray]:
         """Stop holding the constant; returns what gives it back."""
         self._held = None
         return self.array
@@ -157,9 +157,9 @@ def reordered(
     numbers do no harm.
     """
     if isinstance(weights, ConstantRef):
-        holder = weights.value.holder
-        if isinstance(holder, Reordered) and holder.name == name:
-            return holder
+        resident_in = weights.value.resident_in
+        if isinstance(resident_in, Reordered) and resident_in.name == name:
+            return resident_in
         constant = weights.value.const
         assert constant is not None
     else:

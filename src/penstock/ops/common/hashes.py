@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.checkpoints import checkpoint, with_checkpoints
 
 
 def text_hashes(texts: Sequence[str], hash_rows: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """The hash of each text: ``hash_rows`` gives those of rows of bytes, all of one length."""
-    encoded = [text.encode("utf-8", "surrogateescape") for text in paced(texts)]
+    encoded = [text.encode("utf-8", "surrogateescape") for text in with_checkpoints(texts)]
     lengths = np.array([len(text) for text in encoded], int)
     result = np.empty(len(encoded), hash_rows(np.empty((0, 0), np.uint8)).dtype)
     for length in np.unique(lengths):

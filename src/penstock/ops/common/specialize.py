@@ -1,6 +1,6 @@
-"""Kernels that are specialised for the shapes of their inputs.
+"""Kernels that are specialized for the shapes of their inputs.
 
-Convolutions, pooling, matrix products and normalisations choose strategy, blocks and scratch memory
+Convolutions, pooling, matrix products and normalizations choose strategy, blocks and scratch memory
 by shapes. A family defines that once (``Make``), and ``specialized`` makes both forms of a kernel
 from it: ``into`` for the types known at compile time, and ``function`` for any types.
 """
@@ -69,7 +69,7 @@ class Scratch:
 
     def field(self, shape: Sequence[int], dtype: np.dtype | None) -> Field:
         assert dtype is not None
-        if dtype.hasobject:  # uninitialised bytes would be read as objects
+        if dtype.hasobject:  # uninitialized bytes would be read as objects
             raise ShapeError("the operation takes numbers, not strings")
         field = Field(tuple(shape), dtype, self.size)
         count = dtype.itemsize * math.prod(shape)

@@ -92,7 +92,7 @@ def _infer_step(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(BOOL, ()), beams, scores, *_STATE)
 
 
-def _penalise(
+def _penalize(
     scores: np.ndarray,
     sequences: np.ndarray,
     attrs: Attrs,
@@ -107,8 +107,8 @@ def _penalise(
     if repetition_penalty != 1:
         seen = np.zeros(scores.shape, np.bool_)
         np.put_along_axis(seen, sequences, True, axis=1)
-        penalised = np.where(scores < 0, scores * repetition_penalty, scores / repetition_penalty)
-        np.copyto(scores, penalised, where=seen)
+        penalized = np.where(scores < 0, scores * repetition_penalty, scores / repetition_penalty)
+        np.copyto(scores, penalized, where=seen)
     size = attrs["no_repeat_ngram_size"]
     if 0 < size <= sequences.shape[1]:
         windows = np.lib.stride_tricks.sliding_window_view(sequences, size, axis=1)
@@ -256,7 +256,7 @@ def _compile_step(node: Node, types: Types) -> Kernel:
             last -= np.log(np.exp(last).sum(axis=1, keepdims=True))
         first = sequences.shape[1] == prompt.shape[1]
         parameters = _scalar(min_length, 0), _scalar(repetition_penalty, 1.0)
-        _penalise(last, sequences, attrs, first, *parameters, *masks)
+        _penalize(last, sequences, attrs, first, *parameters, *masks)
         if _scalar(processor, 0) == 1:
             _keep_timestamps(last, sequences, attrs)
         if beam_search:

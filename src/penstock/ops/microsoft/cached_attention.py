@@ -88,14 +88,14 @@ def _sizes(types: Types, attrs: Attrs, consts: Consts, total_at: int) -> _Sizes:
 
 
 def _cache_bits(types: Types, attrs: Attrs) -> int:
-    """Bits of an element of a quantised cache, 8 or 4; 0 for one of floats."""
+    """Bits of an element of a quantized cache, 8 or 4; 0 for one of floats."""
     modes = {attrs.get(f"{name}_quant_type", "NONE") for name in "kv"}
     if len(modes) > 1 or modes - {"NONE", "PER_TENSOR", "PER_CHANNEL"}:
-        raise ShapeError(f"keys and values cannot be quantised {' and '.join(sorted(modes))}")
+        raise ShapeError(f"keys and values cannot be quantized {' and '.join(sorted(modes))}")
     bits = 0 if modes == {"NONE"} else attrs.get("kv_cache_bit_width") or 0
     codes = {0: None, 8: INT8, 4: UINT8}
     if bits not in codes or (modes != {"NONE"}) != (bits != 0) or (bits and not given(types, 3)):
-        raise ShapeError("a quantised cache needs a past, and kv_cache_bit_width must be 8 or 4")
+        raise ShapeError("a quantized cache needs a past, and kv_cache_bit_width must be 8 or 4")
     dtype = tensor(types, 3).dtype
     if dtype is not None and not (dtype == codes[bits] if bits else is_float(dtype)):
         raise ShapeError(f"a cache of {dtype} does not fit {bits or 'the floats of queries'} bits")
@@ -329,7 +329,7 @@ def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
 
 def _infer_gqa(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if given(types, 14) or given(types, 15):
-        raise ShapeError("GroupQueryAttention that normalises queries and keys is not supported")
+        raise ShapeError("GroupQueryAttention that normalizes queries and keys is not supported")
     sizes = _sizes(types, attrs, consts, 6)
     batch, queries, new, size, room, total = sizes
     heads, kv_heads = _heads_of(attrs)
@@ -347,7 +347,7 @@ def _infer_gqa(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         wanted = 1 if attrs["k_quant_type"] == "PER_TENSOR" else of_channels
         check_shape("a scale of the cache, flat", (count,), (wanted,))
         if not given(types, i):
-            raise ShapeError("a quantised cache needs k_scale and v_scale")
+            raise ShapeError("a quantized cache needs k_scale and v_scale")
     present: Dim = room
     if sliding:
         if isinstance(room, int) and room < window:

@@ -204,8 +204,8 @@ def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
 @operator("QMoE", domain=MICROSOFT, infer=partial(_infer, QMOE), work=_work)
 @by_shape(arity=(15, 1), widen=False)
 def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    attrs, quantised = node.attrs, node.op.name == "QMoE"
-    layers = QMOE if quantised else _MOE
+    attrs, quantized = node.attrs, node.op.name == "QMoE"
+    layers = QMOE if quantized else _MOE
     hidden, count, fused = tensor(inputs, 0).dims[-1], attrs.get("k", 1), fusion_of(attrs)
     inner = tensor(inputs, layers[0].weights).dims[1] // (2 if fused else 1)
     stacks = [
@@ -214,7 +214,7 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
         if inputs[layer.weights] is not None
     ]
     name = attrs.get("activation_type", "relu")
-    normalised = bool(attrs.get("normalize_routing_weights", 0))
+    normalized = bool(attrs.get("normalize_routing_weights", 0))
 
     def layer(at: int, expert: int, x: np.ndarray, arguments: Sequence[Any]) -> np.ndarray:
         weights = stacks[at].of(expert, arguments).T
@@ -247,8 +247,8 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
             shares = np.exp(scores - scores.max(axis=1, keepdims=True))
             shares /= shares.sum(axis=1, keepdims=True)
         shares = np.take_along_axis(shares, chosen, 1).astype(FLOAT32, copy=False)
-        # ONNX Runtime's QMoE normalises a softmax whatever its attribute says.
-        if normalised or (quantised and not given_shares):
+        # ONNX Runtime's QMoE normalizes a softmax whatever its attribute says.
+        if normalized or (quantized and not given_shares):
             shares /= shares.sum(axis=1, keepdims=True)
         total = np.zeros_like(x)
         for expert in np.unique(chosen).tolist():

@@ -1,7 +1,7 @@
 """DynamicQuantizeLSTM of com.microsoft: an LSTM whose weights are 8-bit codes.
 
 It is the LSTM of ``recurrent`` with other products: what is multiplied with weights, the whole of X
-and the state at each step, is quantised to uint8 by its own range first.
+and the state at each step, is quantized to uint8 by its own range first.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _W, _R, _B, _P = 1, 2, 3, 7
 _PARAMETERS = (8, 9, 10, 11)  # scale and zero point of W, then of R
 
 
-class _Codes:
-    """A quantised matrix [input, gates * hidden], less its zero points, with its scales."""
+class _Quantized:
+    """A quantized matrix [input, gates * hidden], less its zero points, with its scales."""
 
     def __init__(self, codes: np.ndarray, scale: np.ndarray) -> None:
         self.codes, self.scale = codes, scale
@@ -84,7 +84,7 @@ def _weights(layer: recurrent.Layer, inputs: Sequence[Any]) -> list[recurrent.Ce
             real = np.empty(codes.shape, np.float32)
             subtract_zero_point(codes, None if zero is None else zero_of(zero[d]), real)
             scales = np.array(np.broadcast_to(scale, codes.shape[1:]), np.float32)
-            matrices.append(_Codes(real, scales))
+            matrices.append(_Quantized(real, scales))
         n, hidden = len(matrices[0].scale), inputs[_R].shape[1]
         bias = None if inputs[_B] is None else inputs[_B][d][:n] + inputs[_B][d][n:]
         # Half of the sigmoids' arguments, where ``recurrent`` wants that.

@@ -25,8 +25,8 @@ from penstock.ops.onnx.quantization import SOURCES, subtract_zero_point
 from penstock.ops.registry import MICROSOFT, operator
 
 FIXED_BYTES = 32 * 2**20
-"""Constant weights of at most this size as float32 are dequantised when compiled. Larger ones are
-dequantised in panels by each run: they were packed to save memory."""
+"""Constant weights of at most this size as float32 are dequantized when compiled. Larger ones are
+dequantized in panels by each run: they were packed to save memory."""
 PANEL = 2**18
 """elements of a panel, which should stay in the second-level cache until it is multiplied"""
 
@@ -177,7 +177,7 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         raise ShapeError(f"block_size is {attrs['block_size']}, it must not be negative")
     data, indices, scales = (rules.tensor(types, i) for i in range(3))
     if data.dtype is not None and data.dtype not in SOURCES:
-        raise ShapeError(f"{dtype_name(data.dtype)} is no quantised type")
+        raise ShapeError(f"{dtype_name(data.dtype)} is no quantized type")
     if data.shape is None or indices.shape is None or data.dtype is None:
         return (TensorType(scales.dtype),)
     per_byte = _per_byte(data.dtype, attrs)

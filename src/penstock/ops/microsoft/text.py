@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import STRING, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
@@ -110,7 +110,7 @@ def tokenizer(attrs: Attrs) -> Callable[[np.ndarray], np.ndarray]:
         _check_rank(x.shape)
         if not x.size:
             return np.empty((*x.shape[:-1], 0), STRING)
-        rows = [tokens(text) for text in paced(x.reshape(-1).tolist())]
+        rows = [tokens(text) for text in with_checkpoints(x.reshape(-1).tolist())]
         if attrs["mark"] and any(rows):
             rows = [["\x02", *row, "\x03"] for row in rows]
         return padded_rows(rows, attrs["pad_value"], x.shape)
@@ -136,7 +136,7 @@ def _hashes(texts: np.ndarray, seed: int) -> np.ndarray:
     words = np.pad(texts, ((0, 0), (0, -length % 4))).view("<u4").T
     words = _rotated(words * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
     result = np.full(len(texts), seed, UINT32)
-    for i, word in enumerate(paced(words)):
+    for i, word in enumerate(with_checkpoints(words)):
         result ^= word
         if 4 * i + 4 <= length:
             result = _rotated(result, 13) * np.uint32(5) + np.uint32(0xE6546B64)

@@ -214,7 +214,7 @@ for _since, _functions in (
 
 # Erf. The error function is tanh(x R(x * x)) with R a rational function, because atanh(erf(x)) / x
 # is smooth and even. tanh brings symmetry, saturation and a small error near 0, and forgives errors
-# of its argument where it is flat. The coefficients minimise the relative error of the result
+# of its argument where it is flat. The coefficients minimize the relative error of the result
 # (Lawson's iteration in 60 digits): 3.4e-9 up to x * x = 16 for float32, 1.7e-16 up to 36 for
 # float64; beyond those bounds the result is 1 to within the last bit.
 

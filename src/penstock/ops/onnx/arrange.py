@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
@@ -130,7 +130,7 @@ def cuts(axis: int, sizes: Sequence[int]) -> list[tuple[slice, ...]]:
     """The indices of consecutive parts of the given sizes along ``axis``."""
     ends = list(accumulate(sizes))
     before = (slice(None),) * axis
-    pairs = paced([*zip(sizes, ends, strict=True)])
+    pairs = with_checkpoints([*zip(sizes, ends, strict=True)])
     return [(*before, slice(end - size, end)) for size, end in pairs]
 
 

@@ -1,4 +1,4 @@
-"""Normalisation: by batch, instance, layer, group, channels and norms.
+"""Normalization: by batch, instance, layer, group, channels and norms.
 
 Most of it is one thing, ``Statistics``: rows made to have mean 0 and variance 1. Sums along rows
 are products with ones or with the row itself, several times as fast as NumPy's reductions.
@@ -66,7 +66,7 @@ class Statistics:
         return x, mean, inverse
 
     def __call__(self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> Any:
-        """The standardised rows of ``x`` in ``out``; returns means and inverse deviations."""
+        """The standardized rows of ``x`` in ``out``; returns means and inverse deviations."""
         rows, mean, inverse = self.centre(x, out, workspace)
         np.multiply(rows, inverse, out)
         return mean, inverse
@@ -111,7 +111,7 @@ def batch_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
 
 
 def _batch_training(dims: tuple[int, ...], count: int, epsilon: float, momentum: float) -> Routine:
-    """Normalise by the batch's own statistics, and update the running ones."""
+    """Normalize by the batch's own statistics, and update the running ones."""
     axes = (0, *range(2, len(dims)))
     shape = (-1, *(1,) * (len(dims) - 2))
     if any(dims[axis] == 0 for axis in axes):
@@ -152,7 +152,7 @@ def _infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("GroupNormalization", since=21, infer=_infer_group)
 @by_shape(inplace=(0,), contiguous=True)
 def group_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    """Standardise over groups of channels of each image, then scale and shift. For
+    """Standardize over groups of channels of each image, then scale and shift. For
     InstanceNormalization each channel is a group."""
     epsilon = node.attrs.get("epsilon", 1e-5)
     x = rules.tensor(inputs, 0)
@@ -201,7 +201,7 @@ def _infer_layer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("SimplifiedLayerNormalization", infer=_infer_layer)
 @by_shape(inplace=(0,), contiguous=True)
 def layer_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    """Standardise the trailing axes, then scale and shift; save means (if centred) and deviations.
+    """Standardize the trailing axes, then scale and shift; save means (if centred) and deviations.
     All is computed in float32, or in float64 where the input is, and rounded once."""
     attrs, centred = node.attrs, node.op.name == "LayerNormalization"
     epsilon = attrs.get("epsilon", 1e-5)

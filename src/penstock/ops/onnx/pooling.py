@@ -144,8 +144,8 @@ def _rows(
     """
     pitch = axis.count - 1 + axis.span
     used = min(axis.size, pitch - axis.begin)
-    vectorised = dtype.kind in "iuf" and not is_half(dtype)
-    if axis.stride > 1 or axis.kernel < 2 or pitch > 2 * min(axis.count, used) or not vectorised:
+    vectorized = dtype.kind in "iuf" and not is_half(dtype)
+    if axis.stride > 1 or axis.kernel < 2 or pitch > 2 * min(axis.count, used) or not vectorized:
         return None
     inside, shifts = slice(axis.begin, axis.begin + used), range(0, axis.span, axis.dilation)
     return _Rows(combine, identity, pitch, inside, shifts, axis.count)

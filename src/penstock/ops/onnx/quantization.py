@@ -1,8 +1,8 @@
-"""Between real numbers and their quantised forms: ``y = saturate(round(x / scale) + zero_point)``.
+"""Between real numbers and their quantized forms: ``y = saturate(round(x / scale) + zero_point)``.
 
 All of it is computed in float32 (float64 where the scale is an integer). That is exact where it
 matters: a rounded quotient that float32 cannot hold exactly lies above 2**24, far outside what any
-quantised type can, and saturates. Scales and zero points come in three layouts: one for the whole
+quantized type can, and saturates. Scales and zero points come in three layouts: one for the whole
 tensor, one for each index of an axis, one for each block of consecutive indices of an axis.
 """
 
@@ -128,7 +128,7 @@ def _check_parameters(types: Types, attrs: Attrs) -> None:
 
 @cache
 def bounds(dtype: np.dtype) -> tuple[float, float]:
-    """The lowest and the highest finite number of a quantised type."""
+    """The lowest and the highest finite number of a quantized type."""
     about: Callable[[np.dtype], Any] = ml_dtypes.iinfo if dtype in _INTS else ml_dtypes.finfo
     info = about(dtype)
     return float(info.min), float(info.max)
@@ -257,7 +257,7 @@ def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     wanted = dtype_attribute(attrs, "output_dtype")
     dtype = tensor(types, 2).dtype or wanted or (None if given(types, 2) else UINT8)
     if dtype is not None and dtype not in TARGETS:
-        raise ShapeError(f"{dtype_name(dtype)} is no type to quantise to")
+        raise ShapeError(f"{dtype_name(dtype)} is no type to quantize to")
     if dtype is not None and wanted is not None and dtype != wanted:
         raise ShapeError(f"output_dtype is {dtype_name(wanted)}, but that of the zero point is not")
     return (TensorType(dtype, tensor(types, 0).shape),)
@@ -299,7 +299,7 @@ def quantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Const
 def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.dtype is not None and x.dtype not in SOURCES:
-        raise ShapeError(f"{dtype_name(x.dtype)} is no quantised type")
+        raise ShapeError(f"{dtype_name(x.dtype)} is no quantized type")
     _check_parameters(types, attrs)
     dtype = dtype_attribute(attrs, "output_dtype") or tensor(types, 1).dtype
     if dtype is not None and dtype.name == POWERS:
@@ -336,7 +336,7 @@ def _dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:
 
 
 def quantize_to_float(x: np.ndarray, out: np.ndarray) -> np.float32:
-    """Quantise ``x`` to uint8 by its own range; ``out`` gets the codes less the zero point."""
+    """Quantize ``x`` to uint8 by its own range; ``out`` gets the codes less the zero point."""
     scale, zero = _dynamic_parameters(x)
     np.divide(x, scale, out)
     np.rint(out, out)

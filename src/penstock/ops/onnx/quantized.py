@@ -86,7 +86,7 @@ class _Product:
     """``(a - a_zero) @ (b - b_zero)`` of a node's inputs.
 
     ``a`` and ``b`` are the indices of an operand and its zero point; without one, ``a`` is a float
-    tensor that is quantised to uint8 in each run. ``integer``: the result must be int32. Constant
+    tensor that is quantized to uint8 in each run. ``integer``: the result must be int32. Constant
     right sides are converted once, when the node is compiled.
     """
 

@@ -93,7 +93,7 @@ PLACE = 0xFFFFFFFF
 
 def sorted_keys(x: np.ndarray, k: int, largest: bool = False) -> np.ndarray:
     """The first ``k`` elements of at most 32 bits along the last axis in their order, each as an
-    integer above its place. No two such keys are equal, so that NumPy's vectorised selection and
+    integer above its place. No two such keys are equal, so that NumPy's vectorized selection and
     sort, which are neither stable nor give places, do both."""
     keys = _ordered(x).astype(np.int64)
     if largest:

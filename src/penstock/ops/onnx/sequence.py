@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.types import (
     ANY,
     BOOL,
@@ -93,7 +93,7 @@ def split_to_sequence(node: Node, types: Types) -> Kernel:
         n = x.shape[axis]
         if split is None:
             parts = parts_of(x, axis, [1] * n)
-            return parts if keepdims else [part.squeeze(axis) for part in paced(parts)]
+            return parts if keepdims else [part.squeeze(axis) for part in with_checkpoints(parts)]
         if split.ndim == 0:
             size = int(split)
             if size < 1:
@@ -107,7 +107,7 @@ def split_to_sequence(node: Node, types: Types) -> Kernel:
 
     def parts_of(x: np.ndarray, axis: int, sizes: Sequence[int]) -> list[np.ndarray]:
         reserve(_VIEW_BYTES * len(sizes))
-        return [x[part] for part in paced(cuts(axis, sizes))]
+        return [x[part] for part in with_checkpoints(cuts(axis, sizes))]
 
     return Kernel(run)
 
@@ -200,7 +200,7 @@ _MANY = 2**16
 
 @array_operator("ConcatFromSequence", since=11, infer=_infer_concat_from_sequence, strings=True)
 def concat_from_sequence(sequence: list[np.ndarray], *, axis: int, new_axis: int = 0) -> np.ndarray:
-    reserve(sum([x.nbytes for x in paced(sequence)]))
+    reserve(sum([x.nbytes for x in with_checkpoints(sequence)]))
     join = np.stack if new_axis else np.concatenate
     if len(sequence) <= _MANY:
         return join(sequence, axis)

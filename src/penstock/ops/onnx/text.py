@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.types import BOOL, FLOAT32, INT64, STRING, Shape, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
@@ -76,7 +76,7 @@ def string_split(node: Node, types: Types) -> Kernel:
         return parts
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows = [split(text) for text in paced(x.reshape(-1).tolist())]
+        rows = [split(text) for text in with_checkpoints(x.reshape(-1).tolist())]
         counts = np.array([len(row) for row in rows], np.int64)
         return padded_rows(rows, "", x.shape), counts.reshape(x.shape)
 
@@ -89,7 +89,7 @@ _CASES: dict[str, Callable[[str], str]] = {"LOWER": str.lower, "UPPER": str.uppe
 def _check_row(shape: Shape) -> None:
     one_row = len(shape) == 2 and (shape[0] == 1 or not isinstance(shape[0], int))
     if len(shape) != 1 and not one_row:
-        raise ShapeError(f"strings to normalise have shape [C] or [1, C], not {shape}")
+        raise ShapeError(f"strings to normalize have shape [C] or [1, C], not {shape}")
 
 
 def _infer_normalizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -127,7 +127,7 @@ def regex_full_match(attrs: Attrs) -> Callable[..., Any]:
         raise ShapeError(f"not a pattern that RE2 takes: {error}") from error
 
     def run(x: np.ndarray) -> np.ndarray:
-        texts = paced(x.reshape(-1).tolist())
+        texts = with_checkpoints(x.reshape(-1).tolist())
         matches = np.array([match(text) for text in texts], np.bool_)
         return matches.reshape(x.shape)
 
@@ -178,7 +178,7 @@ class NgramPool:
     def tokens(self, x: np.ndarray) -> np.ndarray:
         """The number of each token, from 1; 0 where the pool has no such token."""
         get = self.numbers.get
-        flat = [get(token, 0) for token in paced(x.reshape(-1).tolist())]
+        flat = [get(token, 0) for token in with_checkpoints(x.reshape(-1).tolist())]
         return np.array(flat, np.int64).reshape(x.shape)
 
     def step(self, depth: int, nodes: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -57,7 +57,7 @@ def _upper_fraction(a: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _gamma(a: np.ndarray, x: np.ndarray, lower: bool) -> np.ndarray:
-    """The regularised function below, or else above, ``x``."""
+    """The regularized function below, or else above, ``x``."""
     a, x = (np.array(side) for side in np.broadcast_arrays(a, x))
     out = np.full(x.shape, np.nan)
     for first, inside in (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, replace
 from penstock.core.types import ANY, Shape, ShapeError, TensorType, Type, dtypes
 from penstock.host.current_run import copy_within_budget, keep, reserve
@@ -137,7 +137,7 @@ def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
     if not fits(value.shape[1:], _shape(shape)):
         raise ShapeError(f"elements of shape {value.shape[1:]} are not of {shape.tolist()}")
     reserve(tensor_arrays.ELEMENT_BYTES * len(value))
-    rows = tuple([np.asarray(row) for row in paced(copy_within_budget(value))])
+    rows = tuple([np.asarray(row) for row in with_checkpoints(copy_within_budget(value))])
     return _TensorList(value.dtype, _shape(shape), rows)
 
 
@@ -187,7 +187,7 @@ def set_item(
 
 
 def _stacked(list_: _TensorList, places: Sequence[int], shape: Shape | None) -> np.ndarray:
-    rows = [list_.item(place, shape) for place in paced(places)]
+    rows = [list_.item(place, shape) for place in with_checkpoints(places)]
     shape = None if rows else tensor_arrays.merged(list_.shape, shape)
     return tensor_arrays.stacked(rows, shape, list_.dtype)
 
@@ -232,7 +232,7 @@ def scatter(
         raise ShapeError(f"indices {places} are not in a list of {length} elements")
     reserve(_PLACE_BYTES * length + tensor_arrays.ELEMENT_BYTES * len(places))
     items: list[np.ndarray | None] = [None] * length
-    for place, row in paced(zip(places, copy_within_budget(value), strict=True)):
+    for place, row in with_checkpoints(zip(places, copy_within_budget(value), strict=True)):
         items[place] = np.asarray(row)
     return _TensorList(value.dtype, _shape(shape), tuple(items))
 
@@ -267,7 +267,7 @@ def concat(
     handle: Any, shape: np.ndarray, dims: Any, *, element_dtype: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
     list_, dims_ = _list(handle, element_dtype), _shape(shape)
-    parts = [list_.item(i, dims_) for i in paced(range(len(list_.items)))]
+    parts = [list_.item(i, dims_) for i in with_checkpoints(range(len(list_.items)))]
     return tensor_arrays.concatenated(parts, dims_[1:] if dims_ else None, list_.dtype)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.checkpoints import checkpoint, paced
+from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.types import STRING, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
@@ -251,7 +251,7 @@ def unicode_encode(
     if points.ndim != 1:
         raise ShapeError(f"code points of shape {points.shape}; a vector is needed")
     values: list[list[int]] = []
-    for point in paced(points.tolist()):
+    for point in with_checkpoints(points.tolist()):
         if 0 <= point <= 0x10FFFF and not 0xD800 <= point <= 0xDFFF:
             values.append([point])
         elif replaced is None:
@@ -261,6 +261,6 @@ def unicode_encode(
     rows = _checked_splits(splits, len(values))
     written = [
         decoded("".join([chr(p) for value in values[a:b] for p in value]).encode(codec))
-        for a, b in paced(rows)
+        for a, b in with_checkpoints(rows)
     ]
     return strings(written, (len(written),))

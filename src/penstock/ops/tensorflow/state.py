@@ -43,7 +43,7 @@ class _Variable:
         if value is None:
             raise ShapeError(
                 f"variable {self.name!r} is read before anything was assigned to it; run "
-                "its initialiser first, as a target"
+                "its initializer first, as a target"
             )
         return value
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field
 from penstock.core.types import (
     ANY,
@@ -299,7 +299,7 @@ def write(array: _TensorArray, index: np.ndarray, value: np.ndarray) -> None:
 def scatter(array: _TensorArray, indices: np.ndarray, value: np.ndarray) -> None:
     if indices.ndim != 1 or value.ndim < 1 or len(indices) != len(value):
         raise array.fault(f"{indices.shape} indices do not fit a value of shape {value.shape}")
-    for index, row in paced(zip(indices.tolist(), value, strict=True)):
+    for index, row in with_checkpoints(zip(indices.tolist(), value, strict=True)):
         array.write(index, np.asarray(row))
 
 
@@ -326,7 +326,7 @@ def gather(node: Node, types: Types) -> Kernel:
 
     def function(handle: Any, indices: np.ndarray, flow: Any) -> np.ndarray:
         array = _array(handle, dtype)
-        rows = [array.read(index) for index in paced(indices.reshape(-1).tolist())]
+        rows = [array.read(index) for index in with_checkpoints(indices.reshape(-1).tolist())]
         if rows and not fits(rows[0].shape, shape):
             raise array.fault(f"elements of shape {shape} are expected, not {rows[0].shape}")
         return stacked(rows, None if rows else merged(array.shape, shape), array.dtype)
@@ -341,7 +341,7 @@ def concat(node: Node, types: Types) -> Kernel:
     def function(handle: Any, flow: Any) -> tuple[np.ndarray, np.ndarray]:
         array = _array(handle, dtype)
         reserve(ELEMENT_BYTES * array.count)
-        parts = [array.read(i) for i in paced(range(array.count))]
+        parts = [array.read(i) for i in with_checkpoints(range(array.count))]
         return concatenated(parts, shape, array.dtype)
 
     return Kernel(function)

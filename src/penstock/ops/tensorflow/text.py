@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import INT64, STRING, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.graph import Node
@@ -42,7 +42,7 @@ def decoded(data: bytes) -> str:
 def texts(x: np.ndarray) -> Iterable[str]:
     if x.dtype != STRING:
         raise ShapeError(f"strings are needed, not {x.dtype}")
-    return paced(x.reshape(-1).tolist())
+    return with_checkpoints(x.reshape(-1).tolist())
 
 
 def mapped(function: Callable[[str], str], x: np.ndarray) -> np.ndarray:
@@ -79,7 +79,7 @@ def as_string(node: Node, types: Types) -> Kernel:
         kind = x.dtype.kind
         if kind in "iub" and (conversion != "f" or precision > -1):
             raise ShapeError(f"precision, scientific and shortest are not for {x.dtype}")
-        elements = paced(x.reshape(-1).tolist())
+        elements = with_checkpoints(x.reshape(-1).tolist())
         if kind == "b":
             written = ["true" if element else "false" for element in elements]
         elif kind in "iu":
@@ -181,8 +181,8 @@ def string_join(*inputs: np.ndarray, separator: str = "") -> np.ndarray:
     if any(shape != shapes[0] for shape in shapes):
         raise ShapeError(f"shapes {shapes} differ; strings of one shape, or scalars, are joined")
     parts = [np.broadcast_to(x, shapes[0]).reshape(-1).tolist() for x in inputs]
-    reserve(sum(len(text) for part in parts for text in paced(part)))
-    rows = paced(list(zip(*parts, strict=True)))
+    reserve(sum(len(text) for part in parts for text in with_checkpoints(part)))
+    rows = with_checkpoints(list(zip(*parts, strict=True)))
     return strings([_valid(separator.join(row)) for row in rows], shapes[0])
 
 
@@ -426,7 +426,7 @@ def _summary(x: np.ndarray, shown: int, depth: int) -> str:
         return "[]"
     whole = shown < 0 or len(x) <= 2 * shown
     rows = list(x) if whole else [*x[:shown], *x[len(x) - shown :]]
-    parts = [_summary(np.asarray(row, x.dtype), shown, depth + 1) for row in paced(rows)]
+    parts = [_summary(np.asarray(row, x.dtype), shown, depth + 1) for row in with_checkpoints(rows)]
     if not whole:
         parts.insert(shown, "...")
     # Rows stand below one another, with an empty line between matrices.

@@ -1,4 +1,4 @@
-"""LSTMs with what ONNX's do not have: a projection, clipped cells, normalised gates."""
+"""LSTMs with what ONNX's do not have: a projection, clipped cells, normalized gates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ACTIVATIONS: dict[int, Any] = {
     3: lambda x: np.clip(x, 0, 6),
     4: np.tanh,
 }
-_EPSILON = 1e-8  # of the variance of a normalised gate
+_EPSILON = 1e-8  # of the variance of a normalized gate
 
 
 _GATES = "ifgo"

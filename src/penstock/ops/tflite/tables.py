@@ -1,4 +1,4 @@
-"""What is looked up by keys, sums of embeddings, skip-grams, and bits of random generators."""
+"""Lookups by key, sums of embeddings, skip-grams, and bits of random generators."""
 
 from __future__ import annotations
 

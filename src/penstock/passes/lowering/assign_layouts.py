@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from penstock.analysis.value_memory import Order, ValueMemory, value_memory
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel, Role
@@ -83,7 +83,7 @@ class _Inserter:
         """Insert copies into ``graph``, the body of a loop in ``outer`` if it ``repeats``."""
         results = [value for node in graph.nodes for value in node.outputs if value is not None]
         scope = _Scope(outer, {*graph.inputs, *results}, repeats)
-        for node in paced(graph.nodes):
+        for node in with_checkpoints(graph.nodes):
             for _, inner in node.graphs:
                 self.graph(inner, scope, node.op.role in _LOOPS)
             kernel, order = self.kernels.get(node), self.memory.orders.get(node)

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from penstock.analysis.quantized_weights import producer
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
@@ -91,7 +91,7 @@ class _ChainSearch:
     awaited: Collection[Node]
     policy: FusionPolicy
     replacements: dict[Node, Node] = field(default_factory=dict)
-    # Nodes of chains that are faster unfused, as are all parts of these chains.
+    # Nodes not worth fusing: neither their chain nor any prefix of it pays.
     left: set[Node] = field(default_factory=set)
     # Whether there was no kernel for the first two nodes of the last chain: probably, there is none
     # for those of the next chain, which is the same chain without its first node.
@@ -100,7 +100,7 @@ class _ChainSearch:
     def run(self, heavy: bool) -> None:
         self.inside = set(self.nodes)
         beginnings = HEAVY if heavy else LIGHT
-        for node in paced(self.nodes):
+        for node in with_checkpoints(self.nodes):
             if self._is_free(node, beginnings):
                 self._begin(node, heavy)
 
@@ -238,7 +238,7 @@ def became(node: Node, candidate: Node, policy: FusionPolicy) -> bool:
 def _absorb(graph: Graph, policy: FusionPolicy) -> bool:
     """Fuse elementwise nodes with copies of the DequantizeLinear nodes before them."""
     inside, changed = set(graph.nodes), False
-    for node in paced(graph.nodes):
+    for node in with_checkpoints(graph.nodes):
         if not all(p.op.name in FOLLOWERS and p.op.domain in _DOMAINS for p in parts(node)):
             continue
         sources = dict.fromkeys([producer(value, "DequantizeLinear") for value in node.inputs])
@@ -251,7 +251,7 @@ def _absorb(graph: Graph, policy: FusionPolicy) -> bool:
 def _replace(graph: Graph, replacements: Mapping[Node, Node]) -> None:
     substitution = Substitution()
     nodes = []
-    for node in paced(graph.nodes):
+    for node in with_checkpoints(graph.nodes):
         replacement = replacements.get(node, node)
         if replacement is not node:
             substitution.replace(node.outputs, replacement.outputs)

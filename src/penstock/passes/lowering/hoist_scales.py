@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import FLOAT32
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.registry import standard
@@ -38,7 +38,7 @@ class HoistScales(Pass):
         for inner in graph.graphs():
             inside = set(inner.nodes)
             nodes = []
-            for node in paced(inner.nodes):
+            for node in with_checkpoints(inner.nodes):
                 nodes.append(node)
                 if node.op.name != "MatMul" or node.op.domain or node.control_inputs:
                     continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Graph, Node, Value, captures
 from penstock.ir.op import Role
 from penstock.ops.internal.transfer import HOST, STACK, TRANSFER, Place
@@ -64,7 +64,7 @@ class _Transfers:
     def insert(self, graph: Graph, stay: bool = False) -> None:
         """Insert the transfers of one graph, whose outputs may ``stay`` where they are."""
         self.nodes, self.moved = [], {}
-        for node in paced(graph.nodes):
+        for node in with_checkpoints(graph.nodes):
             if is_control(node):
                 self.control(node)
                 continue
@@ -96,8 +96,8 @@ class _Transfers:
         source = self.places.get(value, self.home)
         if source.memory == there.memory or (value.const is not None and not carried):
             return value
-        away = HOST not in (source.memory, there.memory)
-        if away and not self.context.direct(source.backend, there.backend):
+        remote = HOST not in (source.memory, there.memory)
+        if remote and not self.context.direct(source.backend, there.backend):
             value, source = self.read(value, self.home), self.home
         key = (value, there.memory)
         if key not in self.moved:

@@ -37,7 +37,7 @@ _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 class Quantize(Pass):
-    """Rewrite operations on dequantised values as operations on their 8-bit codes: as the same
+    """Rewrite operations on dequantized values as operations on their 8-bit codes: as the same
     operation if it only moves elements, and as a fused node where a backend has a kernel for it."""
 
     name = "quantize"
@@ -48,7 +48,7 @@ class Quantize(Pass):
         if policy is None or not any(is_conversion(n, "DequantizeLinear") for n in graph.walk()):
             return False
         changed = forward(graph, _Moving(graph))
-        # An operation whose result is not quantised again may still have an integer kernel.
+        # An operation whose result is not quantized again may still have an integer kernel.
         for last in ({"QuantizeLinear"}, COMPUTING):
             changed |= forward(graph, _Computing(graph, policy, last))
             if changed:
@@ -99,7 +99,7 @@ class _Moving:
 
 
 def _are_inverse(before: Node, after: Node) -> bool:
-    """Whether codes that are dequantised and then quantised are the same again."""
+    """Whether codes that are dequantized and then quantized are the same again."""
     values = [v for node in (before, after) for v in (node.inputs[0], node.outputs[0]) if v]
     dtypes = [v.type.dtype if isinstance(v.type, TensorType) else None for v in values]
     if dtypes not in ([INT8, FLOAT32, FLOAT32, INT8], [UINT8, FLOAT32, FLOAT32, UINT8]):

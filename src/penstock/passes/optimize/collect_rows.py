@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ir.op import Role
@@ -38,7 +38,7 @@ class CollectRows(Pass):
             return False
         readers, taken, joined = readers_of(graph), names_of(graph), dict[Node, list[Node]]()
         for inner in list(graph.graphs()):
-            for node in paced(inner.nodes):
+            for node in with_checkpoints(inner.nodes):
                 if node.op.role is Role.LOOP and (trips_of(node) or 0) > 0:
                     _collect(node, readers, taken, joined)
         if not joined:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Graph, Node, Value
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Substitution
@@ -48,7 +48,7 @@ class _Eliminator:
     def run(self, graph: Graph) -> None:
         self.scopes.append(_Scope())
         kept = []
-        for node in paced(graph.nodes):
+        for node in with_checkpoints(graph.nodes):
             if self.substitution.pending:
                 self.substitution.apply(node)
             for _, inner in node.graphs:
@@ -95,7 +95,7 @@ class _Eliminator:
         if value is None or not value.is_constant:
             return value
         if not value.is_held:  # given back, it would be large, and equal to itself alone
-            return id(value.holder or value)
+            return id(value.resident_in or value)
         const = value.const
         assert const is not None
         if value not in self.constants:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType, without_data
 from penstock.ir.graph import Graph, Node, Value
@@ -49,7 +49,7 @@ class CountLoops(Pass):
         changed = False
         for inner in list(graph.graphs()):
             nodes: list[Node] = []
-            for node in paced(inner.nodes):
+            for node in with_checkpoints(inner.nodes):
                 counted = _counted(node) if node.op.role is Role.LOOP else None
                 changed |= counted is not None
                 if counted is None and node.op.role is Role.LOOP:

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.analysis.interpreter import evaluate
 from penstock.analysis.quantized_weights import quantized_weights
 from penstock.analysis.type_inference import node_types
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.limits import Limits
 from penstock.core.types import ANY, ShapeError, TensorType, Type
 from penstock.ir.contract import contract_of, guarded
@@ -65,7 +65,7 @@ class _Folder:
     def run(self, graph: Graph, *, certain: bool) -> None:
         kept: list[Node] = []
         # A stack of iterators instead of recursion, because branches are spliced in place.
-        stack = [paced(graph.nodes)]
+        stack = [with_checkpoints(graph.nodes)]
         while stack:
             node = next(stack[-1], None)
             if node is None:
@@ -90,7 +90,7 @@ class _Folder:
         """Iterate over the nodes of ``branch``, which replace ``node``."""
         producers = [value.producer for value in branch.outputs if value.producer is not None]
         self.substitution.drop(node, [*branch.nodes, *producers])
-        yield from paced(branch.nodes)
+        yield from with_checkpoints(branch.nodes)
         # Replacements of the outputs are known only after the branch has been walked.
         for old, new in zip(node.outputs, branch.outputs, strict=False):
             if old is not None:

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import STRING, Dim, TensorType
 from penstock.ir.graph import Graph, Node, all_reads
 from penstock.ir.op import Role
@@ -68,7 +68,7 @@ class HoistInvariants(Pass):
         graphs = list(graph.graphs())
         # Outer loops come first, so that what an inner one begins with is replaced already.
         for inner in graphs:
-            for node in paced(inner.nodes):
+            for node in with_checkpoints(inner.nodes):
                 if node.op.role in _LOOPS:
                     _read_outside(node, substitution)
         substitution.apply_throughout(graph)
@@ -76,7 +76,7 @@ class HoistInvariants(Pass):
         taken, moved = names_of(graph), False
         for inner in graphs[::-1]:
             nodes: list[Node] = []
-            for node in paced(inner.nodes):
+            for node in with_checkpoints(inner.nodes):
                 if node.op.role in _LOOPS:
                     leaving = _leave(node, taken)
                     moved |= bool(leaving)
@@ -111,7 +111,7 @@ def _leave(loop: Node, taken: Counter[str]) -> list[Node]:
         inside.update([value for value in node.outputs if value is not None])
     at_least_once = _runs(loop)
     leaving: list[Node] = []
-    for node in paced(body.nodes):
+    for node in with_checkpoints(body.nodes):
         if not inside.isdisjoint(node.inputs) or not _may_move(node, body):
             continue
         if inside.isdisjoint(all_reads(node)) and (at_least_once or _cannot_fail(node)):

@@ -23,7 +23,7 @@ from itertools import compress
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, replace
 from penstock.core.types import FLOAT32, TensorType, Type
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
@@ -55,7 +55,7 @@ class HoistProducts(Pass):
         taken = names_of(graph)
         for outer in list(graph.graphs()):
             nodes: list[Node] = []
-            for node in paced(outer.nodes):
+            for node in with_checkpoints(outer.nodes):
                 if node.op.role in (Role.LOOP, Role.SCAN):
                     hoister = _Hoister(node, readers, taken)
                     changed |= hoister.hoist()
@@ -105,7 +105,7 @@ class _Hoister:
     def hoist(self) -> bool:
         """Hoist what can be; return whether anything was."""
         changed = False
-        for node in paced(list(self.body.nodes)):
+        for node in with_checkpoints(list(self.body.nodes)):
             changed |= self._visit(node)
         self.body.nodes = self.nodes
         if changed and self.loop.op.role is Role.SCAN:

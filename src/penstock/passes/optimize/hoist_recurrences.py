@@ -7,7 +7,7 @@
         h = GruCell(x, h @ u, h)                    y = Gather(ys, i)
         y = h                                       y
 
-A cell is recognised if all that its gates add up is known before the loop but for products of its
+A cell is recognized if all that its gates add up is known before the loop but for products of its
 state by constant weights: rows (``loop_rows``), constants, and parts of these, whose gates may come
 from one product or several. What the loop carries for the cell leaves it, so that the states are
 rows for all that reads them: for another cell that stands upon this one, too. A step may be masked,
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import NamedTuple
 from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, all_reads
@@ -52,7 +52,7 @@ class HoistRecurrences(Pass):
         taken, substitution, changed = names_of(graph), Substitution(), False
         for outer in list(graph.graphs()):
             nodes: list[Node] = []
-            for node in paced(outer.nodes):
+            for node in with_checkpoints(outer.nodes):
                 if node.op.role in (Role.LOOP, Role.SCAN):
                     hoister = _Hoister(node, taken, substitution)
                     if hoister.hoist():
@@ -137,10 +137,10 @@ class _CarriedCell:
         assert isinstance(state.type, TensorType)
         self.batch, self.units = state.type.dims
 
-    # Recognising.
+    # Recognizing.
 
     def hoist(self, substitution: Substitution) -> bool:
-        """Compute all steps before the loop; return whether the cell was recognised."""
+        """Compute all steps before the loop; return whether the cell was recognized."""
         new, mask = self._unmasked()
         node = new.producer
         if node is None or node not in self.body.nodes:
@@ -225,7 +225,7 @@ class _CarriedCell:
         return None
 
     def _alike(self, new: Value, mask: _Mask | None) -> list[int]:
-        """The places of what else the loop carries that is always the state."""
+        """Indices of carried values that always equal the state."""
         alike: list[int] = []
         begin = self.initial[self._place(self.state)]
         places = zip(self.inside, self.updated, self.initial, strict=True)

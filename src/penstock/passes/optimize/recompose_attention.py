@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
@@ -62,7 +62,7 @@ class RecomposeAttention(Pass):
         changed = False
         for inner in list(graph.graphs()):
             nodes: list[Node] = []
-            for node in paced(inner.nodes):
+            for node in with_checkpoints(inner.nodes):
                 if node.op.full_name == "MatMul" and _softmax(node) is not None:
                     readers = readers or readers_of(graph)
                     replacement = _attend(node, readers)

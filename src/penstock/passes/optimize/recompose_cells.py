@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value
@@ -54,7 +54,7 @@ class RecomposeCells(Pass):
             ends: set[Node] = set()
             blends: list[Node] = []
             own = set(inner.nodes)
-            for node in paced(inner.nodes):
+            for node in with_checkpoints(inner.nodes):
                 if (found := _lstm(node)) is not None:
                     first, cell = found
                     if first not in cells and first in own:
@@ -160,7 +160,7 @@ def _gates_of(
     ahead = {id(cell): node for node, cell in cells.items()}
     places = {node: i for i, node in enumerate(graph.nodes)}
     gates: dict[Node, Node] = {}
-    for node in paced(graph.nodes):
+    for node in with_checkpoints(graph.nodes):
         for reset, state in _operands_of(node, "Mul"):
             for blend in by_state.get(state, ()) if node not in gates else ():
                 update, inputs, order = blend.inputs[1], *_gate_parts(blend.inputs[1], reset)

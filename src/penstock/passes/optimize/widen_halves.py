@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import replace
 from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.graph import Graph, Node, Value
@@ -76,7 +76,7 @@ class _Widening:
         """Widen nodes of ``graph``, which become ``nodes``; return whether any changed."""
         self.home.update(dict.fromkeys(graph.inputs, nodes))
         outputs, changed = set(graph.outputs), False
-        for node in paced(graph.nodes):
+        for node in with_checkpoints(graph.nodes):
             for _, inner in node.graphs:
                 changed |= self.run(inner, [])
             self.home.update(dict.fromkeys(node.outputs, nodes))
@@ -168,7 +168,7 @@ class _Widening:
             assert value.const is not None
             const = _converted(value.const, FLOAT32)
             wide = self.constants[value] = Value(f"{value.name}/float32", const=const)
-        value.let_go(partial(_give_back, wide, value.dtype))
+        value.release(partial(_give_back, wide, value.dtype))
         return wide
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Node, Value, all_reads
 from penstock.ir.op import Role
 from penstock.passes.structure.relax_control_edges import EffectOrder
@@ -55,7 +55,7 @@ class Deadness:
         """the nodes with side effects that each node waits for"""
         self._order = EffectOrder()
         self.has_side_effects = self._order.has_side_effects
-        for node in paced(nodes):
+        for node in with_checkpoints(nodes):
             reads = self.reads[node] = all_reads(node)
             self.conditions[node] = ALWAYS if node in running else self._condition(node)
             # A Switch is removed; its readers wait for what it has waited for.

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from penstock.analysis.frames import Frame
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass
 from penstock.core.types import BOOL, INT64, TensorType
 from penstock.ir.graph import Graph, Node, Value, captures, embed
@@ -54,7 +54,7 @@ class FrameLoop:
         self.frame = frame
         self.nodes = nodes
         self.exits = [node for node in nodes if node.op.role is Role.EXIT]
-        self.again = [node for node in nodes if node.op.role is Role.NEXT_ITERATION]
+        self.next_iterations = [node for node in nodes if node.op.role is Role.NEXT_ITERATION]
         self.variables = self._variables()
         self._check_enters()
         self.deadness = Deadness(nodes, self.variables)
@@ -64,14 +64,14 @@ class FrameLoop:
                 raise UnraisedError(node, "it does not leave the loop when that ends")
 
     def _variables(self) -> dict[Node, LoopVariable]:
-        enters, again = set(self.frame.enters), set(self.again)
+        enters, next_iterations = set(self.frame.enters), set(self.next_iterations)
         variables: dict[Node, LoopVariable] = {}
-        for node in paced(self.nodes):
+        for node in with_checkpoints(self.nodes):
             if node.op.role is not Role.MERGE:
                 continue
             sources = [v.producer for v in node.inputs if v is not None and v.producer is not None]
             entered = [source for source in sources if source in enters]
-            back = [source for source in sources if source in again]
+            back = [source for source in sources if source in next_iterations]
             if not entered and not back:
                 continue
             if len(node.inputs) != 2 or not entered or not back:
@@ -92,28 +92,30 @@ class FrameLoop:
         for variable in self.variables.values():
             if variable.enter not in once:
                 raise UnraisedError(variable.enter, "it is constant, and begins a loop variable")
-        again = set(self.again)
-        for node in paced(self.nodes):
+        next_iterations = set(self.next_iterations)
+        for node in with_checkpoints(self.nodes):
             if node in self.variables:
                 continue
             sources = [None if v is None else v.producer for v in node.inputs]
             if not once.isdisjoint((*sources, *node.control_inputs)):
                 raise UnraisedError(node, "it needs a value that lives in the first iteration only")
-            if not again.isdisjoint((*sources, *node.control_inputs)):
+            if not next_iterations.isdisjoint((*sources, *node.control_inputs)):
                 raise UnraisedError(node, "it needs a value of the iteration before")
 
     def _predicate(self) -> tuple[Value, int]:
         """The predicate on which it depends whether the loop continues, and what it then is."""
         conditions = self.deadness.conditions
-        first = conditions[self.again[0]]
-        for node in self.again:
+        first = conditions[self.next_iterations[0]]
+        for node in self.next_iterations:
             if len(first) != 1 or conditions[node] != first:
                 raise UnraisedError(
                     node, "no one predicate decides for the whole loop whether it continues"
                 )
         ((predicate, side),) = first
         if not isinstance(predicate, Value):
-            raise UnraisedError(self.again[0], "its loop does not continue by a predicate")
+            raise UnraisedError(
+                self.next_iterations[0], "its loop does not continue by a predicate"
+            )
         return predicate, side
 
     def _check(self) -> None:
@@ -122,7 +124,9 @@ class FrameLoop:
         variables = {variable.merged for variable in self.variables.values()}
         source = Branches(self.deadness).source
         if self.side != 1:
-            raise UnraisedError(self.again[0], "its loop does not continue where a predicate holds")
+            raise UnraisedError(
+                self.next_iterations[0], "its loop does not continue where a predicate holds"
+            )
         for node in self.variables:
             if not read.isdisjoint(node.outputs[1:]):
                 raise UnraisedError(node, "a node reads whether this is its first iteration")
@@ -136,14 +140,14 @@ class FrameLoop:
         with nothing changed, where the nodes of the frame do not fit into a Loop."""
         self._check()
         conditions = self.deadness.conditions
-        edge = {*self.variables, *self.exits, *self.again}
+        edge = {*self.variables, *self.exits, *self.next_iterations}
         continues, ends = (self.predicate, 1), (self.predicate, 0)
         variables = list(self.variables.values())
         condition = Branches(self.deadness, {v.merged: v.inside for v in variables}, targets)
         condition.check(edge)
         always: list[Node] = []
         body_nodes: list[Node] = []
-        for node in paced(self.nodes):
+        for node in with_checkpoints(self.nodes):
             if node in edge:
                 continue
             if continues in conditions[node]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Graph, Node, Value, all_reads, is_framed
 from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW
@@ -36,7 +36,7 @@ def relax_control_edges(graph: Graph) -> bool:
     for inner in graph.graphs():
         if any(node.control_inputs for node in inner.nodes):
             order, own = EffectOrder(), set(inner.nodes)
-            for node in paced(inner.nodes):
+            for node in with_checkpoints(inner.nodes):
                 # What a nested graph captures was computed before it runs.
                 effects = order.add(node, [v for v in all_reads(node) if v.producer in own])
                 changed |= effects != node.control_inputs

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from penstock.analysis.frames import Frame, Frames
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.ir.graph import Graph, Node, Value, all_reads, clone, sort
 from penstock.ir.op import Role
 from penstock.ops.internal.segment import SEGMENT
@@ -51,8 +51,10 @@ def group_segments(
     """Replace nodes of ``graph``, which must be sorted, by segments; returns a node of each.
     ``joins``: whether a node may be part of one. ``is_slow``: whether nodes that need not wait for
     it must not; none of these is part of a segment."""
-    sources = {node: _sources(node) for node in paced(graph.nodes)}
-    slow = {node for node in paced(graph.nodes) if node.op.role in _SLOW or is_slow(node)}
+    sources = {node: _sources(node) for node in with_checkpoints(graph.nodes)}
+    slow = {
+        node for node in with_checkpoints(graph.nodes) if node.op.role in _SLOW or is_slow(node)
+    }
     waits = _slow_before(graph.nodes, sources, slow)
     if waits is None:
         return {}
@@ -62,7 +64,7 @@ def group_segments(
         node: (frames.of[node], conditions[node], waits[node], sends[node])
         if node not in slow and joins(node)
         else node
-        for node in paced(graph.nodes)
+        for node in with_checkpoints(graph.nodes)
     }
     levels = _levels(graph.nodes, sources, keys)
     groups: dict[object, list[Node]] = defaultdict(list)
@@ -76,7 +78,7 @@ def _replace(graph: Graph, groups: Sequence[Sequence[Node]]) -> dict[Node, Node]
     """Replace each group of nodes by a segment; returns the first node of each segment."""
     first = {node: group[0] for group in groups for node in group}
     read = set(graph.outputs)
-    for node in paced(graph.nodes):
+    for node in with_checkpoints(graph.nodes):
         own = first.get(node, node)
         for value in all_reads(node):
             producer = value.producer
@@ -98,7 +100,9 @@ def _segment(nodes: Sequence[Node], read: set[Value]) -> Node:
     """The segment of ``nodes``; its outputs are those of their values that others have ``read``."""
     own = set(nodes)
     outputs = [value for node in nodes for value in node.outputs if value in read]
-    inputs = [v for node in paced(nodes) for v in all_reads(node) if v.producer not in own]
+    inputs = [
+        v for node in with_checkpoints(nodes) for v in all_reads(node) if v.producer not in own
+    ]
     inputs = list(dict.fromkeys(inputs))
     first, last = nodes[0], nodes[-1]
     working = [node for node in nodes if node.outputs]
@@ -128,10 +132,10 @@ def _levels(
     there can be, and each node as late as its readers allow."""
     levels: dict[Node, int] = {}
     latest: dict[Node, int] = {}
-    for node in paced(nodes):
+    for node in with_checkpoints(nodes):
         before = [levels[s] + (keys[s] != keys[node]) for s in sources[node]]
         levels[node] = max(before, default=0)
-    for node in paced(nodes[::-1]):
+    for node in with_checkpoints(nodes[::-1]):
         if keys[node] is not node:
             levels[node] = latest.get(node, levels[node])
         for source in sources[node]:
@@ -148,7 +152,7 @@ def _slow_before(
     before = dict.fromkeys(nodes, SlowNodes())
     for _ in range(_MOST_ROUNDS):
         changed = False
-        for node in paced(nodes):
+        for node in with_checkpoints(nodes):
             sets = {before[source] for source in sources[node]}
             sets |= {frozenset({(source, False)}) for source in sources[node] if source in slow}
             if node.op.role is Role.MERGE:
@@ -168,7 +172,7 @@ def _sends_behind(
 ) -> dict[Node, frozenset[Node]]:
     """The sends that wait for each node outside of loops: of more than a few, the first one."""
     behind = dict.fromkeys(nodes, frozenset[Node]())
-    for node in paced(nodes[::-1]):
+    for node in with_checkpoints(nodes[::-1]):
         if len(behind[node]) > _MOST_SLOW:
             behind[node] = frozenset({node})
         own = behind[node] | {node} if node.op.role is Role.SEND else behind[node]

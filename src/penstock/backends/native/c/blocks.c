@@ -200,7 +200,7 @@ struct experts {
     const float *x, *scores, *shares; /* shares: null for those of the softmax of the scores */
     expert_layer layers[3];
     float *y;
-    int64_t tokens, count, chosen, hidden, inner, fusion, activation, is_normalised, together;
+    int64_t tokens, count, chosen, hidden, inner, fusion, activation, is_normalized, together;
     double alpha, beta, limit;
 };
 
@@ -229,7 +229,7 @@ static float share_of(const struct experts *a, int64_t token, int64_t e)
         sum += weight;
         own = j == e ? weight : own;
     }
-    return a->is_normalised ? own / sum : own;
+    return a->is_normalized ? own / sum : own;
 }
 
 static void run_layer(const struct experts *a, int i, int64_t e, const float *x, float *y, int64_t rows)

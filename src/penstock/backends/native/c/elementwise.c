@@ -2,7 +2,7 @@
    lies between two operations stays in the cache.
 
    A register is a tile of 2 KiB; register 0 is the result. An instruction reads up to three registers
-   and writes one; each is a loop that the compiler vectorises. Inputs that lie as the result does are
+   and writes one; each is a loop that the compiler vectorizes. Inputs that lie as the result does are
    read where they are, others are copied into a register; those that are the same for each tile only
    once. */
 #include "math32.h"

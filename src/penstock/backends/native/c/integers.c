@@ -66,7 +66,7 @@ static void finish(const struct integer_product *a, int32_t *restrict c, int32_t
 }
 
 /* Codes of real numbers over their own range, 0 included: one item. */
-struct dynamic_codes {
+struct dynamically_quantized {
     const float *x;
     uint8_t *y;
     float *scale;
@@ -74,9 +74,9 @@ struct dynamic_codes {
     int64_t count;
 };
 
-static int dynamic_codes(const void *arguments, int64_t begin, int64_t end)
+static int dynamically_quantized(const void *arguments, int64_t begin, int64_t end)
 {
-    const struct dynamic_codes *a = arguments;
+    const struct dynamically_quantized *a = arguments;
     *a->zero = (uint8_t)to_codes(a->y, a->x, a->count, a->scale);
     return 0;
 }
@@ -136,7 +136,7 @@ int integer_speed(void)
 }
 
 const kernel_entry integers_kernels[] = {
-    KERNEL(dynamic_codes, dynamic_codes),
+    KERNEL(dynamically_quantized, dynamically_quantized),
     KERNEL(integer_product, integer_product),
     END_OF_KERNELS,
 };

@@ -228,7 +228,7 @@ static inline int32_t sum_of(const uint8_t *x, int64_t count)
 }
 
 /* Codes of at most GROUP * PANEL numbers x, which are lost; NaN becomes the lowest. In loops of their
-   own, which the compiler vectorises. Both kinds of codes have the same lowest bits. */
+   own, which the compiler vectorizes. Both kinds of codes have the same lowest bits. */
 static inline __attribute__((always_inline)) void store_codes(uint8_t *restrict y, float *restrict x,
                                                               int64_t count, float zero, int is_signed)
 {

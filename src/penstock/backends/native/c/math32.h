@@ -1,4 +1,4 @@
-/* Functions of float32 that compilers can vectorise: without branches, calls and tables. Errors are at
+/* Functions of float32 that compilers can vectorize: without branches, calls and tables. Errors are at
    most 2 units in the last place where nothing else is said; NaNs pass through.
 
    The polynomials of exp, log, tanh, sin, cos and asin are those of the Cephes library (S. Moshier, single

@@ -1,4 +1,4 @@
-/* Functions of float64 that compilers can vectorise, as in math32.h. */
+/* Functions of float64 that compilers can vectorize, as in math32.h. */
 #ifndef PENSTOCK_MATH64_H
 #define PENSTOCK_MATH64_H
 

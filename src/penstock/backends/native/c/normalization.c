@@ -1,5 +1,5 @@
-/* Images standardised over groups of their channels, then scaled and shifted by channel, and rows
-   standardised, scaled and shifted. An item is one group of one image; where channels lie innermost, as
+/* Images standardized over groups of their channels, then scaled and shifted by channel, and rows
+   standardized, scaled and shifted. An item is one group of one image; where channels lie innermost, as
    many groups as fit into a block; or a block of rows.
 
    Sums are of short blocks in float32 (float64), each in several lanes, added up in float64. */

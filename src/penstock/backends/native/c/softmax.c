@@ -168,7 +168,7 @@ DEFINE(softmax_float32, float, int32_t, exp32, log32)
 DEFINE(softmax_float64, double, int64_t, exp64, log)
 
 /* 1 at the first maximum, or the first NaN. An item is one row or column. The maxima of a row are
-   taken in lanes, which compilers vectorise, before the first of them is looked for. */
+   taken in lanes, which compilers vectorize, before the first of them is looked for. */
 enum { LANES = 16 };
 
 #define HARDMAX(name, type)                                                                       \

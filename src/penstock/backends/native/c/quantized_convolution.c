@@ -30,7 +30,7 @@ typedef struct {
     int64_t zero;
 } bounds;
 
-struct code_convolution {
+struct quantized_convolution {
     const uint8_t *x;
     const int8_t *weights; /* panels; a row of the matrix is of rows, columns and channels */
     const int32_t *terms, *zeros; /* by filter: what the sums begin with; zero points, null for 0 */
@@ -64,7 +64,7 @@ static inline int64_t seen(const axis *v, int64_t o, int64_t k)
     return at < v->size ? at : -1;
 }
 
-/* The codes of PANEL sums. Loops that the compiler vectorises have more than 16 iterations. */
+/* The codes of PANEL sums. Loops that the compiler vectorizes have more than 16 iterations. */
 static inline void codes_of(uint8_t *restrict codes, const int32_t *restrict sums,
                             const float *restrict factors, const float *restrict offsets,
                             const bounds *b)
@@ -118,7 +118,7 @@ static inline uint8_t *fill_few(uint8_t *to, uint8_t value, int64_t count)
 }
 
 /* What a position of the result sees of an image. */
-static void copy_window(const struct code_convolution *a, const uint8_t *image, int64_t row,
+static void copy_window(const struct quantized_convolution *a, const uint8_t *image, int64_t row,
                         int64_t column, uint8_t *restrict to)
 {
     const axis *u = a->rows, *v = a->columns;
@@ -150,7 +150,7 @@ static void copy_window(const struct code_convolution *a, const uint8_t *image, 
 }
 
 /* Whether each position sees itself alone, and what all of them see lies in memory as they do. */
-static int is_matrix(const struct code_convolution *a)
+static int is_matrix(const struct quantized_convolution *a)
 {
     const axis *u = a->rows, *v = a->columns;
     const steps *x = a->x_steps;
@@ -161,7 +161,7 @@ static int is_matrix(const struct code_convolution *a)
 }
 
 /* Sums of `count` filters from `filter` on at a position, of which the codes it sees have this sum. */
-static inline void put_sums(const struct code_convolution *a, int32_t *restrict y, int32_t *restrict c,
+static inline void put_sums(const struct quantized_convolution *a, int32_t *restrict y, int32_t *restrict c,
                             int32_t of_codes, int64_t filter, int64_t count)
 {
     if (of_codes)
@@ -174,9 +174,9 @@ static inline void put_sums(const struct code_convolution *a, int32_t *restrict 
             y[e * a->y_steps->channel] = c[e];
 }
 
-static int code_convolution(const void *arguments, int64_t begin, int64_t end)
+static int quantized_convolution(const void *arguments, int64_t begin, int64_t end)
 {
-    const struct code_convolution *a = arguments;
+    const struct quantized_convolution *a = arguments;
     const axis *u = a->rows, *v = a->columns;
     const int64_t k = u->kernel * v->kernel * a->channels, quads = (k + QUAD - 1) / QUAD;
     const int64_t unit = k < 64 ? QUAD : 64, step = (k + unit - 1) / unit * unit;
@@ -346,8 +346,8 @@ static int code_depthwise(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-const kernel_entry code_convolution_kernels[] = {
-    KERNEL(code_convolution, code_convolution),
+const kernel_entry quantized_convolution_kernels[] = {
+    KERNEL(quantized_convolution, quantized_convolution),
     KERNEL(code_depthwise, code_depthwise),
     END_OF_KERNELS,
 };

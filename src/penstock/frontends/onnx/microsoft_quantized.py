@@ -26,20 +26,20 @@ def _zero(b: NodeUpgrade, i: int, codes: int) -> Value:
     return b.like(0, b.input(codes)) if zero is None else zero
 
 
-def _become_codes(b: NodeUpgrade, y: Value, i: int) -> None:
+def _become_quantized(b: NodeUpgrade, y: Value, i: int) -> None:
     """Become the codes of ``y`` whose scale is input ``i``, and the next one their zero point."""
     b.become("QuantizeLinear", [y, b.input(i), _zero(b, i + 1, 0)])
 
 
 @rewrites("QLinearAdd", "QLinearMul")
 def qlinear_binary(b: NodeUpgrade) -> None:
-    _become_codes(b, b.emit(b.op.removeprefix("QLinear"), [_reals(b, 0), _reals(b, 3)]), 6)
+    _become_quantized(b, b.emit(b.op.removeprefix("QLinear"), [_reals(b, 0), _reals(b, 3)]), 6)
 
 
 @rewrites("QLinearLeakyRelu", "QLinearSigmoid")
 def qlinear_function(b: NodeUpgrade) -> None:
     op = b.op.removeprefix("QLinear")
-    _become_codes(b, b.emit(op, [_reals(b, 0)], b.kept(op, b.attrs)), 3)
+    _become_quantized(b, b.emit(op, [_reals(b, 0)], b.kept(op, b.attrs)), 3)
 
 
 @rewrites("QLinearSoftmax")
@@ -51,7 +51,7 @@ def qlinear_softmax(b: NodeUpgrade) -> None:
     else:
         y = b.emit("Softmax", [b.emit("Flatten", [x], axis=axis)], axis=-1)
         y = b.emit("Reshape", [y, b.emit("Shape", [x])])
-    _become_codes(b, y, 3)
+    _become_quantized(b, y, 3)
 
 
 def _recoded(b: NodeUpgrade, i: int, target: int) -> Value:

@@ -11,7 +11,7 @@
    since they share rows; so are the arrays of users who keep an old one. A room that is full is
    replaced by one of twice the size, so that each row is copied about once in all. */
 #define NO_IMPORT_ARRAY
-#include "rooms.h"
+#include "growable.h"
 #include <string.h>
 
 enum { LEAST_ROWS = 16 };

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.analysis.quantized_weights import producer
-from penstock.core.checkpoints import paced
+from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value
@@ -37,10 +37,10 @@ _PLACES = {"ConvInteger": (0, 1, 3), "QLinearConv": (0, 3, 5)}
 _TO_FLOAT32 = {"to": element_number("float32")}
 
 
-class SplitCodes(Pass):
+class SplitQuantizedWeights(Pass):
     """Split weights where a backend has a kernel for that."""
 
-    name = "split_codes"
+    name = "split_quantized_weights"
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
@@ -50,7 +50,7 @@ class SplitCodes(Pass):
         changed = False
         for inner in list(graph.graphs()):
             nodes: list[Node] = []
-            for node in paced(inner.nodes):
+            for node in with_checkpoints(inner.nodes):
                 split = _split(node, context)
                 if split is not None and policy.has_kernel(split.candidate):
                     nodes += split.before
@@ -84,10 +84,10 @@ def _split(node: Node, context: PassContext) -> _Split | None:
         return _in_real_numbers(node) if node.op.name == "QLinearConv" else None
     if node.op.name == "Conv":
         return _of_real_numbers(node, context)
-    return _of_codes(node, context) if node.op.name == "QLinearConv" else None
+    return _of_quantized(node, context) if node.op.name == "QLinearConv" else None
 
 
-def _of_codes(node: Node, context: PassContext) -> _Split | None:
+def _of_quantized(node: Node, context: PassContext) -> _Split | None:
     x, w, zero = _PLACES[node.op.name]
     doubled = _doubled(node, node.input(x), node.input(w), node.input(zero), context)
     if doubled is None:
@@ -109,7 +109,7 @@ def _of_integers(node: Node, context: PassContext) -> _Split | None:
         return None
     if source.attrs.get("group", 1) != 1:
         return _in_groups(source, output, context)
-    split = _of_codes(source, context)
+    split = _of_quantized(source, context)
     if split is None:
         return None
     product = _copy(source, split.inputs, f"{output.name}/sums")
@@ -185,7 +185,7 @@ def _to_float32(product: Node) -> Node:
 
 
 def _of_real_numbers(node: Node, context: PassContext) -> _Split | None:
-    """The split of a Conv of dequantised codes."""
+    """The split of a Conv of dequantized codes."""
     x, w, bias = (producer(node.input(i), "DequantizeLinear") for i in range(3))
     if x is None or w is None or any(v is None or v.const is None for v in w.inputs):
         return None

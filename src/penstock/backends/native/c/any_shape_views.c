@@ -1,6 +1,6 @@
-/* Views, and shapes that numbers of another array spell out (late.h). */
+/* Views, and shapes that numbers of another array spell out (any_shape.h). */
 #define NO_IMPORT_ARRAY
-#include "late.h"
+#include "any_shape.h"
 #include <string.h>
 
 /* Of a range that is computed here, where no run can stop it. */
@@ -36,7 +36,7 @@ static int is_plain_array(PyObject *given)
     return PyArray_Check(given) && !PyDataType_REFCHK(PyArray_DESCR((PyArrayObject *)given));
 }
 
-static PyObject *late_expand(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *any_shape_expand(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     int64_t target[MOST_RANK];
     npy_intp dims[MOST_RANK], strides[MOST_RANK];
@@ -45,13 +45,13 @@ static PyObject *late_expand(PyObject *module, PyObject *const *arguments, Py_ss
     int n = count == ARRAYS + 2 && is_plain_array(given[0]) ? numbers_of(given[1], target) : -1;
     int rank = n < 0 ? 0 : n > PyArray_NDIM(x) ? n : PyArray_NDIM(x);
     if (n < 0 || rank > MOST_RANK)
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     for (int axis = 0; axis < rank; axis++) {
         int own = axis - rank + PyArray_NDIM(x), other = axis - rank + n;
         npy_intp dim = own < 0 ? 1 : PyArray_DIM(x, own);
         int64_t wanted = other < 0 ? 1 : target[other];
         if (wanted < 0 || (dim != wanted && dim != 1 && wanted != 1))
-            return late_otherwise(arguments, count);
+            return any_shape_otherwise(arguments, count);
         dims[axis] = dim == 1 ? wanted : dim;
         strides[axis] = dim == 1 ? 0 : PyArray_STRIDE(x, own);
     }
@@ -59,7 +59,7 @@ static PyObject *late_expand(PyObject *module, PyObject *const *arguments, Py_ss
 }
 
 /* NumPy's, but that elements which are seen many times are copied by compiled code. */
-static PyObject *late_reshape(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *any_shape_reshape(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     int64_t target[MOST_RANK];
     npy_intp dims[MOST_RANK], known = 1;
@@ -70,15 +70,15 @@ static PyObject *late_reshape(PyObject *module, PyObject *const *arguments, Py_s
     for (int i = 0; i < rank; i++) {
         int copied = target[i] == 0 && arguments[SETTINGS] != Py_True;
         if (target[i] < -1 || (target[i] == -1 && inferred >= 0) || (copied && i >= PyArray_NDIM(x)))
-            return late_otherwise(arguments, count);
+            return any_shape_otherwise(arguments, count);
         inferred = target[i] == -1 ? i : inferred;
         dims[i] = target[i] == -1 ? 1 : copied ? PyArray_DIM(x, i) : target[i];
         if (__builtin_mul_overflow(known, dims[i], &known))
-            return late_otherwise(arguments, count);
+            return any_shape_otherwise(arguments, count);
     }
     if (rank < 0 || known < 1 || PyArray_SIZE(x) % known || !PyArray_SIZE(x) ||
         (inferred < 0 && PyArray_SIZE(x) != known))
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     if (inferred >= 0)
         dims[inferred] = PyArray_SIZE(x) / known;
     PyArray_Dims shape = {dims, rank};
@@ -93,31 +93,31 @@ static PyObject *late_reshape(PyObject *module, PyObject *const *arguments, Py_s
     return y;
 }
 
-static PyObject *late_slice(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *any_shape_slice(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     int64_t bounds[4][MOST_RANK];
     npy_intp dims[MOST_RANK], strides[MOST_RANK];
     PyObject *const *given = arguments + ARRAYS;
     if (count < ARRAYS + 3 || count > ARRAYS + 5 || !is_plain_array(given[0]))
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     PyArrayObject *x = (PyArrayObject *)given[0];
     int rank = PyArray_NDIM(x), n = numbers_of(given[1], bounds[0]), seen = 0;
     char *data = PyArray_BYTES(x);
     for (int k = 1; k < 4; k++) {
         int is_given = k < count - ARRAYS - 1 && given[k + 1] != Py_None;
         if (is_given && numbers_of(given[k + 1], bounds[k]) != n)
-            return late_otherwise(arguments, count);
+            return any_shape_otherwise(arguments, count);
         for (int i = 0; !is_given && i < n; i++)
             bounds[k][i] = k == 2 ? i : 1;
     }
     if (n < 0 || rank > MOST_RANK)
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     memcpy(dims, PyArray_DIMS(x), rank * sizeof *dims);
     memcpy(strides, PyArray_STRIDES(x), rank * sizeof *strides);
     for (int i = 0; i < n; i++) {
         int64_t axis = bounds[2][i] < 0 ? bounds[2][i] + rank : bounds[2][i], by = bounds[3][i];
         if (axis < 0 || axis >= rank || by < 1 || seen & 1 << axis)
-            return late_otherwise(arguments, count);
+            return any_shape_otherwise(arguments, count);
         seen |= 1 << axis;
         int64_t dim = dims[axis], ends[2];
         for (int k = 0; k < 2; k++) {
@@ -132,31 +132,31 @@ static PyObject *late_slice(PyObject *module, PyObject *const *arguments, Py_ssi
 }
 
 /* Of int64 only. */
-static PyObject *late_range(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *any_shape_range(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     int64_t bounds[3][MOST_RANK], length = 0;
     for (int i = 0; i < 3; i++)
         if (count != ARRAYS + 3 || numbers_of(arguments[ARRAYS + i], bounds[i]) != 1 ||
             PyArray_TYPE((PyArrayObject *)arguments[ARRAYS + i]) != NPY_INT64 ||
             bounds[i][0] != (int32_t)bounds[i][0])
-            return late_otherwise(arguments, count);
+            return any_shape_otherwise(arguments, count);
     int64_t first = bounds[0][0], span = bounds[1][0] - first, by = bounds[2][0];
     if (!by)
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     if ((span > 0) == (by > 0) && span)
         length = (span - (by > 0 ? 1 : -1)) / by + 1;
     if (length > MOST_NUMBERS)
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     PyObject *y = PyArray_EMPTY(1, (npy_intp[]){length}, NPY_INT64, 0);
     for (int64_t i = 0; y && i < length; i++)
         ((int64_t *)PyArray_DATA((PyArrayObject *)y))[i] = first + i * by;
     return y;
 }
 
-PyMethodDef late_views_functions[] = {
-    {"expand", FAST(late_expand), "expand(otherwise, checkpoint, None, x, shape): a view of x."},
-    {"range", FAST(late_range), "range(otherwise, checkpoint, None, start, limit, delta): integers."},
-    {"reshape", FAST(late_reshape), "reshape(otherwise, checkpoint, allowzero, x, shape)."},
-    {"slice", FAST(late_slice), "slice(otherwise, checkpoint, None, x, *bounds): a view of x."},
+PyMethodDef any_shape_views_functions[] = {
+    {"expand", FAST(any_shape_expand), "expand(otherwise, checkpoint, None, x, shape): a view of x."},
+    {"range", FAST(any_shape_range), "range(otherwise, checkpoint, None, start, limit, delta): integers."},
+    {"reshape", FAST(any_shape_reshape), "reshape(otherwise, checkpoint, allowzero, x, shape)."},
+    {"slice", FAST(any_shape_slice), "slice(otherwise, checkpoint, None, x, *bounds): a view of x."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,4 +1,4 @@
-"""The line in which long runs wait while others compute on every core."""
+"""The queue in which long runs wait while others compute on every core."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import penstock as ps
 from penstock.executors.control import NEVER, Control
 from penstock.extend import Kernel, operator, same_type
-from penstock.host import run_line
-from penstock.host.run_line import RunLine
+from penstock.host import admission
+from penstock.host.admission import AdmissionQueue
 from penstock.host.thread_share import ThreadShare
 from penstock.ops import registry
 from tests.support.onnx_text import compile_text, model_from_text
@@ -27,17 +27,17 @@ LONG = 1e6  # seconds that a run is said to take, so that none goes in out of tu
 class Client:
     """A thread with one run, which is inside until ``finish``."""
 
-    def __init__(self, line: RunLine, control: Any = NEVER, seconds: float = LONG) -> None:
+    def __init__(self, queue: AdmissionQueue, control: Any = NEVER, seconds: float = LONG) -> None:
         self.entered, self._may_leave = threading.Event(), threading.Event()
         self.error: BaseException | None = None
         self._arguments = seconds, control
-        self._line = line
+        self._queue = queue
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            with self._line.place(*self._arguments):
+            with self._queue.ticket(*self._arguments):
                 self.entered.set()
                 self._may_leave.wait(SOON)
         except BaseException as error:
@@ -48,41 +48,41 @@ class Client:
         self._thread.join(SOON)
 
 
-def queued(line: RunLine, count: int, **options: Any) -> list[Client]:
+def queued(queue: AdmissionQueue, count: int, **options: Any) -> list[Client]:
     """Clients that wait, in this order."""
     clients = []
     for i in range(count):
-        before = line.waiting
-        clients.append(Client(line, **options))
-        wait_until(lambda before=before: line.waiting == before + 1)
+        before = queue.waiting
+        clients.append(Client(queue, **options))
+        wait_until(lambda before=before: queue.waiting == before + 1)
         assert not clients[i].entered.is_set()
     return clients
 
 
 def test_line_lets_as_many_in_as_there_are_places_and_then_first_come_first_served():
-    line = RunLine(2)
-    first, second = Client(line), Client(line)
+    queue = AdmissionQueue(2)
+    first, second = Client(queue), Client(queue)
     assert first.entered.wait(SOON) and second.entered.wait(SOON)
-    third, fourth = queued(line, 2)
+    third, fourth = queued(queue, 2)
     second.finish()
     assert third.entered.wait(SOON)
-    assert (line.inside, line.waiting) == (2, 1)
+    assert (queue.inside, queue.waiting) == (2, 1)
     first.finish()
     assert fourth.entered.wait(SOON)
     third.finish()
     fourth.finish()
-    assert (line.inside, line.waiting) == (0, 0)
+    assert (queue.inside, queue.waiting) == (0, 0)
 
 
 def test_run_that_comes_while_others_wait_does_not_pass_them():
-    line = RunLine(1)
-    first = Client(line)
+    queue = AdmissionQueue(1)
+    first = Client(queue)
     assert first.entered.wait(SOON)
-    second, third = queued(line, 2)
+    second, third = queued(queue, 2)
     first.finish()
     assert second.entered.wait(SOON)
-    fourth = Client(line)
-    wait_until(lambda: line.waiting == 2)
+    fourth = Client(queue)
+    wait_until(lambda: queue.waiting == 2)
     second.finish()
     assert third.entered.wait(SOON)
     assert not fourth.entered.is_set()
@@ -92,86 +92,86 @@ def test_run_that_comes_while_others_wait_does_not_pass_them():
 
 
 def test_run_waits_no_longer_than_it_would_have_shared_the_cores(monkeypatch):
-    monkeypatch.setattr(run_line, "_SLACK", 1e-3)
-    line = RunLine(1)
-    long = Client(line)
+    monkeypatch.setattr(admission, "_SLACK", 1e-3)
+    queue = AdmissionQueue(1)
+    long = Client(queue)
     assert long.entered.wait(SOON)
-    (waiting,) = queued(line, 1)
-    with line.place(0.1, NEVER):  # goes in beside the other, which never leaves
-        assert (line.inside, line.waiting) == (2, 1)
-    assert (line.inside, line.waiting) == (1, 1)  # it took nothing from the next in line
+    (waiting,) = queued(queue, 1)
+    with queue.ticket(0.1, NEVER):  # goes in beside the other, which never leaves
+        assert (queue.inside, queue.waiting) == (2, 1)
+    assert (queue.inside, queue.waiting) == (1, 1)  # it took nothing from the next in the queue
     long.finish()
     assert waiting.entered.wait(SOON)
     waiting.finish()
 
 
-def test_short_run_begins_at_once_and_takes_no_place():
-    line = RunLine(1)
-    with line.place(1e-3, NEVER):
-        assert line.inside == 1  # it took the place that was free
-        client = Client(line, seconds=1e-3)
+def test_short_run_begins_at_once_and_takes_no_ticket():
+    queue = AdmissionQueue(1)
+    with queue.ticket(1e-3, NEVER):
+        assert queue.inside == 1  # it took the place that was free
+        client = Client(queue, seconds=1e-3)
         assert client.entered.wait(SOON)
-        assert (line.inside, line.waiting) == (1, 0)
+        assert (queue.inside, queue.waiting) == (1, 0)
         client.finish()
-        (long,) = queued(line, 1)
-        client = Client(line, seconds=1e-3)
+        (long,) = queued(queue, 1)
+        client = Client(queue, seconds=1e-3)
         assert client.entered.wait(SOON)
         client.finish()
-        assert (line.inside, line.waiting) == (1, 1)
+        assert (queue.inside, queue.waiting) == (1, 1)
     assert long.entered.wait(SOON)
     long.finish()
 
 
 def test_run_inside_of_a_run_on_its_thread_does_not_wait():
-    line = RunLine(1)
-    with line.place(LONG, NEVER):
-        with line.place(LONG, NEVER), line.place(LONG, NEVER):
-            assert line.inside == 1
-        assert line.inside == 1
-    assert line.inside == 0
+    queue = AdmissionQueue(1)
+    with queue.ticket(LONG, NEVER):
+        with queue.ticket(LONG, NEVER), queue.ticket(LONG, NEVER):
+            assert queue.inside == 1
+        assert queue.inside == 1
+    assert queue.inside == 0
 
 
 @pytest.mark.parametrize("error", [ps.Cancelled("no"), ps.DeadlineExceeded("late")])
 def test_run_that_is_stopped_while_it_waits_leaves_the_line(error):
-    line, control = RunLine(1), Control()
-    first = Client(line)
+    queue, control = AdmissionQueue(1), Control()
+    first = Client(queue)
     assert first.entered.wait(SOON)
-    (stopped,) = queued(line, 1, control=control)
+    (stopped,) = queued(queue, 1, control=control)
     control.set(error)
     stopped.finish()
     assert stopped.error is error
-    assert (line.inside, line.waiting) == (1, 0)
+    assert (queue.inside, queue.waiting) == (1, 0)
     assert not control.listeners
     first.finish()
-    assert line.inside == 0
+    assert queue.inside == 0
 
 
 def test_run_stopped_as_it_is_let_in_gives_its_place_to_the_next():
-    line = RunLine(1)
+    queue = AdmissionQueue(1)
 
     class Stopping(Control):
         def remove_listener(self, listener):
             raise KeyboardInterrupt
 
-    first = Client(line)
+    first = Client(queue)
     assert first.entered.wait(SOON)
-    (interrupted,) = queued(line, 1, control=Stopping())
-    (next_,) = queued(line, 1)
+    (interrupted,) = queued(queue, 1, control=Stopping())
+    (next_,) = queued(queue, 1)
     first.finish()
     assert next_.entered.wait(SOON)
     interrupted.finish()
     assert isinstance(interrupted.error, KeyboardInterrupt)
     next_.finish()
-    assert (line.inside, line.waiting) == (0, 0)
+    assert (queue.inside, queue.waiting) == (0, 0)
 
 
 def test_many_runs_never_are_more_than_the_places():
-    line, count, most = RunLine(3), [0], [0]
+    queue, count, most = AdmissionQueue(3), [0], [0]
     lock = threading.Lock()
 
     def use() -> None:
         for _ in range(200):
-            with line.place(LONG, NEVER):
+            with queue.ticket(LONG, NEVER):
                 with lock:
                     count[0] += 1
                     most[0] = max(most[0], count[0])
@@ -184,24 +184,24 @@ def test_many_runs_never_are_more_than_the_places():
     for thread in threads:
         thread.join(SOON)
     assert most[0] <= 3
-    assert (line.inside, line.waiting) == (0, 0)
+    assert (queue.inside, queue.waiting) == (0, 0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_forked_child_has_an_empty_line():
-    line = RunLine(1)
-    other = Client(line)
+def test_forked_child_has_an_empty_queue():
+    queue = AdmissionQueue(1)
+    other = Client(queue)
     assert other.entered.wait(SOON)
 
     def job() -> None:
-        assert (line.inside, line.waiting) == (0, 0)
-        with line.place(LONG, NEVER):
-            assert line.inside == 1
-        assert line.inside == 0
+        assert (queue.inside, queue.waiting) == (0, 0)
+        with queue.ticket(LONG, NEVER):
+            assert queue.inside == 1
+        assert queue.inside == 0
 
     assert in_child(job)
     other.finish()
-    with line.place(LONG, NEVER):
+    with queue.ticket(LONG, NEVER):
         assert in_child(job)
 
 
@@ -215,9 +215,9 @@ class Cores:
         self.all = set(range(count))
         self.core: dict[int, int] = {}
         self.allowed: list[tuple[int, set[int]]] = []
-        monkeypatch.setattr(run_line, "cores_of_thread", lambda: self.all)
-        monkeypatch.setattr(run_line, "core_of_thread", self.here)
-        monkeypatch.setattr(run_line, "allow", self.allow)
+        monkeypatch.setattr(admission, "cores_of_thread", lambda: self.all)
+        monkeypatch.setattr(admission, "core_of_thread", self.here)
+        monkeypatch.setattr(admission, "allow", self.allow)
 
     def here(self) -> int:
         return self.core.get(threading.get_native_id(), 0)
@@ -231,14 +231,14 @@ class Cores:
 
 def test_run_on_the_core_of_another_goes_to_a_free_one(monkeypatch):
     cores = Cores(monkeypatch, 3)
-    line = RunLine(3)
+    queue = AdmissionQueue(3)
     # where the first one is, none asks: it is alone
-    clients = [Client(line)]
+    clients = [Client(queue)]
     for _ in range(2):
         assert clients[-1].entered.wait(SOON)
-        clients.append(Client(line))
+        clients.append(Client(queue))
     assert clients[-1].entered.wait(SOON)
-    assert sorted(p.core for p in line._inside.values()) == [-1, 0, 1]
+    assert sorted(p.core for p in queue._inside.values()) == [-1, 0, 1]
     assert [where for _, where in cores.allowed] == [{1, 2}, {0, 1, 2}]
     for client in clients:
         client.finish()
@@ -246,12 +246,12 @@ def test_run_on_the_core_of_another_goes_to_a_free_one(monkeypatch):
 
 def test_run_that_has_waited_begins_on_the_core_that_was_left(monkeypatch):
     cores = Cores(monkeypatch, 2)
-    line = RunLine(2)
-    first = Client(line)
+    queue = AdmissionQueue(2)
+    first = Client(queue)
     assert first.entered.wait(SOON)
-    second = Client(line)
+    second = Client(queue)
     assert second.entered.wait(SOON)
-    third, fourth = queued(line, 2)
+    third, fourth = queued(queue, 2)
     first.finish()
     assert third.entered.wait(SOON)
     assert [where for _, where in cores.allowed] == [{1}, {0, 1}]
@@ -265,14 +265,14 @@ def test_run_that_has_waited_begins_on_the_core_that_was_left(monkeypatch):
 
 def test_thread_bound_to_other_cores_than_the_process_does_not_wait(monkeypatch):
     cores = Cores(monkeypatch, 2)
-    line = RunLine(1)
-    with line.place(LONG, NEVER):
+    queue = AdmissionQueue(1)
+    with queue.ticket(LONG, NEVER):
         cores.all = {5}
-        client = Client(line)
+        client = Client(queue)
         assert client.entered.wait(SOON)
-        assert line.inside == 1
+        assert queue.inside == 1
         client.finish()
-    assert (line.inside, cores.allowed) == (0, [])
+    assert (queue.inside, cores.allowed) == (0, [])
 
 
 # Sessions.
@@ -283,12 +283,12 @@ EYE = np.eye(64, dtype=np.float32)
 
 
 @pytest.fixture
-def line(monkeypatch) -> Iterator[RunLine]:
-    """A line with one place, instead of that of the process."""
-    line = RunLine(1)
-    monkeypatch.setattr(run_line, "LINE", line)
-    yield line
-    assert (line.inside, line.waiting) == (0, 0)
+def queue(monkeypatch) -> Iterator[AdmissionQueue]:
+    """A queue that admits one run, instead of that of the process."""
+    queue = AdmissionQueue(1)
+    monkeypatch.setattr(admission, "ADMISSIONS", queue)
+    yield queue
+    assert (queue.inside, queue.waiting) == (0, 0)
 
 
 def heavy_session(seconds: float = LONG, text: str = HEAVY, **options: Any) -> ps.Session:
@@ -299,25 +299,25 @@ def heavy_session(seconds: float = LONG, text: str = HEAVY, **options: Any) -> p
     return session
 
 
-def beside(line: RunLine, run: Callable[[], Any]) -> threading.Thread:
+def beside(queue: AdmissionQueue, run: Callable[[], Any]) -> threading.Thread:
     """The thread of a run that has come to wait."""
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    wait_until(lambda: line.waiting == 1)
+    wait_until(lambda: queue.waiting == 1)
     return thread
 
 
-def test_long_run_of_a_session_waits_for_the_run_that_has_the_core(line):
+def test_long_run_of_a_session_waits_for_the_run_that_has_the_core(queue):
     session, results = heavy_session(), []
-    with line.place(LONG, NEVER):
-        thread = beside(line, lambda: results.append(session(EYE)))
+    with queue.ticket(LONG, NEVER):
+        thread = beside(queue, lambda: results.append(session(EYE)))
         assert not results
     thread.join(SOON)
     assert np.array_equal(results[0], -EYE)
 
 
 @pytest.mark.parametrize("way", ["timeout", "cancel"])
-def test_run_of_a_session_can_be_stopped_while_it_waits(line, way):
+def test_run_of_a_session_can_be_stopped_while_it_waits(queue, way):
     session, token, errors = heavy_session(), ps.CancelToken(), []
 
     def run() -> None:
@@ -326,17 +326,17 @@ def test_run_of_a_session_can_be_stopped_while_it_waits(line, way):
         except ps.PenstockError as error:
             errors.append(error)
 
-    with line.place(LONG, NEVER):
+    with queue.ticket(LONG, NEVER):
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         if way == "cancel":
-            wait_until(lambda: line.waiting == 1)
+            wait_until(lambda: queue.waiting == 1)
             token.cancel()
         thread.join(SOON)
     assert isinstance(errors[0], ps.DeadlineExceeded if way == "timeout" else ps.Cancelled)
 
 
-def test_clients_of_long_runs_share_as_many_arenas_as_there_are_places(line):
+def test_clients_of_long_runs_share_as_many_arenas_as_there_are_places(queue):
     session = heavy_session(text=HEAVY.replace("Neg(a)", "MatMul(a, x)"))
     assert session.latest.run_bytes > 0
     together = threading.Barrier(8)
@@ -356,21 +356,21 @@ def test_clients_of_long_runs_share_as_many_arenas_as_there_are_places(line):
 
 
 @pytest.mark.parametrize("options", [{"executor": "dataflow"}, {"observed": True}, {"small": True}])
-def test_runs_that_may_wait_for_others_or_are_short_do_not_wait(line, options):
+def test_runs_that_may_wait_for_others_or_are_short_do_not_wait(queue, options):
     text = HEAVY.replace("64, 64", "2, 2") if options.pop("small", False) else HEAVY
     observers = [ps.Profile()] if options.pop("observed", False) else []
     session = compile_text(text, **{"executor": "linear", "backends": ["numpy"], **options})
     x = EYE if text is HEAVY else EYE[:2, :2]
-    with line.place(LONG, NEVER):
+    with queue.ticket(LONG, NEVER):
         for _ in range(3):
             other = threading.Thread(target=lambda: session.run({"x": x}, observers=observers))
             other.start()
             other.join(SOON)
             assert not other.is_alive()
-        assert line.inside == 1
+        assert queue.inside == 1
 
 
-def test_session_with_an_operation_of_a_user_does_not_wait(line):
+def test_session_with_an_operation_of_a_user_does_not_wait(queue):
     @operator("Scaled", domain=DOMAIN, infer=same_type)
     def scaled(node, types):
         return Kernel(lambda x: x * np.float32(2))
@@ -380,7 +380,7 @@ def test_session_with_an_operation_of_a_user_does_not_wait(line):
         session = ps.compile(
             model_from_text(text, domains={DOMAIN: 1}), executor="linear", backends=["numpy"]
         )
-        with line.place(LONG, NEVER):
+        with queue.ticket(LONG, NEVER):
             for _ in range(2):
                 thread = threading.Thread(target=session, args=(EYE,), daemon=True)
                 thread.start()
@@ -392,16 +392,16 @@ def test_session_with_an_operation_of_a_user_does_not_wait(line):
 
 
 def test_runs_about_to_begin_count_when_threads_are_divided():
-    line, share, seen = RunLine(1), ThreadShare([], 1, 2), []
+    queue, share, seen = AdmissionQueue(1), ThreadShare([], 1, 2), []
 
     class Asking(Control):
         def remove_listener(self, listener):  # woken, and not yet inside of its share
             with share as threads:
                 seen.append(threads)
 
-    first = Client(line)
+    first = Client(queue)
     assert first.entered.wait(SOON)
-    (second,) = queued(line, 1, control=Asking())
+    (second,) = queued(queue, 1, control=Asking())
     with share as threads:
         assert threads == 2
     first.finish()

@@ -1,6 +1,6 @@
-/* Arrays that grow along an axis where they lie: see rooms.c. */
-#ifndef PENSTOCK_ROOMS_H
-#define PENSTOCK_ROOMS_H
+/* Arrays that grow along an axis where they lie: see growable.c. */
+#ifndef PENSTOCK_GROWABLE_H
+#define PENSTOCK_GROWABLE_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,7 +10,7 @@
 /* An array of the type of `past` with `added` more rows along an axis; NULL with an error. The first
    rows are those of `past` if `*holds` is set, else nothing yet; the others are to be written by the
    caller alone. Nothing may be written once anyone else has the array, which is read-only. The
-   memory of a new room comes from `allocate` (rooms.py). */
+   memory of a new room comes from `allocate` (growable.py). */
 PyArrayObject *grown(PyArrayObject *past, int axis, npy_intp added, PyObject *allocate, int *holds);
 
 extern PyTypeObject *room_type;

@@ -1,16 +1,16 @@
-/* Attention over a cache that grows (attention.c, late.h), of com.microsoft (GroupQueryAttention) and
+/* Attention over a cache that grows (attention.c, any_shape.h), of com.microsoft (GroupQueryAttention) and
    of ONNX, and over keys and values that are all there. */
 #define NO_IMPORT_ARRAY
-#include "late.h"
+#include "any_shape.h"
 #include "attention.h"
-#include "rooms.h"
+#include "growable.h"
 #include <math.h>
 #include <string.h>
 
 typedef struct {
     int64_t heads, kv_heads, causal, window, rotary, interleaved, grouped, grows;
     double scale, softcap; /* scale 0: by the size of a head */
-} late_attention_settings;
+} any_shape_attention_settings;
 
 enum { Q, K, V, PAST_K, PAST_V, MOST_SAMPLES = 64, ITEM = sizeof(float) };
 enum { LENGTHS = 5, TOTAL, COS, SIN, OF_GROUPS }; /* of GroupQueryAttention */
@@ -18,7 +18,7 @@ enum { MASK = 3, OLD_K, OLD_V, OF_ONNX };         /* of Attention */
 
 static int is_real(PyObject *x, int rank)
 {
-    return late_is_readable(x) && PyArray_TYPE((PyArrayObject *)x) == NPY_FLOAT &&
+    return any_shape_is_readable(x) && PyArray_TYPE((PyArrayObject *)x) == NPY_FLOAT &&
            PyArray_NDIM((PyArrayObject *)x) == rank;
 }
 
@@ -29,14 +29,14 @@ static int heads_of(PyObject *given, int64_t heads, int64_t *sizes, int64_t *bat
 {
     PyArrayObject *x = (PyArrayObject *)given;
     int wide = is_real(given, 3), last = wide ? 2 : 3;
-    if ((!wide && !is_real(given, 4)) || (late_step(x, last) != 1 && PyArray_DIM(x, last) != 1))
+    if ((!wide && !is_real(given, 4)) || (any_shape_step(x, last) != 1 && PyArray_DIM(x, last) != 1))
         return 0;
     sizes[0] = PyArray_DIM(x, 0);
     sizes[1] = PyArray_DIM(x, wide ? 1 : 2);
     sizes[2] = PyArray_DIM(x, last) / (wide ? heads : 1);
-    *batch = late_step(x, 0);
-    *row = late_step(x, wide ? 1 : 2);
-    *head = wide ? sizes[2] : late_step(x, 1);
+    *batch = any_shape_step(x, 0);
+    *row = any_shape_step(x, wide ? 1 : 2);
+    *head = wide ? sizes[2] : any_shape_step(x, 1);
     return wide ? PyArray_DIM(x, 2) % heads == 0 : PyArray_DIM(x, 1) == heads;
 }
 
@@ -50,8 +50,8 @@ static int is_past(PyObject *given, int64_t batch, int64_t heads, int64_t size, 
         PyArray_STRIDE(x, 1) % ITEM)
         return 0;
     *room = PyArray_DIM(x, 2);
-    *batch_step = late_step(x, 0);
-    *head_step = late_step(x, 1);
+    *batch_step = any_shape_step(x, 0);
+    *head_step = any_shape_step(x, 1);
     int dense = (PyArray_DIM(x, 3) == 1 || PyArray_STRIDE(x, 3) == ITEM) &&
                 (*room < 2 || PyArray_STRIDE(x, 2) == ITEM * size);
     return (dense || !*room) && PyArray_DIM(x, 0) == batch && PyArray_DIM(x, 1) == heads &&
@@ -117,16 +117,16 @@ static int set_mask(struct attention *a, PyObject *given, int64_t batch)
     PyArrayObject *x = (PyArrayObject *)given;
     if (given == Py_None)
         return 1;
-    if (!is_real(given, 4) || PyArray_DIM(x, 3) != a->total || (late_step(x, 3) != 1 && a->total != 1))
+    if (!is_real(given, 4) || PyArray_DIM(x, 3) != a->total || (any_shape_step(x, 3) != 1 && a->total != 1))
         return 0;
     const int64_t wanted[] = {batch, a->heads, a->queries};
     for (int i = 0; i < 3; i++)
         if (PyArray_DIM(x, i) != 1 && PyArray_DIM(x, i) != wanted[i])
             return 0;
     a->bias = PyArray_DATA(x);
-    a->bias_batch = late_step(x, 0);
-    a->bias_head = late_step(x, 1);
-    a->bias_row = late_step(x, 2);
+    a->bias_batch = any_shape_step(x, 0);
+    a->bias_head = any_shape_step(x, 1);
+    a->bias_row = any_shape_step(x, 2);
     return 1;
 }
 
@@ -157,10 +157,10 @@ static int compute(const struct attention *a, int64_t batch, PyObject *checkpoin
     return call.kernel ? call_run_words(&call, (const word *)a, status) : -1;
 }
 
-static PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *any_shape_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *x = arguments + ARRAYS, *result = NULL;
-    late_attention_settings settings;
+    any_shape_attention_settings settings;
     struct attention a = {0};
     int32_t last[MOST_SAMPLES];
     int64_t q[3], k[3], v[3], old;
@@ -175,10 +175,10 @@ static PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py
     memcpy(&settings, bytes, sizeof settings);
     int past = settings.grouped ? PAST_K : OLD_K;
     if (count < ARRAYS + (!settings.grouped ? OF_ONNX : settings.rotary ? OF_GROUPS : COS))
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     for (Py_ssize_t i = settings.grouped ? OF_GROUPS : OF_ONNX; i < count - ARRAYS; i++)
         if (x[i] != Py_None)
-            return late_otherwise(arguments, count);
+            return any_shape_otherwise(arguments, count);
     a.heads = settings.heads;
     a.kv_heads = settings.kv_heads;
     if (!a.heads && is_real(x[Q], 4) && is_real(x[K], 4)) {
@@ -191,7 +191,7 @@ static PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py
         !heads_of(x[V], a.kv_heads, v, &a.v_batch, &a.v_head, &a.v_row) || q[0] != k[0] ||
         q[0] != v[0] || q[1] != k[1] || q[1] != v[1] || q[2] != k[2] || q[2] > MOST_HEAD ||
         v[2] > MOST_HEAD || q[1] > CACHED_ROWS)
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     a.queries = q[1];
     a.size = q[2];
     a.value_size = v[2];
@@ -205,10 +205,10 @@ static PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py
         !is_past(x[past + 1], q[0], a.kv_heads, a.value_size, &old, &a.past_v_batch,
                  &a.past_v_head) ||
         a.room != old)
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     a.total = a.kept = a.room + a.queries;
     if (!(settings.grouped ? set_groups(&a, x, q[0], last) : set_mask(&a, x[MASK], q[0])))
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     /* New rows come behind all of the past, in each sample. */
     int grows = settings.grows && a.kept == a.room + a.queries && a.kept == a.total;
     for (int64_t b = 0; a.last && b < q[0]; b++)
@@ -229,7 +229,7 @@ static PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py
         a.past_v = PyArray_DATA((PyArrayObject *)x[past + 1]);
         int status = 0;
         if (compute(&a, q[0], arguments[CHECKPOINT], &status) == 0)
-            result = status ? late_otherwise(arguments, count) : PyTuple_Pack(3, y, new_k, new_v);
+            result = status ? any_shape_otherwise(arguments, count) : PyTuple_Pack(3, y, new_k, new_v);
     }
     Py_XDECREF(y);
     Py_XDECREF(new_k);
@@ -238,7 +238,7 @@ static PyObject *late_attention(PyObject *module, PyObject *const *arguments, Py
 }
 
 /* Of [batch, heads, rows, size], with keys and values for groups of heads. */
-static PyObject *late_attend(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *any_shape_attend(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *x = arguments + ARRAYS, *result = NULL;
     struct attention a = {0};
@@ -247,12 +247,12 @@ static PyObject *late_attend(PyObject *module, PyObject *const *arguments, Py_ss
     if (count < ARRAYS)
         return NULL;
     if (count != ARRAYS + MASK + 1 || !is_real(x[Q], 4) || !is_real(x[K], 4) || !is_real(x[V], 4))
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     a.heads = PyArray_DIM((PyArrayObject *)x[Q], 1);
     a.kv_heads = PyArray_DIM((PyArrayObject *)x[K], 1);
     a.value_size = PyArray_DIM((PyArrayObject *)x[V], 3);
     if (a.heads % a.kv_heads || !heads_of(x[Q], a.heads, q, &a.q_batch, &a.q_head, &a.q_row))
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     a.queries = q[1];
     a.size = q[2];
     a.scale = PyFloat_AsDouble(arguments[SETTINGS]);
@@ -260,10 +260,10 @@ static PyObject *late_attend(PyObject *module, PyObject *const *arguments, Py_ss
         !is_past(x[V], q[0], a.kv_heads, a.value_size, &values, &a.present_v_batch,
                  &a.present_v_head) ||
         values != a.kept || a.size > MOST_HEAD || a.value_size > MOST_HEAD || a.queries > CACHED_ROWS)
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     a.total = a.kept;
     if (!set_mask(&a, x[MASK], q[0]))
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     PyObject *y = result_of(&a, q[0], 0);
     if (!y)
         return NULL;
@@ -271,15 +271,15 @@ static PyObject *late_attend(PyObject *module, PyObject *const *arguments, Py_ss
     a.present_k = PyArray_DATA((PyArrayObject *)x[K]);
     a.present_v = PyArray_DATA((PyArrayObject *)x[V]);
     if (compute(&a, q[0], arguments[CHECKPOINT], &status) == 0)
-        result = status ? late_otherwise(arguments, count) : Py_NewRef(y);
+        result = status ? any_shape_otherwise(arguments, count) : Py_NewRef(y);
     Py_DECREF(y);
     return result;
 }
 
-PyMethodDef late_attention_functions[] = {
-    {"attend", FAST(late_attend),
+PyMethodDef any_shape_attention_functions[] = {
+    {"attend", FAST(any_shape_attend),
      "attend(otherwise, checkpoint, scale, q, k, v, bias): attention of few queries."},
-    {"attention", FAST(late_attention),
+    {"attention", FAST(any_shape_attention),
      "attention(otherwise, checkpoint, settings, q, k, v, past_k, past_v, *others): attention of few "
      "queries over a cache; the result, and the cache with new keys and values."},
     {NULL, NULL, 0, NULL},

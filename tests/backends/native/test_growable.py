@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.native.rooms import Rooms
+from penstock.backends.native.growable import GrowableBuffers
 from tests.support.native_kernels import LIBRARIES, pytestmark  # noqa: F401
 
 libraries = pytest.mark.parametrize("library", LIBRARIES, ids=lambda each: each.level)
@@ -27,7 +27,7 @@ def begin(x: np.ndarray) -> int:
 @libraries
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 def test_rows_are_added_where_the_others_lie_until_the_room_is_full(library, axis):
-    appended = partial(library.functions.appended, Rooms(), axis)
+    appended = partial(library.functions.appended, GrowableBuffers(), axis)
     shape = [2, 3, 4]
     shape[axis] = 0
     x, copies, parts = np.zeros(shape, np.float32), 0, []
@@ -43,7 +43,7 @@ def test_rows_are_added_where_the_others_lie_until_the_room_is_full(library, axi
 
 @libraries
 def test_array_that_shares_rows_cannot_be_written(library):
-    y = library.functions.appended(Rooms(), 0, rows(3, 2), rows(1, 2))
+    y = library.functions.appended(GrowableBuffers(), 0, rows(3, 2), rows(1, 2))
     with pytest.raises(ValueError, match="read-only"):
         y[0] = 1
     with pytest.raises(ValueError, match="WRITEABLE"):
@@ -52,7 +52,7 @@ def test_array_that_shares_rows_cannot_be_written(library):
 
 @libraries
 def test_second_array_from_the_same_rows_has_rows_of_its_own(library):
-    appended = partial(library.functions.appended, Rooms())
+    appended = partial(library.functions.appended, GrowableBuffers())
     x = appended(0, rows(3, 2), rows(1, 2))
     first, second = appended(0, x, np.ones((1, 2), np.float32)), appended(0, x, rows(1, 2) * 0)
     assert begin(first) == begin(x) != begin(second)
@@ -77,9 +77,9 @@ def test_second_array_from_the_same_rows_has_rows_of_its_own(library):
     ],
 )
 def test_views_and_copies_grow_into_memory_of_their_own(library, view):
-    x = view(library.functions.appended(Rooms(), 0, rows(3, 3), rows(1, 3)))
+    x = view(library.functions.appended(GrowableBuffers(), 0, rows(3, 3), rows(1, 3)))
     before = x.copy()
-    y = library.functions.appended(Rooms(), 0, x, before[:1])
+    y = library.functions.appended(GrowableBuffers(), 0, x, before[:1])
     assert not np.shares_memory(x, y)
     np.testing.assert_array_equal(y, np.concatenate([before, before[:1]]))
 
@@ -88,15 +88,15 @@ def test_views_and_copies_grow_into_memory_of_their_own(library, view):
 @pytest.mark.parametrize("dtype", ["int8", "float16", "int64", "complex128", "bool"])
 def test_rows_of_any_size_are_added(library, dtype):
     x = np.arange(12).reshape(3, 4).astype(dtype)
-    y = library.functions.appended(Rooms(), 1, x, x[:, :1])
-    z = library.functions.appended(Rooms(), 1, y, x)
+    y = library.functions.appended(GrowableBuffers(), 1, x, x[:, :1])
+    z = library.functions.appended(GrowableBuffers(), 1, y, x)
     assert begin(y) == begin(z)
     np.testing.assert_array_equal(z, np.concatenate([x, x[:, :1], x], 1))
 
 
 @libraries
 def test_arrays_that_do_not_fit_are_refused(library):
-    appended = partial(library.functions.appended, Rooms())
+    appended = partial(library.functions.appended, GrowableBuffers())
     for axis, x, y in [
         (0, rows(2, 3), rows(2, 4)),
         (2, rows(2, 3), rows(2, 3)),
@@ -113,12 +113,14 @@ def test_arrays_that_do_not_fit_are_refused(library):
 
 @libraries
 def test_threads_that_add_to_the_same_rows_do_not_meet(library):
-    base = library.functions.appended(Rooms(), 0, rows(40, 64), rows(1, 64))
+    base = library.functions.appended(GrowableBuffers(), 0, rows(40, 64), rows(1, 64))
 
     def add(number: int) -> np.ndarray:
         x = base
         for _ in range(20):
-            x = library.functions.appended(Rooms(), 0, x, np.full((1, 64), number, np.float32))
+            x = library.functions.appended(
+                GrowableBuffers(), 0, x, np.full((1, 64), number, np.float32)
+            )
         return x
 
     with ThreadPoolExecutor(8) as threads:
@@ -136,7 +138,7 @@ def test_trees_of_arrays_keep_their_contents(library, moves):
     for i, (place, count) in enumerate(moves):
         x, wanted = arrays[place % len(arrays)]
         new = rows(2, count, 3) + i
-        y = library.functions.appended(Rooms(), 1, x, new)
+        y = library.functions.appended(GrowableBuffers(), 1, x, new)
         arrays.append((y, np.concatenate([wanted, new], 1)))
         for array, contents in arrays:
             np.testing.assert_array_equal(array, contents)

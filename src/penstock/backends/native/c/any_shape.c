@@ -1,11 +1,11 @@
-/* What functions of arrays of any shapes (late.h) share; programs of elementwise operations, and
+/* What functions of arrays of any shapes (any_shape.h) share; programs of elementwise operations, and
    softmax. */
 #define NO_IMPORT_ARRAY
-#include "late.h"
+#include "any_shape.h"
 #include "programs.h"
 #include <string.h>
 
-PyObject *late_otherwise(PyObject *const *arguments, Py_ssize_t count)
+PyObject *any_shape_otherwise(PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *arrays = PyTuple_New(count - ARRAYS);
     for (Py_ssize_t i = 0; arrays && i < count - ARRAYS; i++)
@@ -15,7 +15,7 @@ PyObject *late_otherwise(PyObject *const *arguments, Py_ssize_t count)
     return result;
 }
 
-int late_is_readable(PyObject *given)
+int any_shape_is_readable(PyObject *given)
 {
     PyArrayObject *x = (PyArrayObject *)given;
     if (!PyArray_Check(given) || !PyArray_ISALIGNED(x) || !PyArray_ISNOTSWAPPED(x) || !PyArray_SIZE(x))
@@ -26,7 +26,7 @@ int late_is_readable(PyObject *given)
     return 1;
 }
 
-PyObject *late_computed(const char *kernel, const void *words, int64_t items, double item_ns,
+PyObject *any_shape_computed(const char *kernel, const void *words, int64_t items, double item_ns,
                         PyObject *checkpoint, PyObject *y)
 {
     Call call = {0};
@@ -48,11 +48,11 @@ PyObject *late_computed(const char *kernel, const void *words, int64_t items, do
 typedef struct {
     int32_t n_inputs, n_instructions, n_constants, rank; /* of the result, at least */
     int32_t type, size, widest, cost_ps;                 /* of the result; of an element of a tile */
-} late_program;
+} any_shape_program;
 
 typedef struct {
     int32_t to, size, array;
-} late_operand;
+} any_shape_operand;
 
 /* The dims of the result; 0 if the arrays do not broadcast, or it has no elements. */
 static int broadcast(PyObject *const *arrays, Py_ssize_t count, int rank, npy_intp *dims)
@@ -85,7 +85,7 @@ static void lay_out(struct elementwise *a, operand *operands, PyArrayObject **in
         int joins = used > 0;
         for (int64_t k = 0; k < a->n_inputs; k++) {
             int own = axis - rank + PyArray_NDIM(inputs[k]);
-            steps[k] = own < 0 ? 0 : late_step(inputs[k], own);
+            steps[k] = own < 0 ? 0 : any_shape_step(inputs[k], own);
             joins = joins && operands[k].strides[used - 1] == steps[k] * dims[axis];
         }
         if (joins)
@@ -150,7 +150,7 @@ static int choose_tile(struct elementwise *a, operand *operands, int64_t most)
     return gathered;
 }
 
-static PyObject *late_elementwise(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *any_shape_elementwise(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *arrays = arguments + ARRAYS;
     PyArrayObject *inputs[MOST_INPUTS];
@@ -162,23 +162,23 @@ static PyObject *late_elementwise(PyObject *module, PyObject *const *arguments, 
     Py_ssize_t nbytes;
     if (count < ARRAYS || PyBytes_AsStringAndSize(arguments[SETTINGS], &settings, &nbytes) < 0)
         return NULL;
-    const late_program *p = (const late_program *)settings;
-    const late_operand *own = (const late_operand *)((const constant *)(p + 1) + p->n_constants);
+    const any_shape_program *p = (const any_shape_program *)settings;
+    const any_shape_operand *own = (const any_shape_operand *)((const constant *)(p + 1) + p->n_constants);
     int rank = p->rank;
     for (Py_ssize_t i = 0; i < count - ARRAYS; i++) {
-        if (arrays[i] != Py_None && !late_is_readable(arrays[i]))
-            return late_otherwise(arguments, count);
+        if (arrays[i] != Py_None && !any_shape_is_readable(arrays[i]))
+            return any_shape_otherwise(arguments, count);
         if (arrays[i] != Py_None && PyArray_NDIM((PyArrayObject *)arrays[i]) > rank)
             rank = PyArray_NDIM((PyArrayObject *)arrays[i]);
     }
     if (rank > PROGRAM_RANK || !broadcast(arrays, count - ARRAYS, rank, dims))
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     for (int k = 0; k < p->n_inputs; k++) {
         if (own[k].array >= count - ARRAYS || arrays[own[k].array] == Py_None)
-            return late_otherwise(arguments, count);
+            return any_shape_otherwise(arguments, count);
         inputs[k] = (PyArrayObject *)arrays[own[k].array];
         if (PyArray_ITEMSIZE(inputs[k]) != own[k].size)
-            return late_otherwise(arguments, count);
+            return any_shape_otherwise(arguments, count);
         a.inputs[k] = PyArray_DATA(inputs[k]);
         operands[k].to = own[k].to;
         operands[k].size = own[k].size;
@@ -199,7 +199,7 @@ static PyObject *late_elementwise(PyObject *module, PyObject *const *arguments, 
     if (y)
         a.output = PyArray_DATA((PyArrayObject *)y);
     double item_ns = a.tile * (p->cost_ps * 1e-3 + gathered) + 10.0 * p->n_instructions;
-    return late_computed("elementwise", &a, (a.size + a.tile - 1) / a.tile, item_ns,
+    return any_shape_computed("elementwise", &a, (a.size + a.tile - 1) / a.tile, item_ns,
                          arguments[CHECKPOINT], y);
 }
 
@@ -210,15 +210,15 @@ struct softmax {
     int64_t outer, length, inner, block, logarithm;
 };
 
-static PyObject *late_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *any_shape_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     enum { BLOCK = 2048 };
-    if (count != ARRAYS + 1 || !late_is_readable(arguments[ARRAYS]))
-        return count < ARRAYS ? NULL : late_otherwise(arguments, count);
+    if (count != ARRAYS + 1 || !any_shape_is_readable(arguments[ARRAYS]))
+        return count < ARRAYS ? NULL : any_shape_otherwise(arguments, count);
     PyArrayObject *x = (PyArrayObject *)arguments[ARRAYS];
     int rank = PyArray_NDIM(x), type = PyArray_TYPE(x);
     if (!rank || !PyArray_IS_C_CONTIGUOUS(x) || (type != NPY_FLOAT && type != NPY_DOUBLE))
-        return late_otherwise(arguments, count);
+        return any_shape_otherwise(arguments, count);
     int64_t length = PyArray_DIM(x, rank - 1), block = length < BLOCK ? BLOCK / length : 1;
     PyObject *y = PyArray_EMPTY(rank, PyArray_DIMS(x), type, 0);
     struct softmax words = {
@@ -226,15 +226,15 @@ static PyObject *late_softmax(PyObject *module, PyObject *const *arguments, Py_s
         PyArray_SIZE(x) / length, length, 1, block, arguments[SETTINGS] == Py_True,
     };
     int wide = type == NPY_DOUBLE;
-    return late_computed(wide ? "softmax_float64" : "softmax_float32", &words,
+    return any_shape_computed(wide ? "softmax_float64" : "softmax_float32", &words,
                          (words.outer + block - 1) / block, 10 + block * length * (wide ? 8.0 : 0.35),
                          arguments[CHECKPOINT], y);
 }
 
-PyMethodDef late_functions[] = {
-    {"elementwise", FAST(late_elementwise),
+PyMethodDef any_shape_functions[] = {
+    {"elementwise", FAST(any_shape_elementwise),
      "elementwise(otherwise, checkpoint, program, *inputs): the result of a program."},
-    {"softmax", FAST(late_softmax),
+    {"softmax", FAST(any_shape_softmax),
      "softmax(otherwise, checkpoint, logarithm, x): softmax along the last axis."},
     {NULL, NULL, 0, NULL},
 };

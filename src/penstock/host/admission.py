@@ -1,9 +1,9 @@
-"""The line in which long runs wait while others compute on every core of the process.
+"""The admission queue, in which long runs wait while others compute on every core of the process.
 
 Runs that compute at the same time on fewer cores than there are runs take turns on them anyway, by
 the scheduler of the system, but push each other's weights and results out of the caches, and hold
-an arena each. In a line, as many runs as there are cores compute at a time, and the others wait,
-first come, first served::
+an arena each. The queue admits as many runs as there are cores at a time; the others wait, first
+come, first served::
 
     2 cores    client 1   run ........ (3) run ....
                client 2   run .......... (4) run ..
@@ -12,7 +12,7 @@ first come, first served::
 
 No run waits for much longer than it would have shared the cores with all others: a run is not kept
 waiting by longer ones, and runs that wait for one another, on whatever threads, go on. Short runs
-begin at once: of these the line only sees to it that two do not share a core while one is idle.
+begin at once: the queue only ensures that two of them do not share a core while one is idle.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ class Stoppable(Protocol):
     def remove_listener(self, listener: Callable[[Exception], None]) -> None: ...
 
 
-class PlaceInLine:
-    """A place in the line of one run, on the calling thread; a context manager.
+class Ticket:
+    """The ticket of one run in the queue, on the calling thread; a context manager.
 
     ``core`` is where the thread was when the run was let in, -1 if that is not known.
     """
 
     __slots__ = (
-        *("_line", "_run", "_seconds", "_woken"),
+        *("_queue", "_run", "_seconds", "_woken"),
         *("admitted", "announced", "core", "native", "thread"),
     )
 
-    def __init__(self, line: RunLine, seconds: float, run: Stoppable) -> None:
-        self._line = line
+    def __init__(self, queue: AdmissionQueue, seconds: float, run: Stoppable) -> None:
+        self._queue = queue
         self._seconds = seconds
         self._run = run
         self.thread = threading.get_ident()
@@ -71,18 +71,18 @@ class PlaceInLine:
         self.admitted = self.announced = False
         self._woken: threading.Lock | None = None
 
-    def __enter__(self) -> PlaceInLine:
+    def __enter__(self) -> Ticket:
         try:
-            patience = self._line.ask(self, self._seconds)
+            patience = self._queue.ask(self, self._seconds)
             if patience > 0:
                 self._wait(monotonic() + patience)
         except BaseException:  # the run was stopped, or KeyboardInterrupt, for example
-            self._line.leave(self)
+            self._queue.leave(self)
             raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._line.leave(self)
+        self._queue.leave(self)
 
     def prepare(self) -> None:
         """Prepare to wait."""
@@ -100,13 +100,13 @@ class PlaceInLine:
                     run.stop()
                 rest = end - monotonic()
                 if rest <= 0:
-                    self._line.admit(self)
+                    self._queue.admit(self)
                 else:
                     woken.acquire(timeout=min(rest, WAKE_S))
         finally:
             run.remove_listener(self.wake)
             if self.admitted:
-                self._line.begun(self)
+                self._queue.started(self)
                 self.core = core_of_thread()
 
     def wake(self, error: Exception | None = None) -> None:
@@ -116,11 +116,11 @@ class PlaceInLine:
                 self._woken.release()
 
 
-class RunLine:
+class AdmissionQueue:
     """Lets ``count`` runs compute at a time, each on a core of its own, as far as it can tell.
 
     A thread that the program has bound to cores other than the process had at first does not wait:
-    the line knows nothing of who else is on these.
+    the queue knows nothing of what else is on these.
     """
 
     def __init__(self, count: int) -> None:
@@ -132,8 +132,8 @@ class RunLine:
     def forked(self) -> None:
         """In a forked child no run is inside, not even the one that has forked it."""
         self._lock = threading.RLock()
-        self._inside: dict[int, PlaceInLine] = {}  # by thread
-        self._waiting: deque[PlaceInLine] = deque()
+        self._inside: dict[int, Ticket] = {}  # by thread
+        self._waiting: deque[Ticket] = deque()
 
     @property
     def inside(self) -> int:
@@ -144,85 +144,85 @@ class RunLine:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def place(self, seconds: float, run: Stoppable) -> PlaceInLine:
-        """The place of a run that takes about ``seconds`` on a core of its own."""
-        return PlaceInLine(self, seconds, run)
+    def ticket(self, seconds: float, run: Stoppable) -> Ticket:
+        """The ticket of a run that takes about ``seconds`` on a core of its own."""
+        return Ticket(self, seconds, run)
 
-    def ask(self, place: PlaceInLine, seconds: float) -> float:
-        """Let a run in, if there is room, or append it to the line; returns how long it is to wait,
+    def ask(self, ticket: Ticket, seconds: float) -> float:
+        """Admit a run if there is room, or append it to the queue; returns how long it is to wait,
         in seconds. On a thread that is inside, runs belong to the one that was let in."""
         inside = self._inside
         with self._lock:
-            if place.thread in inside:
+            if ticket.thread in inside:
                 return 0.0
             if not inside:
-                inside[place.thread] = place
+                inside[ticket.thread] = ticket
                 return 0.0
             if cores_of_thread() != self.cores:
                 return 0.0
             if len(inside) < self.count and not self._waiting:
-                self._move(place)
-                inside[place.thread] = place
+                self._move(ticket)
+                inside[ticket.thread] = ticket
                 return 0.0
             if seconds < _SHORT_S:
                 return 0.0
-            place.prepare()
-            self._waiting.append(place)
+            ticket.prepare()
+            self._waiting.append(ticket)
             return _SLACK * seconds * (len(inside) + len(self._waiting)) / self.count
 
-    def admit(self, place: PlaceInLine) -> None:
+    def admit(self, ticket: Ticket) -> None:
         """Let a run in that has waited for long enough, beside those that are inside."""
         with self._lock, suppress(ValueError):  # it has just been let in
-            self._waiting.remove(place)
-            self._let_in(place)
+            self._waiting.remove(ticket)
+            self._admit(ticket)
 
-    def leave(self, place: PlaceInLine) -> None:
-        """Give a place up, inside or in the line; the next in line gets it."""
+    def leave(self, ticket: Ticket) -> None:
+        """Give up a ticket, admitted or waiting; the next in the queue is admitted."""
         with self._lock:
-            self.begun(place)
-            if self._inside.get(place.thread) is place:
-                del self._inside[place.thread]
+            self.started(ticket)
+            if self._inside.get(ticket.thread) is ticket:
+                del self._inside[ticket.thread]
                 while self._waiting and len(self._inside) < self.count:
-                    self._let_in(self._waiting.popleft())
-            elif not place.admitted:
+                    self._admit(self._waiting.popleft())
+            elif not ticket.admitted:
                 with suppress(ValueError):  # it has not asked
-                    self._waiting.remove(place)
+                    self._waiting.remove(ticket)
 
-    def begun(self, place: PlaceInLine) -> None:
+    def started(self, ticket: Ticket) -> None:
         """The calling thread, which has been let in, is awake."""
         with self._lock:
-            if place.announced:
-                place.announced = False
+            if ticket.announced:
+                ticket.announced = False
                 announce(-1)
                 allow(0, self.cores)
 
-    def _let_in(self, place: PlaceInLine) -> None:
+    def _admit(self, ticket: Ticket) -> None:
         free = self.cores - self._taken()
         if free and len(free) < len(self.cores):
-            allow(place.native, free)
-        self._inside[place.thread] = place
-        place.admitted = place.announced = True
+            allow(ticket.native, free)
+        self._inside[ticket.thread] = ticket
+        ticket.admitted = ticket.announced = True
         announce(1)  # others that begin before the thread is awake share the cores with it
-        place.wake()
+        ticket.wake()
 
-    def _move(self, place: PlaceInLine) -> None:
+    def _move(self, ticket: Ticket) -> None:
         """Let the calling thread leave a core on which another run is."""
-        taken, place.core = self._taken(), core_of_thread()
+        taken, ticket.core = self._taken(), core_of_thread()
         free = self.cores - taken
-        if place.core in taken and free:
+        if ticket.core in taken and free:
             allow(0, free)
             allow(0, self.cores)
-            place.core = core_of_thread()
+            ticket.core = core_of_thread()
 
     def _taken(self) -> set[int]:
         """The cores of those that are inside."""
-        return {place.core for place in self._inside.values()}
+        return {ticket.core for ticket in self._inside.values()}
 
 
-LINE = RunLine(usable_cores())
-"""the line of all runs of the process"""
+ADMISSIONS = AdmissionQueue(usable_cores())
+"""the queue of all runs of the process"""
 
 
-def place_of(seconds: float, run: Stoppable) -> PlaceInLine:
-    """The place in ``LINE`` of a run that takes about ``seconds`` on a core of its own."""
-    return LINE.place(seconds, run)
+def ticket_for(seconds: float, run: Stoppable) -> Ticket:
+    """The ticket in ``ADMISSIONS`` of a run that takes about ``seconds`` on a core of its own."""
+    return ADMISSIONS.ticket(seconds, run)

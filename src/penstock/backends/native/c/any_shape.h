@@ -1,8 +1,8 @@
 /* Functions of Python that run kernels on arrays whose shapes only the run knows: they take arrays of
    any shapes and strides, and do what backends/native does when shapes are known ahead. What they have
    no kernel for, `otherwise` computes. */
-#ifndef PENSTOCK_LATE_H
-#define PENSTOCK_LATE_H
+#ifndef PENSTOCK_ANY_SHAPE_H
+#define PENSTOCK_ANY_SHAPE_H
 
 #include "call.h"
 
@@ -11,18 +11,18 @@ enum { OTHERWISE, CHECKPOINT, SETTINGS, ARRAYS };
 
 #pragma GCC visibility push(hidden)
 /* What NumPy's function returns for the arrays among the arguments. */
-PyObject *late_otherwise(PyObject *const *arguments, Py_ssize_t count);
+PyObject *any_shape_otherwise(PyObject *const *arguments, Py_ssize_t count);
 
 /* Whether kernels can read an array where it is, given its strides. */
-int late_is_readable(PyObject *given);
+int any_shape_is_readable(PyObject *given);
 
 /* Run a kernel; returns `y`, whose reference it takes, or NULL with an error. */
-PyObject *late_computed(const char *kernel, const void *words, int64_t items, double item_ns,
+PyObject *any_shape_computed(const char *kernel, const void *words, int64_t items, double item_ns,
                         PyObject *checkpoint, PyObject *y);
 #pragma GCC visibility pop
 
 /* The stride of an axis in elements, 0 where it has one. */
-static inline int64_t late_step(PyArrayObject *x, int axis)
+static inline int64_t any_shape_step(PyArrayObject *x, int axis)
 {
     return PyArray_DIM(x, axis) == 1 ? 0 : PyArray_STRIDE(x, axis) / PyArray_ITEMSIZE(x);
 }

@@ -1,5 +1,8 @@
-"""Kernels for shapes that only the run knows: functions of ``c/late*.c``, which look at the arrays
-that they are given, and do then what the other families do ahead."""
+"""Kernels for any shapes, known only during the run: functions of ``c/any_shape*.c``.
+
+They read the shapes of the arrays that they are given, and then compute what the other families
+bind ahead.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native.elementwise import OPERATIONS, late_program
+from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import Site
-from penstock.backends.native.rooms import Rooms
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import replace
 from penstock.core.types import TensorType, Type
@@ -28,7 +31,7 @@ from penstock.ops.result_bytes import counted
 _KINDS = ("float32", "float64")
 
 
-def late_function(
+def any_shape_function(
     library: NativeLibrary,
     node: Node,
     types: Sequence[Type | None],
@@ -58,7 +61,9 @@ def late_function(
     return None if function is None else partial(function, otherwise, checkpoint, settings)
 
 
-def late_view(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+def any_shape_view(
+    library: NativeLibrary, node: Node, types: Sequence[Type | None]
+) -> Kernel | None:
     """Expand, Range, Reshape and Slice to shapes that only the run knows."""
     plain = node.op.compile(node, types)
     settings = bool(node.attrs.get("allowzero")) if node.op.name == "Reshape" else None
@@ -74,7 +79,7 @@ def attention_kernel(
     library: NativeLibrary, node: Node, types: Sequence[Type | None]
 ) -> Kernel | None:
     """GroupQueryAttention of com.microsoft, and ONNX's Attention, with a past of real numbers. The
-    present of one whose length is not known ahead grows in place (``c/rooms.c``)."""
+    present of one whose length is not known ahead grows in place (``c/growable.c``)."""
     attrs, grouped = node.attrs, node.op.domain == MICROSOFT
     tensors = [t if isinstance(t, TensorType) else None for t in types]
     past = 3 if grouped else 4
@@ -99,11 +104,11 @@ def attention_kernel(
         return None
     # A past of unknown length is that of a decoder, which is fed the present in its next step.
     grows = any(not t.static for t in read[3:] if t is not None)
-    rooms = Rooms()
+    rooms = GrowableBuffers()
     settings = _ATTENTION.pack(*chosen, grows, scale, softcap), rooms
     otherwise = counted(node, node.op.compile(node, types).function)
     function = partial(library.functions.attention, otherwise, checkpoint, settings)
-    return Kernel(function, reserves=grows, room_bytes=rooms.nbytes)
+    return Kernel(function, reserves=grows, capacity_bytes=rooms.nbytes)
 
 
 def attend_kernel(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.backends.native.late import late_view
+from penstock.backends.native.any_shape import any_shape_view
 from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ops.registry import find
@@ -38,7 +38,7 @@ def check(node, inputs, *, refused=False):
             called.append(1)
             return plain(*x)
 
-        (_, *others) = late_view(library, node, types).function.args
+        (_, *others) = any_shape_view(library, node, types).function.args
         function = getattr(library.functions, node.op.name.lower())
         try:
             result = function(otherwise, *others, *inputs)
@@ -114,7 +114,7 @@ def test_results_hold_what_they_are_views_of_and_cannot_be_written():
     x = rng.normal(size=(1, 4))
     for library in LIBRARIES:
         inputs = [x.copy(), numbers(3, 4)]
-        (kernel,) = [late_view(library, node_of("Expand", inputs), [TensorType(x.dtype)] * 2)]
+        (kernel,) = [any_shape_view(library, node_of("Expand", inputs), [TensorType(x.dtype)] * 2)]
         y = kernel.function(*inputs)
         del inputs
         np.testing.assert_array_equal(y, np.broadcast_to(x, (3, 4)))

@@ -85,7 +85,7 @@ FORMS = tuple(_FORMS)
 
 
 @cache
-def quantised(form: str) -> onnx.ModelProto:
+def quantized(form: str) -> onnx.ModelProto:
     rng = np.random.default_rng(1)
     model = model_from_text(TEXT)
     for name, shape in _WEIGHTS.items():
@@ -95,7 +95,7 @@ def quantised(form: str) -> onnx.ModelProto:
     for name, bound in (("least", 0), ("most", 6)):
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(bound), name))
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "real.onnx"), Path(folder, "quantised.onnx")
+        source, target = Path(folder, "real.onnx"), Path(folder, "quantized.onnx")
         onnx.save(model, source)
         _FORMS[form](source, target)
         return onnx.load(target)

@@ -24,7 +24,7 @@ from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import flops
 
-# As in c/code_convolution.c.
+# As in c/quantized_convolution.c.
 _PANEL, _COPY, _ROWS, _PAIRS, _MOST_CHANNELS = 32, 65536, 64, 32768, 4096
 _LEAST, _MOST = 1e-30, 1e30
 _FLOPS_PER_NS, _COPIES_PER_NS = 200.0, 16.0
@@ -37,7 +37,7 @@ _PANEL_NS, _LINE_NS, _CODE_NS, _PAIR_NS, _MADD_NS = 10.4, 6.9, 0.55, 0.13, 0.074
 _LINES_PER_NS, _WEIGHTS_PER_NS, _CACHED = 47.0, 60.0, 2.0
 
 
-class _Codes(NamedTuple):
+class _Quantized(NamedTuple):
     """A tensor of a fused node, and what its codes stand for."""
 
     tensor: int
@@ -48,10 +48,10 @@ class _Codes(NamedTuple):
 class _Chain(NamedTuple):
     """A convolution of codes ``x`` with ``weights``, which are those of ``source`` less its zero
     point. Its sums times ``factors`` plus ``offsets`` are codes, by filter; ``bounds`` has their
-    range less the zero point, and that, as in c/code_convolution.c."""
+    range less the zero point, and that, as in c/quantized_convolution.c."""
 
     node: Node
-    x: _Codes
+    x: _Quantized
     weights: np.ndarray
     source: tuple[np.ndarray, np.ndarray]
     factors: np.ndarray
@@ -80,7 +80,7 @@ def code_seconds(node: Node) -> float:
     return (_CALL_NS[conv.op.name] + codes_ns) * 1e-9
 
 
-def code_convolution(site: Site) -> NativeCall | None:
+def quantized_convolution(site: Site) -> NativeCall | None:
     """DequantizeLinear of all operands, Conv, bounds and QuantizeLinear, with one scale for the
     input and for the output, all of them constant."""
     chain = _chain(site)
@@ -199,7 +199,7 @@ def _products(
     if chain is not None:
         scaled = _filled(chain.factors, every), _filled(chain.offsets, every)
     return NativeCall(
-        "code_convolution",
+        "quantized_convolution",
         (
             *(Tensor(tensor), panels.panels, _filled(terms.astype(INT32), every), zeros),
             *(*scaled, site.result(), axis_words(rows), axis_words(columns)),
@@ -317,7 +317,7 @@ def _is_plain(node: Node) -> bool:
     return node.op.name == "Conv" or (factors == [1.0, 1.0] and turned == [0, 1])
 
 
-def _codes(site: Site, place: Mapping[Value | None, int], node: Node) -> _Codes | None:
+def _codes(site: Site, place: Mapping[Value | None, int], node: Node) -> _Quantized | None:
     """What a conversion reads or, the last one, writes; one scale for all or for each filter."""
     index, scale, *rest = [-1 if v is None else place.get(v, -1) for v in node.inputs]
     scales = site.constant(scale) if scale >= 0 else None
@@ -330,13 +330,13 @@ def _codes(site: Site, place: Mapping[Value | None, int], node: Node) -> _Codes 
         return None
     if not np.all((scales > _LEAST) & (scales < _MOST)):
         return None
-    return _Codes(index, scales.reshape(-1).astype(np.float64), zeros.reshape(-1).astype(INT32))
+    return _Quantized(index, scales.reshape(-1).astype(np.float64), zeros.reshape(-1).astype(INT32))
 
 
 def _bias(
     site: Site,
     place: Mapping[Value | None, int],
-    sources: Mapping[Value | None, _Codes | None],
+    sources: Mapping[Value | None, _Quantized | None],
     conv: Node,
 ) -> np.ndarray | None:
     """The bias in real numbers, None if it is no constant."""

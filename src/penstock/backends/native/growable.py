@@ -1,4 +1,5 @@
-"""Memory of the caches that kernels return: rooms (``c/rooms.c``), larger than what they show."""
+"""Growable buffers (``host/c/growable.c``) for the caches that kernels return: memory that is
+larger than the array in it, so that the next call can append in place."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ import numpy as np
 from penstock.host.current_run import BudgetError, keep, reserve
 
 
-class Rooms:
-    """The rooms of one kernel. A call allocates one, all of which is memory of the current run:
-    with the dims ``most`` or, where the run has not as much left, ``least``. Raises ``BudgetError``
-    if it has not even that. A room lives as long as an array in it, which callers may hold longer
-    than the session."""
+class GrowableBuffers:
+    """The growable buffers of one kernel. A call allocates one, charged to the current run: with
+    the dims ``most`` or, if the budget of the run does not allow that, ``least``. Raises
+    ``BudgetError`` if it does not allow either. A buffer lives as long as an array in it, which
+    callers may hold longer than the session."""
 
     def __init__(self) -> None:
         self._live: WeakValueDictionary[int, np.ndarray] = WeakValueDictionary()
@@ -32,5 +33,5 @@ class Rooms:
         return memory
 
     def nbytes(self) -> int:
-        """Bytes of the rooms that live."""
+        """Bytes of the buffers that are alive."""
         return sum([memory.nbytes for memory in self._live.values()])
