@@ -9,7 +9,7 @@ from onnx import numpy_helper
 import penstock as ps
 from penstock.host.current_run import working_for
 from penstock.ops.internal.fused import parts
-from tests.backends.native.test_heads import attention, draw, heads_of, rng
+from tests.backends.native.test_attention import attention, draw, heads_of, rng
 from tests.support.counting_run import CountingRun
 from tests.support.native_kernels import LIBRARIES, kernel_of, pytestmark, threads_of  # noqa: F401
 from tests.support.onnx_text import compile_text, graph_from_text, model_from_text

@@ -43,8 +43,8 @@ def _of(name: str) -> Callable[..., Any]:
     return imported(f"penstock.backends.native.{name}")
 
 
-_ATTENTION_CALL = _of("heads.attention_call")
-_ATTENTION_SECONDS = _of("heads.attention_seconds")
+_ATTENTION_CALL = _of("attention.attention_call")
+_ATTENTION_SECONDS = _of("attention.attention_seconds")
 _CODE_CONVOLUTION = _of("quantized_convolution.quantized_convolution")
 _CODE_SECONDS = _of("quantized_convolution.code_seconds")
 _DENSE_CALL = _of("dense.dense_call")
@@ -230,7 +230,7 @@ FAMILIES = {name: family for names, family in _FAMILIES.items() for name in name
 _TEXTS = ("CategoryMapper", "LabelEncoder", "OneHotEncoder", "ZipMap")
 _STRINGS = ("RegexFullMatch", "StringSplit", "TfIdfVectorizer")
 # Of ops/internal, whose modules are imported for graphs that have them.
-_APPEND, _ATTEND = "penstock.Append", "penstock.Attend"
+_APPEND, _ATTENTION = "penstock.Append", "penstock.Attention"
 _VIEWS = ("Expand", "Range", "Reshape", "Slice")  # where dims of the result are unknown
 _VARIABLES = [f"{TENSORFLOW}.{name}VariableOp" for name in ("Assign", "Read")]
 _OF_ANY_SHAPES = {
@@ -238,9 +238,9 @@ _OF_ANY_SHAPES = {
         (_APPEND, "Concat", "Tile", REORDER.full_name, *_VARIABLES),
         _of("arrays.array_kernel"),
     ),
-    _ATTEND: _of("any_shape.attend_kernel"),
+    _ATTENTION: _of("attention.few_queries"),
     **dict.fromkeys(
-        ("Attention", f"{MICROSOFT}.GroupQueryAttention"), _of("any_shape.attention_kernel")
+        ("Attention", f"{MICROSOFT}.GroupQueryAttention"), _of("attention.cached_attention")
     ),
     **dict.fromkeys(
         (

@@ -2,7 +2,7 @@
 
 ::
 
-    t = Transpose(Expand(keys))                   becomes        y = Attend(q, keys, values, bias)
+    t = Transpose(Expand(keys))                becomes     y = Attention(q, keys, values, bias)
     s = MatMul(q, t) * scale + bias
     y = MatMul(Softmax(s), Expand(values))
 
@@ -24,7 +24,7 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
-from penstock.ops.internal.attend import ATTEND
+from penstock.ops.internal.attention import ATTENTION
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.onnx.softmax import SINGLE_AXIS
 from penstock.ops.registry import standard
@@ -50,7 +50,7 @@ class _Scores:
 
 
 class RecomposeAttention(Pass):
-    """Replace the second product of such an attention by an Attend."""
+    """Replace the second product of such an attention by an Attention."""
 
     name = "recompose_attention"
     requires = frozenset({Property.TYPED})
@@ -77,7 +77,7 @@ class RecomposeAttention(Pass):
 
 
 def _attend(node: Node, readers: Readers) -> Sequence[Node] | None:
-    """An Attend in the place of the product ``node``, behind the nodes that add up its bias."""
+    """An Attention in the place of the product ``node``, behind the nodes that add up its bias."""
     softmax, (y,) = _softmax(node), node.outputs
     weights, scores = (None, None) if softmax is None else (softmax.outputs[0], softmax.inputs[0])
     if weights is None or scores is None or y is None or node.control_inputs:
@@ -96,7 +96,7 @@ def _attend(node: Node, readers: Readers) -> Sequence[Node] | None:
     nodes: list[Node] = []
     bias = _bias(chain.terms, node, nodes)
     attrs = {"scale": scale * chain.scale, "guarded": int(guarded)}
-    nodes.append(node.derived([q, k, v, bias], [y], attrs, op=ATTEND))
+    nodes.append(node.derived([q, k, v, bias], [y], attrs, op=ATTENTION))
     return nodes
 
 
@@ -110,7 +110,7 @@ def _dims(value: Value) -> tuple[int | None, ...]:
 
 
 def _fit(q: Value, k: Value, v: Value, scores: Value, chain: _Scores) -> bool:
-    """Whether all is as Attend takes it, and only the number of keys is unknown."""
+    """Whether all is as Attention takes it, and only the number of keys is unknown."""
     of_q, of_k, of_v = _dims(q), _dims(k), _dims(v)
     if not of_q or not of_k or not of_v or None in of_q:
         return False

@@ -1,4 +1,4 @@
-"""Attend: attention of few queries, as products and a softmax spell it out.
+"""Attention of few queries, as products and a softmax spell it out.
 
 It is not in the table of operations: the pass ``recompose_attention`` creates it. Inputs are
 queries [batch, heads, rows, size], keys [batch, groups, positions, size] and values [batch, groups,
@@ -47,4 +47,4 @@ def _compile(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-ATTEND = Op("Attend", "penstock", 1, 1, _infer, _compile, work=attention_work)
+ATTENTION = Op("Attention", "penstock", 1, 1, _infer, _compile, work=attention_work)

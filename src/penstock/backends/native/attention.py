@@ -10,18 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from struct import Struct
 
 import numpy as np
 
+from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
-from penstock.core.types import FLOAT32
+from penstock.core.types import FLOAT32, TensorType, Type
+from penstock.host.native import NativeLibrary
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
+from penstock.ir.op import Kernel
+from penstock.ops.common import shape_rules as rules
 from penstock.ops.internal.attention_region import AttentionRegion, attention_region
+from penstock.ops.registry import MICROSOFT
+from penstock.ops.result_bytes import counted
 
-_KEYS, _COPIED, _MOST_PART, _TERMS, _LANES = 256, 32768, 768, 2, 16  # as in c/heads.c
+_KEYS, _COPIED, _MOST_PART, _TERMS, _LANES = 256, 32768, 768, 2, 16  # as in c/attention.c
 
 _LEAST = 1e-18  # the least factor of scores
 # Queries of an item, at most, where a thread copies a head's keys once, and where threads have
@@ -175,7 +183,7 @@ def _call(
     parts = _parts(region, block)
     each_s = attention_seconds(site.node) / (heads * parts)
     return NativeCall(
-        "attention_of_heads",
+        "attention",
         (
             *[copies.get(i, Tensor(i)) for i, _ in shapes],
             *missing,
@@ -191,3 +199,53 @@ def _call(
         any_layout=True,
         restrided=partial(_call, site, region, scores),
     )
+
+
+# Few queries, over keys whose number only the run knows.
+
+_ATTENTION = Struct("=8q2d")  # as in c/attention_functions.c
+
+
+def cached_attention(
+    library: NativeLibrary, node: Node, types: Sequence[Type | None]
+) -> Kernel | None:
+    """GroupQueryAttention of com.microsoft, and ONNX's Attention, with a past of real numbers. The
+    present of one whose length is not known ahead grows in place (``host/c/growable.c``)."""
+    attrs, grouped = node.attrs, node.op.domain == MICROSOFT
+    tensors = [t if isinstance(t, TensorType) else None for t in types]
+    past = 3 if grouped else 4
+    read = [*tensors[:3], *tensors[past : past + 2]]
+    if len(read) < 5 or any(t is None or t.dtype != np.float32 for t in read):
+        return None
+    if len(node.outputs) != 3 or None in node.outputs:
+        return None
+    scale, softcap = float(attrs.get("scale") or 0), float(attrs.get("softcap") or 0)
+    if grouped:
+        window = max(attrs.get("local_window_size", -1), 0)
+        chosen = [attrs["num_heads"], attrs["kv_num_heads"], attrs.get("causal", 1), window]
+        chosen += [attrs.get("do_rotary", 0), attrs.get("rotary_interleaved", 0), 1]
+        plain = not attrs.get("sliding_window_cache") and attrs.get("smooth_softmax", -1) != 1
+        plain = plain and {attrs.get(f"{name}_quant_type", "NONE") for name in "kv"} == {"NONE"}
+    else:
+        chosen = [attrs.get("q_num_heads", 0), attrs.get("kv_num_heads", 0), *[0] * 5]
+        windows = [attrs.get(f"{side}_window_size", -1) for side in ("left", "right")]
+        plain = not attrs.get("is_causal") and windows == [-1, -1] and attrs.get("scale") != 0
+        plain = plain and not rules.dtype_attribute(attrs, "softmax_precision")
+    if not plain:
+        return None
+    # A past of unknown length is that of a decoder, which is fed the present in its next step.
+    grows = any(not t.static for t in read[3:] if t is not None)
+    rooms = GrowableBuffers()
+    settings = _ATTENTION.pack(*chosen, grows, scale, softcap), rooms
+    otherwise = counted(node, node.op.compile(node, types).function)
+    function = partial(library.functions.cached_attention, otherwise, checkpoint, settings)
+    return Kernel(function, reserves=grows, capacity_bytes=rooms.nbytes)
+
+
+def few_queries(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    """``penstock.Attention`` of real numbers, over keys of any number."""
+    if any(not isinstance(t, TensorType) or t.dtype != np.float32 for t in types[:3]):
+        return None
+    otherwise = node.op.compile(node, types).function
+    scale = float(node.attrs["scale"])
+    return Kernel(partial(library.functions.attention, otherwise, checkpoint, scale))
