@@ -30,7 +30,7 @@ BOUNDS = {
     "backend_lookups": 15,
     "kernel_fields": 27,
     "native_call_fields": 17,
-    "pass_context_fields": 19,
+    "pass_context_fields": 18,
     "compile_context_fields": 11,
     "name_tables": 101,
     "name_tables_in_passes": 27,

@@ -8,8 +8,7 @@ import pytest
 from penstock.backends.native.backend import NativeBackend
 from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
-from penstock.ops.internal.fused import fused
-from penstock.ops.internal.zero_nan import ZERO_NAN
+from penstock.ops.internal.attention import ATTENTION
 from tests.support.native_kernels import (
     LIBRARIES,
     check,
@@ -50,24 +49,13 @@ def draw(*dims: int) -> np.ndarray:
     return rng.normal(size=dims).astype(np.float32)
 
 
-def attention(q, k, v, *between, guarded: bool = False) -> tuple[Node, list[np.ndarray]]:
-    """A fused node and its inputs. ``between`` are operations of the scores, with their constant or
-    other operand."""
-    nodes, arrays = [node_of("MatMul", [q, k])], [q, k]
-    scores = np.empty(nodes[0].outputs[0].type.dims, q.dtype)
-
-    def follow(node: Node) -> None:
-        node.inputs = (nodes[-1].outputs[0], *node.inputs[1:])
-        nodes.append(node)
-
-    for name, operand, constant in between:
-        follow(node_of(name, [scores, operand], constants=[1] if constant else []))
-        arrays.append(operand)
-    follow(node_of("Softmax", [scores], axis=-1))
-    if guarded:
-        follow(node_of(ZERO_NAN, [scores]))
-    follow(node_of("MatMul", [scores, v]))
-    return fused(nodes), [*arrays, v]
+def attention(q, k, v, *between, **attrs) -> tuple[Node, list[np.ndarray]]:
+    """An Attention of keys [..., size, positions], and its inputs. ``between`` are biases, and
+    whether these are constant."""
+    arrays = [q, k, v, *[bias for bias, _ in between]]
+    constants = [3 + i for i, (_, constant) in enumerate(between) if constant]
+    attrs = {"scale": 1.0, "keys_last": 1, **attrs}
+    return node_of(ATTENTION, arrays, constants=constants, **attrs), arrays
 
 
 def heads_of(lead, queries, width, keys, out):
@@ -81,12 +69,29 @@ def test_attention_of_any_sizes_equals_numpy(sizes):
     check(*attention(*heads_of(*sizes)), CLOSE)
 
 
-@pytest.mark.parametrize("name, factor", [("Mul", 0.25), ("Div", -3.0)])
-def test_scores_are_scaled_before_terms_are_added(name, factor):
+@pytest.mark.parametrize("scale", [0.25, -0.3])
+def test_scores_are_scaled_before_terms_are_added(scale):
     q, k, v = heads_of((2, 3), 20, 8, 49, 16)
-    factor = np.array(factor, np.float32)
-    terms = [("Add", draw(1, 3, 20, 49), True), ("Add", draw(2, 1, 1, 49), False)]
-    check(*attention(q, k, v, (name, factor, True), *terms), CLOSE)
+    terms = [(draw(1, 3, 20, 49), True), (draw(2, 1, 1, 49), False)]
+    check(*attention(q, k, v, *terms, scale=scale), CLOSE)
+
+
+@pytest.mark.parametrize("keys", [49, 300])
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+def test_scores_are_bounded_before_terms_are_added(cap, keys):
+    q, k, v = heads_of((2, 3), 20, 8, keys, 16)
+    check(*attention(q, k, v, (draw(20, keys), False), scale=0.7, softcap=cap), CLOSE)
+
+
+@pytest.mark.parametrize("keys_last", [0, 1])
+@pytest.mark.parametrize("lead, groups", [((4,), 2), ((2, 6), 2), ((2, 3, 4), 1)])
+def test_heads_share_keys_in_groups(lead, groups, keys_last):
+    q, *_ = heads_of(lead, 20, 8, 49, 16)
+    shared = (*lead[:-1], groups)
+    k = draw(*shared, *((8, 49) if keys_last else (49, 8)))
+    terms = [(draw(*lead, 20, 49), False), (draw(20, 49), True)]
+    for count in (0, 1, 2):
+        check(*attention(q, k, draw(*shared, 49, 16), *terms[:count], keys_last=keys_last), CLOSE)
 
 
 @pytest.mark.parametrize("keys", [3, 16, 49, 300])
@@ -94,23 +99,15 @@ def test_scores_are_scaled_before_terms_are_added(name, factor):
 def test_terms_broadcast(dims, keys):
     q, k, v = heads_of((2, 3), 20, 8, keys, 16)
     term = draw(*[keys if n == "keys" else n for n in dims])
-    check(*attention(q, k, v, ("Add", term, False)), CLOSE)
+    check(*attention(q, k, v, (term, False)), CLOSE)
 
 
-@pytest.mark.parametrize("same", ["values", "values and keys", "values and term"])
-def test_a_tensor_may_be_several_operands(same):
-    q = draw(3, 16, 16)
-    between = [("Add", q, False)] if same == "values and term" else []
-    node, _ = attention(q, q if same == "values and keys" else draw(3, 16, 16), q, *between)
-    first, *_, last = nodes = node.attrs["region"].nodes
-    value = first.inputs[0]
-    if same == "values and keys":
-        first.inputs = (value, value)
-    if same == "values and term":
-        nodes[1].inputs = (nodes[1].inputs[0], value)
-    last.inputs = (last.inputs[0], value)
-    node = fused(nodes)
-    check(node, [q, draw(3, 16, 16)][: len(node.inputs)], CLOSE)
+@pytest.mark.parametrize("places", [(0, 2), (0, 1, 2), (0, 3), (2, 3)])
+def test_a_tensor_may_be_several_operands(places):
+    node, arrays = attention(*[draw(3, 16, 16) for _ in range(3)], (draw(3, 16, 16), False))
+    for i in places[1:]:
+        node.inputs[i], arrays[i] = node.inputs[places[0]], arrays[places[0]]
+    check(node, arrays, CLOSE)
 
 
 @pytest.mark.parametrize("keys", [49, 300])
@@ -118,7 +115,7 @@ def test_a_tensor_may_be_several_operands(same):
 def test_memory_in_any_order_is_read_and_written_where_it_is(layout, keys):
     q, k, v = heads_of((2, 3), 20, 16, keys, 16)
     term = draw(1, 3, 20, keys)
-    node, arrays = attention(q, k, v, ("Add", term, False))
+    node, arrays = attention(q, k, v, (term, False))
     (wanted,) = expected(node, arrays)
 
     def laid(x):
@@ -140,13 +137,13 @@ def test_memory_in_any_order_is_read_and_written_where_it_is(layout, keys):
         np.testing.assert_allclose(y, wanted, **CLOSE, err_msg=library.level)
 
 
-@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("zeros", ["", "nan", "unseen"])
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
-def test_special_numbers_are_those_of_numpy(special, guarded):
+def test_special_numbers_are_those_of_numpy(special, zeros):
     q, k, v = heads_of((2,), 20, 8, 35, 16)
     term = draw(2, 20, 35)
     term[0, 3, [2, 33]] = term[1, [1, 19], 7] = term[1, 11] = special
-    check(*attention(q, k, v, ("Add", term, False), guarded=guarded), CLOSE)
+    check(*attention(q, k, v, (term, False), zeros=zeros), CLOSE)
 
 
 # Of 600 keys, in three blocks of 200.
@@ -160,38 +157,38 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("zeros", ["", "nan", "unseen"])
 @pytest.mark.parametrize("where", BLOCKS)
 @pytest.mark.parametrize("lowest", [-np.inf, np.finfo(np.float32).min])
-def test_blocks_of_keys_may_be_masked(where, lowest, guarded):
+def test_blocks_of_keys_may_be_masked(where, lowest, zeros):
     q, k, v = heads_of((2,), 20, 8, 600, 16)
     term = draw(20, 600)
     term[1:17, BLOCKS[where]] = lowest
-    check(*attention(q, k, v, ("Add", term, False), guarded=guarded), CLOSE)
+    check(*attention(q, k, v, (term, False), zeros=zeros), CLOSE)
 
 
-@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("zeros", ["", "nan", "unseen"])
 @pytest.mark.parametrize("special", [np.nan, np.inf])
 @pytest.mark.parametrize("key", [7, 207, 599])
-def test_a_special_number_in_a_block_is_that_of_numpy(special, key, guarded):
+def test_a_special_number_in_a_block_is_that_of_numpy(special, key, zeros):
     q, k, v = heads_of((2,), 20, 8, 600, 16)
     term = draw(20, 600)
     term[3, key] = term[11] = special
     term[12, :200], term[13, :400] = -np.inf, -np.inf
-    check(*attention(q, k, v, ("Add", term, False), guarded=guarded), CLOSE)
+    check(*attention(q, k, v, (term, False), zeros=zeros), CLOSE)
 
 
 def test_causal_masks_hide_later_blocks():
     q, k, v = heads_of((2,), 600, 8, 600, 16)
     mask = np.triu(np.full((600, 600), -np.inf, np.float32), 1)
-    check(*attention(q, k, v, ("Add", mask, True)), CLOSE)
+    check(*attention(q, k, v, (mask, True)), CLOSE)
 
 
 def test_rising_scores_change_the_weights_of_blocks_before():
     q, k, v = heads_of((2,), 20, 8, 600, 16)
     rising = np.linspace(-200, 200, 600, dtype=np.float32)
     for term in (rising, rising[::-1].copy()):  # scores of 200 are rounded by up to 8e-6
-        check(*attention(q, k, v, ("Add", term, True)), {"rtol": 2e-5, "atol": 2e-5})
+        check(*attention(q, k, v, (term, True)), {"rtol": 2e-5, "atol": 2e-5})
 
 
 def test_large_values_do_not_overflow():
@@ -202,7 +199,7 @@ def test_large_values_do_not_overflow():
 def test_masked_keys_have_no_weight():
     q, k, v = heads_of((2,), 20, 8, 35, 16)
     term = np.where(rng.random((2, 20, 35)) < 0.5, -np.inf, draw(2, 20, 35)).astype(np.float32)
-    node, arrays = attention(q, k, v, ("Add", term, False))
+    node, arrays = attention(q, k, v, (term, False))
     check(node, arrays, CLOSE)
     v[...] = np.where(np.isneginf(term).all(1)[..., None], np.float32(1e38), v)
     check(node, arrays, CLOSE)
@@ -232,26 +229,19 @@ def test_wider_heads_are_left_to_others(what):
 
 
 OTHERS = {
-    "scale behind a term": [("Add", draw(49), False), ("Mul", np.array(2, np.float32), True)],
-    "factors": [("Mul", draw(49), True)],
-    "a fed factor": [("Mul", draw(1), False)],
-    "division by 0": [("Div", np.zeros(1, np.float32), True)],
-    "a factor out of range": [("Mul", np.array(1e20, np.float32), True)],
-    "three terms": [("Add", draw(49), False)] * 3,
-    "another operation": [("Max", draw(1), True)],
+    "a scale out of range": {"scale": 1e20},
+    "no scale": {"scale": 0.0},
 }
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_other_operations_of_scores_are_left_to_others(what):
-    node, _ = attention(*heads_of((2,), 20, 8, 49, 16), *OTHERS[what])
+def test_other_scales_are_left_to_others(what):
+    node, _ = attention(*heads_of((2,), 20, 8, 49, 16), **OTHERS[what])
     assert not NativeBackend(LIBRARIES[0]).supports(node)
 
 
-def test_division_by_scores_is_left_to_others():
-    node, _ = attention(*heads_of((2,), 20, 8, 49, 16), ("Div", np.ones(1, np.float32), True))
-    divided = node.attrs["region"].nodes[1]
-    divided.inputs = tuple(divided.inputs[::-1])
+def test_three_terms_are_left_to_others():
+    node, _ = attention(*heads_of((2,), 20, 8, 49, 16), *[(draw(49), False)] * 3)
     assert not NativeBackend(LIBRARIES[0]).supports(node)
 
 
@@ -259,16 +249,6 @@ def test_float64_is_left_to_others():
     q, k, v = [x.astype(float) for x in heads_of((2,), 20, 8, 49, 16)]
     node, _ = attention(q, k, v)
     assert not NativeBackend(LIBRARIES[0]).supports(node)
-
-
-def test_softmax_of_all_axes_is_left_to_others():
-    q, k, v = heads_of((2,), 20, 8, 49, 16)
-    node, _ = attention(q, k, v)
-    first, _, last = node.attrs["region"].nodes
-    old = node_of("Softmax", [np.empty((2, 20, 49), np.float32)], version=12, axis=-1)
-    old.inputs = tuple(first.outputs)
-    last.inputs = (old.outputs[0], last.inputs[1])
-    assert not NativeBackend(LIBRARIES[0]).supports(fused([first, old, last]))
 
 
 def test_sessions_run_it():
@@ -280,10 +260,8 @@ def test_sessions_run_it():
     feeds = {name: draw(8, 3, 49, 32) for name in "qkv"} | {"m": draw(49, 49)}
     numpy = compile_text(text, backends=["numpy"]).run(feeds)
     np.testing.assert_allclose(session.run(feeds)["y"], numpy["y"], **CLOSE)
-    (fused_step,) = [
-        e.step for e in session.profile(feeds, runs=1) if e.step.node.op.name == "Fused"
-    ]
-    assert fused_step.backend == "native"
+    (step,) = [e.step for e in session.profile(feeds, runs=1) if e.step.node.op is ATTENTION]
+    assert step.backend == "native"
 
 
 def test_unknown_types_have_no_kernel():

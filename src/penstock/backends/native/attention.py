@@ -15,7 +15,8 @@ from struct import Struct
 import numpy as np
 
 from penstock.backends.native.growable import GrowableBuffers
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
+from penstock.backends.numpy import NumpyBackend
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType, Type
@@ -25,13 +26,13 @@ from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
 from penstock.ir.op import Kernel
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.internal.attention_region import AttentionRegion, attention_region
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.result_bytes import counted
 
 _KEYS, _COPIED, _MOST_PART, _TERMS, _LANES = 256, 32768, 768, 2, 16  # as in c/attention.c
 
 _LEAST = 1e-18  # the least factor of scores
+_ZEROS = ("", "nan", "unseen")  # as in c/attention.c
 # Queries of an item, at most, where a thread copies a head's keys once, and where threads have
 # enough items; and items of all threads, and of each core.
 _PART, _LEAST_ITEMS, _ITEMS_OF_CORE = 96, 8, 4
@@ -40,164 +41,154 @@ _PART, _LEAST_ITEMS, _ITEMS_OF_CORE = 96, 8, 4
 # of keys and values.
 _CALL_S, _FLOPS_PER_S = 0.35e-6, 150e9
 _SCORE_S, _COPY_S = 0.2e-9, 0.3e-9
+_NUMPY = NumpyBackend()
 
 
-class _Scores(NamedTuple):
-    """What follows the first product: a factor, and the indices of tensors that are added then."""
+class _Sizes(NamedTuple):
+    """Of an Attention: the leading dims, the last of which is that of heads, how many of these
+    share keys, and the sizes of each."""
 
-    scale: float
-    terms: tuple[int, ...]
+    lead: tuple[int, ...]
+    group: int
+    queries: int
+    width: int
+    keys: int
+    out: int
+
+    @property
+    def heads(self) -> int:
+        return math.prod(self.lead)
+
+    @property
+    def block(self) -> int:
+        """The most keys of a block; 0 if there is no room for the keys and values of any."""
+        most = min(_KEYS, _COPIED // max(self.width, _padded(self.out)) // _LANES * _LANES)
+        return most if self.out <= _KEYS else 0
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the queries of a head are divided. Each has copies of its keys, if
+        these are several blocks."""
+        most = math.ceil(self.queries / _PART)
+        if self.keys <= self.block:
+            return most
+        items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * core_budget())
+        least = math.ceil(self.queries / _MOST_PART)
+        return max(least, min(most, math.ceil(items / self.heads)))
 
 
 def attention_call(site: Site) -> NativeCall | None:
-    """Attention of heads of at most 256 values and 2,048 numbers of a query."""
-    types = site.tensors[: len(site.node.inputs)]
-    region = attention_region(site.node, types)
-    scores = None if region is None else _scores(region, site)
-    if region is None or scores is None or site.output().dtype != FLOAT32:
+    """Attention of many queries: heads of at most 256 values and 2,048 numbers of a query, with up
+    to two terms."""
+    sizes = _sizes(site.node, site.tensors[: len(site.node.inputs)])
+    if sizes is None or site.output().dtype != FLOAT32:
         return None
-    if _block(region) is None:
-        return None
-    return _call(site, region, scores, (None,) * len(site.tensors))
+    return _call(site, sizes, (None,) * len(site.tensors))
 
 
 def attention_seconds(node: Node) -> float:
-    """The estimate for a fused node with a softmax; infinite if there is no kernel for it."""
+    """The estimate for an Attention; infinite if there is no kernel for it."""
     types = [None if value is None else value.type for value in node.inputs]
-    region = attention_region(node, types)
-    block = None if region is None else _block(region)
-    if region is None or block is None:
+    if any(isinstance(t, TensorType) and not t.static for t in types):
+        return _NUMPY.seconds(node) / 2  # few queries
+    sizes = _sizes(node, types)
+    if sizes is None:
         return math.inf
-    heads, queries, width, keys, out = region.dims
+    queries, width, keys, out = sizes[2:]
     products = 2 * queries * _padded(keys) * width + 2 * queries * keys * _padded(out)
     each = products / _FLOPS_PER_S + queries * _padded(keys) * _SCORE_S
-    copies = 1 if keys <= block else _parts(region, block)
+    copies = 1 if keys <= sizes.block else sizes.parts
     copied = 0
-    for i, size in ((region.key, width), (region.value, out)):
-        operand = node.inputs[i]
+    for operand, size in ((node.inputs[1], width), (node.inputs[2], out)):
         source = None if operand is None else operand.producer
         # In steps, a transposed operand would be copied, too: once.
         transposed = source is not None and source.op.name == "Transpose"
+        if size is width and not node.attrs.get("keys_last", 0):
+            transposed = True
         copied += keys * size * (copies - transposed)
-    return _CALL_S + heads * (each + copied * _COPY_S)
-
-
-def _block(region: AttentionRegion) -> int | None:
-    """The most keys of a block; None if there is no room for the keys and values of any."""
-    _, _, width, _, out = region.dims
-    block = min(_KEYS, _COPIED // max(width, _padded(out)) // _LANES * _LANES)
-    return block if block and out <= _KEYS else None
-
-
-def _parts(region: AttentionRegion, block: int) -> int:
-    """Into how many parts the queries of a head are divided. Each has copies of its keys, if these
-    are several blocks."""
-    heads, queries, _, keys, _ = region.dims
-    most = math.ceil(queries / _PART)
-    if keys <= block:
-        return most
-    items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * core_budget())
-    return max(math.ceil(queries / _MOST_PART), min(most, math.ceil(items / heads)))
+    return _CALL_S + sizes.heads * (each + copied * _COPY_S)
 
 
 def _padded(n: int) -> int:
     return -(-n // _LANES) * _LANES
 
 
-def _scores(region: AttentionRegion, site: Site) -> _Scores | None:
-    """What the nodes between the products compute; None for what the kernel does not."""
-    scale, terms, last = 1.0, [], region.product.outputs[0]
-    for node in region.between:
-        others = [value for value in node.inputs if value is not last]
-        if len(others) != 1 or len(node.inputs) != 2 or node.op.name not in ("Add", "Div", "Mul"):
-            return None
-        i = -1 if others[0] is None else region.place.get(others[0], -1)
-        if node.op.name == "Add":
-            terms.append(i)
-        else:  # of numbers before the terms
-            factor = None if i < 0 else site.constant(i)
-            turned = node.op.name == "Div" and node.inputs[0] is not last
-            if factor is None or factor.size != 1 or terms or turned:
-                return None
-            number = float(factor.reshape(()))
-            if not _LEAST < abs(number) < 1 / _LEAST:
-                return None  # steps apart may overflow where one does not, and the other way round
-            scale = scale / number if node.op.name == "Div" else scale * number
-        last = node.outputs[0]
-    if -1 in terms or len(terms) > _TERMS:
+def _sizes(node: Node, types: Sequence[Type | None]) -> _Sizes | None:
+    """The sizes of an Attention that the kernel computes; None for others."""
+    given = [t for t in types if isinstance(t, TensorType) and t.static and t.dtype == FLOAT32]
+    if len(given) < len(types) - types.count(None) or len(given) - 3 > _TERMS:
         return None
-    if not _LEAST < abs(scale) < 1 / _LEAST:
+    if not _LEAST < abs(node.attrs["scale"]) < 1 / _LEAST:
+        return None  # steps apart may overflow where one does not, and the other way round
+    q, k, v, *terms = (t.dims for t in given)
+    keys = k[-1 if node.attrs.get("keys_last", 0) else -2]
+    sizes = _Sizes(q[:-2], q[-3] // max(k[-3], 1), q[-2], q[-1], keys, v[-1])
+    whole = (*q[:-1], keys)
+    if not all(q + k + v) or not sizes.block or k[:-3] != q[:-3]:
         return None
-    whole = (*region.lead, *region.dims[1:4:2])
-    if any(_broadcast(region.types[i].dims, whole) is None for i in terms):
-        return None
-    return _Scores(scale, tuple(terms))
+    return sizes if all(_broadcasts(term, whole) for term in terms) else None
 
 
-def _broadcast(dims: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, ...] | None:
-    """``dims`` with as many as ``whole`` has; None where they do not broadcast to these."""
-    if len(dims) > len(whole):
-        return None
-    padded = (1,) * (len(whole) - len(dims)) + dims
-    return padded if all(n in (1, m) for n, m in zip(padded, whole, strict=True)) else None
+def _broadcasts(dims: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether ``dims`` broadcast to ``whole``."""
+    pairs = zip(reversed(dims), reversed(whole), strict=False)
+    return len(dims) <= len(whole) and all(n in (1, m) for n, m in pairs)
 
 
-def _call(
-    site: Site,
-    region: AttentionRegion,
-    scores: _Scores,
-    strides: Sequence[tuple[int, ...] | None],
-) -> NativeCall:
+def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
     """The call for tensors of these strides."""
-    heads, queries, width, keys, out = region.dims
-    lead, output = region.lead, len(site.node.inputs)
+    output, group = len(site.node.inputs), sizes.group
+    biases = [i for i in range(3, output) if site.tensors[i] is not None]
+    # Heads that share keys are a dim of their own, along which these stay where they are.
+    lead = (*sizes.lead[:-1], sizes.lead[-1] // group, group) if group > 1 else sizes.lead
 
     # Constants whose rows have gaps are copied; elements of others are read one by one.
     copies = {
         i: np.ascontiguousarray(term)
-        for i in scores.terms
+        for i in biases
         if (term := site.constant(i)) is not None and (strides[i] or (1,))[-1] != 1
     }
 
-    def steps_of(i: int, whole: tuple[int, ...]) -> list[int]:
+    def steps_of(i: int) -> list[int]:
         type_ = site.tensors[i]
         assert type_ is not None
         own = (None if i in copies else strides[i]) or packed_strides(type_.dims, 1)
-        more = len(whole) - len(type_.dims)
-        pairs = zip((1,) * more + type_.dims, (0,) * more + tuple(own), strict=True)
-        return [0 if n == 1 else step for n, step in pairs]
+        missing = len(sizes.lead) + 2 - len(type_.dims)
+        dims = [*[1] * missing, *type_.dims]
+        steps = [
+            0 if n == 1 else step for n, step in zip(dims, [0] * missing + [*own], strict=True)
+        ]
+        if group > 1:
+            inner = steps[-3] if dims[-3] == sizes.lead[-1] and i not in (1, 2) else 0
+            steps[-3:-2] = [inner * group or steps[-3], inner]
+        if i == 1 and not site.attr("keys_last", 0):
+            steps[-2:] = steps[:-3:-1]
+        return steps
 
-    square = (*lead, queries, keys)
-    shapes = [
-        (region.query, (*lead, queries, width)),
-        (region.key, (*lead, width, keys)),
-        (region.value, (*lead, keys, out)),
-        *[(i, square) for i in scores.terms],
-    ]
-    steps = [steps_of(i, whole) for i, whole in shapes]
-    steps += [[0] * len(square)] * (_TERMS - len(scores.terms))
-    steps.append(steps_of(output, (*lead, queries, out)))
-    missing = (None,) * (_TERMS - len(scores.terms))
-    block = _block(region)
-    assert block is not None
-    parts = _parts(region, block)
-    each_s = attention_seconds(site.node) / (heads * parts)
+    terms: list[Word] = [copies.get(i, Tensor(i)) for i in biases]
+    missing = _TERMS - len(terms)
+    steps = [steps_of(i) for i in (0, 1, 2, *biases)]
+    steps += [[0] * (len(lead) + 2)] * missing
+    steps.append(steps_of(output))
+    parts = sizes.parts
+    each_s = attention_seconds(site.node) / (sizes.heads * parts)
     return NativeCall(
         "attention",
         (
-            *[copies.get(i, Tensor(i)) for i, _ in shapes],
-            *missing,
+            *(Tensor(0), Tensor(1), Tensor(2), *terms, *(None,) * missing),
             site.result(),
             len(lead),
             np.array(lead, np.int64),
             np.array(steps, np.int64),
-            *(queries, width, keys, out, parts, math.ceil(keys / block)),
-            *(scores.scale, int(region.guarded)),
+            *sizes[2:],
+            *(parts, math.ceil(sizes.keys / sizes.block)),
+            *(site.node.attrs["scale"], site.attr("softcap", 0.0)),
+            _ZEROS.index(site.attr("zeros", "")),
         ),
-        items=heads * parts,
+        items=sizes.heads * parts,
         item_ns=each_s * 1e9,
         any_layout=True,
-        restrided=partial(_call, site, region, scores),
+        restrided=partial(_call, site, sizes),
     )
 
 
@@ -244,6 +235,10 @@ def cached_attention(
 
 def few_queries(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
     """``penstock.Attention`` of real numbers, over keys of any number."""
+    if all(isinstance(t, TensorType) and t.static for t in types if t is not None):
+        return None  # ``attention_call`` takes any queries
+    if node.attrs.get("softcap") or node.attrs.get("keys_last") or len(types) > 4:
+        return None
     if any(not isinstance(t, TensorType) or t.dtype != np.float32 for t in types[:3]):
         return None
     otherwise = node.op.compile(node, types).function

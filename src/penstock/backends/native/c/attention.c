@@ -15,6 +15,8 @@
    of a copy of keys or of values, and queries of an item. The number of terms. */
 enum { LANES = VECTOR_BYTES / 4, ROWS = 6, KEYS = 256, COPIED = 32768, PART = 768, TERMS = 2 };
 
+enum { NONE, NANS, UNSEEN }; /* rows that become 0: those that are NaN, and those that see no key */
+
 /* Vectors of a row that are computed together: with those of six rows, and what they are made of, they fill
    the registers. */
 #if defined(__AVX512F__)
@@ -39,8 +41,8 @@ struct attention {
     int64_t queries, width, keys, out;
     int64_t parts;  /* of about as many queries, each an item */
     int64_t blocks; /* of about as many keys */
-    double scale;
-    int64_t guarded; /* rows of weights that are NaN become 0 */
+    double scale, softcap; /* the highest score before terms are added, or 0 */
+    int64_t zeros;         /* which rows of weights become 0 */
 };
 
 /* The first element of a head of the tensor with these steps. */
@@ -223,6 +225,13 @@ struct row {
     float top, total;
 };
 
+/* Scores to those within the bounds of `cap`. */
+static __attribute__((noinline)) void bound(float *scores, int64_t n, float cap)
+{
+    for (int64_t j = 0; j < n; j++)
+        scores[j] = cap * tanh32(scores[j] / cap);
+}
+
 /* Products of some queries, a constant number, with the keys of a block to weights, with which the weights
    of the blocks before are to be multiplied by `keep`. So the weights of all blocks so far always add up to
    1, and large values do not overflow. Where a score is NaN, or the highest is infinite, the sum is NaN, and
@@ -287,7 +296,7 @@ static inline __attribute__((always_inline)) void weigh(const struct attention *
         }
         factors[i] = 1 / total;
         int nothing = total != total || total == 0;
-        if (nothing && (h->guarded || (total == 0 && !of->last)))
+        if (nothing && (h->zeros == NANS || (total == 0 && (h->zeros == UNSEEN || !of->last))))
             memset(scores + i * wide, 0, wide * sizeof *scores), factors[i] = keep[i] = 0;
         states[i] = (struct row){tops[i][0], total};
     }
@@ -309,6 +318,8 @@ static inline __attribute__((always_inline)) void weigh(const struct attention *
             terms[t] = of->terms[t] ? of->terms[t] + row * steps[(3 + t) * each] : NULL;               \
         product(of->q + row * steps[0], steps[0], steps[1], of->keys, wide, h->width, scores, wide,    \
                 scales, NULL, rows);                                                                   \
+        if (h->softcap)                                                                                \
+            bound(scores, rows * wide, (float)h->softcap);                                             \
         weigh(h, of, scores, terms, states, factors, kept, rows);                                      \
         if (y_steps[1] == 1 && out == h->out) {                                                        \
             product(scores, wide, 1, of->values, out, of->n, y, y_steps[0], factors, keep, rows);      \

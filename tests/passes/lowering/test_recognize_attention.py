@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.ir.graph import Graph
+from penstock.passes.context import PassContext
+from penstock.passes.lowering.recognize_attention import RecognizeAttention
 from penstock.passes.pipeline import optimize
 from tests.support.onnx_text import graph_from_text, model_from_text
 
@@ -35,6 +37,7 @@ def text_of(body: str, inputs: str = INPUTS, outputs: str = "float[1, 4, 2, 8] y
 def optimized(text: str) -> Graph:
     graph = graph_from_text(text)
     optimize(graph)
+    RecognizeAttention().run(graph, PassContext())
     return graph
 
 
