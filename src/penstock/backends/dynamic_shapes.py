@@ -106,7 +106,7 @@ class SpecialisingBackend(HostBackend, Backend):
                 return Kernel(cache.function(), cached_bytes=cache.nbytes, runtime_flops=work)
         return None
 
-    def unbound_seconds(self, node: Node) -> float:
+    def unbound_cost(self, node: Node) -> float:
         """The seconds that a call of a node takes more if it is not bound to memory."""
         return self.unbound_s
 
@@ -287,7 +287,7 @@ def _late_seconds(backend: Backend, node: Node) -> float:
     """The estimate for a node with the shapes of a run, which its kernel has to look at."""
     seconds = backend.seconds(node)
     if isinstance(backend, SpecialisingBackend):
-        return seconds + backend.unbound_seconds(node)
+        return seconds + backend.unbound_cost(node)
     looks = [p for p in parts(node) if not p.op.elementwise and p.op.name != "MatMul"]
     return seconds + (_NUMPY_LOOK_S * len(looks) if backend.name == _NUMPY.name else 0.0)
 

@@ -233,7 +233,7 @@ class OneDnnBackend(SpecialisingBackend):
         """Whether products may be rounded to bfloat16."""
         return self._precision == "bf16" and self.library.bfloat16
 
-    def unbound_seconds(self, node: Node) -> float:
+    def unbound_cost(self, node: Node) -> float:
         """As ``SpecialisingBackend``. Convolutions want layouts of their own, and shapes that only
         runs know seldom come again: a call makes a primitive, and copies image and weights."""
         if "Conv" not in parts(node)[0].op.name:
