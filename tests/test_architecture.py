@@ -24,7 +24,7 @@ MAX_FUNCTION_LINES = 60
 
 # Today's figures of ``tools/ratchets.py``. A change that lowers one lowers its bound; none rises.
 BOUNDS = {
-    "string_imports": 150,
+    "string_imports": 149,
     "tabled_imports": 137,
     "backend_members": 14,
     "backend_lookups": 15,
@@ -43,7 +43,7 @@ BOUNDS = {
     "any_in_signatures": 1970,
     "functions_over_6_parameters": 57,
     "classes_over_20_attributes": 5,
-    "untested_modules": 229,
+    "untested_modules": 228,
     "compile_options": 26,
     "session_members": 33,
     "environment_variables": 9,
