@@ -36,7 +36,8 @@ from penstock.core.types import (
     Type,
 )
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types, asynchronous, returning
+from penstock.ir.kernel import Kernel, asynchronous, returning
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import same_dtype, same_type, tensor
 from penstock.ops.registry import operator
 

@@ -10,8 +10,8 @@ import numpy as np
 from penstock.core.types import Type
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
+from penstock.ir.kernel import Kernel
 from penstock.ir.layout import ALIGNMENT, address
-from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import row_type, stack
 from penstock.ops.work_estimate import seconds

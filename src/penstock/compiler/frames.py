@@ -41,7 +41,8 @@ from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.frame_writer import FrameForm
 from penstock.ir.contract import contract_of, guarded
 from penstock.ir.graph import Graph, Node, Value, all_reads, captures, clone, is_framed
-from penstock.ir.op import FRAMED, Kernel, Role
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import FRAMED, Role
 from penstock.ops.internal.segment import is_frame
 from penstock.ops.internal.transfer import HOST, Ports
 from penstock.ops.onnx.control_flow import collects_rows, is_control
