@@ -40,15 +40,15 @@ BOUNDS = {
     "passes_outside_pipeline": 14,
     "calls_of_infer_types": 16,
     "tuple_splats": 60,
-    "any_in_signatures": 1984,
-    "functions_over_6_parameters": 58,
+    "any_in_signatures": 1970,
+    "functions_over_6_parameters": 57,
     "classes_over_20_attributes": 5,
-    "untested_modules": 232,
+    "untested_modules": 229,
     "compile_options": 26,
     "session_members": 33,
     "environment_variables": 9,
 }
-MOST = {"python_lines": 100_050, "c_lines": 13_000}
+MOST = {"python_lines": 99_950, "c_lines": 13_000}
 LEAST = {"comment_percent": 2.5, "comment_percent_in_hard_files": 2.8}
 
 # Third-party packages that only some modules may import.

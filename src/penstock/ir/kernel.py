@@ -1,8 +1,8 @@
 """Kernels: the code of one node on one backend, and what it says of itself.
 
-What most kernels leave unsaid is grouped in *facets*, records of their own: ``LayoutHints``,
-``PackedConstants``, ``DeviceWork``, ``MemoryUse`` and ``RuntimeShapes``. A kernel that gives none has
-the shared one that says nothing, so that readers ask ``kernel.layout.dims_order`` without a check::
+What most kernels leave unsaid is grouped in *facets*, records of their own. A kernel that gives
+none has the shared one that says nothing, so that readers ask ``kernel.layout.dims_order`` without
+a check::
 
     Kernel(function, into, layout=LayoutHints(dims_order=(0, 2, 3, 1)))
 
