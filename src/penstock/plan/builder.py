@@ -17,8 +17,9 @@ from penstock.analysis.value_memory import (
     has_buffers,
     value_memory,
 )
-from penstock.backends.base import Backend, has_arenas, transfer_kernel
+from penstock.backends.base import Backend, CapturesGraphs, EntersRuns, has_arenas, transfer_kernel
 from penstock.backends.kernels import KernelTable
+from penstock.core.capability import capability
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InternalError
 from penstock.core.records import NamedTuple, replace
@@ -148,12 +149,12 @@ class _Builder:
         used = {slot.memory for slot in slots if slot.kind is SlotKind.ARENA}
         backends = [compiled.backend for compiled in self.compiled.values() if compiled.remote]
         remote = {backend.memory: backend for backend in backends if backend.memory in used}
-        entered = [getattr(c.backend, "in_runs", None) for c in self.compiled.values()]
-        scopes = tuple(dict.fromkeys([scope for scope in entered if scope is not None]))
+        entered = [capability(c.backend, EntersRuns) for c in self.compiled.values()]
+        scopes = tuple(dict.fromkeys([scope.in_runs for scope in entered if scope is not None]))
         captures = {}
         for compiled in self.compiled.values():
-            if (captured := getattr(compiled.backend, "captured", None)) is not None:
-                captures[compiled.backend.name] = captured
+            if (capturing := capability(compiled.backend, CapturesGraphs)) is not None:
+                captures[compiled.backend.name] = capturing.captured
         parts: dict[str, Any] = {"remote": remote, "scopes": scopes, "captures": captures}
         return Plan(
             graph.name, steps, slots, *ports, views=views, inner=inner, graph=graph, **parts

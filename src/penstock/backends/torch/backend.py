@@ -122,7 +122,7 @@ class TorchBackend(HostBackend):
 
     name = "torch"
     fuses = True
-    beside = "numpy"
+    host_backend = "numpy"
 
     def __init__(
         self,
