@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.build import GraphBuilder
 from tests.support.device_backend import DelayedBackend
+from tests.support.expert import with_expert
 from tests.support.onnx_text import compile_text
 from tests.support.timing import SOON, wait_until
 
@@ -236,7 +237,9 @@ def test_random_loops_on_a_device_equal_numpy(data):
     used = {name for name, *_ in plans} & OPERATIONS
     options = {"place": dict.fromkeys(used, "late"), "max_streams": 5}
     backend = DelayedBackend(operations=OPERATIONS, most=2e-4)
-    session = ps.compile(model, executor="streams", backends=[backend, "numpy"], **options)
+    session = ps.compile(
+        model, executor="streams", backends=[backend, "numpy"], **with_expert(options)
+    )
     reference = ps.compile(model, executor="linear", backends=["numpy"])
     for turns in (0, 1, 2, 5):
         feeds = {"x": X, "n": np.int64(turns)}

@@ -15,6 +15,7 @@ import penstock as ps
 from penstock.build import GraphBuilder
 from penstock.plan.tasks import Signals
 from tests.support.device_backend import DelayedBackend
+from tests.support.expert import with_expert
 from tests.support.onnx_text import compile_text
 
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
@@ -33,7 +34,7 @@ def compiled(source, on=ON, executor="streams", **options) -> ps.Session:
     if isinstance(source, str):
         options["place"] = {name: "late" for name in on if f"{name}(" in source}
         return compile_text(source, executor=executor, **options)
-    return ps.compile(source, executor=executor, **options)
+    return ps.compile(source, executor=executor, **with_expert(options))
 
 
 def expected(text: str, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ from penstock.backends.base import Backend
 from penstock.build import GraphBuilder
 from penstock.ir.graph import Node
 from penstock.tuning.measure import CostModel
+from tests.support.expert import with_expert
 from tests.support.onnx_text import compile_text
 
 
@@ -31,7 +32,7 @@ def streams_of(costs: CostModel, *branches: str) -> dict[str, int]:
     ends = [b.op(name, first, name=name.lower()) for name in branches]
     b.output("y", b.op("Sum", *ends, name="last"))
     options = {"executor": "streams", "backends": ["numpy"], "cost_model": costs}
-    session = ps.compile(b.model(), **options)
+    session = ps.compile(b.model(), **with_expert(options))
     session(np.zeros(8, np.float32))
     (chart,) = session.schedule(max_streams=2)
     lanes = enumerate(chart.streams)

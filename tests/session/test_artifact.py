@@ -119,7 +119,7 @@ def test_constants_in_orders_of_onednn_are_saved(
         model.graph.initializer.append(numpy_helper.from_array(array, name))
     costs = PreferredBackendCosts("onednn")
     x = {"x": rng.standard_normal((1, 64, 8, 8)).astype(np.float32)}
-    session = ps.compile(model, executor="linear", cost_model=costs)
+    session = ps.compile(model, executor="linear", expert=ps.ExpertOptions(cost_model=costs))
     expected = session.run(x)
     session.save(path)
     from penstock.backends.onednn import weights
@@ -144,7 +144,9 @@ def test_onednn_is_compared_when_a_plan_needs_it(
     model.graph.initializer.append(numpy_helper.from_array(w, "w"))
     x = {"x": np.ones((4, 8), np.float32)}
     costs = PreferredBackendCosts(backend)
-    session = ps.compile(model, executor="linear", cost_model=costs, threads=1)
+    session = ps.compile(
+        model, executor="linear", expert=ps.ExpertOptions(cost_model=costs), threads=1
+    )
     expected = session.run(x)
     assert {step.backend for step in session.plan.walk()} == {backend}
     session.save(path)
@@ -181,7 +183,9 @@ def products() -> tuple[ps.Session, dict[str, Any]]:
     }
     model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items())
     costs = PreferredBackendCosts("native")
-    session = ps.compile(model, executor="linear", cost_model=costs, threads=1)
+    session = ps.compile(
+        model, executor="linear", expert=ps.ExpertOptions(cost_model=costs), threads=1
+    )
     return session, {"x": rng.standard_normal((1, 64)).astype(np.float32)}
 
 
@@ -314,7 +318,9 @@ def test_codes_and_recurrent_weights_in_orders_of_onednn_are_saved(
 ) -> None:
     model, feeds = layer_model(layer)
     costs = PreferredBackendCosts("onednn")
-    session = ps.compile(model, executor="linear", cost_model=costs, threads=1)
+    session = ps.compile(
+        model, executor="linear", expert=ps.ExpertOptions(cost_model=costs), threads=1
+    )
     expected = session.run(feeds)
     steps = [step for step in session.plan.walk() if step.node.op.name != "Reorder"]
     assert {step.backend for step in steps} == {"onednn"}
@@ -345,7 +351,9 @@ def test_codes_and_recurrent_weights_in_panels_are_saved(
 ) -> None:
     model, feeds = layer_model(layer)
     costs = PreferredBackendCosts("native")
-    session = ps.compile(model, executor="linear", cost_model=costs, threads=1)
+    session = ps.compile(
+        model, executor="linear", expert=ps.ExpertOptions(cost_model=costs), threads=1
+    )
     expected = session.run(feeds)
     assert {step.backend for step in session.plan.walk()} == {"native"}
     session.save(path)

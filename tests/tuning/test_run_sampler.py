@@ -210,7 +210,7 @@ def test_runs_that_were_sampled_let_iterations_overlap(cache, clock, monkeypatch
     backend = SlowNeg(clock)
     b = Builder()
     total = counting(b, b.placeholder("n", "int32"), parallel)
-    session = ps.compile(b.bytes(), backends=[backend], pool=pool)
+    session = ps.compile(b.bytes(), backends=[backend], expert=ps.ExpertOptions(pool=pool))
     feeds = {"n": np.int32(6)}
     for _ in range(40):
         assert session.run(feeds, [total])[total] == 15

@@ -14,7 +14,7 @@ import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.base import EXECUTOR, PLANNER, compile_option
-from penstock.compiler.options import EXECUTORS, PRECISIONS
+from penstock.compiler.options import DEFAULT_EXPERT, EXECUTORS, EXPERT, PRECISIONS
 from penstock.core.limits import Limits
 from penstock.core.records import fields
 
@@ -84,6 +84,7 @@ IMPORT = click.option(
     help="Module to import first, for operations of your own; may be repeated.",
 )
 
+MAX_STREAMS = compile_option("max_streams", type=click.IntRange(min=1))
 _OPTIONS: Mapping[str, Decorator] = {
     "executor": EXECUTOR,
     "memory_planner": PLANNER,
@@ -93,10 +94,34 @@ _OPTIONS: Mapping[str, Decorator] = {
     "place": compile_option("place", multiple=True, metavar="WHAT=BACKEND", callback=_place),
     "limits": compile_option("limits", multiple=True, metavar="NAME=VALUE", callback=_limits),
     "devices": compile_option("devices", metavar="N or NAMES", callback=_devices),
-    "max_streams": compile_option("max_streams", type=click.IntRange(min=1)),
+    "max_streams": MAX_STREAMS,
     "autotune": compile_option("autotune", is_flag=True, default=None),
     "timeout": compile_option("timeout", type=click.FloatRange(min=0)),
 }
+
+
+def changed(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Options for ``penstock.compile`` with others in their places, of these the expert options
+    by their own names."""
+    result = {**options, **{name: x for name, x in changes.items() if name not in EXPERT}}
+    if expert := {name: x for name, x in changes.items() if name in EXPERT}:
+        result["expert"] = options.get("expert", DEFAULT_EXPERT).changed(**expert)
+    return result
+
+
+def gathered(name: str, record: Any) -> Decorator:
+    """Let a command take the options that are fields of ``record`` as one argument, ``name``. To
+    be the decorator next to the command."""
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*arguments: Any, **values: Any) -> Any:
+            own = {field.name: values.pop(field.name) for field in fields(record)}
+            return function(*arguments, **{name: record(**own)}, **values)
+
+        return call
+
+    return declare
 
 
 def compile_options(*without: str) -> Decorator:
@@ -109,7 +134,7 @@ def compile_options(*without: str) -> Decorator:
         def gathered(*arguments: Any, **values: Any) -> Any:
             taken = {name: values.pop(_parameter(name)) for name in names}
             given = {name: value for name, value in taken.items() if value is not None}
-            return function(*arguments, options=given, **values)
+            return function(*arguments, options=changed({}, given), **values)
 
         declared: Any = gathered
         for name in reversed(names):

@@ -86,7 +86,7 @@ class DeviceLine:
         def begin() -> None:
             if not future.set_running_or_notify_cancel():
                 launched.cancel()
-            job.turn = turn = _LineTurn(self, session.options.pool or pool())
+            job.turn = turn = _LineTurn(self, session.options.expert.pool or pool())
             with self.current():
                 job()
                 if not launched.done() and not turn.handed_over:

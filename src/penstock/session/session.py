@@ -13,6 +13,8 @@ import numpy as np
 
 from penstock.compiler.compiler import Compiler, progress_of
 from penstock.compiler.options import (
+    DEFAULTS,
+    EXPERT,
     CompileOptions,
     InputShapes,
     RunOptions,
@@ -71,8 +73,6 @@ if TYPE_CHECKING:
     from penstock.tuning.reasons import Reasons
     from penstock.tuning.worker_placement import ClusterForecast
 
-DEFAULT_OPTIONS = CompileOptions()
-
 # What methods of ONNX Runtime's sessions are called here.
 _ELSEWHERE = {
     "get_inputs": "session.inputs",
@@ -107,9 +107,7 @@ class Session:
     lies: such outputs share memory with earlier ones, and are read-only.
     """
 
-    def __init__(
-        self, model: Model | str | Path | Any, options: CompileOptions = DEFAULT_OPTIONS
-    ) -> None:
+    def __init__(self, model: Model | str | Path | Any, options: CompileOptions = DEFAULTS) -> None:
         stop = StopCondition(options.timeout, options.cancel, "compiling")
         # Not of later runs, and not of a copy that is unpickled.
         if stop.limited:
@@ -262,7 +260,7 @@ class Session:
         self, job: Job, future: Future[dict[str, Any]], workers: Workers | None = None
     ) -> Future[dict[str, Any]]:
         try:
-            (workers or self.options.pool or pool()).submit(job)
+            (workers or self.options.expert.pool or pool()).submit(job)
         except RuntimeError as error:  # the process ends
             job.refuse(error)
             raise
@@ -312,7 +310,7 @@ class Session:
         self._count_run()
         from penstock.session.run import Job, Run
 
-        (self.options.pool or pool()).refuse_reentry()
+        (self.options.expert.pool or pool()).refuse_reentry()
         devices, order = self._subgraphs.devices, None
         if devices is not None:
             order = devices.order_of(ordered)
@@ -444,7 +442,7 @@ class Session:
         from penstock.inspect.gantt import charts
 
         if max_streams is None:
-            max_streams = self.options.max_streams
+            max_streams = self.options.expert.max_streams
         else:
             check_count("max_streams", max_streams)
         return charts(self.plan, self._compiler.streams(self.plan, max_streams))
@@ -756,7 +754,8 @@ def _unpickled(
 ) -> Session:
     """The session of a model at a path, or saved as bytes, as it was when it was pickled: the
     environment does not decide on its options again."""
-    session = Session(source, with_given(options, [field.name for field in fields(options)]))
+    names = [field.name for field in fields(options)]
+    session = Session(source, with_given(options, [*names, *EXPERT]))
     if state:
         session.variables.set_state(state)
     return session

@@ -163,7 +163,7 @@ class Stream:
             return future
         job = session.job(make(RunOptions, "run", *arguments, **options), future)
 
-        workers = session.options.pool or pool()
+        workers = session.options.expert.pool or pool()
 
         def begin(previous: Turn | None) -> Turn:
             job.turn = turn = Turn(previous, workers)

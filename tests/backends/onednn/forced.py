@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import penstock as ps
 from tests.support.cost_models import PreferredBackendCosts
+from tests.support.expert import with_expert
 
 OPSET = 20
 
@@ -70,7 +71,8 @@ def one_node(
 def compile_on_onednn(source: Any, **options: Any) -> ps.Session:
     """Compile a model so that its nodes run on oneDNN wherever that has a kernel for them."""
     costs = PreferredBackendCosts("onednn")
-    return ps.compile(source, **{"backends": ["onednn", "numpy"], "cost_model": costs, **options})
+    defaults = {"backends": ["onednn", "numpy"], "cost_model": costs}
+    return ps.compile(source, **with_expert({**defaults, **options}))
 
 
 def ran_on(session: ps.Session, op: str) -> set[str]:

@@ -73,7 +73,7 @@ def test_random_collectives_on_two_and_three_devices_equal_numpy(seed, executor,
     count = 2 + seed % 2
     model, place = random_model(rng, count)
     wanted = ps.compile(model, backends=["numpy"], executor="linear").run({"x": X})
-    options = {"max_streams": 8} if executor == "streams" else {}
+    options = {"expert": ps.ExpertOptions(max_streams=8)} if executor == "streams" else {}
     kept = {node.name for node in model.graph.nodes}
     place = {key: where for key, where in place.items() if key.removeprefix("node:") in kept}
     session = ps.compile(
@@ -106,7 +106,11 @@ WANTED = {"y": np.exp(np.sin(X) + np.cos(X)), "z": np.tanh(np.sin(X) + np.cos(X)
 def test_all_reduce_is_on_a_stream_of_each_device_and_waits_for_the_other():
     backends = devices(2, late=True)
     session = ps.compile(
-        all_reduce(), backends=backends, place=TEXT_PLACE, executor="streams", max_streams=8
+        all_reduce(),
+        backends=backends,
+        place=TEXT_PLACE,
+        executor="streams",
+        expert=ps.ExpertOptions(max_streams=8),
     )
     check(session, WANTED, runs=5)
     signals = session.latest.tasks.signals
