@@ -196,7 +196,7 @@ def test_cost_model_decides_where_nodes_run(autotune: bool) -> None:
         expert=ps.ExpertOptions(cost_model=NumpyIsSlow()),
         autotune=autotune,
     )
-    assert [step.backend for step in session.plan.walk()] == ["second"]
+    assert [step.backend for step in session.inspect.plan.walk()] == ["second"]
 
 
 PRODUCTS = """g (float[8, 8] x) => (float[8, 8] y) {
@@ -220,8 +220,8 @@ def test_memory_planner_by_name_plans_the_arena(executor) -> None:
             ),
         )
         outputs.append(session.run({"x": x})["y"])
-        assert session.latest.name == executor or core_budget() == 1
-        plans[name] = session.latest.arena_plan
+        assert session.inspect.executor.name == executor or core_budget() == 1
+        plans[name] = session.inspect.executor.arena_plan
         assert plans[name].planner == name
         assert f"planner {name}" in session.explain()
     explained = session.explain().splitlines()[0]  # of "bump", which compares the others
@@ -243,7 +243,7 @@ def test_cost_model_decides_against_fused_nodes(autotune: bool) -> None:
     text = """g (float[8, 8] x) => (float[8, 8] y) { p = MatMul(x, x) s = Add(p, x) y = Relu(s) }"""
     options = {"backends": ["onednn", "numpy"], "autotune": autotune, "executor": "linear"}
     session = compile_text(text, cost_model=OneDnnIsSlow(), **options)
-    assert [step.node.op.name for step in session.plan.walk()] == ["MatMul", "Add", "Relu"]
+    assert [step.node.op.name for step in session.inspect.plan.walk()] == ["MatMul", "Add", "Relu"]
 
 
 def test_choices_for_type_checkers_are_those_that_are_accepted():

@@ -81,7 +81,7 @@ def test_options_of_the_caller_come_before_those_of_the_configuration(tmp_path: 
         2,
         "bump",
     )
-    assert ps.compile(ps.load(path)).latest.name == "dataflow"
+    assert ps.compile(ps.load(path)).inspect.executor.name == "dataflow"
 
 
 def test_configuration_of_a_zip_is_read(tmp_path: Path) -> None:

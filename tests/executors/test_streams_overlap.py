@@ -93,7 +93,7 @@ def test_iteration_begins_before_all_of_the_last_has_ended():
     backend.opened.set()
     run.result(SOON)
     assert backend.begun == {"Sin": 6, "Cos": 6}
-    assert list(session.latest.tasks.signals.overlap.awaited) == []
+    assert list(session.inspect.executor.tasks.signals.overlap.awaited) == []
     check(session, INDEPENDENT)
 
 
@@ -137,7 +137,7 @@ def test_host_of_a_loop_waits_for_no_more_than_it_needs():
     backend = DelayedBackend(operations=OPERATIONS)
     session = compiled(INDEPENDENT, backend)
     session.run({"n": np.int64(2), "x": X})
-    overlap = session.latest.tasks.signals.overlap
+    overlap = session.inspect.executor.tasks.signals.overlap
     # Two streams: what each has ended in an iteration, and in that before.
     assert (len(overlap.ends), overlap.awaited) == (2, {})
     assert [len(signals) for signals in overlap.last.values()] == [2]
@@ -153,7 +153,7 @@ def test_host_of_a_loop_waits_for_no_more_than_it_needs():
 def test_iterations_do_not_overlap_where_the_host_could_overwrite_or_order_matters(body):
     session = compiled(loop(body, "a"), DelayedBackend(operations=OPERATIONS))
     assert session.run({"n": np.int64(3), "x": X})["ya"].shape == (4,)
-    assert not session.latest.tasks.signals.overlap.ends
+    assert not session.inspect.executor.tasks.signals.overlap.ends
 
 
 MORE = [
@@ -195,7 +195,7 @@ MORE = [
 def test_loops_that_overlap_in_part_compute_what_numpy_does(text):
     session = compiled(text, DelayedBackend(operations=OPERATIONS))
     check(session, text)
-    assert session.latest.tasks.signals.devices
+    assert session.inspect.executor.tasks.signals.devices
 
 
 def test_stopped_run_of_an_overlapping_loop_leaves_the_next_one_sound():

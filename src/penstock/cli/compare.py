@@ -80,7 +80,7 @@ def compare(
     assumed: dict[str, str] = {}
     feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
     other = compile(loaded, **changed(options, against))
-    compared = session.report(feeds, runs=1, against=other).document["comparison"]
+    compared = session.inspect.report(feeds, runs=1, against=other).document["comparison"]
     values = compared["values"]
     return {
         "model": str(model),

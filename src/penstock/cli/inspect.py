@@ -117,7 +117,7 @@ class _Question:
         """Whether it is about streams."""
         return self.streams or self.svg is not None
 
-    def check(self, options: Mapping[str, Any]) -> None:
+    def check(self, options: Mapping[str, object]) -> None:
         """Refuse several questions at once, and options that are for a question not asked."""
         asked = {
             "--after": self.after is not None,
@@ -198,7 +198,7 @@ def plan(
         spread = compile(loaded, cluster=question.cluster, **options)
         return {"assumed": assumed, **describe_forecast(spread, question.cluster, dims)}
 
-    def compiled(**expert: Any) -> Session:
+    def compiled(**expert: object) -> Session:
         return compile(loaded, shapes=dims, **changed(options, expert))
 
     if question.after is not None:
@@ -210,14 +210,14 @@ def plan(
     planner = {} if question.planner is None else {"memory_planner": question.planner}
     session = compiled(**planner)
     if question.simulate is not None:
-        return {"assumed": assumed, **asdict(session.forecast(question.simulate))}
+        return {"assumed": assumed, **asdict(session.inspect.forecast(question.simulate))}
     if question.draws:
-        charts = session.schedule(question.max_streams)
+        charts = session.inspect.schedule(question.max_streams)
         return {"assumed": assumed, **_charts(charts, question.svg)}
     if question.source:
         return {"assumed": assumed, "text": session.source}
     text = session.explain(reasons=question.reasons)
-    return {"assumed": assumed, "text": text, "plan": session.describe()}
+    return {"assumed": assumed, "text": text, "plan": session.inspect.describe()}
 
 
 def _charts(charts: Schedule, svg: Path | None) -> dict[str, Any]:
@@ -244,7 +244,9 @@ def _loaded(
 
 def _arenas(compiled: Callable[..., Session]) -> dict[str, Any]:
     """The arenas that all memory planners lay out."""
-    arenas = {name: compiled(memory_planner=name).latest.arena_plan for name in MEMORY_PLANNERS}
+    arenas = {
+        name: compiled(memory_planner=name).inspect.executor.arena_plan for name in MEMORY_PLANNERS
+    }
     return {
         "arena_bytes": {name: a.size if a else 0 for name, a in arenas.items()},
         "arena_lower_bound": {name: a.lower_bound if a else 0 for name, a in arenas.items()},

@@ -14,7 +14,7 @@ import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.base import EXECUTOR, PLANNER, compile_option
-from penstock.compiler.options import DEFAULT_EXPERT, EXECUTORS, EXPERT, PRECISIONS
+from penstock.compiler.options import DEFAULT_EXPERT, EXECUTORS, EXPERT, PRECISIONS, ExpertOptions
 from penstock.core.limits import Limits
 from penstock.core.records import fields
 
@@ -100,23 +100,28 @@ _OPTIONS: Mapping[str, Decorator] = {
 }
 
 
-def changed(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def changed(options: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, Any]:
     """Options for ``penstock.compile`` with others in their places, of these the expert options
     by their own names."""
     result = {**options, **{name: x for name, x in changes.items() if name not in EXPERT}}
     if expert := {name: x for name, x in changes.items() if name in EXPERT}:
-        result["expert"] = options.get("expert", DEFAULT_EXPERT).changed(**expert)
+        own = options.get("expert", DEFAULT_EXPERT)
+        assert isinstance(own, ExpertOptions)
+        result["expert"] = own.changed(**expert)
     return result
 
 
-def gathered(name: str, record: Any) -> Decorator:
+def gathered(name: str, record: type) -> Decorator:
     """Let a command take the options that are fields of ``record`` as one argument, ``name``. To
     be the decorator next to the command."""
 
-    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+    made: Any = record
+    names = [field.name for field in fields(made)]
+
+    def declare(function: Callable[..., object]) -> Callable[..., object]:
         @wraps(function)
-        def call(*arguments: Any, **values: Any) -> Any:
-            own = {field.name: values.pop(field.name) for field in fields(record)}
+        def call(*arguments: object, **values: object) -> object:
+            own = {field: values.pop(field) for field in names}
             return function(*arguments, **{name: record(**own)}, **values)
 
         return call
@@ -129,14 +134,14 @@ def compile_options(*without: str) -> Decorator:
     the command line has as a mapping ``options``, for ``penstock.compile``."""
     names = [name for name in _OPTIONS if name not in without]
 
-    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+    def declare(function: Callable[..., object]) -> Callable[..., object]:
         @wraps(function)
-        def gathered(*arguments: Any, **values: Any) -> Any:
+        def with_options(*arguments: object, **values: object) -> object:
             taken = {name: values.pop(_parameter(name)) for name in names}
             given = {name: value for name, value in taken.items() if value is not None}
             return function(*arguments, options=changed({}, given), **values)
 
-        declared: Any = gathered
+        declared: Any = with_options
         for name in reversed(names):
             declared = _OPTIONS[name](declared)
         return IMPORT(declared)

@@ -61,7 +61,7 @@ def report(
     assumed: dict[str, str] = {}
     feeds = read_feeds(session, inputs, seed, fill=True, shapes=shapes, assumed=assumed)
     other = compile(loaded, **changed(options, against)) if against else None
-    made = session.report(feeds, runs=runs, against=other)
+    made = session.inspect.report(feeds, runs=runs, against=other)
     made.save(output)
     compared = made.document.get("comparison", {"values": []})["values"]
     keys = ("name", "operation", "relative", "largest")

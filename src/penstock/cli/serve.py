@@ -47,7 +47,7 @@ class _ReplicaOptions:
     cluster: bool
     retries: int | None
 
-    def of(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    def of(self, options: Mapping[str, object]) -> dict[str, Any]:
         """The arguments of ``Replicas``, with the options of compiling. Starts the cluster."""
         count = self.replicas or (1 if self.cluster else _replicas(core_budget()))
         if self.cluster:

@@ -72,7 +72,7 @@ def option(default: Any, help: str, allowed: Callable[[Any], bool] | None = None
     return field(default=default, metadata={"help": help, "allowed": allowed})
 
 
-def _check_types(record: Any) -> None:
+def _check_types(record: ExpertOptions | CompileOptions) -> None:
     """Raise ``TypeError`` for an option of a type that its field does not declare."""
     for own in fields(record):
         value, allowed = getattr(record, own.name), own.metadata["allowed"]
@@ -173,7 +173,7 @@ class ExpertOptions:
         callable,
     )
 
-    def __new__(cls, **options: Any) -> Self:
+    def __new__(cls, **options: object) -> Self:
         record = object.__new__(cls)
         object.__setattr__(record, "given", frozenset(options))
         return record
@@ -184,9 +184,9 @@ class ExpertOptions:
         if self.max_streams is not None:
             check_count("max_streams", self.max_streams)
 
-    def changed(self, **options: Any) -> ExpertOptions:
+    def changed(self, **options: object) -> ExpertOptions:
         """These options with others in their places."""
-        own = {name: getattr(self, name) for name in self.given}
+        own: dict[str, Any] = {name: getattr(self, name) for name in self.given}
         return ExpertOptions(**{**own, **options})
 
     def __repr__(self) -> str:

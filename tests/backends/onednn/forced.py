@@ -78,7 +78,7 @@ def compile_on_onednn(source: Any, **options: Any) -> ps.Session:
 def ran_on(session: ps.Session, op: str) -> set[str]:
     """The backends that nodes of ``op`` run on, alone or as the first of a fused one."""
     found = set()
-    for step in session.plan.walk():
+    for step in session.inspect.plan.walk():
         names = step.node.attrs.get("ops", step.node.op.name)
         if names.split()[0] == op:
             found.add(step.backend)

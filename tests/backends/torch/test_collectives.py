@@ -113,7 +113,7 @@ def test_all_reduce_is_on_a_stream_of_each_device_and_waits_for_the_other():
         expert=ps.ExpertOptions(max_streams=8),
     )
     check(session, WANTED, runs=5)
-    signals = session.latest.tasks.signals
+    signals = session.inspect.executor.tasks.signals
     assert {*signals.devices} == {"torch", "torch:1"}
     on = {step.node.op.name: streams for step, streams in signals.on.items()}
     waiting = {
@@ -135,7 +135,7 @@ def test_values_of_an_all_reduce_cross_between_devices_alone(executor):
         all_reduce(), backends=devices(2, late=False), place=TEXT_PLACE, executor=executor
     )
     check(session, WANTED)
-    attrs = [s.node.attrs for s in session.plan.walk() if s.node.op.name == "Transfer"]
+    attrs = [s.node.attrs for s in session.inspect.plan.walk() if s.node.op.name == "Transfer"]
     moves = sorted((a["source"], a["target"]) for a in attrs)
     # The input to both devices, and the output of each; the kernel itself copies the operands.
     host = {"host", "numpy"}
