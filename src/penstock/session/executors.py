@@ -176,7 +176,7 @@ class Executors:
             return None
         if self._compiler.context.executor not in AFTER_LOWERING or subgraph.framed:
             return None
-        shapes = subgraph.varying.open(key)
+        shapes = subgraph.varying.open(key, self._plans.hits)
         if shapes is None or subgraph.needs_dims:
             return None
         if not shapes.agree(key):
