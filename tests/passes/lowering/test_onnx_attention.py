@@ -41,7 +41,7 @@ def feeds_of(model) -> dict[str, np.ndarray]:
 
 
 def operations(session: ps.Session) -> set[str]:
-    return {name for step in session.plan.walk() for name in _names(step.node)}
+    return {name for step in session.inspect.plan.walk() for name in _names(step.node)}
 
 
 def _names(node) -> list[str]:
@@ -155,7 +155,7 @@ def test_long_attention_is_one_step():
     feeds = feeds_of(model)
     session = ps.compile(model)
     y = session.run(feeds)["y"]
-    assert [(step.backend, _names(step.node)) for step in session.plan.walk()] == [
+    assert [(step.backend, _names(step.node)) for step in session.inspect.plan.walk()] == [
         ("native", [OWN])
     ]
     wanted = ps.compile(model, backends=["numpy"]).run(feeds)["y"]

@@ -17,7 +17,7 @@ from penstock.core.records import replace
 from penstock.core.types import TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Contents, Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.internal.fused import FUSED
 

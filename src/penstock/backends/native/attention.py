@@ -23,8 +23,8 @@ from penstock.core.types import FLOAT32, TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
+from penstock.ir.kernel import Kernel, MemoryUse
 from penstock.ir.layout import packed_strides
-from penstock.ir.op import Kernel
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.result_bytes import counted
@@ -230,7 +230,7 @@ def cached_attention(
     settings = _ATTENTION.pack(*chosen, grows, scale, softcap), rooms
     otherwise = counted(node, node.op.compile(node, types).function)
     function = partial(library.functions.cached_attention, otherwise, checkpoint, settings)
-    return Kernel(function, reserves=grows, capacity_bytes=rooms.nbytes)
+    return Kernel(function, memory=MemoryUse(grows, rooms.nbytes))
 
 
 def few_queries(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.backends.torch.site import TorchSite
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 
 _attend: Callable[..., Tensor] = torch._C._nn.scaled_dot_product_attention
 

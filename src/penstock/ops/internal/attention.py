@@ -20,7 +20,8 @@ import numpy as np
 
 from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Dims, Kernel, Op, Types
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Dims, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.work import attention_work
 
