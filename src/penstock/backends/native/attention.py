@@ -98,14 +98,11 @@ def attention_seconds(node: Node) -> float:
     products = 2 * queries * _padded(keys) * width + 2 * queries * keys * _padded(out)
     each = products / _FLOPS_PER_S + queries * _padded(keys) * _SCORE_S
     copies = 1 if keys <= sizes.block else sizes.parts
-    copied = 0
-    for operand, size in ((node.inputs[1], width), (node.inputs[2], out)):
-        source = None if operand is None else operand.producer
-        # In steps, a transposed operand would be copied, too: once.
-        transposed = source is not None and source.op.name == "Transpose"
-        if size is width and not node.attrs.get("keys_last", 0):
-            transposed = True
-        copied += keys * size * (copies - transposed)
+    # In steps, a transposed operand would be copied, too: once.
+    sources = [value and value.producer for value in node.inputs[1:3]]
+    transposed = [source is not None and source.op.name == "Transpose" for source in sources]
+    transposed[0] |= not node.attrs.get("keys_last", 0)
+    copied = keys * (width * (copies - transposed[0]) + out * (copies - transposed[1]))
     return _CALL_S + sizes.heads * (each + copied * _COPY_S)
 
 
