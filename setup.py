@@ -41,12 +41,12 @@ SANITIZERS = [*SANITIZERS, "-O1", "-g"] if SANITIZE else []
 # Products, whose order of sums is not NumPy's anyway, use fused multiply-add.
 _PRODUCTS = (
     "attention.c",
+    "attention_cache.c",
     "blocks.c",
     "cells.c",
     "convolution.c",
     "deformable.c",
     "dense.c",
-    "heads.c",
     "image_convolution.c",
     "matmul.c",
     "models.c",

@@ -24,14 +24,14 @@ MAX_FUNCTION_LINES = 60
 
 # Today's figures of ``tools/ratchets.py``. A change that lowers one lowers its bound; none rises.
 BOUNDS = {
-    "string_imports": 150,
+    "string_imports": 149,
     "tabled_imports": 138,
     "backend_members": 0,
     "backend_lookups": 0,
     "kernel_fields": 8,
     "kernel_facets": 5,
     "native_call_fields": 17,
-    "pass_context_fields": 19,
+    "pass_context_fields": 18,
     "compile_context_fields": 11,
     "name_tables": 101,
     "name_tables_in_passes": 27,
@@ -44,7 +44,7 @@ BOUNDS = {
     "any_in_signatures": 1965,
     "functions_over_6_parameters": 55,
     "classes_over_20_attributes": 5,
-    "untested_modules": 229,
+    "untested_modules": 228,
     "compile_options": 19,
     "session_members": 18,
     "environment_variables": 9,

@@ -186,7 +186,6 @@ class CompileContext:
         return PassContext(
             limits=self.limits,
             fusion=fusion if fuses else None,
-            fuses=fuses,
             fold_quantized_weights=not fuses,
             strict=self.options.precision == "strict",
             widened=self.widened,

@@ -117,28 +117,30 @@ class Placement:
         elsewhere."""
         return self._cheapest(node, self._fusing(node)) is not None
 
-    def is_faster(self, node: Node) -> bool:
-        """Whether a fused node is expected to be at least as fast as its parts, each on the backend
-        that is fastest for it; True where the user has chosen the backend."""
+    def is_faster(self, node: Node, pieces: Sequence[Node] | None = None) -> bool:
+        """Whether a fused node is expected to be at least as fast as its parts, or as the
+        ``pieces`` in whose place it comes, each on the backend that is fastest for it; True where
+        the user has chosen the backend of its parts. Pieces that the user has placed stay."""
         fusing = self._fusing(node)
-        if not fusing:
+        if not fusing or any(wanted(piece, self.overrides) for piece in pieces or ()):
             return False
         if wanted(node, self.overrides):
             return True
+        pieces = parts(node) if pieces is None else pieces
         among = [*fusing, *[backend for backend in self.backends if backend not in fusing]]
         measured = self.costs.measured(node, among)
         if measured is not None:
             fastest = min(among, key=lambda backend: measured[backend.name])
             if fastest not in fusing:
                 # Its parts were measured there together, and perhaps never one by one.
-                self._measured_fastest.update(dict.fromkeys(parts(node), fastest))
+                self._measured_fastest.update(dict.fromkeys(pieces, fastest))
             return fastest in fusing
         if self.measured_only:
             return True
         seconds = min(self._expected(node, fusing))
         # The least cost of a part may be that of a backend that has no kernel for it.
-        least = (min(self._expected(part, self._allowed(part))) for part in parts(node))
-        return _add_up_to(seconds, least) or _add_up_to(seconds, map(self._seconds, parts(node)))
+        least = (min(self._expected(part, self._allowed(part))) for part in pieces)
+        return _add_up_to(seconds, least) or _add_up_to(seconds, map(self._seconds, pieces))
 
     def _fusing(self, node: Node) -> list[Backend]:
         """The backends that may have a kernel for a fused node."""

@@ -22,7 +22,7 @@ from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
-from penstock.ops.internal.fused import FUSED, has_softmax, parts
+from penstock.ops.internal.fused import FUSED, parts
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.registry import MICROSOFT, TENSORFLOW
 from penstock.ops.work_estimate import WORTH_ROUNDING, flops
@@ -43,8 +43,6 @@ def _of(name: str) -> Callable[..., Any]:
     return imported(f"penstock.backends.native.{name}")
 
 
-_ATTENTION_CALL = _of("heads.attention_call")
-_ATTENTION_SECONDS = _of("heads.attention_seconds")
 _CODE_CONVOLUTION = _of("quantized_convolution.quantized_convolution")
 _CODE_SECONDS = _of("quantized_convolution.code_seconds")
 _DENSE_CALL = _of("dense.dense_call")
@@ -95,8 +93,6 @@ def _by_result(node: Node) -> float:
 def _by_program(node: Node) -> float:
     if parts(node)[0].op.full_name == "Conv":
         return float(_IMAGE_SECONDS(node))
-    if has_softmax(node):
-        return float(_ATTENTION_SECONDS(node))
     if parts(node)[0].op.full_name in _PRODUCTS:
         return float(_DENSE_SECONDS(node))
     if _is_quantized_product(node):
@@ -108,8 +104,6 @@ def _by_program(node: Node) -> float:
 def _fused_call(site: Site) -> NativeCall | None:
     if parts(site.node)[0].op.full_name == "Conv":
         return _IMAGE_CONVOLUTION(site)
-    if has_softmax(site.node):
-        return _ATTENTION_CALL(site)
     if parts(site.node)[0].op.full_name in _PRODUCTS:
         return _DENSE_CALL(site)
     return (_CODE_CONVOLUTION if _is_quantized_product(site.node) else elementwise_call)(site)
@@ -174,6 +168,9 @@ _FAMILIES: dict[tuple[str, ...], Family] = {
     ("DeformConv",): Family(_of("deformable.deform_conv")),
     ("DynamicQuantizeLinear",): Family(_of("integers.dynamically_quantized"), _by_memory),
     ("EyeLike",): Family(_of("select.eye_like")),
+    ("penstock.Attention",): Family(
+        _of("attention.attention_call"), _of("attention.attention_seconds")
+    ),
     ("penstock.ChosenMatMul",): Family(_of("matmul.chosen_product")),
     ("penstock.GruCell",): Family(_of("cells.gru_cell"), _by_memory),
     ("penstock.GruGates",): Family(_of("cells.gru_gates"), _by_memory),
@@ -230,7 +227,7 @@ FAMILIES = {name: family for names, family in _FAMILIES.items() for name in name
 _TEXTS = ("CategoryMapper", "LabelEncoder", "OneHotEncoder", "ZipMap")
 _STRINGS = ("RegexFullMatch", "StringSplit", "TfIdfVectorizer")
 # Of ops/internal, whose modules are imported for graphs that have them.
-_APPEND, _ATTEND = "penstock.Append", "penstock.Attend"
+_APPEND, _ATTENTION = "penstock.Append", "penstock.Attention"
 _VIEWS = ("Expand", "Range", "Reshape", "Slice")  # where dims of the result are unknown
 _VARIABLES = [f"{TENSORFLOW}.{name}VariableOp" for name in ("Assign", "Read")]
 _OF_ANY_SHAPES = {
@@ -238,9 +235,9 @@ _OF_ANY_SHAPES = {
         (_APPEND, "Concat", "Tile", REORDER.full_name, *_VARIABLES),
         _of("arrays.array_kernel"),
     ),
-    _ATTEND: _of("any_shape.attend_kernel"),
+    _ATTENTION: _of("attention.few_queries"),
     **dict.fromkeys(
-        ("Attention", f"{MICROSOFT}.GroupQueryAttention"), _of("any_shape.attention_kernel")
+        ("Attention", f"{MICROSOFT}.GroupQueryAttention"), _of("attention.cached_attention")
     ),
     **dict.fromkeys(
         (
@@ -297,7 +294,7 @@ class NativeBackend(SpecialisingBackend):
     def seconds(self, node: Node) -> float:
         if node.op.full_name in _VIEWS:
             return _CALL_S
-        if node.op.full_name in _OF_ANY_SHAPES:
+        if node.op.full_name in _OF_ANY_SHAPES and node.op.full_name != _ATTENTION:
             return _below_numpy(node)
         family = FAMILIES.get(node.op.full_name)
         return math.inf if family is None or self._leaves(node) else family.seconds(node)

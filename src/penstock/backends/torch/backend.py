@@ -34,7 +34,6 @@ from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import packed_strides
-from penstock.ops.internal.fused import FUSED
 from penstock.ops.work_estimate import flops
 
 Family = Callable[[TorchSite], Kernel | None]
@@ -47,7 +46,6 @@ _FAMILIES: Mapping[tuple[str, ...], Family] = {
     elementwise.BINARY: elementwise.binary,
     elementwise.VARIADIC: elementwise.variadic,
     reduce.REDUCTIONS: reduce.reduction_kernel,
-    (FUSED.full_name,): attention.attention_chain,
     ("ArgMax", "ArgMin"): reduce.extreme_place,
     ("Attention",): attention.attention,
     ("AveragePool",): pooling.average_pool,
@@ -96,6 +94,7 @@ _FAMILIES: Mapping[tuple[str, ...], Family] = {
     ("Trilu",): arrays.triangle,
     ("Unsqueeze",): arrays.unsqueeze,
     ("Where",): elementwise.where,
+    ("penstock.Attention",): attention.recognized_attention,
     ("penstock.ZeroNaN",): elementwise.unary,
 }
 FAMILIES = {name: family for names, family in _FAMILIES.items() for name in names}
