@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 
 import numpy as np
 import onnx
@@ -252,13 +253,17 @@ def test_operations_without_primitive_run_on_numpy():
         compile_text(text, backends=["onednn"], shapes={"x": (3, 1), "k": (1, 2), "m": (2, 2)})
 
 
-@pytest.mark.parametrize("op", sweep([op for op in sorted(FAMILIES) if find(op) is not None], 12))
-def test_official_onnx_cases_pass(op):
+@cache
+def official_cases():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the loader computes with values that overflow
-        cases = load_model_tests(kind="node")
+        return load_model_tests(kind="node")
+
+
+@pytest.mark.parametrize("op", sweep([op for op in sorted(FAMILIES) if find(op) is not None], 12))
+def test_official_onnx_cases_pass(op):
     ran = 0
-    for case in cases:
+    for case in official_cases():
         if not any(node.op_type == op for node in case.model.graph.node):
             continue
         try:

@@ -6,12 +6,14 @@ Its packages have tests of their own, in ``tests/frontends/nnpackage``.
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
 
 import penstock as ps
 from penstock.core.errors import InternalError
+from tests.support.sweeps import drawn
 from tests.support.tflite_cases import Case, cases, follow
 
 RUNS = list(cases("op", "quant", "control", "dynamic", "net", "circle"))
@@ -33,10 +35,16 @@ def test_case_gives_what_litert_gives(case: Case) -> None:
     follow(case, ps.compile)
 
 
+EXECUTORS = ["linear", "dataflow", "parallel", "frames", "streams", "interpret"]
+
+
 @pytest.mark.parametrize(
-    "executor", ["linear", "dataflow", "parallel", "frames", "streams", "interpret"]
+    ("case", "executor"),
+    drawn(
+        product(SAMPLE, EXECUTORS), 300, always=lambda case: case[0].file.parent.name == "control"
+    ),
+    ids=lambda part: part.name if isinstance(part, Case) else part,
 )
-@pytest.mark.parametrize("case", SAMPLE, ids=name_of)
 def test_case_in_numpy_gives_what_litert_gives(case: Case, executor: str) -> None:
     follow(case, partial(ps.compile, executor=executor, backends=["numpy"]))
 
