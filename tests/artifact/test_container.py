@@ -39,7 +39,9 @@ def test_sessions_of_one_file_share_its_pages(path: Path, mapped: bool) -> None:
     for session in sessions:
         session.run(image())
     kernels = [
-        next(s.const for s in session.plan.slots if s.const is not None and s.const.ndim == 4)
+        next(
+            s.const for s in session.inspect.plan.slots if s.const is not None and s.const.ndim == 4
+        )
         for session in sessions
     ]
     assert np.shares_memory(*kernels) is mapped

@@ -97,7 +97,7 @@ def test_unknown_handle_is_an_error(cluster, session):
         errors.append(error)
         ended.set()
 
-    parts = session.latest.parts
+    parts = session.inspect.executor.parts
     cluster._runs.begin(ClusterRun(10**6, parts, [images()], NEVER, done, 0))
     assert ended.wait(SOON)
     assert "no part with handle 1000000" in str(errors[0])

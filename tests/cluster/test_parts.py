@@ -22,7 +22,7 @@ def session(cluster):
 def test_halves_of_a_convnet_equal_onnxruntime(session, batch):
     x = images(batch)
     np.testing.assert_allclose(answer(session, x), reference(convnet(), x), rtol=1e-4, atol=1e-4)
-    assert [part.worker for part in session.latest.parts] == [0, 1]
+    assert [part.worker for part in session.inspect.executor.parts] == [0, 1]
 
 
 def test_costs_place_nodes_on_all_workers_where_that_pays_off(ray_started):
@@ -31,11 +31,11 @@ def test_costs_place_nodes_on_all_workers_where_that_pays_off(ray_started):
         session = ps.compile(source, cluster=cluster)
         x = images()
         np.testing.assert_allclose(answer(session, x), reference(source, x), rtol=1e-4, atol=1e-4)
-        assert len(session.latest.parts) == 2
+        assert len(session.inspect.executor.parts) == 2
     with ps.Cluster(2, bandwidth=1.0, latency=1.0) as cluster:
         session = ps.compile(source, cluster=cluster)
         answer(session, x)
-        assert len(session.latest.parts) == 1
+        assert len(session.inspect.executor.parts) == 1
 
 
 @pytest.mark.parametrize(

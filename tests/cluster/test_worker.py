@@ -61,7 +61,7 @@ def test_worker_forgets_the_parts_of_a_session_that_is_gone(cluster):
     source = convnet(2)
     session = ps.compile(source, cluster=cluster, place=halves(source))
     answer(session, images())
-    handle = session.latest._handle
+    handle = session.inspect.executor._handle
     actor = cluster._members.members[1].actor
 
     def known() -> bool:

@@ -44,7 +44,7 @@ def test_each_branch_is_a_graph_of_its_own():
         results = run_on_a_stream(session, backend, feeds)
         np.testing.assert_allclose(results["y"], expected(BRANCH, feeds)["y"], rtol=1e-4, atol=1e-6)
     assert launches(session, backend, feeds)[0] == 2
-    assert len(session.describe()["graphs"]) == 3
+    assert len(session.inspect.describe()["graphs"]) == 3
 
 
 def test_capture_can_be_turned_off():
@@ -53,14 +53,14 @@ def test_capture_can_be_turned_off():
     for _ in range(4):
         run_on_a_stream(session, backend, {"x": X})
     assert backend.device.runtime.counts["capture"] == 0
-    assert session.describe()["graphs"] == []
+    assert session.inspect.describe()["graphs"] == []
 
 
 def test_device_without_graphs_captures_nothing():
     session = compile_text(TEXT, backends=["torch"], executor="linear")
     session(X)
     assert "graph_0" not in session.source
-    assert session.describe()["graphs"] == []
+    assert session.inspect.describe()["graphs"] == []
 
 
 def test_steps_of_open_shapes_and_shapes_read_on_the_host_are_not_captured():
@@ -74,4 +74,4 @@ def test_steps_of_open_shapes_and_shapes_read_on_the_host_are_not_captured():
         got = run_on_a_stream(session, backend, {"x": x})["y"]
         want = np.exp(np.sin(np.flatnonzero(x).reshape(-1, 2)))
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
-    assert session.describe()["graphs"] == []
+    assert session.inspect.describe()["graphs"] == []

@@ -79,7 +79,7 @@ def test_workers_of_many_sessions_are_within_the_core_budget():
     ]
     x = np.eye(64, dtype=np.float32)
     want = sessions[0](x)
-    assert {session.latest.name for session in sessions} == {"parallel"}
+    assert {session.inspect.executor.name for session in sessions} == {"parallel"}
 
     def client(seed: int) -> bool:
         choose = random.Random(seed)
@@ -124,7 +124,7 @@ def test_parallel_plan_reuses_memory_of_ordered_tasks():
     text = f"g (float[64, 64] x) => (float[64, 64] y) {{ {' '.join(lines)} }}"
     session = compile_text(text, executor="parallel", shapes={}, cost_model=EqualCosts())
     if core_budget() > 1:
-        assert session.latest.name == "parallel"
+        assert session.inspect.executor.name == "parallel"
     assert session.memory.arenas <= 6 * 64 * 64 * 4
     x = value = np.eye(64, dtype=np.float32)
     for _ in range(6):

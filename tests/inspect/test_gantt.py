@@ -43,7 +43,7 @@ def test_fused_operations_are_listed_in_chart():
 
 
 def test_schedule_is_a_page_a_drawing_in_notebooks_and_text_in_terminals():
-    schedule = compiled(DIAMOND).schedule(2)
+    schedule = compiled(DIAMOND).inspect.schedule(2)
     assert schedule.to_html().startswith("<!DOCTYPE html>")
     assert schedule.to_svg() in schedule.to_html()
     assert schedule.to_svg() in schedule._repr_html_()

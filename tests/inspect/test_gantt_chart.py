@@ -18,7 +18,7 @@ def nothing_measured(monkeypatch, tmp_path):
 
 
 def test_chart_text_lists_steps_under_their_stream():
-    text = format_charts(compiled(DIAMOND).schedule(2))
+    text = format_charts(compiled(DIAMOND).inspect.schedule(2))
     lines = text.splitlines()
     assert lines[0].startswith("plan 'g': 2 streams, 2 signals, ")
     words = [line.split("rank")[1].split("#")[0].split()[1:] for line in lines if "rank" in line]
@@ -27,13 +27,13 @@ def test_chart_text_lists_steps_under_their_stream():
 
 
 def test_chart_has_one_stream_when_streams_do_not_pay():
-    (chart,) = compiled(DIAMOND).schedule()
+    (chart,) = compiled(DIAMOND).inspect.schedule()
     assert len(chart.streams) == 1 and not chart.signals
     assert chart.makespan == pytest.approx(chart.serial)
 
 
 def test_chart_ranks_are_times_of_following_chains():
-    (chart,) = compiled(DIAMOND).schedule(2)
+    (chart,) = compiled(DIAMOND).inspect.schedule(2)
     rank = {bar.operation: bar.rank for stream in chart.streams for bar in stream}
     length = {b.operation: b.finish - b.start for stream in chart.streams for b in stream}
     assert rank["Add"] == 0
@@ -42,7 +42,7 @@ def test_chart_ranks_are_times_of_following_chains():
 
 
 def test_blocks_with_streams_have_charts():
-    outer, body = compiled(LOOP).schedule(2)
+    outer, body = compiled(LOOP).inspect.schedule(2)
     assert outer.name == "plan 'g'" and len(outer.streams) == 1
     assert body.name.startswith("body of Loop_0") and len(body.streams) == 2
     assert body.end == () or body.signals >= 1
@@ -51,6 +51,6 @@ def test_blocks_with_streams_have_charts():
 def test_chart_names_device_of_stream():
     backend = DelayedBackend(operations={"Sin"})
     session = compiled(DIAMOND, backends=[backend, "numpy"], place={"Sin": "late"})
-    (chart,) = session.schedule(4)
+    (chart,) = session.inspect.schedule(4)
     assert sorted(set(chart.devices)) == ["", "late"]
     assert "on late" in format_charts([chart])

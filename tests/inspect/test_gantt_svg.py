@@ -36,7 +36,7 @@ def arrows(svg: str) -> list[ElementTree.Element]:
 
 
 def test_svg_has_bar_per_step_and_arrow_per_wait():
-    charts = compiled(DIAMOND).schedule(2)
+    charts = compiled(DIAMOND).inspect.schedule(2)
     svg = draw_charts(charts)
     assert len(bars(svg)) == 5
     assert len(arrows(svg)) == 2
@@ -50,7 +50,7 @@ def test_svg_has_bar_per_step_and_arrow_per_wait():
 
 
 def test_svg_arrow_leads_from_emit_to_wait():
-    charts = compiled(DIAMOND).schedule(2)
+    charts = compiled(DIAMOND).inspect.schedule(2)
     svg = draw_charts(charts)
     by_name = {bar.find(SVG + "title").text.split()[1].rstrip(","): bar for bar in bars(svg)}
     first = (
@@ -68,7 +68,7 @@ def test_svg_escapes_names():
     model = model_from_text("g (float[2] x) => (float[2] y) { y = Exp(x) }")
     model.graph.node[0].name = '<script>&"'
     model.graph.name = "</svg><b>"
-    svg = draw_charts(ps.compile(model, backends=["numpy"]).schedule())
+    svg = draw_charts(ps.compile(model, backends=["numpy"]).inspect.schedule())
     assert "<script>" not in svg and len(bars(svg)) == 1
 
 
@@ -84,15 +84,15 @@ def test_svg_has_room_for_200_steps():
         ends.append(last)
     text = f"g (float[64] x) => (float[64] y) {{ {' '.join(body)} y = Sum({', '.join(ends)}) }}"
     session = compiled(text)
-    svg = draw_charts(session.schedule(10))
-    assert len(bars(svg)) == len(session.plan.steps) > 190  # some begin alike
+    svg = draw_charts(session.inspect.schedule(10))
+    assert len(bars(svg)) == len(session.inspect.plan.steps) > 190  # some begin alike
     labels = [each.text for each in shapes(svg, "text") if each.get("fill") == "white"]
     assert len(labels) > 170
     assert all(float(bar.get("width")) >= 1 for bar in bars(svg))
 
 
 def test_svg_of_empty_plan():
-    charts = compiled("g (float[2] x) => (float[2] x) { }").schedule(2)
+    charts = compiled("g (float[2] x) => (float[2] x) { }").inspect.schedule(2)
     assert not bars(draw_charts(charts))
     assert format_charts(charts).count("\n") == 1
 
@@ -108,7 +108,7 @@ def chain(n: int) -> ps.Session:
 
 
 def test_svg_has_an_axis_of_time_and_a_legend():
-    schedule = chain(3).schedule(2)
+    schedule = chain(3).inspect.schedule(2)
     root = ElementTree.fromstring(schedule.to_svg(wrap=None))
     texts = list(root.iter(SVG + "text"))
     ticks = [each for each in texts if each.get("text-anchor") == "middle"]
@@ -130,7 +130,7 @@ def test_svg_has_an_axis_of_time_and_a_legend():
 
 
 def test_wide_svg_wraps_into_rows():
-    schedule = chain(60).schedule(2)
+    schedule = chain(60).inspect.schedule(2)
     root = ElementTree.fromstring(schedule.to_svg(wrap=1000))
     assert float(root.get("width")) <= 1000
     wide = ElementTree.fromstring(schedule.to_svg(wrap=None))
@@ -146,7 +146,7 @@ def test_wide_svg_wraps_into_rows():
 
 
 def test_waits_across_rows_are_labelled_at_both_ends():
-    svg = chain(60).schedule(2).to_svg(wrap=1000)
+    svg = chain(60).inspect.schedule(2).to_svg(wrap=1000)
     marks = [each for each in shapes(svg, "text") if each.get("class") == "signal"]
     arrows_and_marks = len(arrows(svg)) + len(marks) / 2
-    assert arrows_and_marks == len(arrows(chain(60).schedule(2).to_svg(wrap=None)))
+    assert arrows_and_marks == len(arrows(chain(60).inspect.schedule(2).to_svg(wrap=None)))

@@ -17,7 +17,7 @@ LOOP = """g (int64 n, float[8] x) => (float[8] y) {
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_report_has_every_step_on_the_time_line(executor):
-    report = compiled(executor=executor).report(FEEDS, runs=2)
+    report = compiled(executor=executor).inspect.report(FEEDS, runs=2)
     document = report.document
     operations = document["steps"]["operation"]
     assert {"Exp", "Sin", "Neg", "Cos", "Add"} <= set(operations)
@@ -33,7 +33,7 @@ def test_report_has_every_step_on_the_time_line(executor):
 
 
 def test_peak_of_arena_is_the_sum_of_the_buffers_that_make_it():
-    arena = compiled(executor="linear").report(FEEDS, runs=1).document["arena"]
+    arena = compiled(executor="linear").inspect.report(FEEDS, runs=1).document["arena"]
     peak = arena["peak"]
     sizes = [arena["buffers"][i][2] for i in peak["buffers"]]
     assert sum(sizes) == peak["bytes"] == max(arena["live"])
@@ -47,7 +47,7 @@ def test_peak_of_arena_is_the_sum_of_the_buffers_that_make_it():
 
 def test_steps_of_blocks_refer_to_the_step_around_them():
     feeds = {"n": np.array(5), "x": np.ones(8, np.float32)}
-    document = compiled(LOOP).report(feeds, runs=3).document
+    document = compiled(LOOP).inspect.report(feeds, runs=3).document
     steps = document["steps"]
     loop = steps["operation"].index("Loop")
     inside = [i for i, parent in enumerate(steps["parent"]) if parent == loop]
@@ -60,7 +60,7 @@ def test_steps_of_blocks_refer_to_the_step_around_them():
 
 def test_fused_step_has_the_names_of_its_nodes():
     session = compile_text(DIAMOND)
-    document = session.report(FEEDS, runs=1).document
+    document = session.inspect.report(FEEDS, runs=1).document
     fused = [names for names in document["steps"]["nodes"] if names]
     if "native" not in session.effective.backends:
         pytest.skip("no backend here fuses these nodes")
@@ -81,9 +81,9 @@ def test_streams_of_devices_have_tracks_of_their_own():
 
     backend = TorchBackend("cpu", runtime=LateRuntime(0.0))
     session = compiled(backends=[backend], executor="streams", max_streams=8)
-    document = session.report(FEEDS, runs=1).document
+    document = session.inspect.report(FEEDS, runs=1).document
     line, operations = document["timeline"], document["steps"]["operation"]
-    signals = session.latest.tasks.signals
+    signals = session.inspect.executor.tasks.signals
     streams = len(line["tracks"]) - line["of_devices"]
     assert line["tracks"][streams:] == ["torch stream 1", "torch stream 2"]
     on = {step.node.op.name: streams + on[0] for step, on in signals.on.items()}

@@ -20,14 +20,14 @@ def test_auto_is_linear_where_a_second_worker_has_nothing_to_do():
         for executor in ("auto", "parallel"):
             session = compile_text(text, executor=executor)
             session.run({"x": np.ones(9, np.float32)})
-            assert session.latest.name == "linear"
+            assert session.inspect.executor.name == "linear"
 
 
 def test_auto_is_parallel_where_the_simulated_schedule_wins():
     session = compile_text(
         TWO_BRANCHES, executor="auto", shapes={}, backends=["numpy"], cost_model=EqualCosts()
     )
-    assert session.latest.name == ("parallel" if core_budget() > 1 else "linear")
+    assert session.inspect.executor.name == ("parallel" if core_budget() > 1 else "linear")
 
 
 @pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
@@ -39,7 +39,7 @@ def test_auto_without_autotune_measures_nothing_if_kernels_have_threads(monkeypa
         GraphProfiler, "_measure", lambda self, *arguments: measured.append(arguments)
     )
     session = compile_text(large, executor="auto", shapes={})
-    assert session.latest.name == "linear"
+    assert session.inspect.executor.name == "linear"
     assert not measured
     compile_text(large, executor="auto", shapes={}, autotune=True)
     assert measured

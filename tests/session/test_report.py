@@ -25,7 +25,7 @@ def compiled(text: str = DIAMOND, **options) -> ps.Session:
 def test_report_keeps_no_costs_and_profile_does(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
     session = compiled()
-    session.report(FEEDS, runs=1)
+    session.inspect.report(FEEDS, runs=1)
     assert not [*tmp_path.iterdir()]
     session.profile(FEEDS, runs=1)
     assert [path.name for path in tmp_path.glob("*.sqlite")] == ["costs.sqlite"]
@@ -38,7 +38,7 @@ def test_report_compares_values_with_another_session():
     other = compiled(
         model.replace("Exp(x)", "Exp(x)").replace("y = Sin(b)", "h = Identity(b) y = Cos(h)")
     )
-    comparison = compiled(model).report(feeds, runs=1, against=other).document["comparison"]
+    comparison = compiled(model).inspect.report(feeds, runs=1, against=other).document["comparison"]
     rows = {row["name"]: row for row in comparison["values"]}
     assert rows["a"]["largest"] == rows["b"]["largest"] == 0
     b = np.exp(feeds["x"]) @ np.exp(feeds["x"])
@@ -52,27 +52,27 @@ def test_report_compares_values_with_another_session():
 def test_report_of_sessions_without_a_common_value_is_refused():
     other = compiled("g (float[1024] x) => (float[1024] z) { z = Neg(x) }")
     with pytest.raises(ps.InvalidInput, match="compare sessions of one model"):
-        compiled().report(FEEDS, against=other)
+        compiled().inspect.report(FEEDS, against=other)
 
 
 def test_report_refuses_wrong_arguments():
     with pytest.raises(ValueError, match="runs"):
-        compiled().report(FEEDS, runs=0)
+        compiled().inspect.report(FEEDS, runs=0)
     with pytest.raises(TypeError, match="against"):
-        compiled().report(FEEDS, against="numpy")
+        compiled().inspect.report(FEEDS, against="numpy")
     with pytest.raises(ps.InvalidInput):
-        compiled().report({})
+        compiled().inspect.report({})
 
 
 def test_report_of_closed_session_is_refused():
     session = compiled()
     session.close()
     with pytest.raises(ps.PenstockError, match="closed"):
-        session.report(FEEDS)
+        session.inspect.report(FEEDS)
 
 
 def test_report_is_saved_as_a_page_and_shown_in_notebooks(tmp_path):
-    report = compiled().report(FEEDS, runs=1)
+    report = compiled().inspect.report(FEEDS, runs=1)
     path = tmp_path / "r.html"
     report.save(path)
     assert path.read_text(encoding="utf-8") == report.html
@@ -83,5 +83,5 @@ def test_report_is_saved_as_a_page_and_shown_in_notebooks(tmp_path):
 def test_results_after_a_report_are_those_before():
     session = compiled()
     before = session.run(FEEDS)["y"]
-    session.report(FEEDS, runs=1)
+    session.inspect.report(FEEDS, runs=1)
     np.testing.assert_array_equal(session.run(FEEDS)["y"], before)

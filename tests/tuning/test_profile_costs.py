@@ -7,7 +7,7 @@ import pytest
 
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import backends_of
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import is_fused, operation_name
 from penstock.tuning import measure
 from penstock.tuning.cost_table import cost_table
@@ -41,12 +41,14 @@ def test_profile_measures_the_fused_steps_of_plans():
     feeds = {"x": np.ones((1, 4, 16, 16), np.float32)}
     profile = session.profile(feeds, runs=1)
     # What is shown are the steps of the plan that runs from now on.
-    plan = {operation_name(step.node) for step in session.plan.walk() if step.kernel is not None}
+    plan = {
+        operation_name(step.node) for step in session.inspect.plan.walk() if step.kernel is not None
+    }
     assert {row.name for row in profile.by_operation()} == plan
     assert any("+" in name for name in plan)
     assert {row.facts.operation for row in profile.steps()} == plan
     session.run(feeds)
-    steps = [step for step in session.plan.walk() if not step.node.op.moves]
+    steps = [step for step in session.inspect.plan.walk() if not step.node.op.moves]
     assert any(is_fused(step.node) for step in steps)
     costs = CostModel(backends_of(None))
     by_name = {backend.name: backend for backend in costs.backends}

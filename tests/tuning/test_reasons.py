@@ -27,7 +27,7 @@ def test_step_on_the_only_backend_says_so():
     session.run({"x": np.zeros((2, 3), np.float32)})
     costs = PreferredBackendCosts("numpy")
     reasons = Reasons(session.backends, {}, costs)
-    (step,) = session.plan.walk()
+    (step,) = session.inspect.plan.walk()
     reason = reasons.of(step)
     assert reason.text == "the only backend with a kernel for it"
     assert [c.backend for c in reason.candidates] == ["numpy"]

@@ -65,7 +65,7 @@ def test_plan_on_one_device_is_one_launch_after_its_warm_up():
     assert graphs == 1
     assert kernels == 3  # the input is brought to the graph, and both outputs out of it
     assert backend.device.runtime.counts["capture"] == 1
-    assert [graph["state"] for graph in session.describe()["graphs"]] == ["captured"]
+    assert [graph["state"] for graph in session.inspect.describe()["graphs"]] == ["captured"]
 
 
 def test_outputs_that_are_brought_to_the_host_are_not_copied_before():
@@ -100,7 +100,7 @@ def test_capture_that_fails_falls_back_and_says_why(caplog):
                 np.testing.assert_allclose(results[name], want, rtol=1e-4, atol=1e-6)
     assert launches(session, backend, {"x": X})[0] == 0
     assert backend.device.runtime.counts["capture"] == 1
-    (graph,) = session.describe()["graphs"]
+    (graph,) = session.inspect.describe()["graphs"]
     assert graph["state"] == "not captured"
     assert "not permitted when stream is capturing" in graph["reason"]
     assert "not permitted when stream is capturing" in session.explain()

@@ -14,7 +14,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.executors.frames.run import FramesRun
-from penstock.ir.op import asynchronous
+from penstock.ir.kernel import asynchronous
 from tests.executors.conformance import Recorder
 from tests.executors.frames.test_partitioned import Unknown, endless, parted
 from tests.support.tf_cases import cases, feeds

@@ -12,7 +12,8 @@ import penstock as ps
 from penstock.core.limits import Limits
 from penstock.core.types import ShapeError, TensorType
 from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.ir.op import Kernel, Op
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Op
 from penstock.ops import find
 from penstock.ops.common.shape_rules import same_type
 from penstock.passes.context import PassContext
