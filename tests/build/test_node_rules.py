@@ -18,7 +18,7 @@ def test_error_names_the_line_that_added_the_node() -> None:
     b = GraphBuilder()
     x = b.input("x", np.float32, ["n", 4])
     line = sys._getframe().f_lineno + 2
-    with pytest.raises(ps.InvalidModel, match=rf"test_graph_builder.py:{line}\b.*4 and 5"):
+    with pytest.raises(ps.InvalidModel, match=rf"test_node_rules.py:{line}\b.*4 and 5"):
         x @ np.ones((5, 2), np.float32)
 
 

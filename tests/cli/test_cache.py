@@ -9,7 +9,7 @@ from tests.support.command_line import as_json, call
 def test_cache_lists_the_sessions_that_are_kept(model, tmp_path):
     folder = tmp_path / "kept"
     assert as_json("cache", "list", "--folder", str(folder))["sessions"] == []
-    ps.compile(model, cache=folder).close()
+    ps.compile(model, cache=folder, shapes={"x": (2, 3)}).close()
     (entry,) = as_json("cache", "list", "--folder", str(folder))["sessions"]
     (path,) = [path for path in folder.rglob("*") if path.name == entry["file"]]
     assert entry["bytes"] == path.stat().st_size
@@ -18,7 +18,7 @@ def test_cache_lists_the_sessions_that_are_kept(model, tmp_path):
 
 def test_cache_clear_removes_them_and_says_how_much_that_frees(model, tmp_path):
     folder = tmp_path / "kept"
-    ps.compile(model, cache=folder).close()
+    ps.compile(model, cache=folder, shapes={"x": (2, 3)}).close()
     (entry,) = as_json("cache", "list", "--folder", str(folder))["sessions"]
     assert as_json("cache", "clear", "--folder", str(folder))["freed"] >= entry["bytes"]
     assert as_json("cache", "list", "--folder", str(folder))["sessions"] == []

@@ -26,10 +26,10 @@ def test_step_on_the_only_backend_says_so():
     session = ps.compile(model_from_text(TEXT), backends=["numpy"])
     session.run({"x": np.zeros((2, 3), np.float32)})
     costs = PreferredBackendCosts("numpy")
-    reasons = Reasons(session.backends, {}, costs)
+    reasons = Reasons(session.inspect.backends, {}, costs)
     (step,) = session.inspect.plan.walk()
     reason = reasons.of(step)
     assert reason.text == "the only backend with a kernel for it"
     assert [c.backend for c in reason.candidates] == ["numpy"]
-    placed = Reasons(session.backends, {"Exp": "numpy"}, costs).of(step)
+    placed = Reasons(session.inspect.backends, {"Exp": "numpy"}, costs).of(step)
     assert placed == Reason("place= says so")

@@ -6,7 +6,7 @@ import numpy as np
 
 import penstock as ps
 from penstock.passes.pipeline import optimize
-from tests.passes.optimize.test_hoist_recurrences import Form
+from tests.passes.loops.test_hoist_recurrences import Form
 
 
 def test_recurrence_is_saved_and_read_back(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 from bench.nets import Net
 from onnx import TensorProto
 
-from tests.passes.optimize.test_hoist_recurrences import compare, operations
+from tests.passes.loops.test_hoist_recurrences import compare, operations
 
 
 def test_rows_that_a_loop_collects_are_computed_before_it():
