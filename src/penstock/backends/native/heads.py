@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from penstock.backends.native import family, fused_with
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32
@@ -41,18 +42,6 @@ class _Scores(NamedTuple):
     terms: tuple[int, ...]
 
 
-def attention_call(site: Site) -> NativeCall | None:
-    """Attention of heads of at most 256 values and 2,048 numbers of a query."""
-    types = site.tensors[: len(site.node.inputs)]
-    region = attention_region(site.node, types)
-    scores = None if region is None else _scores(region, site)
-    if region is None or scores is None or site.output().dtype != FLOAT32:
-        return None
-    if _block(region) is None:
-        return None
-    return _call(site, region, scores, (None,) * len(site.tensors))
-
-
 def attention_seconds(node: Node) -> float:
     """The estimate for a fused node with a softmax; infinite if there is no kernel for it."""
     types = [None if value is None else value.type for value in node.inputs]
@@ -72,6 +61,19 @@ def attention_seconds(node: Node) -> float:
         transposed = source is not None and source.op.name == "Transpose"
         copied += keys * size * (copies - transposed)
     return _CALL_S + heads * (each + copied * _COPY_S)
+
+
+@family(fused_with("Softmax"), seconds=attention_seconds)
+def attention_call(site: Site) -> NativeCall | None:
+    """Attention of heads of at most 256 values and 2,048 numbers of a query."""
+    types = site.tensors[: len(site.node.inputs)]
+    region = attention_region(site.node, types)
+    scores = None if region is None else _scores(region, site)
+    if region is None or scores is None or site.output().dtype != FLOAT32:
+        return None
+    if _block(region) is None:
+        return None
+    return _call(site, region, scores, (None,) * len(site.tensors))
 
 
 def _block(region: AttentionRegion) -> int | None:
