@@ -26,9 +26,10 @@ MAX_FUNCTION_LINES = 60
 BOUNDS = {
     "string_imports": 83,
     "tabled_imports": 137,
-    "backend_members": 14,
-    "backend_lookups": 15,
-    "kernel_fields": 27,
+    "backend_members": 0,
+    "backend_lookups": 0,
+    "kernel_fields": 8,
+    "kernel_facets": 5,
     "native_call_fields": 17,
     "pass_context_fields": 19,
     "compile_context_fields": 11,

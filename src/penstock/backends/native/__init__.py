@@ -35,7 +35,7 @@ from penstock.core.records import dataclass, replace
 from penstock.core.types import TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import FUSED, has_softmax, parts
 
 Seconds: TypeAlias = Callable[[Node], float]

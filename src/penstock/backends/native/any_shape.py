@@ -19,7 +19,7 @@ from penstock.core.records import replace
 from penstock.core.types import TensorType, Type
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel, MemoryUse
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.result_bytes import counted
@@ -77,7 +77,7 @@ def attention_kernel(
     settings = _ATTENTION.pack(*chosen, grows, scale, softcap), rooms
     otherwise = counted(node, node.op.compile(node, types).function)
     function = partial(library.functions.attention, otherwise, checkpoint, settings)
-    return Kernel(function, reserves=grows, capacity_bytes=rooms.nbytes)
+    return Kernel(function, memory=MemoryUse(grows, rooms.nbytes))
 
 
 @of_any_shape("penstock.Attend")

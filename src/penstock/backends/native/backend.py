@@ -16,7 +16,7 @@ from penstock.core.types import Type
 from penstock.host.native import NativeLibrary, library
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
+from penstock.ir.kernel import Kernel
 from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import WORTH_ROUNDING, flops
@@ -79,7 +79,7 @@ class NativeBackend(SpecialisingBackend):
         if family.static is None:
             return None
         kernel = super().kernel(node, types)
-        if family.ahead_of_cache is None or kernel is None or kernel.cached_bytes is None:
+        if family.ahead_of_cache is None or kernel is None or kernel.shapes.cached_bytes is None:
             return kernel
         function = family.ahead_of_cache(self.library, node, types, kernel.function)
         return kernel if function is None else replace(kernel, function=function)
