@@ -14,6 +14,7 @@ from struct import Struct
 
 import numpy as np
 
+from penstock.backends.native import family, of_any_shape
 from penstock.backends.native.growable import GrowableBuffers
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
 from penstock.backends.numpy import NumpyBackend
@@ -77,15 +78,6 @@ class _Sizes(NamedTuple):
         return max(least, min(most, math.ceil(items / self.heads)))
 
 
-def attention_call(site: Site) -> NativeCall | None:
-    """Attention of many queries: heads of at most 256 values and 2,048 numbers of a query, with up
-    to two terms."""
-    sizes = _sizes(site.node, site.tensors[: len(site.node.inputs)])
-    if sizes is None or site.output().dtype != FLOAT32:
-        return None
-    return _call(site, sizes, (None,) * len(site.tensors))
-
-
 def attention_seconds(node: Node) -> float:
     """The estimate for an Attention; infinite if there is no kernel for it."""
     types = [None if value is None else value.type for value in node.inputs]
@@ -104,6 +96,16 @@ def attention_seconds(node: Node) -> float:
     transposed[0] |= not node.attrs.get("keys_last", 0)
     copied = keys * (width * (copies - transposed[0]) + out * (copies - transposed[1]))
     return _CALL_S + sizes.heads * (each + copied * _COPY_S)
+
+
+@family("penstock.Attention", seconds=attention_seconds)
+def attention_call(site: Site) -> NativeCall | None:
+    """Attention of many queries: heads of at most 256 values and 2,048 numbers of a query, with up
+    to two terms."""
+    sizes = _sizes(site.node, site.tensors[: len(site.node.inputs)])
+    if sizes is None or site.output().dtype != FLOAT32:
+        return None
+    return _call(site, sizes, (None,) * len(site.tensors))
 
 
 def _padded(n: int) -> int:
@@ -194,6 +196,7 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
 _ATTENTION = Struct("=8q2d")  # as in c/attention_functions.c
 
 
+@of_any_shape("Attention", "com.microsoft.GroupQueryAttention")
 def cached_attention(
     library: NativeLibrary, node: Node, types: Sequence[Type | None]
 ) -> Kernel | None:
@@ -230,6 +233,7 @@ def cached_attention(
     return Kernel(function, memory=MemoryUse(grows, rooms.nbytes))
 
 
+@of_any_shape("penstock.Attention")
 def few_queries(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
     """``penstock.Attention`` of real numbers, over keys of any number."""
     if all(isinstance(t, TensorType) and t.static for t in types if t is not None):

@@ -1,6 +1,8 @@
 /* Attention: softmax(scale q k + terms) v for each head, some keys at a time, so that scores stay in the
    first-level cache. An item is a part of the queries of a head. Compiled with contraction to fused
    multiply-add. */
+
+// Compiler options: -ffp-contract=fast
 #include <float.h>
 #include <string.h>
 #ifdef __SSE__
