@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from penstock.backends.costs import host_seconds
 from penstock.core.types import Type
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
@@ -14,7 +15,6 @@ from penstock.ir.layout import ALIGNMENT, address
 from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import row_type, stack
-from penstock.ops.work_estimate import seconds
 
 
 class Event(Protocol):
@@ -214,7 +214,7 @@ class HostBackend:
         Args:
             node: The node.
         """
-        return seconds(node)
+        return host_seconds(node)
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """Uninitialized memory as uint8, aligned to 64 bytes.

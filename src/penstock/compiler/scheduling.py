@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable
 from penstock.compiler.stages import (
-    LONG_S,
     TRIED,
     CompileContext,
     Planned,
@@ -26,6 +25,7 @@ from penstock.core.records import replace
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.task_loop import Queue
+from penstock.host.overheads import OVERHEADS
 from penstock.ir.contract import contract_of
 from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Role
@@ -33,7 +33,7 @@ from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
 from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
-from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds, is_chain
+from penstock.plan.grouping import ClusteredGrouping, Seconds, is_chain
 from penstock.plan.plan import step_dag
 from penstock.plan.tasks import Grouping, Tasks, are_asynchronous
 from penstock.tuning.measure import CostModel
@@ -164,7 +164,7 @@ def _on_streams(planned: Planned, context: CompileContext, streams: StreamSchedu
         "streams",
         stream_programs(plan, streams),
         [Queue(context.workers, context.pool)],
-        0.0 if streams.forced else HAND_OVER_S,
+        0.0 if streams.forced else OVERHEADS.hand_over_s,
         streams.devices,
         None if streams.forced or streams.devices else TRIED[context.executor],
     )
@@ -233,7 +233,7 @@ def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler 
         return least <= _SIMULATED[context.executor] * serial
 
     def reschedule(serial: float, profile: Profile) -> Executor | None:
-        long = {entry.step.node.name for entry in profile if entry.best >= LONG_S}
+        long = {entry.step.node.name for entry in profile if entry.best >= OVERHEADS.long_s}
         if long and context.reframed is not None and _may_overlap(planned.plan, context):
             executor = context.reframed(long)
             if executor is not None:

@@ -41,6 +41,7 @@ from penstock.core.types import OptionalType, TensorType, Type
 from penstock.executors.base import Executor
 from penstock.executors.linear import LinearExecutor
 from penstock.host.on_demand import imported
+from penstock.host.overheads import OVERHEADS
 from penstock.host.threads import Workers, core_budget, pool
 from penstock.ir.contract import contract_of
 from penstock.ir.graph import Graph, Node, Value, clone
@@ -202,10 +203,6 @@ class CompileContext:
         )
 
 
-LONG_S = 200e-6
-"""seconds that a kernel takes from which on it is worth that iterations overlap in it"""
-
-
 def _overlapping(context: CompileContext, nodes: Sequence[Node], loop: bool) -> Node | None:
     """The node of a frame for which it is worth that iterations overlap, if they may: one that does
     not wait for itself in the iteration before."""
@@ -236,7 +233,7 @@ def _overlaps(context: CompileContext, node: Node) -> bool:
             return False
         if kernel is not None:
             solo = context.workers == 1 or backend.threads_of_caller
-            long = node.name in context.long or LONG_S <= seconds < inf
+            long = node.name in context.long or OVERHEADS.long_s <= seconds < inf
             return kernel.begin is not None or (long and not solo)
     return False
 
@@ -394,7 +391,7 @@ def schedule_in_order(planned: Planned, context: CompileContext, name: str = "li
     if in_one_function(plan):
         arena = None if planned.arena is None else restored_arena(plan, planned.arena)
         return Scheduled(plan, arena or plan_arena(plan, planner), planned.costs, name)
-    from penstock.plan.grouping import HAND_OVER_S, OrderedGrouping
+    from penstock.plan.grouping import OrderedGrouping
 
     all_queues = queues_of(context, context.workers) if parallel else queues_of(context, 1, [])
     queues, queue_of = all_queues
@@ -402,7 +399,7 @@ def schedule_in_order(planned: Planned, context: CompileContext, name: str = "li
 
     tasks = arrange(plan, OrderedGrouping(plan, queue_of))
     arena_plan = plan_arena_for_tasks(plan, tasks, planner)
-    name, worthwhile = ("parallel", HAND_OVER_S) if parallel else (name, inf)
+    name, worthwhile = ("parallel", OVERHEADS.hand_over_s) if parallel else (name, inf)
     return Scheduled(plan, arena_plan, planned.costs, name, tasks, queues, worthwhile)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.backends.base import Backend
+from penstock.backends.costs import host_seconds as estimated
 from penstock.backends.dynamic_shapes import expected_seconds
 from penstock.backends.kernels import KernelTable, other_places, placed_kernels
 from penstock.core.checkpoints import report_progress
@@ -23,7 +24,6 @@ from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph, Node, clone
 from penstock.observers.base import ObservedRun
 from penstock.ops.internal.transfer import HOST, Place, is_transfer
-from penstock.ops.work_estimate import seconds as estimated
 from penstock.plan.plan import Step
 from penstock.tuning.node_signature import node_signature, tensor_bytes
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from penstock.algorithms.dag import Dag
 from penstock.backends.base import Backend, Where, group_name, stands_in
+from penstock.backends.costs import wanted_in_own_order
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.kernels import KernelTable
 from penstock.core.errors import InvalidInput, Unsupported
@@ -17,7 +18,6 @@ from penstock.ir.graph import Graph, Node, dependencies, readers_of, same_object
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
-from penstock.ops.work_estimate import wanted_in_own_order
 from penstock.tuning.measure import CostModel
 
 NODE = "node:"

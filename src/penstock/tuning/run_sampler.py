@@ -28,10 +28,10 @@ from penstock.executors.base import Executor
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
 from penstock.host.current_run import working_for
+from penstock.host.overheads import OVERHEADS
 from penstock.host.threads import Workers, fulfil
 from penstock.observers.base import ObservedRun
 from penstock.observers.profile import Profile
-from penstock.plan.grouping import WORTH_S
 from penstock.plan.plan import StepTable
 from penstock.tuning.measure import CostModel
 
@@ -120,7 +120,7 @@ def _trial(
     serial = inf
     for _ in range(_TIMED):
         serial = min(serial, (yield _in_order))
-    if serial < WORTH_S:
+    if serial < OVERHEADS.worth_s:
         return None
     profile, executor = Profile(), observed()
     yield partial(_measured, executor, Profile())  # to warm up

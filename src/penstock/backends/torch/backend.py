@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from penstock.backends.base import HostBackend
+from penstock.backends.costs import RatesByFamily, moved_bytes, on_this_machine
 from penstock.backends.torch import (
     arrays,
     attention,
@@ -27,6 +28,7 @@ from penstock.backends.torch import (
 from penstock.backends.torch.capture import CapturedCalls
 from penstock.backends.torch.device import CudaRuntime, Runtime, TorchDevice, device_of
 from penstock.backends.torch.memory import WIDTHS, TorchMemory
+from penstock.backends.torch.rates import RATES
 from penstock.backends.torch.site import TorchSite
 from penstock.backends.torch.threads import BOUND
 from penstock.core.errors import PenstockError
@@ -38,9 +40,6 @@ from penstock.ops.internal.fused import FUSED
 from penstock.ops.work_estimate import flops
 
 Family = Callable[[TorchSite], Kernel | None]
-
-# Approximate costs on the CPU device: of a call, bytes a second, and operations a second.
-_CALL_S, _BYTES_PER_S, _FLOPS_PER_S = 2e-6, 10e9, 100e9
 
 _FAMILIES: Mapping[tuple[str, ...], Family] = {
     elementwise.UNARY: elementwise.unary,
@@ -150,12 +149,12 @@ class TorchBackend(HostBackend):
         if node.op.full_name not in FAMILIES:
             return math.inf
         if node.op.view:
-            return _CALL_S
-        types = [
-            v.type for v in (*node.inputs, *node.outputs) if v is not None and not v.is_constant
-        ]
-        moved = sum([t.nbytes for t in types if isinstance(t, TensorType) and t.static])
-        return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
+            return self._rates["view"].seconds()
+        return self._rates[""].seconds(moved_bytes(node), flops(node))
+
+    @cached_property
+    def _rates(self) -> RatesByFamily:
+        return on_this_machine("torch", RATES)
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = FAMILIES.get(node.op.full_name)

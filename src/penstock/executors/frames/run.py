@@ -40,6 +40,7 @@ from penstock.executors.frames.scheduler import (
     switched_to,
 )
 from penstock.host.current_run import working_for
+from penstock.host.overheads import OVERHEADS
 from penstock.host.thread_share import announce
 from penstock.host.threads import Workers, report_thread_exception
 from penstock.ir.op import array_of
@@ -54,7 +55,8 @@ _ndarray = np.ndarray
 Outputs = Sequence[Any]
 
 # Kernels that take longer than this, in seconds, run on another thread.
-_LONG_S = 200e-6
+_LONG_S = OVERHEADS.long_s
+
 # Short kernels are measured once in this many runs.
 _SAMPLE_INTERVAL = 16
 
