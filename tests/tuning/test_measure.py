@@ -15,7 +15,7 @@ from penstock.executors.linear import LinearExecutor
 from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import is_fused, operation_name
 from penstock.tuning import cost_table as cost_table_module
-from penstock.tuning import measure
+from penstock.tuning import trial
 from penstock.tuning.cost_table import cost_table
 from penstock.tuning.measure import CostModel, threads_of
 from penstock.tuning.node_signature import node_signature
@@ -68,7 +68,8 @@ def test_profile_measures_the_fused_steps_of_plans():
     by_name = {backend.name: backend for backend in costs.backends}
     for step in steps:
         for single in (True, False):
-            assert costs.known(step.node, by_name[step.backend], single) is not None, step.node
+            threads = 1 if single else None
+            assert costs.is_measured(step.node, by_name[step.backend], threads), step.node
 
 
 def test_profile_keeps_backends_apart():
@@ -222,13 +223,13 @@ def test_cost_table_is_not_read_for_a_chain(monkeypatch):
 @pytest.mark.parametrize(("executor", "measured"), [("dataflow", "dataflow"), ("auto", "linear")])
 def test_profile_runs_the_executor_of_a_dataflow_session(monkeypatch, executor, measured):
     names = []
-    profile_in_turn = measure.profile_in_turn
+    profile_in_turn = trial.profile_in_turn
 
     def recorded(executor, *arguments):
         names.append(executor.name)
         return profile_in_turn(executor, *arguments)
 
-    monkeypatch.setattr(measure, "profile_in_turn", recorded)
+    monkeypatch.setattr(trial, "profile_in_turn", recorded)
     profile = compiled(executor=executor, backends=["numpy"]).profile({"x": X}, runs=2)
     assert set(names) == {measured}
     assert {entry.count for entry in profile} == {2}
@@ -257,7 +258,7 @@ def test_step_that_is_interrupted_in_one_run_is_measured_by_the_others(monkeypat
         return call + (10**9 if call >= 3 * 6 + 2 else 0)
 
     monkeypatch.setattr("penstock.observers.profile.perf_counter_ns", clock)
-    profile = measure.profile_in_turn(observed, executor, values, 9)
+    profile = trial.profile_in_turn(observed, executor, values, 9)
     assert next(calls) == 9 * 6
     assert profile.runs == 9
     assert profile.inside == pytest.approx(9 * 2e-9)
@@ -281,7 +282,7 @@ class Undecided(LinearExecutor):
 @pytest.mark.parametrize(("trials", "most", "ran"), [(0, 9, 4), (7, 9, 11), (7, 2, 6)])
 def test_runs_by_which_the_number_of_threads_is_chosen_are_not_timed(trials, most, ran):
     executor = Undecided(trials)
-    assert len(measure._seconds(executor, [], 4, most)) == 4
+    assert len(trial._seconds(executor, [], 4, most)) == 4
     assert executor.ran == ran
 
 

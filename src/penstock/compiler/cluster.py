@@ -18,6 +18,7 @@ from math import inf
 from penstock.analysis.frames import Frames, GraphPart
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
+from penstock.backends.costs import host_seconds
 from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext, Feeds
 from penstock.core.errors import InvalidInput, InvalidModel, Unsupported
@@ -29,6 +30,7 @@ from penstock.ir.op import Role
 from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import partition
 from penstock.passes.structure.lower_control_flow import lower_control_flow, spans_devices
+from penstock.tuning.measure import Source
 from penstock.tuning.placement import check_keys, wanted
 from penstock.tuning.worker_placement import (
     ClusterForecast,
@@ -162,6 +164,7 @@ def _seconds(context: CompileContext, node: Node) -> float:
     """The cost of a node with one thread: measured, or else estimated."""
     costs = context.costs
     if node.graphs or node.op.role is not None:
-        return costs.estimate(node)
-    known = [costs.known(node, backend, True) for backend in context.hosts]
-    return min([each for each in known if each is not None], default=costs.estimate(node))
+        return host_seconds(node)
+    known = [costs.cost(node, backend, 1) for backend in context.hosts]
+    measured = [cost.seconds for cost in known if cost.source is Source.MEASURED]
+    return min(measured, default=host_seconds(node))

@@ -24,6 +24,7 @@ from penstock.analysis.frames import FramePath, Frames, GraphPart
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types, node_types
 from penstock.backends.base import Backend
+from penstock.backends.costs import host_seconds
 from penstock.backends.dynamic_shapes import plausible
 from penstock.backends.kernels import KernelTable
 from penstock.backends.registry import backend_of
@@ -301,7 +302,7 @@ class _FramesCompiler:
         """Whether a kernel is expected to take so long that others had better run meanwhile."""
         if is_control(node):
             return any(map(self.is_long, _kernels(node)))
-        return self.context.costs.estimate(plausible(node)) >= OVERHEADS.long_s
+        return host_seconds(plausible(node)) >= OVERHEADS.long_s
 
     # Kernels and plans.
 

@@ -18,7 +18,7 @@ from penstock.ir.graph import Graph, Node, dependencies, readers_of, same_object
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
-from penstock.tuning.measure import CostModel
+from penstock.tuning.measure import CostModel, Source, compared
 
 NODE = "node:"
 """What begins a key of ``place=`` that names one node."""
@@ -81,6 +81,7 @@ class _Known:
 
     basis: list[object]
     seconds: Sequence[float]
+    measured: bool
 
 
 def _basis(node: Node) -> list[object]:
@@ -127,9 +128,9 @@ class Placement:
         if wanted(node, self.overrides):
             return True
         among = [*fusing, *[backend for backend in self.backends if backend not in fusing]]
-        measured = self.costs.measured(node, among)
-        if measured is not None:
-            fastest = min(among, key=lambda backend: measured[backend.name])
+        found = self._compared(node, among)
+        if found.measured:
+            fastest = among[found.seconds.index(min(found.seconds))]
             if fastest not in fusing:
                 # Its parts were measured there together, and perhaps never one by one.
                 self._measured_fastest.update(dict.fromkeys(parts(node), fastest))
@@ -147,11 +148,14 @@ class Placement:
         return [b for b in self.backends if b.fuses and names <= {b.name}]
 
     def _expected(self, node: Node, among: Sequence[Backend]) -> Sequence[float]:
+        return self._compared(node, among).seconds
+
+    def _compared(self, node: Node, among: Sequence[Backend]) -> _Known:
         key, basis = (node, tuple([backend.name for backend in among])), _basis(node)
         known = self._known.get(key)
         if known is None or not same_objects(basis, known.basis):
-            known = self._known[key] = _Known(basis, self.costs.expected(node, among))
-        return known.seconds
+            known = self._known[key] = _Known(basis, *compared(self.costs, node, among))
+        return known
 
     def _seconds(self, node: Node) -> float:
         backend, allowed = self._fastest(node), self._allowed(node)
@@ -204,23 +208,22 @@ class Placement:
             return placed
         from penstock.algorithms.heft import bound
 
-        seconds = self.costs.seconds
+        costs = self.costs.cost
         nodes = [node for node in graph.nodes if node in placed]
-        serial = sum(seconds(node, placed[node], single_threaded=False) for node in nodes)
+        serial = sum(costs(node, placed[node]).seconds for node in nodes)
         cost = [
-            seconds(node, alone[node], single_threaded=True) if node in alone else 0.0
-            for node in graph.nodes
+            costs(node, alone[node], 1).seconds if node in alone else 0.0 for node in graph.nodes
         ]
         return alone if bound(dag, cost, workers) < _WORTH * serial else placed
 
     def _fastest_alone(self, node: Node) -> Backend | None:
         """The backend that is the fastest with one thread; None unless all were measured."""
         allowed = self._allowed(node)
-        if len(allowed) == 1 or self.costs.measured(node, allowed) is None:
+        if len(allowed) == 1 or not self._compared(node, allowed).measured:
             return None
         able = [backend for backend in allowed if backend.seconds(node) < inf]
-        seconds = [self.costs.known(node, backend, True) for backend in able]
-        known = [(s, i) for i, s in enumerate(seconds) if s is not None]
+        costs = [self.costs.cost(node, backend, 1) for backend in able]
+        known = [(c.seconds, i) for i, c in enumerate(costs) if c.source is Source.MEASURED]
         backend = able[min(known)[1]] if len(known) == len(able) > 0 else None
         return backend if backend is not None and self.kernels.accepts(backend, node) else None
 
@@ -242,9 +245,8 @@ class Placement:
         left = list(among)
         while left:
             seconds = self._expected(node, left) if len(left) > 1 else [0.0]
-            if (copy_s := self._order_seconds.get(node, 0.0)) and not self.costs.measured(
-                node, left
-            ):
+            copy_s = self._order_seconds.get(node, 0.0)
+            if copy_s and not self._compared(node, left).measured:
                 seconds = [
                     s + copy_s * b.order_lacking if isinstance(b, SpecialisingBackend) else s
                     for b, s in zip(left, seconds, strict=True)
