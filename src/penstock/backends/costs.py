@@ -7,8 +7,7 @@ overlap::
             + bytes / bytes_per_s + weights / weights_per_s + flops / flops_per_s
 
 A backend has a table of ``Rates`` by family of operations; ``""`` stands for all others. What the
-work of a node is in these units, the backend says. ``tools/calibrate.py`` measures rates on this
-machine; those that it has written to the cache folder take the place of the table's.
+work of a node is in these units, the backend says.
 
 >>> rates = Rates(call_s=1e-6, bytes_per_s=5e9, flops_per_s=20e9)
 >>> f"{rates.seconds(nbytes=5_000, flops=20_000):.1e}"
@@ -17,14 +16,11 @@ machine; those that it has written to the cache folder take the place of the tab
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from functools import cache
 from math import inf
 
 from penstock.core.records import NamedTuple
 from penstock.core.types import STRING, TensorType, Type
-from penstock.host.machine import cache_folder, machine_name
 from penstock.ir.graph import Node
 from penstock.ops.work_estimate import flops
 
@@ -62,17 +58,6 @@ class Rates(NamedTuple):
             + nbytes / bytes_per_s
             + weights / weights_per_s
             + flops / flops_per_s
-        )
-
-    def scaled(self, call: float, work: float) -> Rates:
-        """These rates where a call takes ``call`` times as long, and work ``work`` times."""
-        return Rates(
-            self.call_s * call,
-            self.bytes_per_s / work,
-            self.flops_per_s / work,
-            self.weights_per_s / work,
-            self.element_s * work,
-            self.item_s * work,
         )
 
 
@@ -137,49 +122,3 @@ def _copy_time(image: Type) -> float:
         return 0.0
     few = len(image.dims) > 1 and image.dims[1] < _FEW_CHANNELS
     return (_COPY_OF_FEW if few else _COPY).seconds(image.nbytes)
-
-
-# What a user has measured.
-
-FILE = "rates.json"
-"""in the cache folder: ``{"machine": name, "rates": {backend: {family: [a field each]}}}``"""
-
-
-def on_this_machine(backend: str, rates: RatesByFamily) -> RatesByFamily:
-    """``rates``, the table of a backend, with those that were measured on this machine instead."""
-    measured = _measured(cache_folder()).get(backend)
-    return rates if measured is None else {**rates, **measured}
-
-
-@cache
-def _measured(folder: str) -> Mapping[str, RatesByFamily]:
-    """What was measured, by backend; nothing where the file is not there, is of another machine or
-    of other versions, or is damaged."""
-    path = os.path.join(folder, FILE)
-    if not os.path.exists(path):  # as mostly: then it costs a few microseconds a process
-        return {}
-    import json
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-        if content["machine"] != machine_name():
-            return {}
-        return {
-            backend: {family: _rates(fields) for family, fields in families.items()}
-            for backend, families in content["rates"].items()
-        }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        from penstock.core.errors import warn
-
-        warn(f"{path} has no rates that tools/calibrate.py has written: it is ignored")
-        return {}
-
-
-def _rates(fields: Sequence[float]) -> Rates:
-    """Rates that were read: none is negative, and none that divides is zero."""
-    rates = Rates(*map(float, fields))
-    divisors = rates.bytes_per_s, rates.flops_per_s, rates.weights_per_s
-    if not all(x >= 0 for x in rates) or not all(divisors):
-        raise ValueError("rates are positive")
-    return rates

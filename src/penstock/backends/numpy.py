@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 from penstock.backends.base import HostBackend
-from penstock.backends.costs import RatesByFamily, moved_bytes, on_this_machine
+from penstock.backends.costs import moved_bytes
 from penstock.backends.numpy_rates import RATES
 from penstock.core.types import Type
 from penstock.ir.graph import Node
@@ -29,13 +29,9 @@ class NumpyBackend(HostBackend):
 
     def _of_part(self, node: Node) -> float:
         """The estimate for a node that is not fused."""
-        rates = self._rates.get(node.op.name) or self._rates[""]
+        rates = RATES.get(node.op.name) or RATES[""]
         items = node.attrs.get("group", 1) - 1 if rates.item_s else 0
         return rates.seconds(moved_bytes(node), flops(node), items=items)
-
-    @cached_property
-    def _rates(self) -> RatesByFamily:
-        return on_this_machine("numpy", RATES)
 
     @property
     def threads(self) -> int:

@@ -31,6 +31,9 @@ from penstock.observers.base import ObservedRun
 if TYPE_CHECKING:
     from penstock.observers.profile import Profile
 
+Inputs = Sequence[Any]
+Outputs = tuple[Any, ...]
+
 BUDGET = 3
 """times a run with all threads: what measuring takes ahead of the first answer"""
 _LEAST_SECONDS = 0.01  # that it may take in any case
@@ -47,7 +50,7 @@ PAIRS = 6
 
 
 def profile_runs(
-    executor: Executor, values: Sequence[Any], runs: int, most_seconds: float = inf
+    executor: Executor, values: Inputs, runs: int, most_seconds: float = inf
 ) -> Profile:
     """A profile of ``runs`` runs of an observed executor, after one to warm up; of fewer once they
     have taken ``most_seconds``. Nothing is kept in the table of costs."""
@@ -62,9 +65,7 @@ def profile_runs(
     return profile
 
 
-def profile_in_turn(
-    observed: Executor, executor: Executor, values: Sequence[Any], runs: int
-) -> Profile:
+def profile_in_turn(observed: Executor, executor: Executor, values: Inputs, runs: int) -> Profile:
     """A profile of ``runs`` runs of ``observed``, and in turn with them of as many of ``executor``,
     the same without observers, so that what slows the machine down slows down both, but for single
     runs and steps that were interrupted (``undisturbed``). What observing adds is in it until it
@@ -89,7 +90,7 @@ def profile_in_turn(
     return whole
 
 
-def _seconds(executor: Executor, values: Sequence[Any], runs: int, trials: int) -> list[float]:
+def _seconds(executor: Executor, values: Inputs, runs: int, trials: int) -> list[float]:
     """The seconds of each of ``runs`` runs, without up to ``trials`` others by which the executor
     chooses the number of its threads."""
     taken: list[float] = []
@@ -133,7 +134,7 @@ def undisturbed(seconds: Sequence[float]) -> list[float]:
 
 
 def observed_run(
-    executor: Executor, values: Sequence[Any], profile: Profile | None, timeout: float | None = None
+    executor: Executor, values: Inputs, profile: Profile | None, timeout: float | None = None
 ) -> float:
     """One run of an observed executor; the seconds that it took."""
     with compile_run(timeout) as control:
@@ -148,7 +149,7 @@ def observed_run(
         return seconds
 
 
-def briefly(executor: Executor, values: Sequence[Any], serial: float) -> Profile:
+def briefly(executor: Executor, values: Inputs, serial: float) -> Profile:
     """A profile of one run of an observed executor that has run before, in ``serial`` seconds; both
     together take at most ``BUDGET`` times as long. Raises ``DeadlineExceeded`` if it takes longer.
     """
@@ -159,13 +160,13 @@ def briefly(executor: Executor, values: Sequence[Any], serial: float) -> Profile
     return profile
 
 
-def contiguous(values: Sequence[Any]) -> list[Any]:
+def contiguous(values: Inputs) -> list[Any]:
     """Copies of values that stand for a shape: reading strides of zero would be too fast."""
     return [np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x for x in values]
 
 
 def faster(
-    one: Executor, other: Executor, values: Sequence[Any], margin: float
+    one: Executor, other: Executor, values: Inputs, margin: float
 ) -> tuple[Executor, Executor]:
     """``one`` before ``other`` if it takes at most ``margin`` of its time, else behind it. Both are
     run: a simulation knows neither shared memory bandwidth nor Python's lock."""
@@ -190,18 +191,18 @@ def faster(
 
 # Comparing executors by the runs of users.
 
-Runner = Callable[[Executor, Sequence[Any], Control], tuple[Any, ...]]
+Runner = Callable[[Executor, Inputs, Control], Outputs]
 """Runs an executor, or another one in its place"""
 Turns = Generator[Runner, float, bool]
 Switch = Callable[[Executor], Executor | None]
 """Lets an executor take the place of the one used, which it returns; None without a session."""
 
 
-def as_usual(executor: Executor, inputs: Sequence[Any], control: Control) -> Any:
+def as_usual(executor: Executor, inputs: Inputs, control: Control) -> Outputs:
     return working_for(control, executor.run, inputs, control)
 
 
-def _instead(other: Executor, _: Executor, inputs: Sequence[Any], control: Control) -> Any:
+def _instead(other: Executor, _: Executor, inputs: Inputs, control: Control) -> Outputs:
     return working_for(control, other.run, inputs, control)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.backends.costs import RatesByFamily, layout_seconds, moved_bytes, on_this_machine
+from penstock.backends.costs import layout_seconds, moved_bytes
 from penstock.backends.dynamic_shapes import SpecialisingBackend
 from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE, NARY, is_eltwise_chain
 from penstock.backends.onednn.library import DnnlError, Library, library
@@ -99,7 +99,7 @@ _PRODUCTS = ("Gemm", "MatMul")
 _ROUNDED = ("Conv", *_PRODUCTS)
 
 
-def _convolution(node: Node, rates: RatesByFamily) -> float:
+def _convolution(node: Node) -> float:
     """An estimate for a convolution, or a chain that begins with one."""
     first = parts(node)[0]
     w, group = weights_of(first.input(1)), first.attrs.get("group", 1)
@@ -118,11 +118,11 @@ def _convolution(node: Node, rates: RatesByFamily) -> float:
         family = f"first {family}"
     computed = work * math.ceil(filters / _FILTERS) * _FILTERS / max(filters, 1)
     moved = moved_bytes(node)
-    estimate = rates[family].seconds(moved, computed, elements=positions, items=taps)
+    estimate = RATES[family].seconds(moved, computed, elements=positions, items=taps)
     return estimate + layout_seconds(node)[0]
 
 
-def _codes_convolution(node: Node, amx: bool, rates: RatesByFamily) -> float | None:
+def _codes_convolution(node: Node, amx: bool) -> float | None:
     """An estimate for a convolution of 8-bit codes, by all filters of a group or one each; None for
     other nodes. ``amx``: the processor multiplies tiles."""
     conv = next((part for part in parts(node)[1:] if part.op.name == "Conv"), None)
@@ -137,10 +137,10 @@ def _codes_convolution(node: Node, amx: bool, rates: RatesByFamily) -> float | N
     elements = result.elements
     if single:
         taps = elements * math.prod(w.dims[2:])
-        return rates["codes depthwise convolution"].seconds(flops=taps, elements=elements)
+        return RATES["codes depthwise convolution"].seconds(flops=taps, elements=elements)
     family = "codes convolution by tiles" if amx else "codes convolution"
     positions = elements / max(w.dims[0], 1)
-    return rates[family].seconds(0, flops(node), w.elements, elements, positions)
+    return RATES[family].seconds(0, flops(node), w.elements, elements, positions)
 
 
 def _matrix_bytes(node: Node) -> int:
@@ -222,28 +222,24 @@ class OneDnnBackend(SpecialisingBackend):
         name = node.op.full_name
         if name not in FAMILIES and name not in _OF_CODES and not is_fused(node):
             return math.inf
-        rates, first = self._rates, parts(node)[0]
+        first = parts(node)[0]
         if first.op.full_name in ("Conv", "ConvTranspose"):
-            return _convolution(node, rates)
+            return _convolution(node)
         if name not in FAMILIES and is_fused(node):
-            codes_s = _codes_convolution(node, "AMX" in self.library.isa, rates)
+            codes_s = _codes_convolution(node, "AMX" in self.library.isa)
             if codes_s is not None:
                 return codes_s
         moved, work = moved_bytes(node), flops(node)
         if weights := _matrix_bytes(first):
             rounded = 1 + (self.narrow and work >= WORTH_ROUNDING)
             read = max(weights - _CACHED, 0) / rounded
-            return rates["product"].seconds(moved, work / rounded, read)
+            return RATES["product"].seconds(moved, work / rounded, read)
         if name in _RECURRENT:
             steps, rows = _STEPS_AND_ROWS(node)
-            return rates["recurrent"].seconds(flops=work * (rows + _WAIT_ROWS) / rows, items=steps)
+            return RATES["recurrent"].seconds(flops=work * (rows + _WAIT_ROWS) / rows, items=steps)
         if node.op.name in _REDUCTIONS:
-            return rates["reduction"].seconds(moved, work, items=_short_rows(node))
-        return rates["codes product"].seconds(moved, work, items=_matrices_of_codes(node))
-
-    @cached_property
-    def _rates(self) -> RatesByFamily:
-        return on_this_machine("onednn", RATES)
+            return RATES["reduction"].seconds(moved, work, items=_short_rows(node))
+        return RATES["codes product"].seconds(moved, work, items=_matrices_of_codes(node))
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         try:

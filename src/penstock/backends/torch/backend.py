@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from penstock.backends.base import HostBackend
-from penstock.backends.costs import RatesByFamily, moved_bytes, on_this_machine
+from penstock.backends.costs import moved_bytes
 from penstock.backends.torch import (
     arrays,
     attention,
@@ -149,12 +149,8 @@ class TorchBackend(HostBackend):
         if node.op.full_name not in FAMILIES:
             return math.inf
         if node.op.view:
-            return self._rates["view"].seconds()
-        return self._rates[""].seconds(moved_bytes(node), flops(node))
-
-    @cached_property
-    def _rates(self) -> RatesByFamily:
-        return on_this_machine("torch", RATES)
+            return RATES["view"].seconds()
+        return RATES[""].seconds(moved_bytes(node), flops(node))
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         family = FAMILIES.get(node.op.full_name)
