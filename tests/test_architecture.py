@@ -34,21 +34,21 @@ BOUNDS = {
     "compile_context_fields": 11,
     "name_tables": 99,
     "name_tables_in_passes": 27,
-    "time_constants": 76,
-    "files_of_time_constants": 33,
+    "time_constants": 74,
+    "files_of_time_constants": 32,
     "seconds_functions": 23,
     "passes_outside_pipeline": 14,
     "calls_of_infer_types": 16,
     "tuple_splats": 60,
-    "any_in_signatures": 1984,
-    "functions_over_6_parameters": 58,
+    "any_in_signatures": 1963,
+    "functions_over_6_parameters": 56,
     "classes_over_20_attributes": 5,
-    "untested_modules": 232,
+    "untested_modules": 229,
     "compile_options": 26,
     "session_members": 33,
     "environment_variables": 9,
 }
-MOST = {"python_lines": 100_050, "c_lines": 13_000}
+MOST = {"python_lines": 99_950, "c_lines": 13_000}
 LEAST = {"comment_percent": 2.5, "comment_percent_in_hard_files": 2.8}
 
 # Third-party packages that only some modules may import.

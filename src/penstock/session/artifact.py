@@ -17,7 +17,7 @@ from penstock.analysis.verify import verify
 from penstock.artifact.container import ArtifactFile, ArtifactWriter
 from penstock.artifact.decode import decode_graphs, decode_type
 from penstock.backends.numpy import NumpyBackend
-from penstock.backends.registry import BACKENDS, LATE, describe
+from penstock.backends.registry import BACKENDS, LAZY, describe
 from penstock.compiler.compiler import Compiler
 from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext, SavedPlan
@@ -199,7 +199,7 @@ class Artifact:
         self._differ(saved, basis(context))
         # Libraries that take long to load are compared once a plan needs one.
         self._compared: set[str] = set()
-        self.compare(context.by_name.keys() - LATE)
+        self.compare(context.by_name.keys() - LAZY)
 
     def compare(self, names: Iterable[str]) -> None:
         """Compare the libraries of these backends with those that the plans were made for."""
@@ -256,7 +256,7 @@ class Artifact:
         number = self._plans[str(encode_key(key))]
         try:
             document = self._file.document(f"plan {number}")
-            self.compare(LATE.intersection(document["placement"]))
+            self.compare(LAZY.intersection(document["placement"]))
             if self.differences:
                 reason = f"the plans in {self._file.name} are not used: {self.differences[-1]}"
                 warn(reason)

@@ -11,7 +11,7 @@ from weakref import WeakMethod, ref
 
 import numpy as np
 
-from penstock.backends.registry import LATE
+from penstock.backends.registry import LAZY
 from penstock.codegen.constants import let_go_constants
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.subgraphs import Subgraph, Subgraphs
@@ -76,7 +76,7 @@ class Executors:
     def compare_libraries(self) -> None:
         """Compare all libraries with those that saved plans were made for."""
         if self._artifact is not None:
-            self._artifact.compare(LATE)
+            self._artifact.compare(LAZY)
 
     @property
     def latest(self) -> Executor:

@@ -59,7 +59,7 @@ def open_model(
         options = saved_options(model, options)
     options, spread = _spread(with_environment(options, model), model)
     options.check_use()
-    backends = _backends(options, late=file is not None)
+    backends = _backends(options, lazy=file is not None)
     stores: dict[Any, Any] = {} if options.variables is None else options.variables.of(model)
     functions, graph = _graphs(model, stores)
     context = CompileContext(options, backends, limits, functions, adopt=adopt, **spread)
@@ -119,10 +119,10 @@ def _spread(options: CompileOptions, model: Model) -> tuple[CompileOptions, dict
     return options, {"pins": pins, "named": named}
 
 
-def _backends(options: CompileOptions, *, late: bool) -> tuple[Backend, ...]:
-    """The backends that the options ask for; ``late``: saved plans may not need their libraries."""
+def _backends(options: CompileOptions, *, lazy: bool) -> tuple[Backend, ...]:
+    """The backends that the options ask for; ``lazy``: saved plans may not need their libraries."""
     chosen = options.backends, options.precision, options.cuda_devices
-    backends = tuple(backends_of(*chosen, (options.place or {}).values(), late=late))
+    backends = tuple(backends_of(*chosen, (options.place or {}).values(), lazy=lazy))
     if options.precision == "bf16":
         from penstock.compiler.effective_options import warn_of_precision
 

@@ -187,7 +187,7 @@ def _short_rows(node: Node) -> int:
 class OneDnnBackend(SpecialisingBackend):
     """Runs the operations that oneDNN has primitives for. With ``precision="bf16"`` operands of
     convolutions and of products with constants are rounded to bfloat16, and summed in float32, if
-    the processor has instructions for that. oneDNN is loaded at once, or ``late``, for the first
+    the processor has instructions for that. oneDNN is loaded at once, or ``lazy``, for the first
     node that it is asked for. Raises ``PenstockError``, then, if it is not installed."""
 
     name = "onednn"
@@ -196,10 +196,10 @@ class OneDnnBackend(SpecialisingBackend):
     order_lacking = 1
     threads_of_caller = True  # as with OpenMP
 
-    def __init__(self, precision: str = "float32", late: bool = False) -> None:
+    def __init__(self, precision: str = "float32", lazy: bool = False) -> None:
         super().__init__()
         self._precision, self._releasable = precision, False
-        if not late:
+        if not lazy:
             self.library  # noqa: B018 - loads it
 
     @cached_property
